@@ -1,14 +1,16 @@
-"""The largest memory of the server's process with cohorts of 50 and of 1,000 out of 100,000 clients.
+"""The largest memory of the server's process with cohorts of 50 and of 1,000 out of 100,000
+clients.
 
     python benchmarks/cohort.py [--engine processes] [--cohorts 50,1000] [--hidden 3300] [--json]
 
-The model is a perceptron of 10 MB, and every client has two random 8-bit images of 28 x 28 pixels, on which it trains
-for one step. Every number comes from a separate process: the largest resident set of the process that runs the rounds
-and aggregates, without the processes of its clients and without memory that it shares with others. What the object
-store of Ray took at most has a number of its own, from the use of /dev/shm. 1,000 clients train in all, in 20 rounds
-or in one, because freed memory that is scattered adds to it with every client. FedAvg keeps no state at clients, so
-that uploads are what there is to hold. The digest is that of the server's state, for a comparison of two versions of
-the code or of two engines.
+The model is a perceptron of 10 MB, and every client has two random 8-bit images of 28 x 28 pixels,
+on which it trains for one step. Every number comes from a separate process: the largest resident
+set of the process that runs the rounds and aggregates, without the processes of its clients and
+without memory that it shares with others. What the object store of Ray took at most has a number of
+its own, from the use of /dev/shm. 1,000 clients train in all, in 20 rounds or in one, because freed
+memory that is scattered adds to it with every client. FedAvg keeps no state at clients, so that
+uploads are what there is to hold. The digest is that of the server's state, for a comparison of two
+versions of the code or of two engines.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def make_federation(hidden: int) -> Any:
     y = torch.randint(CLASSES, (rows,), generator=generator)
     parts = torch.arange(rows).split(EACH)
     nothing = torch.arange(0)
-    splits = Splits(Split(parts[client % len(parts)], nothing, nothing) for client in range(CLIENTS))
+    splits = Splits(
+        Split(parts[client % len(parts)], nothing, nothing) for client in range(CLIENTS)
+    )
     shape = (1, SIDE, SIDE)
     scale = torch.tensor([[255.0], [0.5], [0.5]])
     task = Task(build_model("mlp", shape, CLASSES, {"hidden": hidden}), CLASSES, shape)
@@ -54,7 +58,9 @@ def make_federation(hidden: int) -> Any:
 
 
 class Peak:
-    """The largest memory of this process and of /dev/shm while the context is open, looked at every 10 ms."""
+    """The largest memory of this process and of /dev/shm while the context is open, looked at every
+    10 ms.
+    """
 
     def __init__(self) -> None:
         self.own_mb = 0.0
@@ -109,7 +115,9 @@ def measure(engine_name: str, cohort: int, hidden: int) -> dict[str, Any]:
     schedule = Schedule(rounds=10**6, participation=plan, evaluate_every=0)
     training = Training(lr=0.01, epochs=1, batch_size=EACH)
     before = own_mb()
-    running = simulate(load_algorithm("fedavg")(training=training), federation, engine, schedule, seed=0)
+    running = simulate(
+        load_algorithm("fedavg")(training=training), federation, engine, schedule, seed=0
+    )
     start = time.perf_counter()
     with Peak() as peak:
         report = list(islice(running, rounds))[-1]
@@ -134,10 +142,16 @@ def run(engine: str, cohorts: list[int], hidden: int) -> dict[str, Any]:
     from fedtailor.experiment.provenance import machine, versions
 
     record: dict[str, Any] = {"benchmark": "cohort", "engine": engine, "clients": CLIENTS}
-    record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions(), "results": []}
+    record |= {
+        "machine": {**machine(), "load_before": os.getloadavg()[0]},
+        "versions": versions(),
+        "results": [],
+    }
     for cohort in cohorts:
         command = [sys.executable, __file__, "--serve", engine, str(cohort), str(hidden)]
-        found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        found = json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        )
         record["results"].append({"cohort": cohort, **found})
         print(f"cohort {cohort:5}: {found}", file=sys.stderr)
     record["machine"]["load_after"] = os.getloadavg()[0]
@@ -146,21 +160,31 @@ def run(engine: str, cohorts: list[int], hidden: int) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", default="processes")
     parser.add_argument("--cohorts", default="50,1000", help="numbers, separated by commas")
-    parser.add_argument("--hidden", type=int, default=3300, help="hidden units; 3,300 are 10 MB of parameters")
-    parser.add_argument("--json", action="store_true", help="print the record, and write results/cohort-ENGINE.json")
+    parser.add_argument(
+        "--hidden", type=int, default=3300, help="hidden units; 3,300 are 10 MB of parameters"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the record, and write results/cohort-ENGINE.json"
+    )
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         engine, *numbers = arguments.serve
         print(json.dumps(measure(engine, *map(int, numbers))))
         return
-    record = run(arguments.engine, [int(each) for each in arguments.cohorts.split(",")], arguments.hidden)
+    record = run(
+        arguments.engine, [int(each) for each in arguments.cohorts.split(",")], arguments.hidden
+    )
     if arguments.json:
         text = json.dumps(record, indent=1)
-        (Path(__file__).parent / "results" / f"cohort-{arguments.engine}.json").write_text(text + "\n")
+        (Path(__file__).parent / "results" / f"cohort-{arguments.engine}.json").write_text(
+            text + "\n"
+        )
         print(text)
 
 

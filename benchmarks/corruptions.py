@@ -1,10 +1,12 @@
 """Corrupted images per second, and the time that the clients of CIFAR-S take.
 
-    python benchmarks/corruptions.py [--clients 50] [--examples 600] [--size 32] [--frost FOLDER] [--json]
+    python benchmarks/corruptions.py [--clients 50] [--examples 600] [--size 32] [--frost FOLDER]
+    [--json]
 
-Images are smooth random fields with 3 channels; the speed of JPEG and Poisson noise depends little on the content.
-Every corruption runs at all severities over the images of one client, repeatedly for half a second. The time for all
-clients follows from the pairs of corruption and severity that they get. One process with one thread; no cache.
+Images are smooth random fields with 3 channels; the speed of JPEG and Poisson noise depends little
+on the content. Every corruption runs at all severities over the images of one client, repeatedly
+for half a second. The time for all clients follows from the pairs of corruption and severity that
+they get. One process with one thread; no cache.
 """
 
 from __future__ import annotations
@@ -47,12 +49,20 @@ def seconds_for(images: np.ndarray, kind: str, severity: int, frost: list[np.nda
 
 
 def measure(clients: int, examples: int, size: int, frost: list[np.ndarray]) -> dict[str, Any]:
-    """Return images per second of every corruption and severity, and seconds for all clients of both pairings."""
+    """Return images per second of every corruption and severity, and seconds for all clients of
+    both pairings.
+    """
     load_before = os.getloadavg()
     images = smooth_images(examples, size)
-    taken = {(kind, level): seconds_for(images, kind, level, frost) for kind in CORRUPTIONS for level in SEVERITIES}
+    taken = {
+        (kind, level): seconds_for(images, kind, level, frost)
+        for kind in CORRUPTIONS
+        for level in SEVERITIES
+    }
     totals = {
-        pairing: sum(taken[pair] for pair in pairs(CifarS(clients, pairing), clients) if pair is not None)
+        pairing: sum(
+            taken[pair] for pair in pairs(CifarS(clients, pairing), clients) if pair is not None
+        )
         for pairing in ("release", "unique")
     }
     return {
@@ -60,7 +70,8 @@ def measure(clients: int, examples: int, size: int, frost: list[np.ndarray]) -> 
         "examples": examples,
         "size": size,
         "images_per_second": {
-            kind: {str(level): round(examples / taken[kind, level]) for level in SEVERITIES} for kind in CORRUPTIONS
+            kind: {str(level): round(examples / taken[kind, level]) for level in SEVERITIES}
+            for kind in CORRUPTIONS
         },
         "seconds_for_all_clients": {pairing: round(total, 2) for pairing, total in totals.items()},
         "processor": platform.processor() or platform.machine(),
@@ -75,15 +86,21 @@ def show(record: dict[str, Any]) -> None:
     for kind, speeds in record["images_per_second"].items():
         print(f"  {kind:15s}" + "".join(f"{speed:>10,}" for speed in speeds.values()))
     for pairing, total in record["seconds_for_all_clients"].items():
-        print(f"{record['clients']} clients with {record['examples']} images, pairing {pairing}: {total:.2f} s")
+        print(
+            f"{record['clients']} clients with {record['examples']} images, pairing {pairing}: {total:.2f} s"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--examples", type=int, default=600)
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--frost", type=Path, help="folder with photographs; otherwise drawn textures")
+    parser.add_argument(
+        "--frost", type=Path, help="folder with photographs; otherwise drawn textures"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     frost = load_frost(arguments.frost, {}) if arguments.frost else draw_frost()

@@ -1,13 +1,15 @@
-"""Examples scored per second: the engine ``workers`` and the loop of other tools, in turn in one run.
+"""Examples scored per second: the engine ``workers`` and the loop of other tools, in turn in one
+run.
 
     python benchmarks/evaluation.py [--model cifar_cnn] [--blocks 7] [--json]
 
-Each arm scores one global model on the test examples of 100 clients, 250 random images each. The loop, called the
-peer, does what common tools do: one client after another, a DataLoader over (x, y) tuples in batches of 50, one forward
-pass per batch, the number of correct predictions and the summed loss. It runs with PyTorch's default number of threads,
-with one thread, and tuned as in ``train_step.py``. Our arms compute, for every client, correct predictions and loss by
-class and the calibration error from the same passes. Each arm runs in a separate process. What a run does once is done
-before the clock starts.
+Each arm scores one global model on the test examples of 100 clients, 250 random images each. The
+loop, called the peer, does what common tools do: one client after another, a DataLoader over (x, y)
+tuples in batches of 50, one forward pass per batch, the number of correct predictions and the
+summed loss. It runs with PyTorch's default number of threads, with one thread, and tuned as in
+``train_step.py``. Our arms compute, for every client, correct predictions and loss by class and the
+calibration error from the same passes. Each arm runs in a separate process. What a run does once is
+done before the clock starts.
 """
 
 from __future__ import annotations
@@ -65,10 +67,19 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any) -> Cal
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.task import Task
     from fedtailor.models import build_model
-    from fedtailor.simulation.programs import ScoreRequest, SharedInputs, client_inputs, client_program
+    from fedtailor.simulation.programs import (
+        ScoreRequest,
+        SharedInputs,
+        client_inputs,
+        client_program,
+    )
 
     algorithm = FedAvg()
-    task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
+    task = Task(
+        build_model(name, setting["shape"], setting["classes"], {}),
+        setting["classes"],
+        setting["shape"],
+    )
     none = torch.zeros(0, dtype=torch.int64)
     rows = torch.arange(CLIENTS * EXAMPLES).split(EXAMPLES)
     federation = Federation(*data, [Split(none, none, row) for row in rows], task)
@@ -116,7 +127,12 @@ def serve(arm: str, name: str) -> None:
 
 def run(name: str, blocks: int) -> dict[str, Any]:
     """Alternate the arms for a number of blocks and summarize."""
-    record: dict[str, Any] = {"benchmark": "evaluation", "model": name, "blocks": blocks, "machine": machine()}
+    record: dict[str, Any] = {
+        "benchmark": "evaluation",
+        "model": name,
+        "blocks": blocks,
+        "machine": machine(),
+    }
     times = alternate(__file__, name, blocks, ARMS)
     record["machine"]["load_after"] = os.getloadavg()[0]
     for arm, values in times.items():
@@ -127,10 +143,14 @@ def run(name: str, blocks: int) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=sorted(SETTINGS), default="cifar_cnn")
     parser.add_argument("--blocks", type=int, default=7, help="paired blocks after the warm-up")
-    parser.add_argument("--json", action="store_true", help="write results/evaluation-MODEL.json too")
+    parser.add_argument(
+        "--json", action="store_true", help="write results/evaluation-MODEL.json too"
+    )
     parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:

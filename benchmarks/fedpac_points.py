@@ -1,13 +1,15 @@
-"""FedPAC's evaluation points: what combining the heads costs, and what one epoch of the head wins back.
+"""FedPAC's evaluation points: what combining the heads costs, and what one epoch of the head wins
+back.
 
     python benchmarks/fedpac_points.py --data-dir DIR [--world NAME ...] [--json]
     python benchmarks/fedpac_points.py --table
 
-Every world is run with the seeds 0, 1 and 2 on one division of the data: seeds vary the initial model, the cohorts and
-the order of examples. Each run is ``fedtailor run`` with FedPAC, its defaults and ``finetune_epochs`` 1. Beside the
-points of that run, the command scores the averaged body with each client's own head of the last round, and with the
-combined head, which is ``personalized`` with ``finetune_epochs`` 0. All clients take part in the last round. Records
-are results/fedpac_points-WORLD.json, and --table prints them as Markdown.
+Every world is run with the seeds 0, 1 and 2 on one division of the data: seeds vary the initial
+model, the cohorts and the order of examples. Each run is ``fedtailor run`` with FedPAC, its
+defaults and ``finetune_epochs`` 1. Beside the points of that run, the command scores the averaged
+body with each client's own head of the last round, and with the combined head, which is
+``personalized`` with ``finetune_epochs`` 0. All clients take part in the last round. Records are
+results/fedpac_points-WORLD.json, and --table prints them as Markdown.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ POINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedFedPAC(FedPAC):
-    """FedPAC that remembers the heads of the last round: those of the clients, and the combinations."""
+    """FedPAC that remembers the heads of the last round: those of the clients, and the
+    combinations.
+    """
 
     last: ClassVar[dict[str, Any]] = {}
 
@@ -90,12 +94,24 @@ class ObservedFedPAC(FedPAC):
 
 
 def run_seed(world: str, seed: int, data_dir: str) -> dict[str, Any]:
-    """Run FedPAC once; return the accuracies by point, and the mean weight of a client's own head."""
-    values = {**WORLDS[world], "training": TRAINING, "algorithm": {"name": "fedpac", "finetune_epochs": 1}}
-    parts = assemble(make_config({**values, "seed": seed}, [("data.dir", data_dir)] if data_dir else []), seed)
+    """Run FedPAC once; return the accuracies by point, and the mean weight of a client's own
+    head.
+    """
+    values = {
+        **WORLDS[world],
+        "training": TRAINING,
+        "algorithm": {"name": "fedpac", "finetune_epochs": 1},
+    }
+    parts = assemble(
+        make_config({**values, "seed": seed}, [("data.dir", data_dir)] if data_dir else []), seed
+    )
     algorithm = ObservedFedPAC(finetune_epochs=1, training=parts.algorithm.training)
-    for report in simulate(algorithm, parts.federation, parts.engine, parts.config.schedule, seed=seed):
-        sys.stderr.write(f"\r{world}, seed {seed}: round {report.round} of {parts.config.schedule.rounds} ")
+    for report in simulate(
+        algorithm, parts.federation, parts.engine, parts.config.schedule, seed=seed
+    ):
+        sys.stderr.write(
+            f"\r{world}, seed {seed}: round {report.round} of {parts.config.schedule.rounds} "
+        )
     sys.stderr.write("\n")
     metrics, _ = summary.final_metrics(report, parts.federation.roster)
     heads = algorithm.last
@@ -111,7 +127,9 @@ def run_seed(world: str, seed: int, data_dir: str) -> dict[str, Any]:
         "seed": seed,
         "accuracies": accuracies,
         "own_weight": float(heads["weights"].diagonal().mean()),
-        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
+        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)[
+            "split_sha256"
+        ],
         "engine": parts.engine.name,
     }
 
@@ -122,7 +140,9 @@ def figures(accuracy: Mapping[str, float]) -> dict[str, float]:
 
 
 def accuracy_with_heads(federation: Federation, body: Params, heads: Params) -> dict[str, float]:
-    """Score one body with a head for each client, on the clients' test examples; leaves of heads (clients, ...)."""
+    """Score one body with a head for each client, on the clients' test examples; leaves of heads
+    (clients, ...).
+    """
     shares = []
     correct = 0
     total = 0
@@ -159,7 +179,9 @@ def table() -> str:
 
 
 def line_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a record: means over clients in percent, each with its deviation over the seeds."""
+    """Return the cells of a record: means over clients in percent, each with its deviation over the
+    seeds.
+    """
     cells = [LABELS[record["world"]]]
     for point in POINTS:
         values = [100 * run["accuracies"][point]["mean"] for run in record["runs"]]
@@ -175,11 +197,19 @@ def path_of(world: str) -> Path:
 
 def main() -> None:
     """Parse the command line and run what has no record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets")
-    parser.add_argument("--world", nargs="*", choices=sorted(WORLDS), default=list(WORLDS), help="only these")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets"
+    )
+    parser.add_argument(
+        "--world", nargs="*", choices=sorted(WORLDS), default=list(WORLDS), help="only these"
+    )
     parser.add_argument("--table", action="store_true", help="print the records")
-    parser.add_argument("--json", action="store_true", help="print each new record as one line of JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print each new record as one line of JSON"
+    )
     arguments = parser.parse_args()
     if arguments.table:
         print(table() or "no records yet")

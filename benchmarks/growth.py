@@ -1,13 +1,16 @@
-"""What grows with a run: memory with its rounds, seconds with its clients, seconds with the columns of a table.
+"""What grows with a run: memory with its rounds, seconds with its clients, seconds with the columns
+of a table.
 
-    python benchmarks/growth.py [--parts rounds,clients,columns] [--repeats 3] [--against SOURCE] [--json]
+    python benchmarks/growth.py [--parts rounds,clients,columns] [--repeats 3] [--against SOURCE]
+    [--json]
 
-``rounds``: resident memory of a run of 2,000 rounds (FedAvg, five clients, digits, an MLP of six hidden units) after
-round 200 and after the last one. ``clients``: seconds of a run of 20,000 clients and two rounds (FedAvg, 100 clients
-train in a round; 20 generated examples of eight features per client), personal models included. ``columns``: seconds
-to read two tables of 50 rows with 8,000 and with 20,000 columns. Each number comes from a separate process. With
-``--against``, the ``src`` folder of another version is measured too, in turn, and the medians of the paired ratios are
-printed.
+``rounds``: resident memory of a run of 2,000 rounds (FedAvg, five clients, digits, an MLP of six
+hidden units) after round 200 and after the last one. ``clients``: seconds of a run of 20,000
+clients and two rounds (FedAvg, 100 clients train in a round; 20 generated examples of eight
+features per client), personal models included. ``columns``: seconds to read two tables of 50 rows
+with 8,000 and with 20,000 columns. Each number comes from a separate process. With ``--against``,
+the ``src`` folder of another version is measured too, in turn, and the medians of the paired ratios
+are printed.
 """
 
 from __future__ import annotations
@@ -75,11 +78,18 @@ def measure_rounds(folder: Path) -> dict[str, float]:
     run(configuration(values), out=folder / "run", progress=Watch())
     seconds = time.perf_counter() - start
     growth = resident[ROUNDS] / resident[FIRST] - 1
-    return {"first_mb": resident[FIRST], "last_mb": resident[ROUNDS], "growth": growth, "seconds": seconds}
+    return {
+        "first_mb": resident[FIRST],
+        "last_mb": resident[ROUNDS],
+        "growth": growth,
+        "seconds": seconds,
+    }
 
 
 def resident_megabytes() -> float:
-    """Return the memory of this process that is its own: pages of mapped files can be dropped at any time."""
+    """Return the memory of this process that is its own: pages of mapped files can be dropped at
+    any time.
+    """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["RssAnon"].split()[0]) / 1024
 
@@ -112,9 +122,15 @@ def measure_columns(folder: Path) -> dict[str, float]:
         for site in ("a", "b"):
             path = folder / f"{site}.csv"
             with path.open("w") as file:
-                file.write(",".join([*(f"gene{column}" for column in range(columns)), "label"]) + "\n")
+                file.write(
+                    ",".join([*(f"gene{column}" for column in range(columns)), "label"]) + "\n"
+                )
                 for row in range(50):
-                    file.write(",".join([*(f"{value:.5f}" for value in draw.normal(size=columns)), str(row % 3)]))
+                    file.write(
+                        ",".join(
+                            [*(f"{value:.5f}" for value in draw.normal(size=columns)), str(row % 3)]
+                        )
+                    )
                     file.write("\n")
             files.append((site, path))
         start = time.process_time()
@@ -129,10 +145,14 @@ MEASUREMENTS = {"rounds": measure_rounds, "clients": measure_clients, "columns":
 
 def in_process(part: str, source: Path) -> dict[str, float]:
     """Measure in a separate process that imports the package from a folder."""
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # temporary folders elsewhere may be in memory
+    with tempfile.TemporaryDirectory(
+        dir="."
+    ) as folder:  # temporary folders elsewhere may be in memory
         command = [sys.executable, __file__, "--serve", part, folder]
         environment = {**os.environ, "PYTHONPATH": str(source)}
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment
+        )
     return dict(json.loads(answer.stdout))
 
 
@@ -176,11 +196,17 @@ def show(found: dict[str, float]) -> str:
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(MEASUREMENTS), help="names, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--parts", default=",".join(MEASUREMENTS), help="names, separated by commas"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--against", type=Path, help="the src folder of another version")
-    parser.add_argument("--json", action="store_true", help="print the record, and write results/growth.json")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record, and write results/growth.json"
+    )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:

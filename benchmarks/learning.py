@@ -1,18 +1,21 @@
-"""Learning runs on real data: accuracy and wall time, with one record per run under benchmarks/results.
+"""Learning runs on real data: accuracy and wall time, with one record per run under
+benchmarks/results.
 
     python benchmarks/learning.py --data-dir DIR [--world NAME] [--list] [--only NAME ...] [--json]
     python benchmarks/learning.py --table fashion_mnist-dir0.1-half
 
-The command runs what has no record yet, in the order of the tables below; an interrupted run starts again. The protocol
-is that of the pFedFDA experiments: 100 clients, each drawn with probability 0.3, all clients in the last round; 5 local
-epochs of SGD (learning rate 0.01, momentum 0.5, weight decay 5e-4) in batches of 50; evaluation of the personalized
-models after the last round on the test examples of each client. The last, shorter batch of an epoch is dropped, except
-in worlds whose names end in "half". Nothing is selected on test data. DIR has the layout of torchvision.
+The command runs what has no record yet, in the order of the tables below; an interrupted run starts
+again. The protocol is that of the pFedFDA experiments: 100 clients, each drawn with probability
+0.3, all clients in the last round; 5 local epochs of SGD (learning rate 0.01, momentum 0.5, weight
+decay 5e-4) in batches of 50; evaluation of the personalized models after the last round on the test
+examples of each client. The last, shorter batch of an epoch is dropped, except in worlds whose
+names end in "half". Nothing is selected on test data. DIR has the layout of torchvision.
 
-The world fashion_mnist-dir0.1-half has every algorithm with its default hyper-parameters under one [training] section.
---table prints its records as Markdown. The world fashion_mnist-dir0.1-small, which is the same with 20 clients, has the
-runs that explain a number of that table: they change one option each, and have three seeds, which vary initial model,
-cohorts and order of examples on one division of the data.
+The world fashion_mnist-dir0.1-half has every algorithm with its default hyper-parameters under one
+[training] section. --table prints its records as Markdown. The world fashion_mnist-dir0.1-small,
+which is the same with 20 clients, has the runs that explain a number of that table: they change one
+option each, and have three seeds, which vary initial model, cohorts and order of examples on one
+division of the data.
 """
 
 from __future__ import annotations
@@ -100,25 +103,40 @@ EXPLANATIONS: dict[str, dict[str, dict[str, Any]]] = {
     "perfedavg-adapt10": {"algorithm": {"name": "perfedavg", "adapt_epochs": 10}},
     "pfedbayes-scale0.01": {"algorithm": {"name": "pfedbayes", "initial_scale": 0.01}},
     "pfedbayes-penalty0.1": {"algorithm": {"name": "pfedbayes", "penalty": 0.1}},
-    "pfedbayes-noise0.001": {"algorithm": {"name": "pfedbayes", "initial_scale": 7.89e-5, "penalty": 1e-5}},
-    "pfedbayes-noise0.001-penalty0.1": {"algorithm": {"name": "pfedbayes", "initial_scale": 7.89e-5, "penalty": 1e-7}},
+    "pfedbayes-noise0.001": {
+        "algorithm": {"name": "pfedbayes", "initial_scale": 7.89e-5, "penalty": 1e-5}
+    },
+    "pfedbayes-noise0.001-penalty0.1": {
+        "algorithm": {"name": "pfedbayes", "initial_scale": 7.89e-5, "penalty": 1e-7}
+    },
 }
 """Runs that explain a number and are in no table, with the sections that they change.
 
-pFedBayes without its noise has a thousandth of the deviations and a millionth of the penalty, so that the global means
-pull as before.
+pFedBayes without its noise has a thousandth of the deviations and a millionth of the penalty, so
+that the global means pull as before.
 """
 
 HALF = "fashion_mnist-dir0.1-half"
 SMALL = "fashion_mnist-dir0.1-small"
-REPEATED = ("fedavg_ft", "perfedavg", "pfedbayes", *(name for name in EXPLANATIONS if not name.startswith("pfedme")))
+REPEATED = (
+    "fedavg_ft",
+    "perfedavg",
+    "pfedbayes",
+    *(name for name in EXPLANATIONS if not name.startswith("pfedme")),
+)
 """What runs with three seeds in the small world."""
 
 RUNS = [
-    *(("fashion_mnist-dir0.1", algorithm, 0) for algorithm in ("pfedfda", "fedavg_ft", "fedavg", "local")),
+    *(
+        ("fashion_mnist-dir0.1", algorithm, 0)
+        for algorithm in ("pfedfda", "fedavg_ft", "fedavg", "local")
+    ),
     *(("cifar10-dir0.5-quarter", algorithm, 0) for algorithm in ("pfedfda", "fedavg_ft", "fedavg")),
     ("fashion_mnist-dir0.1", "pfedfda-ridge0.01", 0),
-    *((HALF, algorithm, 0) for algorithm in sorted([*algorithms.ALGORITHMS, *VARIANTS, *EXPLANATIONS])),
+    *(
+        (HALF, algorithm, 0)
+        for algorithm in sorted([*algorithms.ALGORITHMS, *VARIANTS, *EXPLANATIONS])
+    ),
     *((SMALL, algorithm, seed) for algorithm in REPEATED for seed in (0, 1, 2)),
 ]
 
@@ -172,19 +190,36 @@ def run_one(world: str, algorithm: str, seed: int, data_dir: str) -> dict[str, A
     del values["data"]["dir"], result["run"]  # paths on this machine are not results
     about["load_after"] = os.getloadavg()[0]
     result["seconds"]["per_round"] = result["seconds"]["train"] / result["rounds"]
-    return {"benchmark": "learning", "world": world, "variant": algorithm, "machine": about, "config": values, **result}
+    return {
+        "benchmark": "learning",
+        "world": world,
+        "variant": algorithm,
+        "machine": about,
+        "config": values,
+        **result,
+    }
 
 
 def diagnostics(run: Any) -> dict[str, dict[str, float]]:
-    """Return means over clients: training metrics of the last round but one, and diagnostics of the final models."""
+    """Return means over clients: training metrics of the last round but one, and diagnostics of the
+    final models.
+    """
     last = max(record["round"] for record in run.rounds)
-    final = [line["diagnostics"] for line in run.clients if line["round"] == last and line.get("diagnostics")]
+    final = [
+        line["diagnostics"]
+        for line in run.clients
+        if line["round"] == last and line.get("diagnostics")
+    ]
     names = sorted({name for numbers in final for name in numbers})
     means = {name: sum(numbers[name] for numbers in final) / len(final) for name in names}
     zero = {
-        f"{name}_is_0": sum(numbers[name] == 0 for numbers in final) / len(final) for name in names if "beta" in name
+        f"{name}_is_0": sum(numbers[name] == 0 for numbers in final) / len(final)
+        for name in names
+        if "beta" in name
     }
-    training = next(record["training_metrics"] for record in run.rounds if record["round"] == max(last - 1, 1))
+    training = next(
+        record["training_metrics"] for record in run.rounds if record["round"] == max(last - 1, 1)
+    )
     return {"training": training, "personalized": {**means, **zero}}
 
 
@@ -194,11 +229,16 @@ def print_table(world: str) -> None:
     if text:
         print(text)
     else:
-        print(f"no records yet: run python benchmarks/learning.py --world {world} --data-dir DIR", file=sys.stderr)
+        print(
+            f"no records yet: run python benchmarks/learning.py --world {world} --data-dir DIR",
+            file=sys.stderr,
+        )
 
 
 def table(world: str) -> str:
-    """Return the records of a world as a Markdown table: the model a method is judged by, and every point."""
+    """Return the records of a world as a Markdown table: the model a method is judged by, and every
+    point.
+    """
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{world}-*.json"))]
     records = [record for record in records if record["world"] == world and record["seeds"] == [0]]
     records = [record for record in records if record["variant"] not in EXPLANATIONS]
@@ -224,13 +264,23 @@ def line_of(record: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Parse the command line and run what has no record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets"
+    )
     parser.add_argument("--world", choices=sorted(WORLDS), help="only this one")
     parser.add_argument("--table", choices=sorted(WORLDS), help="print the records of a world")
-    parser.add_argument("--only", nargs="*", default=[], help="names of runs, as --list prints them")
-    parser.add_argument("--list", action="store_true", help="list the runs and whether they have a record")
-    parser.add_argument("--json", action="store_true", help="print each new record as one line of JSON")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names of runs, as --list prints them"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list the runs and whether they have a record"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print each new record as one line of JSON"
+    )
     arguments = parser.parse_args()
     if arguments.table:
         print_table(arguments.table)

@@ -1,9 +1,11 @@
 """CIFAR-10-S with clean training images: one possible reading of Table 1 of pFedFDA.
 
-    python benchmarks/mismatched_shift.py --data-dir DIR [--column cifar10_s_25] [--method fedavg_ft]
+    python benchmarks/mismatched_shift.py --data-dir DIR [--column cifar10_s_25] [--method
+    fedavg_ft]
 
-The command runs a cell of that table with seed 0. Its corrupted clients train on the clean versions of their images and
-are tested on the corrupted ones. The scores go to results/mismatched_shift-COLUMN-METHOD.json.
+The command runs a cell of that table with seed 0. Its corrupted clients train on the clean versions
+of their images and are tested on the corrupted ones. The scores go to
+results/mismatched_shift-COLUMN-METHOD.json.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def mismatched(shifted: Federation, clean: Federation) -> Federation:
-    """Return the shifted federation with the training examples of the clean one, whose rows come first in its table."""
+    """Return the shifted federation with the training examples of the clean one, whose rows come
+    first in its table.
+    """
     assert torch.equal(shifted.x[: len(clean.x)], clean.x)
     splits = []
     for each, original in zip(shifted.splits, clean.splits, strict=True):
@@ -40,7 +44,9 @@ def mismatched(shifted: Federation, clean: Federation) -> Federation:
 
 def main() -> None:
     """Run and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--column", default="cifar10_s_25")
     parser.add_argument("--method", default="fedavg_ft")
@@ -51,19 +57,25 @@ def main() -> None:
     parts = assemble(make_config(cell.values, given), 0)
     clean = assemble(make_config({**cell.values, "data": unshifted}, given), 0)
     federation = mismatched(parts.federation, clean.federation)
-    for report in simulate(parts.algorithm, federation, parts.engine, parts.config.schedule, seed=0):
+    for report in simulate(
+        parts.algorithm, federation, parts.engine, parts.config.schedule, seed=0
+    ):
         sys.stderr.write(f"\rround {report.round} of {parts.config.schedule.rounds}")
     metrics, _ = summary.final_metrics(report, federation.roster)
     scores: dict[str, Any] = {
         point: {
             "accuracy": found["accuracy"],
-            "pooled_by_condition": {name: at["accuracy"]["pooled"] for name, at in found["conditions"].items()},
+            "pooled_by_condition": {
+                name: at["accuracy"]["pooled"] for name, at in found["conditions"].items()
+            },
         }
         for point, found in metrics.items()
     }
     record = {"cell": [cell.table, cell.column, cell.method], "seed": 0, "scores": scores}
     path = RESULTS / f"mismatched_shift-{arguments.column}-{arguments.method}.json"
-    path.write_text(json.dumps({**record, "machine": machine(), "versions": versions()}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({**record, "machine": machine(), "versions": versions()}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

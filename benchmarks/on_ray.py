@@ -1,12 +1,14 @@
 """Rounds of 1,000 clients on two Ray actors and on two processes, in turn in one run.
 
-    python benchmarks/on_ray.py [--algorithms fedavg,scaffold] [--clients 1000] [--rounds 7] [--actors 2] [--json]
+    python benchmarks/on_ray.py [--algorithms fedavg,scaffold] [--clients 1000] [--rounds 7]
+    [--actors 2] [--json]
 
-It needs fedtailor[ray]. Clients have 10 to 150 random 8-bit images of 28 x 28 pixels and train the MLP for one epoch in
-batches of 10; all of them take part in every round, without evaluation. The ratio is the median over rounds of the
-seconds of ``processes`` by those of ``ray``, where the two take turns; above 1, ray is faster. Memory is the resident
-set of an actor, without what it shares with others, and of the cluster's own processes. Bytes are those of messages
-between the run and its actors.
+It needs fedtailor[ray]. Clients have 10 to 150 random 8-bit images of 28 x 28 pixels and train the
+MLP for one epoch in batches of 10; all of them take part in every round, without evaluation. The
+ratio is the median over rounds of the seconds of ``processes`` by those of ``ray``, where the two
+take turns; above 1, ray is faster. Memory is the resident set of an actor, without what it shares
+with others, and of the cluster's own processes. Bytes are those of messages between the run and its
+actors.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def make_federation(clients: int) -> Any:
     splits = Splits(Split(part, nothing, nothing) for part in torch.arange(rows).split(sizes))
     shape = (1, SIDE, SIDE)
     scale = torch.tensor([[255.0], [0.5], [0.5]])
-    return Federation(x, y, splits, Task(build_model("mlp", shape, CLASSES), CLASSES, shape), scale=scale)
+    return Federation(
+        x, y, splits, Task(build_model("mlp", shape, CLASSES), CLASSES, shape), scale=scale
+    )
 
 
 def measure(name: str, clients: int, rounds: int, actors: int) -> dict[str, Any]:
@@ -61,7 +65,8 @@ def measure(name: str, clients: int, rounds: int, actors: int) -> dict[str, Any]
     with Processes(actors) as processes, Ray(actors) as ray:
         engines = {"processes": processes, "ray": ray}
         running = {
-            engine: iter(simulate(algorithm, federation, value, schedule, seed=0)) for engine, value in engines.items()
+            engine: iter(simulate(algorithm, federation, value, schedule, seed=0))
+            for engine, value in engines.items()
         }
         seconds: dict[str, list[float]] = {engine: [] for engine in engines}
         for number in range(rounds + 1):
@@ -80,8 +85,12 @@ def measure(name: str, clients: int, rounds: int, actors: int) -> dict[str, Any]
                     found["sent_mb"] = round((ray.bytes_sent - sent) / 1e6, 2)
                     found["received_mb"] = round((ray.bytes_received - received) / 1e6, 2)
             assert_same_bits(*states)
-        found |= {f"{engine}_s": round(statistics.median(each), 3) for engine, each in seconds.items()}
-        ratios = [one / other for one, other in zip(seconds["processes"], seconds["ray"], strict=True)]
+        found |= {
+            f"{engine}_s": round(statistics.median(each), 3) for engine, each in seconds.items()
+        }
+        ratios = [
+            one / other for one, other in zip(seconds["processes"], seconds["ray"], strict=True)
+        ]
         found["ratio"] = round(statistics.median(ratios), 3)
         found |= memory()
     return found
@@ -96,7 +105,9 @@ def memory() -> dict[str, float]:
             continue
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+            status = dict(
+                line.split(":", 1) for line in (process / "status").read_text().splitlines()
+            )
         except (OSError, ValueError):
             continue
         own = int(status["RssAnon"].split()[0]) / 1024 if "RssAnon" in status else 0.0
@@ -104,24 +115,35 @@ def memory() -> dict[str, float]:
             actors.append(own)
         elif "ray::" in command or "/ray/core/src/ray/" in command or "/ray/_private/" in command:
             others += own
-    return {"actor_mb": round(statistics.fmean(actors), 1) if actors else 0.0, "cluster_mb": round(others, 1)}
+    return {
+        "actor_mb": round(statistics.fmean(actors), 1) if actors else 0.0,
+        "cluster_mb": round(others, 1),
+    }
 
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", default="fedavg,scaffold", help="names, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--algorithms", default="fedavg,scaffold", help="names, separated by commas"
+    )
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="print the record, and write results/on_ray.json")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record, and write results/on_ray.json"
+    )
     arguments = parser.parse_args()
     from fedtailor.experiment.provenance import machine, versions
 
     record: dict[str, Any] = {"benchmark": "on_ray", "rounds": arguments.rounds, "results": []}
     record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}
     for name in arguments.algorithms.split(","):
-        record["results"].append(measure(name, arguments.clients, arguments.rounds, arguments.actors))
+        record["results"].append(
+            measure(name, arguments.clients, arguments.rounds, arguments.actors)
+        )
         print(record["results"][-1], file=sys.stderr)
     record["machine"]["load_after"] = os.getloadavg()[0]
     if arguments.json:

@@ -1,19 +1,23 @@
-"""Methods of pFedFDA's Tables 1 and 3 in plain PyTorch, to tell whether differences from print are due to our code.
+"""Methods of pFedFDA's Tables 1 and 3 in plain PyTorch, to tell whether differences from print are
+due to our code.
 
-    python benchmarks/plain_loop.py --data-dir DIR [--column NAME] [--method NAME] [--seed 0] [--our-initial-model]
+    python benchmarks/plain_loop.py --data-dir DIR [--column NAME] [--method NAME] [--seed 0]
+    [--our-initial-model]
 
-FedAvg, FedAvg-FT (the tuned models of FedAvg's run) and Local train and average as in the code that pFedFDA's authors
-released: each client has a module, a ``DataLoader`` that drops the last, shorter batch, and a new SGD with momentum in
-every round; clients take part with probability 0.3, all of them in the last round. The other methods are not in that
-code. They run in the same loop with the choices that our algorithms document under Deviations, and are scored at the
-same points. Nothing of our algorithms and engines is used, only the split and the images, which are those of our record
-of the same column. So agreement shows that our arithmetic is right; for the other methods, it does not show that the
-authors made the same choices. tests/golden/test_plain_loop.py compares the models of all methods, number by number.
-The scores go to results/plain_loop-COLUMN-METHOD-seedN.json.
+FedAvg, FedAvg-FT (the tuned models of FedAvg's run) and Local train and average as in the code that
+pFedFDA's authors
+released: each client has a module, a ``DataLoader`` that drops the last, shorter batch, and a new
+SGD with momentum in every round; clients take part with probability 0.3, all of them in the last
+round. The other methods are not in that code. They run in the same loop with the choices that our
+algorithms document under Deviations, and are scored at the same points. Nothing of our algorithms
+and engines is used, only the split and the images, which are those of our record of the same
+column. So agreement shows that our arithmetic is right; for the other methods, it does not show
+that the authors made the same choices. tests/golden/test_plain_loop.py compares the models of all
+methods, number by number. The scores go to results/plain_loop-COLUMN-METHOD-seedN.json.
 
-With ``--our-initial-model``, training starts from the initial model of our run with the same seed; the batches and who
-takes part are drawn as before. So it shows what of a difference the initial model makes. The record's name then ends in
-``-our_initial_model``.
+With ``--our-initial-model``, training starts from the initial model of our run with the same seed;
+the batches and who takes part are drawn as before. So it shows what of a difference the initial
+model makes. The record's name then ends in ``-our_initial_model``.
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ COLUMNS = {
     "cifar10_s_25": "1",
     "cifar10_scarce_dir01": "variants",
 }
-"""The columns that can be run, with the table that has them. In those of table 1, the first clients are corrupted."""
+"""The columns that can be run, with the table that has them. In those of table 1, the first clients
+are corrupted."""
 
 
 class Network(nn.Module):
@@ -92,7 +97,9 @@ class Network(nn.Module):
 class Client:
     """A client with its examples and its own module."""
 
-    def __init__(self, model: Network, train: TensorDataset, test: TensorDataset, *, corrupted: bool = False) -> None:
+    def __init__(
+        self, model: Network, train: TensorDataset, test: TensorDataset, *, corrupted: bool = False
+    ) -> None:
         self.model = deepcopy(model)
         self.corrupted = corrupted
         self.train_set = train
@@ -113,7 +120,9 @@ class Client:
         rate: float = RATE,
         extra: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        """Train some parameters with a new optimizer; ``extra`` adds a loss of features and labels."""
+        """Train some parameters with a new optimizer; ``extra`` adds a loss of features and
+        labels.
+        """
         optimizer = new_optimizer(parameters, rate)
         for x, y in self.batches(epochs):
             self.model.zero_grad()
@@ -149,7 +158,9 @@ def copy(source: nn.Module, target: nn.Module) -> None:
 
 
 @torch.no_grad()
-def average(shared: Sequence[Tensor], uploads: Sequence[Sequence[Tensor]], weights: Sequence[int]) -> None:
+def average(
+    shared: Sequence[Tensor], uploads: Sequence[Sequence[Tensor]], weights: Sequence[int]
+) -> None:
     """Set tensors to the weighted mean of the clients' ones."""
     total = sum(weights)
     for tensor in shared:
@@ -160,7 +171,9 @@ def average(shared: Sequence[Tensor], uploads: Sequence[Sequence[Tensor]], weigh
 
 
 class FedAvg:
-    """FedAvg, and the base of the other methods: what clients receive, train, send and predict with."""
+    """FedAvg, and the base of the other methods: what clients receive, train, send and predict
+    with.
+    """
 
     tuned = True
     """Clients tune the averaged model before they are scored, as in FedAvg-FT and FedBABU."""
@@ -179,7 +192,11 @@ class FedAvg:
     def combine(self, cohort: Sequence[Client]) -> None:
         """Average what the clients trained."""
         weights = [len(client.train_set) for client in cohort]
-        average(list(self.model.parameters()), [list(client.model.parameters()) for client in cohort], weights)
+        average(
+            list(self.model.parameters()),
+            [list(client.model.parameters()) for client in cohort],
+            weights,
+        )
 
     def personal(self, client: Client) -> nn.Module:
         """Return the model with which a client predicts, untuned."""
@@ -219,7 +236,9 @@ class LGFedAvg(FedAvg):
         """Average the heads."""
         weights = [len(client.train_set) for client in cohort]
         average(
-            list(self.model.head.parameters()), [list(client.model.head.parameters()) for client in cohort], weights
+            list(self.model.head.parameters()),
+            [list(client.model.head.parameters()) for client in cohort],
+            weights,
         )
 
     def personal(self, client: Client) -> nn.Module:
@@ -282,7 +301,9 @@ class APFL(FedAvg):
         """The clients' own models, by the identity of the client."""
 
     def train(self, client: Client) -> None:
-        """On each batch, take a step of the global model's copy, then one of the client's own through the mixture."""
+        """On each batch, take a step of the global model's copy, then one of the client's own
+        through the mixture.
+        """
         own = self.own.setdefault(id(client), deepcopy(self.initial))
         shared_optimizer = new_optimizer(list(client.model.parameters()))
         own_optimizer = new_optimizer(list(own.parameters()))
@@ -292,7 +313,8 @@ class APFL(FedAvg):
             shared_optimizer.step()
             own.zero_grad()
             mixture = {
-                name: self.alpha * value + (1 - self.alpha) * client.model.get_parameter(name).detach()
+                name: self.alpha * value
+                + (1 - self.alpha) * client.model.get_parameter(name).detach()
                 for name, value in own.named_parameters()
             }
             F.cross_entropy(torch.func.functional_call(own, mixture, (x,)), y).backward()
@@ -309,7 +331,8 @@ class APFL(FedAvg):
 
 
 class FedPAC(FedRep):
-    """FedPAC: features align with global class means, and every client's next head combines those of the cohort.
+    """FedPAC: features align with global class means, and every client's next head combines those
+    of the cohort.
 
     Clients are scored with the models that they have right after their own training.
     """
@@ -319,7 +342,8 @@ class FedPAC(FedRep):
         self.means = torch.zeros(CLASSES, model.head.in_features)
         self.known = torch.zeros(CLASSES, dtype=torch.bool)
         self.measured: dict[int, tuple[float, Tensor]] = {}
-        """How far features spread, and class means times class shares, by the identity of the client."""
+        """How far features spread, and class means times class shares, by the identity of the
+        client."""
         self.trained: dict[int, Network] = {}
         """The models of the last cohort after their own training."""
 
@@ -329,16 +353,20 @@ class FedPAC(FedRep):
         counts = torch.bincount(labels, minlength=CLASSES)
         shares = counts / len(labels)
         means = class_means(features, labels)
-        squares = torch.stack([features[labels == label].square().sum() for label in range(CLASSES)]) / len(labels)
+        squares = torch.stack(
+            [features[labels == label].square().sum() for label in range(CLASSES)]
+        ) / len(labels)
         spread = (squares - shares.square() * means.square().sum(1)).sum() / len(labels)
         self.measured[id(client)] = (float(spread), shares[:, None] * means)
         client.fit(list(client.model.head.parameters()), epochs=1, rate=0.1)
         client.fit(client.model.body(), extra=self.alignment)
 
     def alignment(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean, over examples and dimensions, of the squared differences from the class means.
+        """Return the mean, over examples and dimensions, of the squared differences from the class
+        means.
 
-        A class whose mean no client has sent yet counts as 0; with 30 clients a round there is none after the first.
+        A class whose mean no client has sent yet counts as 0; with 30 clients a round there is none
+        after the first.
         """
         differences = (features - self.means[labels]) * self.known[labels, None]
         return differences.square().mean()
@@ -363,18 +391,28 @@ class FedPAC(FedRep):
         self.means[found] = sums[found] / counts[found, None]
         self.known |= found
         self.trained = {id(client): deepcopy(client.model) for client in cohort}
-        heads = [[value.detach().clone() for value in client.model.head.parameters()] for client in cohort]
+        heads = [
+            [value.detach().clone() for value in client.model.head.parameters()]
+            for client in cohort
+        ]
         for client in cohort:
             weights = self.weights(client, cohort)
             with torch.no_grad():
                 for position, own in enumerate(client.model.head.parameters()):
-                    own.copy_(sum(float(w) * head[position] for w, head in zip(weights, heads, strict=True)))
+                    own.copy_(
+                        sum(
+                            float(w) * head[position]
+                            for w, head in zip(weights, heads, strict=True)
+                        )
+                    )
 
     def weights(self, client: Client, cohort: Sequence[Client]) -> np.ndarray:
         """Return the weights of the cohort's heads for a client: not negative, with sum 1."""
         _, own = self.measured[id(client)]
         spreads = np.array([self.measured[id(other)][0] for other in cohort])
-        differences = np.stack([(own - self.measured[id(other)][1]).flatten().numpy() for other in cohort], axis=1)
+        differences = np.stack(
+            [(own - self.measured[id(other)][1]).flatten().numpy() for other in cohort], axis=1
+        )
         rows = np.concatenate([np.diag(np.sqrt(spreads)), differences])
         scale = 1e3 * np.abs(rows).max()
         equations = np.concatenate([rows, np.full((1, len(cohort)), scale)])
@@ -393,7 +431,8 @@ def class_means(features: Tensor, labels: Tensor) -> Tensor:
 
 
 class FedRoD(FedAvg):
-    """FedRoD: a generic head learns with a balanced softmax, and every client's own head what is left.
+    """FedRoD: a generic head learns with a balanced softmax, and every client's own head what is
+    left.
 
     The loss of a client's own head trains nothing else.
     """
@@ -416,7 +455,9 @@ class FedRoD(FedAvg):
         return self.heads[id(client)]
 
     def train(self, client: Client) -> None:
-        """Train the model by the balanced loss, and the own head by the loss of both heads together."""
+        """Train the model by the balanced loss, and the own head by the loss of both heads
+        together.
+        """
         head = self.own_head(client)
         counts = torch.bincount(client.train_set.tensors[1], minlength=CLASSES)
         optimizer = new_optimizer([*client.model.parameters(), *head.parameters()])
@@ -432,7 +473,9 @@ class FedRoD(FedAvg):
     def personal(self, client: Client) -> nn.Module:
         """Return the averaged model with the sum of both heads."""
         model = deepcopy(self.model)
-        for value, own in zip(model.head.parameters(), self.own_head(client).parameters(), strict=True):
+        for value, own in zip(
+            model.head.parameters(), self.own_head(client).parameters(), strict=True
+        ):
             value.add_(own)
         return model
 
@@ -450,7 +493,9 @@ METHODS: dict[str, type[FedAvg]] = {
 
 
 def scores(clients: Sequence[Client], model: Callable[[Client], nn.Module]) -> dict[str, float]:
-    """Return the accuracy over all test examples, its deviation over clients, and that of corrupted and clean ones."""
+    """Return the accuracy over all test examples, its deviation over clients, and that of corrupted
+    and clean ones.
+    """
     correct = np.array([client.correct(model(client)) for client in clients], float)
     number = np.array([len(client.test_set) for client in clients], float)
     corrupted = np.array([client.corrupted for client in clients])
@@ -471,7 +516,9 @@ def examples(divided: DividedData, rows: np.ndarray) -> TensorDataset:
     return TensorDataset((pixels / 255.0 - 0.5) / 0.5, labels)
 
 
-def run(clients: Sequence[Client], method: FedAvg, name: str, write: Callable[[dict[str, Any]], None]) -> None:
+def run(
+    clients: Sequence[Client], method: FedAvg, name: str, write: Callable[[dict[str, Any]], None]
+) -> None:
     """Train, and write the scores by what is scored and the round, as they come."""
     found: dict[str, Any] = {}
     for number in range(1, ROUNDS + 1):
@@ -509,7 +556,9 @@ def score_round(
 
 def main() -> None:
     """Run and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--column", choices=COLUMNS, default="cifar10_s_25")
     parser.add_argument("--method", choices=METHODS, default="fedavg")
@@ -528,7 +577,8 @@ def main() -> None:
         model.load_state_dict(our_initial_model(arguments.seed))
     corrupted = CORRUPTED_CLIENTS if table == "1" else 0
     clients = [
-        Client(model, *sets, corrupted=index < corrupted) for index, sets in enumerate(zip(train, test, strict=True))
+        Client(model, *sets, corrupted=index < corrupted)
+        for index, sets in enumerate(zip(train, test, strict=True))
     ]
     record = {"column": arguments.column, "method": arguments.method, "seed": arguments.seed}
     name = f"plain_loop-{arguments.column}-{arguments.method}-seed{arguments.seed}"

@@ -1,20 +1,23 @@
-"""Methods of pFedVEM's tables in plain PyTorch, to tell whether differences from print are due to our code.
+"""Methods of pFedVEM's tables in plain PyTorch, to tell whether differences from print are due to
+our code.
 
-    python benchmarks/plain_loop_pfedvem.py --data-dir DIR --column NAME --method NAME [--seed 0] [--our-initial-model]
+    python benchmarks/plain_loop_pfedvem.py --data-dir DIR --column NAME --method NAME [--seed 0]
+    [--our-initial-model]
 
-pFedVEM, pFedMe and pFedBayes, written from the equations: of pFedVEM those numbered 6, 8 and 9, of the others
-Algorithm 1. Nothing of our algorithms, statistics, models and engines is used. Data, split and options are those of our
-record of the same column and method in experiments/pfedvem/paper.toml, so this shows that our arithmetic is right, not
-that the authors made the same choices. tests/golden/test_plain_loop_pfedvem.py compares the models with ours, number by
-number.
+pFedVEM, pFedMe and pFedBayes, written from the equations: of pFedVEM those numbered 6, 8 and 9, of
+the others Algorithm 1. Nothing of our algorithms, statistics, models and engines is used. Data,
+split and options are those of our record of the same column and method in
+experiments/pfedvem/paper.toml, so this shows that our arithmetic is right, not that the authors
+made the same choices. tests/golden/test_plain_loop_pfedvem.py compares the models with ours, number
+by number.
 
-The global model is scored on all official test examples, after every fifth round; the personal models on the official
-test examples of each client's labels, after the last round, as they were right after local training.
-The scores go to results/plain_loop_pfedvem-COLUMN-METHOD-seedN.json.
+The global model is scored on all official test examples, after every fifth round; the personal
+models on the official test examples of each client's labels, after the last round, as they were
+right after local training. The scores go to results/plain_loop_pfedvem-COLUMN-METHOD-seedN.json.
 
-With ``--our-initial-model``, training starts from the initial model of our run with the same seed (of pFedVEM, only the
-body); all else is drawn as before. So it shows what of a difference the initial model makes. The record's name then
-ends in ``-our_initial_model``.
+With ``--our-initial-model``, training starts from the initial model of our run with the same seed
+(of pFedVEM, only the body); all else is drawn as before. So it shows what of a difference the
+initial model makes. The record's name then ends in ``-our_initial_model``.
 """
 
 from __future__ import annotations
@@ -92,12 +95,16 @@ NETWORKS = {"fashion_mnist": Perceptron, "cifar10": LeNet}
 
 def our_initial_model(dataset: str, seed: int) -> dict[str, Tensor]:
     """Return the parameters that a run of ours with this seed starts from."""
-    build_model, shape = {"fashion_mnist": (mlp, (1, 28, 28)), "cifar10": (lenet, (3, 32, 32))}[dataset]
+    build_model, shape = {"fashion_mnist": (mlp, (1, 28, 28)), "cifar10": (lenet, (3, 32, 32))}[
+        dataset
+    ]
     return Task(build_model(shape, CLASSES), CLASSES, shape).initial(new_key(seed))
 
 
 class Client:
-    """A client's training examples, the test examples of its labels, and what it keeps between rounds."""
+    """A client's training examples, the test examples of its labels, and what it keeps between
+    rounds.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
         self.x = x
@@ -107,7 +114,9 @@ class Client:
         self.kept: Any = None
 
     def batches(self, training: Training) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the shuffled batches of a round: its epochs, or as many batches as the options say."""
+        """Yield the shuffled batches of a round: its epochs, or as many batches as the options
+        say.
+        """
         size = min(training.batch_size or len(self.y), len(self.y))
         taken = 0
         epoch = 0
@@ -131,13 +140,16 @@ def mean_of(models: Sequence[nn.Module], weights: Sequence[float]) -> dict[str, 
     states = [model.state_dict() for model in models]
     total = sum(weights)
     return {
-        name: sum(weight / total * state[name] for weight, state in zip(weights, states, strict=True))
+        name: sum(
+            weight / total * state[name] for weight, state in zip(weights, states, strict=True)
+        )
         for name in states[0]
     }
 
 
 class PFedVEM:
-    """A Gaussian over every client's head, around a global head; the body is averaged by the numbers of examples.
+    """A Gaussian over every client's head, around a global head; the body is averaged by the
+    numbers of examples.
 
     A head is a vector (D,): the weights (10, d), then the biases (10,).
     """
@@ -161,7 +173,11 @@ class PFedVEM:
         """Return the cross-entropy (n,) under drawn heads, averaged over them."""
         logits = self.logits(z, mean + deviation * self.noise())
         shape = (len(logits), len(y))
-        return F.cross_entropy(logits.flatten(0, 1), y.expand(shape).flatten(), reduction="none").view(shape).mean(0)
+        return (
+            F.cross_entropy(logits.flatten(0, 1), y.expand(shape).flatten(), reduction="none")
+            .view(shape)
+            .mean(0)
+        )
 
     def train(self, client: Client) -> tuple[nn.Module, Tensor, float]:
         """Return the client's body, the mean of its head, and its confidence."""
@@ -182,7 +198,9 @@ class PFedVEM:
         return body, mean.detach(), float(1 / variance)
 
     def tune_head(self, client: Client, mean: Tensor, raw: Tensor, variance: Tensor) -> None:
-        """Descend the negative evidence lower bound (equation 6) on all examples; the body is frozen."""
+        """Descend the negative evidence lower bound (equation 6) on all examples; the body is
+        frozen.
+        """
         with torch.no_grad():
             z = self.model.features(client.x)
         optimizer = torch.optim.SGD([mean, raw], lr=self.options["head_lr"], momentum=HEAD_MOMENTUM)
@@ -197,8 +215,12 @@ class PFedVEM:
 
     def train_body(self, client: Client, body: nn.Module, mean: Tensor, deviation: Tensor) -> None:
         """Train the body under heads that are drawn for every batch."""
-        parameters = [value for name, value in body.named_parameters() if not name.startswith("head")]
-        optimizer = torch.optim.SGD(parameters, lr=self.training.lr, momentum=self.training.momentum)
+        parameters = [
+            value for name, value in body.named_parameters() if not name.startswith("head")
+        ]
+        optimizer = torch.optim.SGD(
+            parameters, lr=self.training.lr, momentum=self.training.momentum
+        )
         for x, y in client.batches(self.training):
             optimizer.zero_grad()
             self.losses(body.features(x), y, mean, deviation).mean().backward()
@@ -208,7 +230,9 @@ class PFedVEM:
         """Train all clients, and average what the cohort sends (equation 9)."""
         sent = [self.train(client) for client in clients]
         sent = [update for update, takes_part in zip(sent, cohort, strict=True) if takes_part]
-        sizes = [len(client.y) for client, takes_part in zip(clients, cohort, strict=True) if takes_part]
+        sizes = [
+            len(client.y) for client, takes_part in zip(clients, cohort, strict=True) if takes_part
+        ]
         self.model.load_state_dict(mean_of([body for body, _, _ in sent], sizes))
         confidence = sum(own for _, _, own in sent)
         self.head = sum(own / confidence * mean for _, mean, own in sent)
@@ -260,12 +284,18 @@ class PFedMe:
         """Train the cohort; all clients weigh the same."""
         for client in clients:
             client.kept = None
-        sent = [self.train(client) for client, takes_part in zip(clients, cohort, strict=True) if takes_part]
+        sent = [
+            self.train(client)
+            for client, takes_part in zip(clients, cohort, strict=True)
+            if takes_part
+        ]
         self.model.load_state_dict(mean_of(sent, [1.0] * len(sent)))
 
     @torch.no_grad()
     def score_personal(self, client: Client) -> float | None:
-        """Return the accuracy of theta right after local training; None for a client outside the cohort."""
+        """Return the accuracy of theta right after local training; None for a client outside the
+        cohort.
+        """
         return None if client.kept is None else accuracy(client.kept(client.test_x), client.test_y)
 
     @torch.no_grad()
@@ -275,7 +305,9 @@ class PFedMe:
 
 
 class Gaussian:
-    """A diagonal Gaussian over all weights of a network, with deviations softplus(raw); all are vectors (D,)."""
+    """A diagonal Gaussian over all weights of a network, with deviations softplus(raw); all are
+    vectors (D,).
+    """
 
     def __init__(self, mean: Tensor, raw: Tensor) -> None:
         self.mean = mean.detach().clone().requires_grad_()
@@ -300,8 +332,8 @@ class Gaussian:
 def divergence(q: Gaussian, p: Gaussian) -> Tensor:
     """Return KL(q || p).
 
-    The ratio of the deviations is exactly 1 where they are equal, so the gradient is exactly 0 there, and Adam does not
-    take rounding errors for directions.
+    The ratio of the deviations is exactly 1 where they are equal, so the gradient is exactly 0
+    there, and Adam does not take rounding errors for directions.
     """
     ratio = q.deviation() / p.deviation()
     distance = (q.mean - p.mean) / p.deviation()
@@ -309,7 +341,9 @@ def divergence(q: Gaussian, p: Gaussian) -> Tensor:
 
 
 class PFedBayes:
-    """A Gaussian over the weights of every client's network, near a global one that follows them."""
+    """A Gaussian over the weights of every client's network, near a global one that follows
+    them.
+    """
 
     def __init__(self, model: nn.Module, options: dict[str, Any], training: Training) -> None:
         self.model = model
@@ -317,7 +351,9 @@ class PFedBayes:
         self.training = training
         self.shapes = {name: value.shape for name, value in model.named_parameters()}
         mean = nn.utils.parameters_to_vector(model.parameters())
-        self.shared = Gaussian(mean, torch.full_like(mean, float(np.log(np.expm1(options["initial_scale"])))))
+        self.shared = Gaussian(
+            mean, torch.full_like(mean, float(np.log(np.expm1(options["initial_scale"]))))
+        )
 
     def noise(self) -> Tensor:
         """Return standard normal numbers (1, D)."""
@@ -326,7 +362,10 @@ class PFedBayes:
     def logits(self, weights: Tensor, x: Tensor) -> Tensor:
         """Return logits (n, 10) of the network with weights (D,)."""
         parts = weights.split([shape.numel() for shape in self.shapes.values()])
-        named = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        named = {
+            name: part.view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
         return torch.func.functional_call(self.model, named, (x,))
 
     def train(self, client: Client) -> Gaussian:
@@ -334,7 +373,9 @@ class PFedBayes:
         own = self.shared.copy() if client.kept is None else client.kept
         received = self.shared.copy()
         own_optimizer = torch.optim.Adam([own.mean, own.raw], lr=self.options["personal_lr"])
-        received_optimizer = torch.optim.Adam([received.mean, received.raw], lr=self.options["global_lr"])
+        received_optimizer = torch.optim.Adam(
+            [received.mean, received.raw], lr=self.options["global_lr"]
+        )
         for x, y in client.batches(self.training):
             own_optimizer.zero_grad()
             weights = own.mean + own.deviation() * self.noise()[0]
@@ -357,7 +398,11 @@ class PFedBayes:
     @torch.no_grad()
     def score_personal(self, client: Client) -> float | None:
         """Return the accuracy of the mean of a client's Gaussian; None if it has not trained."""
-        return None if client.kept is None else accuracy(self.logits(client.kept.mean, client.test_x), client.test_y)
+        return (
+            None
+            if client.kept is None
+            else accuracy(self.logits(client.kept.mean, client.test_x), client.test_y)
+        )
 
     @torch.no_grad()
     def global_logits(self, x: Tensor) -> Tensor:
@@ -369,28 +414,43 @@ METHODS = {"pfedvem": PFedVEM, "pfedme": PFedMe, "pfedbayes": PFedBayes}
 
 
 def draw_cohort(count: int, probability: float, least: int) -> list[bool]:
-    """Return who takes part: each client with the same probability, drawn again where there are too few."""
+    """Return who takes part: each client with the same probability, drawn again where there are too
+    few.
+    """
     while True:
         drawn = torch.rand(count) < probability
         if int(drawn.sum()) >= least:
             return drawn.tolist()
 
 
-def run(method: Any, clients: Sequence[Client], schedule: Any, test: tuple[Tensor, Tensor], write: Callable) -> None:
+def run(
+    method: Any,
+    clients: Sequence[Client],
+    schedule: Any,
+    test: tuple[Tensor, Tensor],
+    write: Callable,
+) -> None:
     """Train, and write the scores as they come."""
     found: dict[str, Any] = {"global model, by round": {}}
     for number in range(1, schedule.rounds + 1):
-        cohort = draw_cohort(len(clients), schedule.participation.probability, schedule.participation.min_clients)
+        cohort = draw_cohort(
+            len(clients), schedule.participation.probability, schedule.participation.min_clients
+        )
         if schedule.participation.full_last_round and number == schedule.rounds:
             cohort = [True] * len(clients)
         method.round(clients, cohort)
         if number % SCORED_EVERY == 0:
-            found["global model, by round"][number] = accuracy(method.global_logits(test[0]), test[1])
+            found["global model, by round"][number] = accuracy(
+                method.global_logits(test[0]), test[1]
+            )
             write({"rounds": number, **found})
         sys.stderr.write(f"\rround {number} of {schedule.rounds}")
     personal = [method.score_personal(client) for client in clients]
     known = [value for value in personal if value is not None]
-    found["personal models after the last round"] = {"mean": float(np.mean(known)), "clients": len(known)}
+    found["personal models after the last round"] = {
+        "mean": float(np.mean(known)),
+        "clients": len(known),
+    }
     write({"rounds": schedule.rounds, **found})
 
 
@@ -411,11 +471,15 @@ def prepare(config: Any) -> tuple[list[Client], tuple[Tensor, Tensor]]:
 
 def main() -> None:
     """Run and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--column", required=True)
     parser.add_argument(
-        "--method", required=True, help="a method of the experiment: pfedvem, pfedme, pfedbayes, or a variant"
+        "--method",
+        required=True,
+        help="a method of the experiment: pfedvem, pfedme, pfedbayes, or a variant",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--our-initial-model", action="store_true")
@@ -425,7 +489,8 @@ def main() -> None:
     table = next(
         name
         for name in TABLES
-        if arguments.column in paper.tables[name].columns and arguments.method in paper.tables[name].reference
+        if arguments.column in paper.tables[name].columns
+        and arguments.method in paper.tables[name].reference
     )
     cell = papers.expand(paper, table, arguments.column, arguments.method)
     config = make_config(cell.values, [("data.dir", arguments.data_dir)])

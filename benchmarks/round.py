@@ -1,15 +1,17 @@
 """Seconds of a whole round, and where they go, for any algorithms.
 
-    python benchmarks/round.py [--algorithms pfedfda,fedrep] [--model cifar_cnn] [--engines workers,batched]
+    python benchmarks/round.py [--algorithms pfedfda,fedrep] [--model cifar_cnn] [--engines
+    workers,batched]
                                [--alpha 0.5] [--rounds 3] [--json]
 
-A cohort of 30 clients trains 5 epochs on random images in batches of 50, as in a round of the experiments of pFedFDA.
-The 18,000 images are divided class by class in proportions drawn from Dir(alpha), so the clients have different sizes;
-a fifth of the images is for tests. Seconds per round and per evaluation are medians over the rounds, for one engine
-after another. The shares are those of one client's round, and of making its personal model, by function, in processor
-time of one thread; each is the median of seven rounds, once small steps are recorded.
-The time within training steps and passes over the data is named after the loss or function that ran in them; the rest
-is the cost of the method itself.
+A cohort of 30 clients trains 5 epochs on random images in batches of 50, as in a round of the
+experiments of pFedFDA. The 18,000 images are divided class by class in proportions drawn from
+Dir(alpha), so the clients have different sizes; a fifth of the images is for tests. Seconds per
+round and per evaluation are medians over the rounds, for one engine after another. The shares are
+those of one client's round, and of making its personal model, by function, in processor time of one
+thread; each is the median of seven rounds, once small steps are recorded. The time within training
+steps and passes over the data is named after the loss or function that ran in them; the rest is the
+cost of the method itself.
 """
 
 from __future__ import annotations
@@ -43,7 +45,13 @@ from fedtailor.models import MODELS, build_model
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.containment import run_job
 from fedtailor.simulation.engines.options import EngineOptions
-from fedtailor.simulation.programs import PersonalizeRequest, SharedInputs, TrainRequest, client_inputs, client_program
+from fedtailor.simulation.programs import (
+    PersonalizeRequest,
+    SharedInputs,
+    TrainRequest,
+    client_inputs,
+    client_program,
+)
 from fedtailor.simulation.rounds import simulate
 from fedtailor.training import blocks
 from fedtailor.training.step_graph.replay import ReplayRunner
@@ -56,16 +64,20 @@ TEST = 120
 CLASSES = 10
 REPEATS = 7
 """Rounds of one client whose parts are timed."""
-TRAINING = Training(lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True)
+TRAINING = Training(
+    lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True
+)
 BLOCKS = {"train", "forward", "cached_features", "fine_tune", "train_head", "train_rounds"}
 """Building blocks whose time is that of the steps and passes in them."""
 SEED_ALGORITHMS = "fedavg,fedrep,ditto,pfedfda,fedlda,fedcr,pfedvem"
 
 
 class Clock:
-    """Processor time by name. Each moment counts once, for the innermost function that is being timed.
+    """Processor time by name. Each moment counts once, for the innermost function that is being
+    timed.
 
-    Everything within a step, or a pass over the data, belongs to it, except the noise that it draws.
+    Everything within a step, or a pass over the data, belongs to it, except the noise that it
+    draws.
     """
 
     def __init__(self) -> None:
@@ -102,7 +114,9 @@ def make_federation(task: Task, alpha: float) -> Federation:
     generator = torch.Generator().manual_seed(0)
     draw = np.random.default_rng(0)
     rows = CLIENTS * (EXAMPLES + TEST)
-    x = torch.randn(rows, *task.input_shape, generator=generator).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(rows, *task.input_shape, generator=generator).contiguous(
+        memory_format=torch.channels_last
+    )
     y = torch.arange(rows) % CLASSES
     parts: list[list[np.ndarray]] = [[] for _ in range(CLIENTS)]
     for label in range(CLASSES):
@@ -118,8 +132,12 @@ def make_federation(task: Task, alpha: float) -> Federation:
     return Federation(x, y, splits, task)
 
 
-def whole_rounds(algorithm: Any, federation: Federation, rounds: int, engine: Any) -> dict[str, float]:
-    """Return median seconds of training a round, of the server, and of personalizing and scoring all clients."""
+def whole_rounds(
+    algorithm: Any, federation: Federation, rounds: int, engine: Any
+) -> dict[str, float]:
+    """Return median seconds of training a round, of the server, and of personalizing and scoring
+    all clients.
+    """
     schedule = Schedule(rounds=rounds + 1, evaluate_every=0, personalized_every=1)
     reports = list(simulate(algorithm, federation, engine, schedule, seed=0))[1:]
     kinds = ("train", "aggregate", "evaluate")
@@ -130,13 +148,23 @@ def shares(name: str, algorithm: Any, federation: Federation) -> dict[str, dict[
     """Return seconds by function of one client's round and of its personal model, in one thread."""
     torch.set_num_threads(1)
     clock = Clock()
-    train_one = clock.wrap(blocks.train_one, lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}")
+    train_one = clock.wrap(
+        blocks.train_one, lambda phase, *_: f"steps: {_name(phase.loss or phase.step)}"
+    )
     forward_one = clock.wrap(blocks.forward_one, lambda run, *_: f"pass: {_name(run.function)}")
     draw = clock.wrap(noise._draw, lambda kind, *_: f"noise: {kind}")
-    places = [(blocks, "train_one", train_one), (blocks, "forward_one", forward_one), (noise, "_draw", draw)]
+    places = [
+        (blocks, "train_one", train_one),
+        (blocks, "forward_one", forward_one),
+        (noise, "_draw", draw),
+    ]
     module = importlib.import_module(type(algorithm).__module__)
     for attribute, value in vars(module).items():
-        if _is_of_package(value) and value.__module__ != module.__name__ and attribute not in BLOCKS:
+        if (
+            _is_of_package(value)
+            and value.__module__ != module.__name__
+            and attribute not in BLOCKS
+        ):
             places.append((module, attribute, clock.wrap(value, partial(_fixed, attribute))))
         elif isinstance(value, ModuleType) and value.__name__.startswith("fedtailor.statistics."):
             places.append((module, attribute, _timed_namespace(value, clock)))
@@ -155,7 +183,9 @@ def _is_of_package(value: Any) -> bool:
 
 
 def _timed_namespace(module: ModuleType, clock: Clock) -> SimpleNamespace:
-    """Return a module's names with its functions timed for the method that calls them, and not within the module."""
+    """Return a module's names with its functions timed for the method that calls them, and not
+    within the module.
+    """
     names = dict(vars(module))
     for name, value in vars(module).items():
         if _is_of_package(value):
@@ -163,7 +193,9 @@ def _timed_namespace(module: ModuleType, clock: Clock) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def _one_client(algorithm: Any, federation: Federation, clock: Clock) -> dict[str, dict[str, float]]:
+def _one_client(
+    algorithm: Any, federation: Federation, clock: Clock
+) -> dict[str, dict[str, float]]:
     key = new_key(0)
     info = federation.info(0)
     server = algorithm.init_server(federation.common_task, key)
@@ -177,9 +209,13 @@ def _one_client(algorithm: Any, federation: Federation, clock: Clock) -> dict[st
     runner = ReplayRunner()
     for what, program in programs.items():
         shared = algorithm.broadcast(server, Cohort(torch.arange(CLIENTS), CLIENTS, 1, 2))
-        common = SharedInputs(federation.x, federation.y, federation.scale, torch.tensor(0), torch.tensor(1), shared)
+        common = SharedInputs(
+            federation.x, federation.y, federation.scale, torch.tensor(0), torch.tensor(1), shared
+        )
         parts: dict[str, list[float]] = defaultdict(list)
-        for number in range(2 + REPEATS):  # the first run warms up; in the second, small steps are recorded
+        for number in range(
+            2 + REPEATS
+        ):  # the first run warms up; in the second, small steps are recorded
             clock.seconds.clear()
             clock.last = time.thread_time()
             inputs = client_inputs(0, federation.splits[0], info, state, own)
@@ -206,14 +242,25 @@ def _fixed(name: str, *_: Any) -> str:
     return name
 
 
-def measure(name: str, federation: Federation, rounds: int, engines: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    name: str, federation: Federation, rounds: int, engines: dict[str, Any]
+) -> dict[str, Any]:
     """Return the record of one algorithm."""
     options = {"prediction_samples": 18} if name == "fedcr" else {}
     algorithm = dataclasses.replace(load_algorithm(name)(training=TRAINING), **options)
-    seconds = {engine: whole_rounds(algorithm, federation, rounds, each) for engine, each in engines.items()}
+    seconds = {
+        engine: whole_rounds(algorithm, federation, rounds, each)
+        for engine, each in engines.items()
+    }
     parts = shares(name, algorithm, federation)
-    steps = sum(value for part, value in parts["train"].items() if part.startswith(("steps", "noise")))
-    return {"seconds": seconds, "outside_steps": 1 - steps / sum(parts["train"].values()), "one_client": parts}
+    steps = sum(
+        value for part, value in parts["train"].items() if part.startswith(("steps", "noise"))
+    )
+    return {
+        "seconds": seconds,
+        "outside_steps": 1 - steps / sum(parts["train"].values()),
+        "one_client": parts,
+    }
 
 
 def show(record: dict[str, Any]) -> None:
@@ -221,7 +268,9 @@ def show(record: dict[str, Any]) -> None:
     for name, found in record["algorithms"].items():
         print(f"{name}: outside steps {100 * found['outside_steps']:.1f} %")
         for engine, seconds in found["seconds"].items():
-            print(f"  {engine}: {', '.join(f'{kind} {value:.2f} s' for kind, value in seconds.items())}")
+            print(
+                f"  {engine}: {', '.join(f'{kind} {value:.2f} s' for kind, value in seconds.items())}"
+            )
         for what, parts in found["one_client"].items():
             total = sum(parts.values())
             top = [f"{100 * value / total:.1f} % {part}" for part, value in list(parts.items())[:5]]
@@ -230,21 +279,29 @@ def show(record: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the command line, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--algorithms", default=SEED_ALGORITHMS, help="names, separated by commas")
     parser.add_argument("--model", default="cifar_cnn", choices=sorted(MODELS))
     parser.add_argument("--engines", default="workers", help="names, separated by commas")
     parser.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet distribution")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="write results/round-MODEL-ALPHA.json too")
+    parser.add_argument(
+        "--json", action="store_true", help="write results/round-MODEL-ALPHA.json too"
+    )
     arguments = parser.parse_args()
     names = arguments.algorithms.split(",")
     if unknown := sorted(set(names) - set(ALGORITHMS)):
         parser.error(f"--algorithms: unknown: {', '.join(unknown)}; known: {', '.join(ALGORITHMS)}")
     shape = MODELS[arguments.model].shape
-    federation = make_federation(Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape), arguments.alpha)
+    federation = make_federation(
+        Task(build_model(arguments.model, shape, CLASSES), CLASSES, shape), arguments.alpha
+    )
     before = os.getloadavg()[0]
-    engines = {name: build_engine(EngineOptions(name=name)) for name in arguments.engines.split(",")}
+    engines = {
+        name: build_engine(EngineOptions(name=name)) for name in arguments.engines.split(",")
+    }
     found = {name: measure(name, federation, arguments.rounds, engines) for name in names}
     for engine in engines.values():
         engine.close()
@@ -258,7 +315,9 @@ def main() -> None:
     }
     show(record)
     if arguments.json:
-        path = Path(__file__).parent / "results" / f"round-{arguments.model}-{arguments.alpha:g}.json"
+        path = (
+            Path(__file__).parent / "results" / f"round-{arguments.model}-{arguments.alpha:g}.json"
+        )
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 

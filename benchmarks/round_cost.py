@@ -1,16 +1,20 @@
-"""A model of the seconds of a round on Ray, fitted on 1, 2 and 4 actors, and how far it is off elsewhere.
+"""A model of the seconds of a round on Ray, fitted on 1, 2 and 4 actors, and how far it is off
+elsewhere.
 
-    python benchmarks/round_cost.py [--actors 1,2,4] [--cohorts 250,1000] [--check 3:500,2:500] [--rounds 4] [--json]
+    python benchmarks/round_cost.py [--actors 1,2,4] [--cohorts 250,1000] [--check 3:500,2:500]
+    [--rounds 4] [--json]
 
-It needs fedtailor[ray]. Clients are those of ``on_ray.py``: FedAvg, the MLP, 10 to 150 images each. A round takes
+It needs fedtailor[ray]. Clients are those of ``on_ray.py``: FedAvg, the MLP, 10 to 150 images each.
+A round takes
 
     fixed + max(steps * compute / actors, (steps * compute * slower + clients * server) / cores)
 
-seconds: actors compute side by side, the run sends work to them and receives sums meanwhile, and neither can use more
-than the cores of the machine. With more actors than cores, each of those that are too many makes all steps slower:
-``slower`` is 1 + crowding * max(0, actors - cores). The four constants are fitted to the medians of rounds by least
-squares of relative errors.
-The points to check are not part of the fit. Cohorts are drawn anew in each round, so steps are those of the round.
+seconds: actors compute side by side, the run sends work to them and receives sums meanwhile, and
+neither can use more than the cores of the machine. With more actors than cores, each of those that
+are too many makes all steps slower: ``slower`` is 1 + crowding * max(0, actors - cores). The four
+constants are fitted to the medians of rounds by least squares of relative errors.
+The points to check are not part of the fit. Cohorts are drawn anew in each round, so steps are
+those of the round.
 """
 
 from __future__ import annotations
@@ -74,11 +78,15 @@ def predicted(constants: Any, point: dict[str, Any], cores: int) -> float:
     fixed, compute, server, crowding = constants
     work = point["steps"] * compute
     slower = 1 + crowding * max(0, point["actors"] - cores)
-    return float(fixed + max(work / point["actors"], (work * slower + point["clients"] * server) / cores))
+    return float(
+        fixed + max(work / point["actors"], (work * slower + point["clients"] * server) / cores)
+    )
 
 
 def fit(points: list[dict[str, Any]], cores: int) -> list[float]:
-    """Return the seconds that are fixed, of a step, and of the run for a client; and how much crowding slows steps."""
+    """Return the seconds that are fixed, of a step, and of the run for a client; and how much
+    crowding slows steps.
+    """
     from scipy.optimize import least_squares
 
     def errors(logarithms: Any) -> list[float]:
@@ -90,29 +98,44 @@ def fit(points: list[dict[str, Any]], cores: int) -> list[float]:
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--actors", default="1,2,4", help="numbers to fit, separated by commas")
-    parser.add_argument("--cohorts", default="250,1000", help="clients of a round to fit, separated by commas")
-    parser.add_argument("--check", default="3:500,2:500,3:1000", help="ACTORS:CLIENTS that are not fitted")
+    parser.add_argument(
+        "--cohorts", default="250,1000", help="clients of a round to fit, separated by commas"
+    )
+    parser.add_argument(
+        "--check", default="3:500,2:500,3:1000", help="ACTORS:CLIENTS that are not fitted"
+    )
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--json", action="store_true", help="print the record, and write results/round_cost.json")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record, and write results/round_cost.json"
+    )
     arguments = parser.parse_args()
     from fedtailor.experiment.provenance import machine, versions
     from fedtailor.simulation.engines.workers import physical_cores
 
     fitted = [
-        (int(actors), int(cohort)) for actors in arguments.actors.split(",") for cohort in arguments.cohorts.split(",")
+        (int(actors), int(cohort))
+        for actors in arguments.actors.split(",")
+        for cohort in arguments.cohorts.split(",")
     ]
     checked = [
-        (int(actors), int(cohort)) for actors, cohort in (each.split(":") for each in arguments.check.split(","))
+        (int(actors), int(cohort))
+        for actors, cohort in (each.split(":") for each in arguments.check.split(","))
     ]
     record: dict[str, Any] = {"benchmark": "round_cost", "rounds": arguments.rounds}
     record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}
     cores = physical_cores()
     points = measure([*fitted, *checked], arguments.rounds)
-    constants = fit([point for point in points if (point["actors"], point["clients"]) in fitted], cores)
+    constants = fit(
+        [point for point in points if (point["actors"], point["clients"]) in fitted], cores
+    )
     rounded = [float(f"{constant:.3g}") for constant in constants]
-    record["constants"] = dict(zip(("fixed_s", "step_s", "client_s", "crowding"), rounded, strict=True))
+    record["constants"] = dict(
+        zip(("fixed_s", "step_s", "client_s", "crowding"), rounded, strict=True)
+    )
     for point in points:
         point["is_fitted"] = (point["actors"], point["clients"]) in fitted
         point["predicted"] = round(predicted(constants, point, cores), 3)

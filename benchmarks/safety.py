@@ -1,11 +1,13 @@
 """What checkpoints and containment cost in a round of CIFAR-10 with 100 clients.
 
-    python benchmarks/safety.py --data-dir DIR [--algorithms fedavg,scaffold,pfedfda,fedrep] [--rounds 5] [--json]
+    python benchmarks/safety.py --data-dir DIR [--algorithms fedavg,scaffold,pfedfda,fedrep]
+    [--rounds 5] [--json]
 
-CIFAR-10 is divided among 100 clients by Dirichlet(0.5); in a round, 30 % of them on average train the CIFAR-CNN for one
-epoch in batches of 50, in the plain loop. There is a checkpoint after every round. A number is a share of the seconds
-that training takes: the time to write the checkpoint, and what is spent around the clients' programs, which copies
-inputs and outputs, checks them, and restores settings. Shares are medians over the rounds after the first.
+CIFAR-10 is divided among 100 clients by Dirichlet(0.5); in a round, 30 % of them on average train
+the CIFAR-CNN for one epoch in batches of 50, in the plain loop. There is a checkpoint after every
+round. A number is a share of the seconds that training takes: the time to write the checkpoint, and
+what is spent around the clients' programs, which copies inputs and outputs, checks them, and
+restores settings. Shares are medians over the rounds after the first.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ def configuration(algorithm: str, rounds: int, data_dir: str) -> dict[str, Any]:
     return {
         "algorithm": {"name": algorithm},
         "model": {"name": "cifar_cnn"},
-        "data": {"dataset": "cifar10", "dir": data_dir, "partition": "dirichlet(alpha=0.5)", "clients": 100},
+        "data": {
+            "dataset": "cifar10",
+            "dir": data_dir,
+            "partition": "dirichlet(alpha=0.5)",
+            "clients": 100,
+        },
         "federation": {"rounds": rounds, "participation": 0.3, "full_last_round": False},
         "training": {"epochs": 1, "batch_size": 50, "lr": 0.01},
         "evaluation": {"every": 0, "personalized_every": 0},
@@ -86,7 +93,9 @@ def measure(algorithm: str, rounds: int, data_dir: str) -> dict[str, list[float]
     Checkpoints.save = save  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            experiment.run(make_config(configuration(algorithm, rounds, data_dir)), out=Path(folder) / "run")
+            experiment.run(
+                make_config(configuration(algorithm, rounds, data_dir)), out=Path(folder) / "run"
+            )
     finally:
         Reference.map = plain_map  # type: ignore[method-assign]
         Checkpoints.save = plain_save  # type: ignore[method-assign]
@@ -100,13 +109,22 @@ def measure(algorithm: str, rounds: int, data_dir: str) -> dict[str, list[float]
 
 def main() -> None:
     """Parse the command line, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True, help="folder with cifar-10-batches-py")
-    parser.add_argument("--algorithms", default="fedavg,scaffold,pfedfda,fedrep", help="names, separated by commas")
+    parser.add_argument(
+        "--algorithms", default="fedavg,scaffold,pfedfda,fedrep", help="names, separated by commas"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="write results/safety.json too")
     arguments = parser.parse_args()
-    record: dict[str, Any] = {"benchmark": "safety", "rounds": arguments.rounds, "machine": machine(), "shares": {}}
+    record: dict[str, Any] = {
+        "benchmark": "safety",
+        "rounds": arguments.rounds,
+        "machine": machine(),
+        "shares": {},
+    }
     for name in arguments.algorithms.split(","):
         measured = measure(name, arguments.rounds, arguments.data_dir)
         record["shares"][name] = measured

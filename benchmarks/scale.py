@@ -1,13 +1,16 @@
 """Seconds per round and memory with 100 to 1,000,000 clients, of which 30 train in a round.
 
-    python benchmarks/scale.py [--algorithms fedavg,fedrep,ditto] [--clients 100,1000000] [--rounds 20] [--json]
+    python benchmarks/scale.py [--algorithms fedavg,fedrep,ditto] [--clients 100,1000000] [--rounds
+    20] [--json]
 
-Every client has 20 random 8-bit images of 28 x 28 pixels for training and 5 for tests. They are in a file that is
-mapped into memory, like the decoded cache of a data set; from client 100,000 on, the file has holes, which read as 0.
-A client trains the MLP for one epoch in batches of 10. Each number comes from a separate process. Seconds per round
-are medians without evaluation; the set-up before the first round has its own number. Memory is the largest resident
-set of the process, and the anonymous part of it at the end. The system can drop mapped pages of the file at any time,
-so they count only for the former. Client states are in memory up to 1 GiB and in files beyond that, as in a run.
+Every client has 20 random 8-bit images of 28 x 28 pixels for training and 5 for tests. They are in
+a file that is mapped into memory, like the decoded cache of a data set; from client 100,000 on, the
+file has holes, which read as 0. A client trains the MLP for one epoch in batches of 10. Each number
+comes from a separate process. Seconds per round are medians without evaluation; the set-up before
+the first round has its own number. Memory is the largest resident set of the process, and the
+anonymous part of it at the end. The system can drop mapped pages of the file at any time, so they
+count only for the former. Client states are in memory up to 1 GiB and in files beyond that, as in a
+run.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ def write_images(path: Path, clients: int) -> None:
     each = (TRAIN + TEST) * SIDE * SIDE
     with path.open("wb") as file:
         for start in range(0, min(clients, WRITTEN), 1000):
-            file.write(draw.integers(0, 256, min(1000, clients - start) * each, dtype=np.uint8).tobytes())
+            file.write(
+                draw.integers(0, 256, min(1000, clients - start) * each, dtype=np.uint8).tobytes()
+            )
         file.truncate(clients * each)
 
 
@@ -108,15 +113,32 @@ def run(names: list[str], sizes: list[int], rounds: int) -> dict[str, Any]:
     """Measure every method at every size, each in a separate process."""
     from fedtailor.experiment.provenance import machine, versions
 
-    record: dict[str, Any] = {"benchmark": "scale", "cohort": COHORT, "rounds": rounds, "results": []}
+    record: dict[str, Any] = {
+        "benchmark": "scale",
+        "cohort": COHORT,
+        "rounds": rounds,
+        "results": [],
+    }
     record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # temporary folders elsewhere may be in memory
+    with tempfile.TemporaryDirectory(
+        dir="."
+    ) as folder:  # temporary folders elsewhere may be in memory
         path = Path(folder) / "images"
         write_images(path, max(sizes))
         for name in names:
             for size in sizes:
-                command = [sys.executable, __file__, "--serve", name, str(size), str(rounds), str(path)]
-                found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--serve",
+                    name,
+                    str(size),
+                    str(rounds),
+                    str(path),
+                ]
+                found = json.loads(
+                    subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                )
                 record["results"].append({"algorithm": name, "clients": size, **found})
                 print(f"{name:8} {size:9,} clients: {show(found)}", file=sys.stderr)
     record["machine"]["load_after"] = os.getloadavg()[0]
@@ -133,18 +155,30 @@ def show(found: dict[str, float]) -> str:
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", default="fedavg,fedrep,ditto", help="names, separated by commas")
-    parser.add_argument("--clients", default="100,10000,100000,1000000", help="numbers, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--algorithms", default="fedavg,fedrep,ditto", help="names, separated by commas"
+    )
+    parser.add_argument(
+        "--clients", default="100,10000,100000,1000000", help="numbers, separated by commas"
+    )
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", action="store_true", help="print the record, and write results/scale.json")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record, and write results/scale.json"
+    )
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         name, size, rounds, path = arguments.serve
         print(json.dumps(measure(name, int(size), int(rounds), Path(path))))
         return
-    record = run(arguments.algorithms.split(","), [int(n) for n in arguments.clients.split(",")], arguments.rounds)
+    record = run(
+        arguments.algorithms.split(","),
+        [int(n) for n in arguments.clients.split(",")],
+        arguments.rounds,
+    )
     if arguments.json:
         text = json.dumps(record, indent=1)
         (Path(__file__).parent / "results" / "scale.json").write_text(text + "\n")

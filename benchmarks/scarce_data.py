@@ -1,16 +1,19 @@
-"""Few examples per client: which class prior and ridge pFedFDA needs, and how many epochs of fine-tuning FedAvg-FT.
+"""Few examples per client: which class prior and ridge pFedFDA needs, and how many epochs of
+fine-tuning FedAvg-FT.
 
     python benchmarks/scarce_data.py --data-dir DIR [--world NAME ...] [--list]
     python benchmarks/scarce_data.py --table [--world NAME ...]
 
-The command runs what has no record yet, and writes one record per run to results/scarce_data. It can be stopped at any
-time. A setting is selected on validation examples, a fifth of each client's few training examples, by the accuracy over
-all of them, the mean of three seeds: pFedFDA's prior with the default ridge, its ridge with the default prior and with
-the selected one, and FedAvg-FT's epochs. The records of these runs hold no test scores. The selected settings and the
-defaults are then trained on all training examples and tested once, with five seeds. One of a few settings of pFedFDA is
-selected in the same way for all federations together, by the mean difference from the default; two federations that no
-selection sees check it. A seed drives the division of the data, the initial model and the cohorts; so what is a
-validation example with one seed may be a test example with another. Intervals are 95 % t intervals over the seeds.
+The command runs what has no record yet, and writes one record per run to results/scarce_data. It
+can be stopped at any time. A setting is selected on validation examples, a fifth of each client's
+few training examples, by the accuracy over all of them, the mean of three seeds: pFedFDA's prior
+with the default ridge, its ridge with the default prior and with the selected one, and FedAvg-FT's
+epochs. The records of these runs hold no test scores. The selected settings and the defaults are
+then trained on all training examples and tested once, with five seeds. One of a few settings of
+pFedFDA is selected in the same way for all federations together, by the mean difference from the
+default; two federations that no selection sees check it. A seed drives the division of the data,
+the initial model and the cohorts; so what is a validation example with one seed may be a test
+example with another. Intervals are 95 % t intervals over the seeds.
 """
 
 from __future__ import annotations
@@ -32,13 +35,15 @@ from train_step import machine
 
 RESULTS = Path(__file__).parent / "results" / "scarce_data"
 _NOBODY_TRAINS = "clients did usable work"
-"""Part of the error of a run in which no client can train any more. Other errors are not results."""
+"""Part of the error of a run in which no client can train any more. Other errors are not
+results."""
 
 SEEDS = {"select": (0, 1, 2), "test": (0, 1, 2, 3, 4)}
 """The seeds of the runs that select, and of those that test."""
 
 _TRAINING = {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "epochs": 5, "batch_size": 50}
-"""As in the experiments of pFedFDA, whose 100 clients have as many examples each and train for more rounds."""
+"""As in the experiments of pFedFDA, whose 100 clients have as many examples each and train for more
+rounds."""
 
 
 def _world(dataset: str, fraction: float, *, alpha: float = 0.5, longer: int = 1) -> dict[str, Any]:
@@ -58,7 +63,11 @@ def _world(dataset: str, fraction: float, *, alpha: float = 0.5, longer: int = 1
         },
         "model": {"name": images["model"]},
         "training": _TRAINING,
-        "federation": {"participation": 0.3, "full_last_round": True, "rounds": longer * images["rounds"]},
+        "federation": {
+            "participation": 0.3,
+            "full_last_round": True,
+            "rounds": longer * images["rounds"],
+        },
     }
 
 
@@ -70,13 +79,15 @@ SEARCHED: dict[str, dict[str, Any]] = {
     "cifar10-10": _world("cifar10", 0.1),
     "cifar10-25": _world("cifar10", 0.25),
 }
-"""Federations in which settings are selected. A name ends with the percentage of examples that clients keep."""
+"""Federations in which settings are selected. A name ends with the percentage of examples that
+clients keep."""
 
 CHECKS: dict[str, dict[str, Any]] = {
     "fashion_mnist_dir0.1-10": _world("fashion_mnist", 0.1, alpha=0.1),
     "cifar10_longer-25": _world("cifar10", 0.25, longer=3),
 }
-"""Federations that no selection sees: clients with fewer classes, and three times as many rounds."""
+"""Federations that no selection sees: clients with fewer classes, and three times as many
+rounds."""
 
 WORLDS = {**SEARCHED, **CHECKS}
 FEDERATIONS = {
@@ -110,11 +121,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         for name, prior in PRIORS.items()
         for ridge in RIDGES
     },
-    **{f"fedavg_ft-epochs{epochs}": {"name": "fedavg_ft", "finetune_epochs": epochs} for epochs in EPOCHS},
+    **{
+        f"fedavg_ft-epochs{epochs}": {"name": "fedavg_ft", "finetune_epochs": epochs}
+        for epochs in EPOCHS
+    },
 }
 """Options of the algorithms."""
 
-COMMON = [f"pfedfda-{prior}-ridge{ridge:g}" for prior in ("floor0.0001", "floor0.1") for ridge in (1.0, 0.5, 0.3)]
+COMMON = [
+    f"pfedfda-{prior}-ridge{ridge:g}"
+    for prior in ("floor0.0001", "floor0.1")
+    for ridge in (1.0, 0.5, 0.3)
+]
 """Settings of which one is selected for all federations together."""
 
 DEFAULTS = ("pfedfda-floor0.0001-ridge1", "fedavg_ft-epochs5")
@@ -137,13 +155,26 @@ class Run(NamedTuple):
 def configuration(run: Run, data_dir: str) -> dict[str, Any]:
     """Return the configuration of a run."""
     world = WORLDS[run.world]
-    data = {**world["data"], "seed": "run", "val_fraction": 0.2 if run.stage == "select" else 0.0, "dir": data_dir}
+    data = {
+        **world["data"],
+        "seed": "run",
+        "val_fraction": 0.2 if run.stage == "select" else 0.0,
+        "dir": data_dir,
+    }
     algorithm = SETTINGS[run.setting]
-    return {**world, "seed": run.seed, "data": data, "algorithm": algorithm, "engine": {"name": "workers"}}
+    return {
+        **world,
+        "seed": run.seed,
+        "data": data,
+        "algorithm": algorithm,
+        "engine": {"name": "workers"},
+    }
 
 
 def make_record(run: Run, data_dir: str) -> dict[str, Any]:
-    """Make a run and return its record; ``ended`` says why a run ended in which no client could train any more."""
+    """Make a run and return its record; ``ended`` says why a run ended in which no client could
+    train any more.
+    """
     from fedtailor.experiment import run as experiment
     from fedtailor.experiment.config import make_config
     from fedtailor.experiment.records import read_run
@@ -152,7 +183,9 @@ def make_record(run: Run, data_dir: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         try:
-            outcome = _scores(run, experiment.run(make_config(configuration(run, data_dir)), out=folder))
+            outcome = _scores(
+                run, experiment.run(make_config(configuration(run, data_dir)), out=folder)
+            )
         except RunError as error:
             if _NOBODY_TRAINS not in error.message:
                 raise
@@ -165,7 +198,9 @@ def make_record(run: Run, data_dir: str) -> dict[str, Any]:
         **run._asdict(),
         "algorithm": SETTINGS[run.setting],
         **outcome,
-        "diagnostics": {name: _mean([line[name] for line in final]) for name in (final[0] if final else ())},
+        "diagnostics": {
+            name: _mean([line[name] for line in final]) for name in (final[0] if final else ())
+        },
         "rounds": len(written.rounds),
         "events": written.events,
         "machine": about,
@@ -179,7 +214,9 @@ def make_record(run: Run, data_dir: str) -> dict[str, Any]:
 
 
 def _scores(run: Run, result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a record that a finished run has; without test scores if the run selects."""
+    """Return the part of a record that a finished run has; without test scores if the run
+    selects.
+    """
     points = ("validation",) if run.stage == "select" else ("global", "personalized")
     return {
         "accuracy": {point: result["metrics"][point]["accuracy"] for point in points},
@@ -189,7 +226,9 @@ def _scores(run: Run, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def searches(world: str) -> dict[str, list[str]]:
-    """Return what is selected, and from which settings: the ridge with the selected prior once that is known."""
+    """Return what is selected, and from which settings: the ridge with the selected prior once that
+    is known.
+    """
     priors = [f"pfedfda-{name}-ridge1" for name in PRIORS]
     found = {
         "pFedFDA, prior": priors,
@@ -198,21 +237,31 @@ def searches(world: str) -> dict[str, list[str]]:
     }
     prior = selected(world, priors)
     if prior is not None:
-        found["pFedFDA, ridge with that prior"] = [f"{prior.removesuffix('1')}{ridge:g}" for ridge in RIDGES]
+        found["pFedFDA, ridge with that prior"] = [
+            f"{prior.removesuffix('1')}{ridge:g}" for ridge in RIDGES
+        ]
     return found
 
 
 def planned(world: str) -> list[Run]:
-    """Return the runs of a world in their order, as far as they follow from the records that are there."""
+    """Return the runs of a world in their order, as far as they follow from the records that are
+    there.
+    """
     settings: dict[str, None] = {}
     if world in SEARCHED:
-        settings = dict.fromkeys([*(setting for search in searches(world).values() for setting in search), *COMMON])
+        settings = dict.fromkeys(
+            [*(setting for search in searches(world).values() for setting in search), *COMMON]
+        )
     runs = [Run(world, setting, "select", seed) for setting in settings for seed in SEEDS["select"]]
-    return runs + [Run(world, setting, "test", seed) for setting in tested(world) for seed in SEEDS["test"]]
+    return runs + [
+        Run(world, setting, "test", seed) for setting in tested(world) for seed in SEEDS["test"]
+    ]
 
 
 def tested(world: str) -> list[str]:
-    """Return the settings to test: the defaults, and the selected ones once all scores are there."""
+    """Return the settings to test: the defaults, and the selected ones once all scores are
+    there.
+    """
     common = common_setting()
     if world in CHECKS:
         return [DEFAULTS[0], common] if common else []
@@ -223,11 +272,14 @@ def tested(world: str) -> list[str]:
 
 
 def common_setting() -> str | None:
-    """Return the setting with the best mean difference from the default over all federations that are searched.
+    """Return the setting with the best mean difference from the default over all federations that
+    are searched.
 
     None if a record is missing. A setting is out if a run of it ended early.
     """
-    if not all(recorded(Run(world, setting, "select", 0)) for world in SEARCHED for setting in COMMON):
+    if not all(
+        recorded(Run(world, setting, "select", 0)) for world in SEARCHED for setting in COMMON
+    ):
         return None
     means = {}
     for setting in COMMON:
@@ -239,14 +291,17 @@ def common_setting() -> str | None:
 
 
 def _gain(world: str, setting: str) -> float | None:
-    """Return the mean difference of a setting of pFedFDA from the default on validation examples; None if it ended."""
+    """Return the mean difference of a setting of pFedFDA from the default on validation examples;
+    None if it ended.
+    """
     scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
     base = accuracies(Run(world, DEFAULTS[0], "select", 0), "validation", "pooled")
     return None if scores is None or base is None else _mean(scores) - _mean(base)
 
 
 def selected(world: str, settings: Sequence[str]) -> str | None:
-    """Return the setting with the best validation accuracy, the mean over seeds; None if a record is missing.
+    """Return the setting with the best validation accuracy, the mean over seeds; None if a record
+    is missing.
 
     A setting is out if a run of it ended because no client could train any more.
     """
@@ -266,7 +321,9 @@ def recorded(run: Run) -> bool:
 
 
 def accuracies(run: Run, point: str, figure: str) -> list[float] | None:
-    """Return a figure of every seed of a run; None if a record is missing, or a run has ended early."""
+    """Return a figure of every seed of a run; None if a record is missing, or a run has ended
+    early.
+    """
     if not recorded(run):
         return None
     records = [json.loads(run._replace(seed=seed).path.read_text()) for seed in SEEDS[run.stage]]
@@ -276,16 +333,27 @@ def accuracies(run: Run, point: str, figure: str) -> list[float] | None:
 
 
 def test_table(worlds: list[str], figure: str) -> str:
-    """Return a figure of the personalized models on test examples, in Markdown: a row for each federation.
+    """Return a figure of the personalized models on test examples, in Markdown: a row for each
+    federation.
 
     Selected settings are named, with their difference from the default of the method.
     """
-    names = ["pFedFDA, default", "its global model", "selected prior", "selected ridge", "both", "common setting"]
+    names = [
+        "pFedFDA, default",
+        "its global model",
+        "selected prior",
+        "selected ridge",
+        "both",
+        "common setting",
+    ]
     names += ["FedAvg-FT, default", "selected epochs"]
     lines = [f"| {' | '.join(['federation', *names])} |", "|---" * (len(names) + 1) + "|"]
     for world in worlds:
         scores = accuracies(Run(world, DEFAULTS[0], "test", 0), "global", figure)
-        cells = [_default_cell(world, DEFAULTS[0], figure), _with_interval(scores) if scores else "-"]
+        cells = [
+            _default_cell(world, DEFAULTS[0], figure),
+            _with_interval(scores) if scores else "-",
+        ]
         chosen = {name: selected(world, settings) for name, settings in searches(world).items()}
         for name in ("pFedFDA, prior", "pFedFDA, ridge", "pFedFDA, ridge with that prior"):
             cells.append(_selected_cell(world, chosen.get(name), figure))
@@ -337,7 +405,9 @@ def _default_cell(world: str, setting: str, figure: str) -> str:
 
 
 def _selected_cell(world: str, setting: str | None, figure: str) -> str:
-    """Return a selected setting with its test score and the difference from the default, in a cell."""
+    """Return a selected setting with its test score and the difference from the default, in a
+    cell.
+    """
     if setting is None or not recorded(Run(world, setting, "test", 0)):
         return "-"
     if setting in DEFAULTS:
@@ -356,12 +426,16 @@ def test_difference(world: str, setting: str, figure: str, against: str = "") ->
     None if there is a run without a score.
     """
     scores = accuracies(Run(world, setting, "test", 0), "personalized", figure)
-    base = accuracies(Run(world, against or _default_of(setting), "test", 0), "personalized", figure)
+    base = accuracies(
+        Run(world, against or _default_of(setting), "test", 0), "personalized", figure
+    )
     return None if scores is None or base is None else _difference(scores, base)
 
 
 def _on_validation_examples(world: str, setting: str) -> str:
-    """Return the validation score of a default, or the difference of another setting from it, in a cell."""
+    """Return the validation score of a default, or the difference of another setting from it, in a
+    cell.
+    """
     if not recorded(Run(world, setting, "select", 0)):
         return "-"
     scores = accuracies(Run(world, setting, "select", 0), "validation", "pooled")
@@ -401,10 +475,18 @@ def _mean(values: list[float]) -> float:
 
 def main() -> None:
     """Parse the command line, and run what has no record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets")
-    parser.add_argument("--world", nargs="*", choices=WORLDS, default=list(WORLDS), help="only these")
-    parser.add_argument("--list", action="store_true", help="list the runs and whether they have a record")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default=os.environ.get("FEDTAILOR_DATA", ""), help="folder of the data sets"
+    )
+    parser.add_argument(
+        "--world", nargs="*", choices=WORLDS, default=list(WORLDS), help="only these"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list the runs and whether they have a record"
+    )
     parser.add_argument("--table", action="store_true", help="print the results as Markdown")
     arguments = parser.parse_args()
     if arguments.table:

@@ -3,25 +3,28 @@
     python benchmarks/train_step.py [--model cifar_cnn] [--blocks 7] [--json]
     python benchmarks/train_step.py --parts [--model cifar_cnn] [--json]
 
-Our engines are those that ``auto`` chooses for long runs: ``processes`` for the perceptron, whose steps take less than
-a millisecond, and ``workers`` (threads) for the convolutional networks. Processes start before the first block that
-counts. The loop, called the peer, does what common tools do: a torch.nn module per client, a DataLoader over (x, y)
-tuples with shuffling, torch.optim.SGD, one client after another. It runs with PyTorch's default number of threads and
-with one thread. ``peer_tuned`` shows what remains of the difference: it has default threads, our allocator setting, and
-convolutions channels last. No compared tool does that; its batches still arrive channels first. Each arm runs in a
-separate process. All arms train the same clients for the same number of steps on random images. What a run does once
-(data, clients, the first model) is done before the clock starts. The arms take turns, and ratios are within a block.
+Our engines are those that ``auto`` chooses for long runs: ``processes`` for the perceptron, whose
+steps take less than a millisecond, and ``workers`` (threads) for the convolutional networks.
+Processes start before the first block that counts. The loop, called the peer, does what common
+tools do: a torch.nn module per client, a DataLoader over (x, y) tuples with shuffling,
+torch.optim.SGD, one client after another. It runs with PyTorch's default number of threads and with
+one thread. ``peer_tuned`` shows what remains of the difference: it has default threads, our
+allocator setting, and convolutions channels last. No compared tool does that; its batches still
+arrive channels first. Each arm runs in a separate process. All arms train the same clients for the
+same number of steps on random images. What a run does once (data, clients, the first model) is done
+before the clock starts. The arms take turns, and ratios are within a block.
 
-``ours_1`` is the same engine on one core. ``ours_plain`` is the engine ``reference`` with the same allocator setting;
-it records no steps, so the difference between the two is what recordings save.
+``ours_1`` is the same engine on one core. ``ours_plain`` is the engine ``reference`` with the same
+allocator setting; it records no steps, so the difference between the two is what recordings save.
 
-FLOPs count the forward pass, the backward pass for weights, and the backward pass for inputs except those of the first
-layer. Every block measures two peaks with one thread per core: float32 matrix products (sgemm) and large convolutions;
-the best value counts.
+FLOPs count the forward pass, the backward pass for weights, and the backward pass for inputs except
+those of the first layer. Every block measures two peaks with one thread per core: float32 matrix
+products (sgemm) and large convolutions; the best value counts.
 
-``--parts`` says where the time of a step goes on one core of the engine ``reference``, by kind of operation. All of it
-is processor time, which other programs hardly change: for each operation, the median over the steps. What is left of
-the whole is Python. The convolution library reports its memory reorders, which are a part of the convolutions' time.
+``--parts`` says where the time of a step goes on one core of the engine ``reference``, by kind of
+operation. All of it is processor time, which other programs hardly change: for each operation, the
+median over the steps. What is left of the whole is Python. The convolution library reports its
+memory reorders, which are a part of the convolutions' time.
 """
 
 from __future__ import annotations
@@ -80,8 +83,17 @@ def torch_module(name: str, classes: int) -> Any:
     }
     layers: list[Any] = []
     for channels, out, kernel, padding in stages[name][0]:
-        layers += [nn.Conv2d(channels, out, kernel, padding=padding), nn.LeakyReLU(), nn.MaxPool2d(2)]
-    layers += [nn.Flatten(), nn.Linear(stages[name][1], 128), nn.LeakyReLU(), nn.Linear(128, classes)]
+        layers += [
+            nn.Conv2d(channels, out, kernel, padding=padding),
+            nn.LeakyReLU(),
+            nn.MaxPool2d(2),
+        ]
+    layers += [
+        nn.Flatten(),
+        nn.Linear(stages[name][1], 128),
+        nn.LeakyReLU(),
+        nn.Linear(128, classes),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -97,7 +109,8 @@ def examples(setting: dict[str, Any]) -> tuple[Any, Any]:
 def as_lists(x: Any, y: Any, clients: int, examples: int) -> list[list[Any]]:
     """Return the examples of every client as a list of pairs, as peers keep them in memory."""
     return [
-        [(x[row], y[row]) for row in range(start, start + examples)] for start in range(0, clients * examples, examples)
+        [(x[row], y[row]) for row in range(start, start + examples)]
+        for start in range(0, clients * examples, examples)
     ]
 
 
@@ -112,7 +125,9 @@ def tune(module: Any) -> None:
 
 
 def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -> int:
-    """Train one client after another as peers do; return the number of steps. ``clients`` are lists of examples."""
+    """Train one client after another as peers do; return the number of steps. ``clients`` are lists
+    of examples.
+    """
     import copy
 
     import torch
@@ -121,7 +136,9 @@ def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -
     steps = 0
     for examples_of_one in clients:
         module = copy.deepcopy(common).train()
-        optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+        optimizer = torch.optim.SGD(
+            module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY
+        )
         loader = DataLoader(examples_of_one, setting["batch"], shuffle=True, drop_last=True)
         for _ in range(setting["epochs"]):
             for images, labels in loader:
@@ -133,8 +150,12 @@ def peer_block(common: Any, setting: dict[str, Any], clients: list[list[Any]]) -
     return steps
 
 
-def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any, clients: int = CLIENTS) -> Callable[[], int]:
-    """Return a function that trains the same clients with FedAvg on an engine and returns the number of steps."""
+def our_block(
+    name: str, setting: dict[str, Any], data: Any, engine: Any, clients: int = CLIENTS
+) -> Callable[[], int]:
+    """Return a function that trains the same clients with FedAvg on an engine and returns the
+    number of steps.
+    """
     import torch
 
     from fedtailor.algorithms.fedavg import FedAvg
@@ -143,13 +164,26 @@ def our_block(name: str, setting: dict[str, Any], data: Any, engine: Any, client
     from fedtailor.core.federation import Federation, Split
     from fedtailor.core.task import Task, Training
     from fedtailor.models import build_model
-    from fedtailor.simulation.programs import SharedInputs, TrainRequest, client_inputs, client_program
+    from fedtailor.simulation.programs import (
+        SharedInputs,
+        TrainRequest,
+        client_inputs,
+        client_program,
+    )
 
     training = Training(
-        lr=LR, momentum=MOMENTUM, weight_decay=DECAY, epochs=setting["epochs"], batch_size=setting["batch"]
+        lr=LR,
+        momentum=MOMENTUM,
+        weight_decay=DECAY,
+        epochs=setting["epochs"],
+        batch_size=setting["batch"],
     )
     algorithm = FedAvg(training=training)
-    task = Task(build_model(name, setting["shape"], setting["classes"], {}), setting["classes"], setting["shape"])
+    task = Task(
+        build_model(name, setting["shape"], setting["classes"], {}),
+        setting["classes"],
+        setting["shape"],
+    )
     none = torch.zeros(0, dtype=torch.int64)
     rows = [torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(clients)]
     federation = Federation(data[0], data[1], [Split(row, none, none) for row in rows], task)
@@ -199,10 +233,11 @@ def serve(arm: str, name: str) -> None:
 
 
 def measure_peaks() -> dict[str, float]:
-    """Return the best GFLOP/s of one thread per core: a large float32 matrix product, and a large convolution.
+    """Return the best GFLOP/s of one thread per core: a large float32 matrix product, and a large
+    convolution.
 
-    Two libraries compute them, which do not always use the same instructions. On some processors the convolution is
-    more than twice as fast; the matrix product is not an upper bound there.
+    Two libraries compute them, which do not always use the same instructions. On some processors
+    the convolution is more than twice as fast; the matrix product is not an upper bound there.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -248,15 +283,22 @@ def machine() -> dict[str, Any]:
 
 
 def alternate(
-    script: str, name: str, blocks: int, names: Sequence[str] = ARMS, before: Callable[[], None] = lambda: None
+    script: str,
+    name: str,
+    blocks: int,
+    names: Sequence[str] = ARMS,
+    before: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Run every arm of a script in turn, block after block, each in a process of its own; return its answers.
+    """Run every arm of a script in turn, block after block, each in a process of its own; return
+    its answers.
 
     The first block is a warm-up; ``before`` runs at the start of each.
     """
     command = [sys.executable, script, "--model", name, "--serve"]
     arms = {
-        arm: subprocess.Popen([*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arm: subprocess.Popen(
+            [*command, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for arm in names
     }
     times: dict[str, list[float]] = {arm: [] for arm in names}
@@ -275,12 +317,20 @@ def alternate(
 
 
 def speedups(times: dict[str, list[float]]) -> dict[str, float]:
-    """Return medians over blocks of the times of the peer, at its better and at each setting, relative to ours."""
+    """Return medians over blocks of the times of the peer, at its better and at each setting,
+    relative to ours.
+    """
     better = [min(a, b) for a, b in zip(times["peer"], times["peer_1"], strict=True)]
-    pairs = {"peer_better": better, "peer_default_threads": times["peer"], "peer_1_thread": times["peer_1"]}
+    pairs = {
+        "peer_better": better,
+        "peer_default_threads": times["peer"],
+        "peer_1_thread": times["peer_1"],
+    }
     pairs |= {"peer_tuned": times["peer_tuned"]}
     return {
-        label: round(statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3)
+        label: round(
+            statistics.median(p / o for p, o in zip(values, times["ours"], strict=True)), 3
+        )
         for label, values in pairs.items()
     }
 
@@ -333,14 +383,20 @@ def parts(name: str) -> dict[str, Any]:
     kinds["Python"] = total - sum(kinds.values())
     record["convolution_peak_of_one_core"] = round(peak, 1)
     record["ms_per_step"] = round(total, 3)
-    record["ms_of_the_arithmetic_at_the_peak"] = round(setting["mflop"] * setting["batch"] / peak, 3)
-    record["ms"] = {kind: round(ms, 3) for kind, ms in sorted(kinds.items(), key=lambda each: -each[1])}
+    record["ms_of_the_arithmetic_at_the_peak"] = round(
+        setting["mflop"] * setting["batch"] / peak, 3
+    )
+    record["ms"] = {
+        kind: round(ms, 3) for kind, ms in sorted(kinds.items(), key=lambda each: -each[1])
+    }
     record["ms_of_reorders"] = round(reorders(name), 3)
     return record
 
 
 def step_and_operations(block: Callable[[], int]) -> tuple[float, dict[str, float]]:
-    """Return the processor milliseconds of a step, and of each kind of operation in it; measured in turn."""
+    """Return the processor milliseconds of a step, and of each kind of operation in it; measured in
+    turn.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -349,19 +405,26 @@ def step_and_operations(block: Callable[[], int]) -> tuple[float, dict[str, floa
 
     def kind_of(name: str, tensors: list[Any]) -> str:
         if not name.startswith("convolution"):
-            return next((kind for start, kind in KINDS.items() if name.startswith(start)), "other operations")
+            return next(
+                (kind for start, kind in KINDS.items() if name.startswith(start)),
+                "other operations",
+            )
         backward = name.startswith("convolution_backward")
         layer = layers.setdefault(tensors[2 if backward else 1].shape, len(layers) + 1)
         return f"convolution {layer}, {'backward' if backward else 'forward'}"
 
     class Timer(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             start = time.thread_time()
             output = function(*args, **(kwargs or {}))
             duration = time.thread_time() - start
             tensors = [each for each in args if isinstance(each, torch.Tensor)]
             name = function.overloadpacket.__name__
-            seconds[kind_of(name, tensors), f"{name} {[each.shape for each in tensors]}"].append(duration)
+            seconds[kind_of(name, tensors), f"{name} {[each.shape for each in tensors]}"].append(
+                duration
+            )
             return output
 
     whole = []
@@ -379,10 +442,14 @@ def step_and_operations(block: Callable[[], int]) -> tuple[float, dict[str, floa
 
 
 def reorders(name: str) -> float:
-    """Return the milliseconds per step of the memory reorders that the convolution library reports."""
+    """Return the milliseconds per step of the memory reorders that the convolution library
+    reports.
+    """
     command = [sys.executable, __file__, "--model", name, "--serve", "ours_plain"]
     verbose = {**os.environ, "ONEDNN_VERBOSE": "profile_exec"}
-    output = subprocess.run(command, env=verbose, input="go\n", capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, env=verbose, input="go\n", capture_output=True, text=True, check=True
+    ).stdout
     durations: dict[str, list[float]] = defaultdict(list)
     for line in output.splitlines():
         if line.startswith("onednn_verbose") and ",exec," in line and ",reorder," in line:
@@ -394,11 +461,19 @@ def reorders(name: str) -> float:
 
 def main() -> None:
     """Parse the command line and print the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=sorted(SETTINGS), default="cifar_cnn")
     parser.add_argument("--blocks", type=int, default=7, help="paired blocks after the warm-up")
-    parser.add_argument("--parts", action="store_true", help="where the time of a step goes on one core")
-    parser.add_argument("--json", action="store_true", help="write results/train_step-MODEL.json, or parts-MODEL.json")
+    parser.add_argument(
+        "--parts", action="store_true", help="where the time of a step goes on one core"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="write results/train_step-MODEL.json, or parts-MODEL.json",
+    )
     parser.add_argument("--serve", choices=ARMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -416,7 +491,9 @@ def main() -> None:
         path = Path(__file__).parent / "results" / f"train_step-{arguments.model}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
     peaks = ", ".join(f"{name} {value:.0f}" for name, value in record["peak_gflops"].items())
-    print(f"{record['model']}, {record['blocks']} paired blocks, peaks of all cores in GFLOP/s: {peaks}")
+    print(
+        f"{record['model']}, {record['blocks']} paired blocks, peaks of all cores in GFLOP/s: {peaks}"
+    )
     for arm in ARMS:
         row = record[arm]
         print(

@@ -21,7 +21,9 @@ SIDE = 16
 
 def scan(pixels, hospital):
     """Return a digit (8, 8), 0 to 16, as the scanner of a hospital shows it."""
-    picture = Image.fromarray((pixels * 255 / 16).astype(np.uint8)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    picture = Image.fromarray((pixels * 255 / 16).astype(np.uint8)).resize(
+        (SIDE, SIDE), Image.Resampling.BILINEAR
+    )
     if hospital == "Berlin":
         return picture.filter(ImageFilter.GaussianBlur(1))
     if hospital == "Mayo":

@@ -15,20 +15,25 @@ def examples(federation, client):
 
 def key_of(client, *, seed=5, round=2):
     """Return a client's key, as tensors that can be stacked."""
-    return Key(torch.tensor(seed), torch.tensor(round), torch.as_tensor(client), torch.tensor(0), 17)
+    return Key(
+        torch.tensor(seed), torch.tensor(round), torch.as_tensor(client), torch.tensor(0), 17
+    )
 
 
 def one_by_one(program, federation, clients, own):
     """Return ``program(data, key, own)`` of every client."""
     return [
-        program(examples(federation, client), key_of(client), row) for client, row in zip(clients, own, strict=True)
+        program(examples(federation, client), key_of(client), row)
+        for client, row in zip(clients, own, strict=True)
     ]
 
 
 def stacked(program, federation, clients, own):
     """Return the same from one call under ``vmap``, with example lists padded to the longest."""
     parts = [examples(federation, client) for client in clients]
-    rows, weight = (pad_sequence([part[column] for part in parts], batch_first=True) for column in (2, 3))
+    rows, weight = (
+        pad_sequence([part[column] for part in parts], batch_first=True) for column in (2, 3)
+    )
 
     def one(rows, weight, client, row):
         return program(ExampleSet(federation.x, federation.y, rows, weight), key_of(client), row)
@@ -40,11 +45,17 @@ def stacked(program, federation, clients, own):
 def both_ways(program, federation, clients, own=None, tolerance=1e-12):
     """Run both ways, assert that they agree in float64, and return the outputs of the loop."""
     own = own or [torch.tensor(0.0)] * len(clients)
-    loop, stack = one_by_one(program, federation, clients, own), stacked(program, federation, clients, own)
+    loop, stack = (
+        one_by_one(program, federation, clients, own),
+        stacked(program, federation, clients, own),
+    )
     for client, one, other in zip(clients, loop, stack, strict=True):
         first, second = tree.paths(one), tree.paths(other)
         assert list(first) == list(second)
         for path, leaf in first.items():
-            assert leaf.dtype == second[path].dtype and leaf.shape == second[path].shape, (client, path)
+            assert leaf.dtype == second[path].dtype and leaf.shape == second[path].shape, (
+                client,
+                path,
+            )
             assert torch.allclose(leaf, second[path], rtol=0, atol=tolerance), (client, path)
     return loop

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from jaxtyping import install_import_hook
 
-# Before these modules are imported: their shape annotations are enforced while tests run. Not all of core, because
-# the hook also guards the constructors of dataclasses, and bad options must reach `check_options` instead.
+# Before these modules are imported: their shape annotations are enforced while tests run. Not all
+# of core, because the hook also guards the constructors of dataclasses, and bad options must reach
+# `check_options` instead.
 install_import_hook(
     [
         "fedtailor.statistics.diagonal",
@@ -55,7 +56,8 @@ def _cache_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch, _cache_folder):
-    """Keep a developer's own settings out of the tests, and what tests decode out of a developer's cache."""
+    """Keep a developer's own settings out of the tests, and what tests decode out of a developer's
+    cache."""
     monkeypatch.delenv("FEDTAILOR_DATA", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)  # it would fold the tables
     monkeypatch.setenv("FEDTAILOR_CACHE", str(_cache_folder))

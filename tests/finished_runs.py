@@ -9,13 +9,21 @@ def settings(algorithm, engine="reference", seed=1):
     """Return the configuration of a small run: two of five clients take part in a round."""
     return {
         "seed": seed,
-        "data": {"dataset": "digits", "clients": 5, "partition": "dirichlet(alpha=0.5)", "fraction": 0.1},
+        "data": {
+            "dataset": "digits",
+            "clients": 5,
+            "partition": "dirichlet(alpha=0.5)",
+            "fraction": 0.1,
+        },
         "model": {"name": "mlp", "options": {"hidden": 6}},
         "algorithm": {"name": algorithm},
         "training": {"epochs": 1},
         "federation": {"rounds": ROUNDS, "participation": "fixed(2)"},
         "evaluation": {"every": 1, "class_means": True},
-        "engine": {"name": engine, **({"workers": 2} if engine in ("workers", "processes") else {})},
+        "engine": {
+            "name": engine,
+            **({"workers": 2} if engine in ("workers", "processes") else {}),
+        },
     }
 
 

@@ -30,7 +30,9 @@ class Changed(FedAvg):
     """FedAvg with something done to each client's update."""
 
     def local_update(self, task, download, state, data, key):
-        return self.change(super().local_update(task, download, state, data, key), task, download, data, key)
+        return self.change(
+            super().local_update(task, download, state, data, key), task, download, data, key
+        )
 
 
 class Closure(FedAvg):
@@ -42,7 +44,9 @@ class Closure(FedAvg):
             return output._replace(loss=output.loss + (params["head.bias"] - center).square().sum())
 
         model = download.shared.model
-        trained = train(task, loss, model, data=data.train, key=key, training=self.training)  # the line
+        trained = train(
+            task, loss, model, data=data.train, key=key, training=self.training
+        )  # the line
         return ClientUpdate(state, {"model": Mean(trained.params, data.info.num_train)})
 
 
@@ -67,19 +71,25 @@ class InPlaceAtBroadcast(FedAvg):
 
 class GlobalRandom(FedAvg):
     def aggregate(self, server, received, cohort):
-        noise = tree.map(lambda leaf: leaf + 0.001 * torch.randn(leaf.shape), received["model"].value)
+        noise = tree.map(
+            lambda leaf: leaf + 0.001 * torch.randn(leaf.shape), received["model"].value
+        )
         return ModelState(noise), ()
 
 
 class Undeclared(Changed):
     def change(self, update, task, download, data, key):
-        return update._replace(upload={**update.upload, "extra": Mean(torch.zeros(3), data.info.num_train)})
+        return update._replace(
+            upload={**update.upload, "extra": Mean(torch.zeros(3), data.info.num_train)}
+        )
 
 
 class WrongShape(Changed):
     def change(self, update, task, download, data, key):
         model, weight = update.upload["model"]
-        return update._replace(upload={"model": Mean({**model, "head.bias": model["head.bias"][:, None]}, weight)})
+        return update._replace(
+            upload={"model": Mean({**model, "head.bias": model["head.bias"][:, None]}, weight)}
+        )
 
 
 class WrongWeight(Changed):
@@ -142,7 +152,9 @@ class Branch(Changed):
 def indexing_loss(task, params, context, batch, key):
     present = batch.weight > 0
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
-    return LossOutput(F.cross_entropy(task.model.head(params, z)[present], batch.y[present]), buffers)  # the line
+    return LossOutput(
+        F.cross_entropy(task.model.head(params, z)[present], batch.y[present]), buffers
+    )  # the line
 
 
 def unweighted_loss(task, params, context, batch, key):
@@ -264,7 +276,10 @@ class UndeclaredDownload(FedAvg):
 
 class NotSentDown(FedAvg):
     def messages(self, task):
-        return {**super().messages(task), "rounds": Field(kind="counts", shapes=(), reduction="none")}
+        return {
+            **super().messages(task),
+            "rounds": Field(kind="counts", shapes=(), reduction="none"),
+        }
 
 
 class SameSeed(FedAvg):
@@ -285,7 +300,9 @@ class NoBuffers(FedAvg):
 
     def local_update(self, task, download, state, data, key):
         model = self.personalize(task, download, state, data, key)
-        trained = train(task, classification_loss, model, data=data.train, key=key, training=self.training)
+        trained = train(
+            task, classification_loss, model, data=data.train, key=key, training=self.training
+        )
         upload = {"model": Mean(task.pick(trained.params, "body", "head"), data.info.num_train)}
         return ClientUpdate(state, upload, metrics={"steps": trained.steps})
 
@@ -298,7 +315,10 @@ class NoBuffers(FedAvg):
 
 class RowsForNobody(FedAvg):
     def messages(self, task):
-        return {**super().messages(task), "own": Field(kind="statistics", shapes=(2,), reduction="none")}
+        return {
+            **super().messages(task),
+            "own": Field(kind="statistics", shapes=(2,), reduction="none"),
+        }
 
     def init_per_client(self, task, info, key):
         return torch.zeros(2)
@@ -353,7 +373,9 @@ class NoProperty(FedAvg):
 class TunesInSecret(FedAvg):
     def personalize(self, task, download, state, data, key):
         model = download.shared.model
-        return train(task, classification_loss, model, data=data.train, key=key, training=self.training).params
+        return train(
+            task, classification_loss, model, data=data.train, key=key, training=self.training
+        ).params
 
 
 class OnboardsInSecret(FedAvg):
@@ -395,7 +417,11 @@ class TorchRandom(Changed):
 
 
 MUTANTS = {
-    Closure: ["Closure does not run", "closure variable 'center'", "mutants.py, line LINE, local_update"],
+    Closure: [
+        "Closure does not run",
+        "closure variable 'center'",
+        "mutants.py, line LINE, local_update",
+    ],
     InPlace: ["local_update changes its input in place: shared/model/head.bias differs by 3"],
     InPlaceAtServer: ["aggregate changes its input in place", "server/model/"],
     InPlaceAtBroadcast: ["broadcast changes its input in place", "server/model/"],
@@ -405,20 +431,45 @@ MUTANTS = {
         "the upload has fields ['extra', 'model'] instead of ['model']. Send upload={\"model\": Mean(",
     ],
     WrongShape: ["field 'model': 'head.bias' has shape (3, 1) instead of (3,)"],
-    WrongWeight: ["client 1 (2 training examples)", "'model' is sent with weight 1", 'weight="num_train", which is 2'],
+    WrongWeight: [
+        "client 1 (2 training examples)",
+        "'model' is sent with weight 1",
+        'weight="num_train", which is 2',
+    ],
     StateAppears: ["The client state changes its structure", "'rounds'", "init_client"],
-    StateOfHiddenType: ["The server state cannot be stored", "define it at the top level of the method's module"],
+    StateOfHiddenType: [
+        "The server state cannot be stored",
+        "define it at the top level of the method's module",
+    ],
     ServerTypeChanges: [
         "The server state changes its structure",
         "'rounds' is of shape () and type torch.float64 from init_server, but of shape () and type torch.int64 from",
     ],
     Item: ["several clients at once", ".item()", "mutants.py, line LINE, change"],
-    Branch: ["several clients at once", "data-dependent control flow", "mutants.py, line LINE, change", "torch.where"],
-    Indexing: ["several clients at once", "mutants.py, line LINE, indexing_loss", "boolean indexing"],
+    Branch: [
+        "several clients at once",
+        "data-dependent control flow",
+        "mutants.py, line LINE, change",
+        "torch.where",
+    ],
+    Indexing: [
+        "several clients at once",
+        "mutants.py, line LINE, indexing_loss",
+        "boolean indexing",
+    ],
     Unweighted: ["stacked in blocks of 3", "round 1, train, client", "weighted_mean"],
     CountsRows: ["Examples of weight 0 in a client's list", "data.info"],
-    EmptyIsNaN: ["client 5 (0 training examples)", "personalize", "not finite in the personal model", "clamp(min=1)"],
-    FailsIfEmpty: ["client 5 (0 training examples)", "IndexError", "mutants.py, line LINE, personalize"],
+    EmptyIsNaN: [
+        "client 5 (0 training examples)",
+        "personalize",
+        "not finite in the personal model",
+        "clamp(min=1)",
+    ],
+    FailsIfEmpty: [
+        "client 5 (0 training examples)",
+        "IndexError",
+        "mutants.py, line LINE, personalize",
+    ],
     WholeTable: ["personalize", "depends on test examples", "data.train.rows"],
     OthersData: ["local_update", "depends on the examples of client 6"],
     NoSteps: ["reports no metric 'steps'", "trained.steps"],
@@ -431,8 +482,14 @@ MUTANTS = {
     Stands: ["Personal models learn nothing", "aggregate"],
     Untrained: ["Models of clients that never took part in training are not trained", "onboard"],
     OtherOnboarding: ["Round 1, client 7", "onboard must return Onboarded(state, steps), got dict"],
-    UndeclaredDownload: ["broadcast returns 'rounds' of shape ()", "messages declares no such field"],
-    NotSentDown: ["messages declares that clients receive a value of shape ()", "broadcast does not return one"],
+    UndeclaredDownload: [
+        "broadcast returns 'rounds' of shape ()",
+        "messages declares no such field",
+    ],
+    NotSentDown: [
+        "messages declares that clients receive a value of shape ()",
+        "broadcast does not return one",
+    ],
     SameSeed: ["With another seed, client 0 (1 training example) gets the same personal model"],
     NoBuffers: ["Field 'model' of messages", "statistics of batch normalization", "running_mean"],
     RowsForNobody: [
@@ -442,19 +499,39 @@ MUTANTS = {
     BadDefault: ["BadDefault cannot be built: BadDefault.share must be >= 0 and <= 1, got 2.0."],
     Undecorated: ["lacks the decorator @dataclass(frozen=True, kw_only=True)"],
     Unfinished: ["lacks local_update, personalize"],
-    EqualWeights: ["client 1 (2 training examples)", "must be 1, as declared. Send Mean(value, torch.ones(()))"],
+    EqualWeights: [
+        "client 1 (2 training examples)",
+        "must be 1, as declared. Send Mean(value, torch.ones(()))",
+    ],
     FailsAtOnce: ["FailsAtOnce does not run: AttributeError", "mutants.py, line LINE, messages"],
-    OtherArguments: ["aggregate takes (self, task, server, received) but must take (self, server, received, cohort)"],
+    OtherArguments: [
+        "aggregate takes (self, task, server, received) but must take (self, server, received, cohort)"
+    ],
     Misspelled: ["onbaord is never called; perhaps you meant 'onboard'."],
     NotAnnotated: ["annotate it, mu: float = 0.1"],
     NoProperty: ["write @property above it"],
     TunesInSecret: ["personalize trains on a client's data", "adaptation is empty"],
     OnboardsInSecret: ["onboard trains on a client's data (3 steps)", "onboarding is empty"],
-    OnboardsWithFewerSteps: ["onboard returns", "but train took", "Return Onboarded(state, trained.steps)"],
+    OnboardsWithFewerSteps: [
+        "onboard returns",
+        "but train took",
+        "Return Onboarded(state, trained.steps)",
+    ],
     FewerSteps: ["reports 1 as metric 'steps', but train took 2 steps"],
-    SinglePrecision: ["a model in which 'hidden.weight' is of type torch.float32", "runs in float64"],
-    SinglePrecisionSent: ["an upload in which 'model/hidden.weight' is of type torch.float16", "runs in float64"],
+    SinglePrecision: [
+        "a model in which 'hidden.weight' is of type torch.float32",
+        "runs in float64",
+    ],
+    SinglePrecisionSent: [
+        "an upload in which 'model/hidden.weight' is of type torch.float16",
+        "runs in float64",
+    ],
     Bare: ["sent as dict, declared as mean. Send Mean(value, data.info.num_train)"],
-    TorchRandom: ["randomness", "mutants.py, line LINE, change", "`fedtailor.uniform` with the key"],
+    TorchRandom: [
+        "randomness",
+        "mutants.py, line LINE, change",
+        "`fedtailor.uniform` with the key",
+    ],
 }
-"""Mutant -> words of one sentence; LINE stands for the line that its class or loss marks with ``# the line``."""
+"""Mutant -> words of one sentence; LINE stands for the line that its class or loss marks with ``#
+the line``."""

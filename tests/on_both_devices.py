@@ -15,7 +15,9 @@ from fedtailor.core.task import Training
 from fedtailor.simulation.rounds import simulate
 
 METHODS = sorted(
-    path.stem for path in Path(fedtailor.algorithms.__file__).parent.glob("*.py") if not path.stem.startswith("_")
+    path.stem
+    for path in Path(fedtailor.algorithms.__file__).parent.glob("*.py")
+    if not path.stem.startswith("_")
 )
 TRAINING = Training(epochs=1, batch_size=5, lr=0.05, momentum=0.5, weight_decay=0.01, clip_norm=3.0)
 SIZES = (1, 5, 0, 12)
@@ -29,7 +31,12 @@ def federation(model="mlp"):
 def reports(method, engine, device, data=None, training=TRAINING, **schedule):
     """Run a method for two rounds, and evaluate it at every point."""
     algorithm = replace(load_algorithm(method)(), training=training)
-    settings = {"rounds": 2, "evaluate_every": 1, "personalized_every": 1, "class_means": algorithm.has_features()}
+    settings = {
+        "rounds": 2,
+        "evaluate_every": 1,
+        "personalized_every": 1,
+        "class_means": algorithm.has_features(),
+    }
     plan = Schedule(**{**settings, **schedule})
     return list(simulate(algorithm, data or federation(), engine, plan, seed=3, device=device))
 
@@ -51,7 +58,10 @@ def numbers(found):
 
 
 def metrics(found):
-    return [(report.metrics, report.events, report.steps, report.bytes_up, report.bytes_down) for report in found]
+    return [
+        (report.metrics, report.events, report.steps, report.bytes_up, report.bytes_down)
+        for report in found
+    ]
 
 
 def assert_same(found, expected):

@@ -1,4 +1,5 @@
-"""The oracle of training: a torch.nn module, torch.optim and the same batches, written as anybody would."""
+"""The oracle of training: a torch.nn module, torch.optim and the same batches, written as anybody
+would."""
 
 import torch
 from torch import nn
@@ -16,7 +17,8 @@ def planned(count, key, training, epochs=None, per_step=1):
 
 
 def module_of(params, trained=None):
-    """Return the perceptron of ``federations.perceptron`` as a module; only parameters named in ``trained`` train."""
+    """Return the perceptron of ``federations.perceptron`` as a module; only parameters named in
+    ``trained`` train."""
     classes, hidden = params["head.weight"].shape
     module = nn.Sequential()
     module.add_module("hidden", nn.Linear(params["hidden.weight"].shape[1], hidden))
@@ -33,7 +35,9 @@ def optimizer_of(module, training):
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if training.optimizer == "adam":
         return torch.optim.Adam(parameters, training.lr, weight_decay=training.weight_decay)
-    return torch.optim.SGD(parameters, training.lr, training.momentum, weight_decay=training.weight_decay)
+    return torch.optim.SGD(
+        parameters, training.lr, training.momentum, weight_decay=training.weight_decay
+    )
 
 
 def fit(module, x, y, batches, training):

@@ -1,4 +1,5 @@
-"""Real processes on this machine: `fedtailor serve`, `fedtailor site start`, and all that Flower starts below them."""
+"""Real processes on this machine: `fedtailor serve`, `fedtailor site start`, and all that Flower
+starts below them."""
 
 import contextlib
 import json
@@ -130,7 +131,9 @@ class Deployment:
         """Write ``federation.toml`` with other values."""
         self.world.values = {**self.world.values, **values}
         deploy = {**self.world.values.get("deploy", {}), "host": "localhost", "port": self.port}
-        (self.server / "federation.toml").write_text(tomli_w.dumps({**self.world.values, "deploy": deploy}))
+        (self.server / "federation.toml").write_text(
+            tomli_w.dumps({**self.world.values, "deploy": deploy})
+        )
 
     def start_sites(self, *names):
         """Start some sites, or all."""
@@ -168,11 +171,14 @@ class Deployment:
 
     def wait_for_round(self, done, number=1):
         """Wait until so many rounds are done."""
-        wait(lambda: len(self.rounds(number)) >= done or not self.serving.runs(), explain=self.tails)
+        wait(
+            lambda: len(self.rounds(number)) >= done or not self.serving.runs(), explain=self.tails
+        )
         assert len(self.rounds(number)) >= done, self.tails()
 
     def processes(self, owner, *words):
-        """Return the processes below the supervisor of the server or a site whose command has all words."""
+        """Return the processes below the supervisor of the server or a site whose command has all
+        words."""
         folder = self.server if owner == "server" else self.folder(owner)
         return processes_below(folder, *words)
 
@@ -208,12 +214,16 @@ def commands():
 
 
 def processes_below(folder, *words):
-    """Return the processes that Flower or a supervisor has started for a folder, whose command has all words."""
+    """Return the processes that Flower or a supervisor has started for a folder, whose command has
+    all words."""
     own = f"FLWR_HOME={folder.resolve()}/flower/".encode()
     found = []
     for pid, command in commands().items():
         with contextlib.suppress(OSError):
-            if all(word in command for word in words) and own in Path(f"/proc/{pid}/environ").read_bytes():
+            if (
+                all(word in command for word in words)
+                and own in Path(f"/proc/{pid}/environ").read_bytes()
+            ):
                 found.append(pid)
     return found
 

@@ -6,10 +6,20 @@ from fedtailor.testing.runs import assert_same_bits
 
 
 def assert_same_reports(found, expected):
-    """Check that reports are equal: numbers bit for bit, all else as it is, only times may differ."""
+    """Check that reports are equal: numbers bit for bit, all else as it is, only times may
+    differ."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        for name in ("round", "cohort", "trained", "metrics", "events", "bytes_up", "bytes_down", "steps"):
+        for name in (
+            "round",
+            "cohort",
+            "trained",
+            "metrics",
+            "events",
+            "bytes_up",
+            "bytes_down",
+            "steps",
+        ):
             assert getattr(one, name) == getattr(other, name), name
         assert len(one.evaluations) == len(other.evaluations)
         for evaluation, same in zip(one.evaluations, other.evaluations, strict=True):

@@ -1,4 +1,5 @@
-"""Sites in this process: their folders, a transport that is a function call, and the simulation of the same."""
+"""Sites in this process: their folders, a transport that is a function call, and the simulation of
+the same."""
 
 import json
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ def divide_digits(names=NAMES, rows=60):
     order = np.argsort(digits.target % 4, kind="stable")
     parts = np.array_split(order[:: max(len(order) // (rows * len(names)), 1)], len(names))
     images = digits.images.astype(np.uint8) * 15
-    return {name: (images[part], digits.target[part]) for name, part in zip(names, parts, strict=True)}
+    return {
+        name: (images[part], digits.target[part]) for name, part in zip(names, parts, strict=True)
+    }
 
 
 def write_arrays(folder, x, y):
@@ -87,7 +90,8 @@ def write_arrays(folder, x, y):
 
 
 def write_pictures(folder, name, *, divided=()):
-    """Write gray pictures by class; one site lacks a class, and those in ``divided`` have a test part."""
+    """Write gray pictures by class; one site lacks a class, and those in ``divided`` have a test
+    part."""
     generator = np.random.default_rng(sum(map(ord, name)))
     classes = ("healthy", "sick") if name == "clinic" else ("healthy", "other", "sick")
     parts = ("train", "test") if name in divided else ("",)
@@ -101,13 +105,18 @@ def write_pictures(folder, name, *, divided=()):
 
 
 def write_table(folder, name, *, rows=40, patients=False):
-    """Write a table with numbers, text, empty cells, patients, and a column that is empty at one site."""
+    """Write a table with numbers, text, empty cells, patients, and a column that is empty at one
+    site."""
     generator = np.random.default_rng(sum(map(ord, name)))
     folder.parent.mkdir(parents=True, exist_ok=True)
     lines = ["age,sex,dose,note,diagnosis" + ",patient" * patients]
     for row in range(rows):
         age = "" if row % 7 == 3 else f"{generator.normal(60, 12):.1f}"
-        sex = "" if row % 11 == 5 else generator.choice(["f", "m"] if name == "clinic" else ["d", "f", "m"])
+        sex = (
+            ""
+            if row % 11 == 5
+            else generator.choice(["f", "m"] if name == "clinic" else ["d", "f", "m"])
+        )
         dose = f"{generator.normal(0, 1):.3f}"
         note = "" if name == "office" else f"{generator.normal(5, 1):.2f}"
         diagnosis = generator.choice(["benign", "malignant"])
@@ -138,7 +147,9 @@ class World:
         server = self.path / "server"
         server.mkdir()
         (server / "federation.toml").write_text(_toml(self.values))
-        sites = [{"name": name, "key": f"key of {name}", "new": name in self.new} for name in self.names]
+        sites = [
+            {"name": name, "key": f"key of {name}", "new": name in self.new} for name in self.names
+        ]
         (server / "sites.json").write_text(to_json({"sites": sites}))
         return self
 
@@ -154,7 +165,11 @@ class World:
     def serve(self, make=None, run="0001"):
         """Run or resume; ``make(sites)`` makes the transport. Returns the result."""
         self.transport = (make or self.transport_of)(self.open())
-        return serve_rounds(self.path / "server", self.path / "server" / "runs" / run, lambda numbers: self.transport)
+        return serve_rounds(
+            self.path / "server",
+            self.path / "server" / "runs" / run,
+            lambda numbers: self.transport,
+        )
 
     @staticmethod
     def transport_of(sites):
@@ -166,9 +181,15 @@ class World:
         data = {"path": str(self.path / "all"), **self.values.get("data", {})}
         if self.new:
             data["new_clients"] = sorted(self.new)
-        values = {**{key: value for key, value in self.values.items() if key != "deploy"}, "data": data, **changes}
+        values = {
+            **{key: value for key, value in self.values.items() if key != "deploy"},
+            "data": data,
+            **changes,
+        }
         folder = self.path / out
-        fedtailor.run(fedtailor.make_config({**values, "engine": {"name": "reference"}}), out=folder)
+        fedtailor.run(
+            fedtailor.make_config({**values, "engine": {"name": "reference"}}), out=folder
+        )
         return folder
 
 
@@ -178,14 +199,21 @@ def assert_same_run(world, simulated, run="0001"):
     simulation = read_run(simulated)
     for name in ("metrics", "new_clients", "sites", "bytes", "steps"):
         assert served.result.get(name) == simulation.result.get(name), name
-    assert [without_seconds(line) for line in served.rounds] == [without_seconds(line) for line in simulation.rounds]
+    assert [without_seconds(line) for line in served.rounds] == [
+        without_seconds(line) for line in simulation.rounds
+    ]
     assert served.clients == simulation.clients
-    states = [read_final_state(run.path / "checkpoints", modules={"fedtailor"}) for run in (served, simulation)]
+    states = [
+        read_final_state(run.path / "checkpoints", modules={"fedtailor"})
+        for run in (served, simulation)
+    ]
     assert_same_bits(states[0].server, states[1].server)
     assert states[0].client_rounds == states[1].client_rounds
     for name in world.order:
         file = f"models/{name}.safetensors"
-        assert (world.path / "sites" / name / "model" / file).read_bytes() == (simulated / file).read_bytes(), name
+        assert (world.path / "sites" / name / "model" / file).read_bytes() == (
+            simulated / file
+        ).read_bytes(), name
 
 
 ABSENCES = ("absent", "failed", "quarantine")
@@ -193,14 +221,19 @@ ABSENCES = ("absent", "failed", "quarantine")
 
 
 def assert_same_as_simulation(world, run="0001", *, without=()):
-    """Assert that server and sites hold what a simulation with the recorded absences computes; return the run."""
+    """Assert that server and sites hold what a simulation with the recorded absences computes;
+    return the run."""
     served = read_run(world.path / "server" / "runs" / run)
-    last = simulated(world, [as_absence(event) for event in served.events if event["kind"] in ABSENCES])
+    last = simulated(
+        world, [as_absence(event) for event in served.events if event["kind"] in ABSENCES]
+    )
     state = read_final_state(served.path / "checkpoints", modules={"fedtailor"})
     assert_same_bits(state.server, last.state.server)
     for client, name in enumerate(world.order):
         if client not in without:
-            raw = (world.path / "sites" / name / "model" / "models" / f"{name}.safetensors").read_bytes()
+            raw = (
+                world.path / "sites" / name / "model" / "models" / f"{name}.safetensors"
+            ).read_bytes()
             assert raw == encode(last.personal[client]), name
     return served
 
@@ -214,10 +247,14 @@ def as_absence(event):
 def simulated(world, events):
     """Return the last report of a simulation in which the same clients gave no answer."""
     values = {key: value for key, value in world.values.items() if key != "deploy"}
-    config = make_config({**values, "data": {"path": str(world.path / "all")}, "engine": {"name": "reference"}})
+    config = make_config(
+        {**values, "data": {"path": str(world.path / "all")}, "engine": {"name": "reference"}}
+    )
     parts = assemble(config, 0)
     schedule = parts.config.schedule
-    reports = simulate(parts.algorithm, parts.federation, Reference(), schedule, seed=0, events=events)
+    reports = simulate(
+        parts.algorithm, parts.federation, Reference(), schedule, seed=0, events=events
+    )
     return list(reports)[-1]
 
 

@@ -1,8 +1,10 @@
-"""A device for tests, where there is no real one: ``stand_in:0``, made in Python over tensors of the CPU.
+"""A device for tests, where there is no real one: ``stand_in:0``, made in Python over tensors of
+the CPU.
 
-A tensor of this device holds a tensor of the CPU that nobody else sees. Every operator runs on these hidden tensors, so
-that a run on the device has the bits of a run on the CPU. As on a GPU, an operator refuses operands of the CPU but
-single numbers and indices, NumPy gets nothing, and whatever reads values in Python makes a copy: each is noted.
+A tensor of this device holds a tensor of the CPU that nobody else sees. Every operator runs on
+these hidden tensors, so that a run on the device has the bits of a run on the CPU. As on a GPU, an
+operator refuses operands of the CPU but single numbers and indices, NumPy gets nothing, and
+whatever reads values in Python makes a copy: each is noted.
 """
 
 import sys
@@ -25,9 +27,19 @@ _aten = torch.ops.aten
 
 _COPIES = (_aten.copy_.default, _aten._to_copy.default)
 """Operators that take tensors of both devices."""
-_INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+_INDEXING = (
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+)
 """Operators that take indices of the CPU."""
-_TAKES_NUMBERS = (_aten.fill_.Tensor, _aten.masked_fill.Tensor, _aten.masked_fill_.Tensor, _aten._foreach_mul.Tensor)
+_TAKES_NUMBERS = (
+    _aten.fill_.Tensor,
+    _aten.masked_fill.Tensor,
+    _aten.masked_fill_.Tensor,
+    _aten._foreach_mul.Tensor,
+)
 """Operators that take single numbers of the CPU, beside those that PyTorch marks as pointwise."""
 _LOOKS_AT_VALUES = {
     _aten._local_scalar_dense.default: "item",
@@ -71,7 +83,9 @@ class StandInTensor(torch.Tensor):
         return tensor
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         return _run(operator, arguments, options or {})
 
     def tolist(self) -> Any:
@@ -103,7 +117,9 @@ def _run(operator: Any, arguments: Any, options: dict[str, Any]) -> Any:
         tensor = StandInTensor(value)
         for owner in owners.values():
             if owner.hidden.untyped_storage()._cdata == value.untyped_storage()._cdata:
-                torch._functionalize_unsafe_set(tensor, owner)  # a view shares the memory of what it views
+                torch._functionalize_unsafe_set(
+                    tensor, owner
+                )  # a view shares the memory of what it views
                 break
         return tensor
 
@@ -130,7 +146,9 @@ def _refuse_mixture(operator: Any, value: torch.Tensor, is_changed: bool) -> Non
     if value.dim() == 0 and takes_numbers and not is_changed:
         return
     both = f"{NAME}:0 and {value.device}"
-    raise RuntimeError(f"{operator}: expected all tensors to be on the same device, but found {both}")
+    raise RuntimeError(
+        f"{operator}: expected all tensors to be on the same device, but found {both}"
+    )
 
 
 def _take_shape(tensor: StandInTensor) -> None:
@@ -186,7 +204,9 @@ def _note(operator: str) -> None:
         frame = frame.f_back
     place = ""
     if frame is not None:
-        place = f"{frame.f_code.co_filename.removeprefix(_SOURCE).lstrip('/')}:{frame.f_code.co_name}"
+        place = (
+            f"{frame.f_code.co_filename.removeprefix(_SOURCE).lstrip('/')}:{frame.f_code.co_name}"
+        )
     while frame is not None and frame.f_code.co_filename.endswith("core/devices.py"):
         if frame.f_code.co_name == "to_host":
             _copies.append(HostCopy(operator, place, frame.f_locals["why"]))
@@ -221,11 +241,14 @@ class _Backend:
 
 
 def _fallback(operator: Any, *arguments: Any, **options: Any) -> Any:
-    """Run an operator that has no tensor of the device among its arguments, such as ``torch.zeros``."""
+    """Run an operator that has no tensor of the device among its arguments, such as
+    ``torch.zeros``."""
     return _run(operator, arguments, options)
 
 
-def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def _copy_from(
+    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
     """Copy where PyTorch lets no class of tensors decide, as in ``torch.tensor``."""
     read = source.hidden if isinstance(source, StandInTensor) else source
     written = target.hidden if isinstance(target, StandInTensor) else target

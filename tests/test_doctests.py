@@ -26,4 +26,6 @@ def test_every_function_that_users_call_has_an_example():
     names = api_page.public_names()["fedtailor"]
     functions = [getattr(fedtailor, name) for name in names if name[0].islower()]
     assert len(functions) >= 6
-    assert [function.__name__ for function in functions if ">>> " not in (function.__doc__ or "")] == []
+    assert [
+        function.__name__ for function in functions if ">>> " not in (function.__doc__ or "")
+    ] == []

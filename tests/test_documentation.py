@@ -45,12 +45,22 @@ def blocks(page, language):
 
 def commands():
     """Return every command line of fedtailor in the pages, and those that the demo suggests."""
-    lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
-    inline = [text for page in PAGES for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())]
-    return [line.strip() for line in [*lines, *inline, *NEXT_STEPS] if re.match(r"\s*(\.venv/bin/)?fedtailor ", line)]
+    lines = [
+        line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()
+    ]
+    inline = [
+        text for page in PAGES for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())
+    ]
+    return [
+        line.strip()
+        for line in [*lines, *inline, *NEXT_STEPS]
+        if re.match(r"\s*(\.venv/bin/)?fedtailor ", line)
+    ]
 
 
-RUNNABLE = sorted({line.partition("  (")[0].partition("#")[0].strip() for line in commands() if "[" not in line})
+RUNNABLE = sorted(
+    {line.partition("  (")[0].partition("#")[0].strip() for line in commands() if "[" not in line}
+)
 
 
 def write_hospitals(folder):
@@ -61,7 +71,9 @@ def write_hospitals(folder):
             place = folder / f"site {site}" / f"class {label}"
             place.mkdir(parents=True)
             for number in range(12):
-                pixels = generator.integers(0, 128, (12, 12), dtype=np.uint8) + np.uint8(100 * label)
+                pixels = generator.integers(0, 128, (12, 12), dtype=np.uint8) + np.uint8(
+                    100 * label
+                )
                 Image.fromarray(pixels).save(place / f"patient{number}.png")
 
 
@@ -69,12 +81,16 @@ def write_tables(folder):
     """Write a table of twelve patients at two sites, with an empty cell and text."""
     folder.mkdir()
     for site in "AB":
-        rows = [f"{site}{number // 2},{number or ''},{'fm'[number % 2]},{number % 3 == 0}" for number in range(24)]
+        rows = [
+            f"{site}{number // 2},{number or ''},{'fm'[number % 2]},{number % 3 == 0}"
+            for number in range(24)
+        ]
         (folder / f"site {site}.csv").write_text("\n".join(["patient_id,age,sex,diagnosis", *rows]))
 
 
 def own_algorithm(folder, monkeypatch):
-    """Write the algorithm of docs/new-algorithm.md to a folder that modules come from; return how it is checked."""
+    """Write the algorithm of docs/new-algorithm.md to a folder that modules come from; return how
+    it is checked."""
     algorithm, check = blocks(ROOT / "docs" / "new-algorithm.md", "python")
     (folder / "my_algorithm.py").write_text(algorithm)
     monkeypatch.syspath_prepend(folder)
@@ -83,7 +99,8 @@ def own_algorithm(folder, monkeypatch):
 
 
 def runnable_cases():
-    """Return the commands as parameters; of those with equal words and options, all but the first are slow."""
+    """Return the commands as parameters; of those with equal words and options, all but the first
+    are slow."""
     seen = set()
     cases = []
     for line in RUNNABLE:
@@ -109,7 +126,10 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
     write_tables(tmp_path / "my_tables")
     own_algorithm(tmp_path, monkeypatch)
     if "--split" in line:
-        assert main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"]) == 0
+        assert (
+            main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"])
+            == 0
+        )
     if "sweep" in line:
         (tmp_path / "sweep.toml").write_text(blocks(ROOT / "docs" / "sweeping.md", "toml")[0])
     if "experiment.toml" in line:  # it makes the folder look like that of a run
@@ -119,7 +139,9 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
         if "sweep.toml" not in arguments:
             arguments.insert(1, "sweep.toml")
         arguments += ["--rounds", "1", "--trials", "1", "--clients", "3", "--seeds", "0"]
-    if arguments[0] in ("run", "compare") and "--help" not in arguments:  # as written but for its length
+    if (
+        arguments[0] in ("run", "compare") and "--help" not in arguments
+    ):  # as written but for its length
         if "--seeds" in arguments:
             arguments[arguments.index("--seeds") + 1] = "0"
         if "--rounds" in arguments:
@@ -138,7 +160,9 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
 def run_example(folder):
     """Write the sample of README, whose pictures are embedded in scikit-learn."""
     subprocess.run(
-        [sys.executable, ROOT / "examples" / "hospitals.py", "my_hospitals", "fifth_hospital"], cwd=folder, check=True
+        [sys.executable, ROOT / "examples" / "hospitals.py", "my_hospitals", "fifth_hospital"],
+        cwd=folder,
+        check=True,
     )
 
 
@@ -147,7 +171,11 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
     run_example(tmp_path)
     (block,) = [block for block in blocks(ROOT / "README.md", "console") if "hospitals.py" in block]
     lines = [line for line in block.splitlines() if "fedtailor" in line]
-    lines += [line for block in blocks(ROOT / "docs" / "models.md", "console") for line in block.splitlines()]
+    lines += [
+        line
+        for block in blocks(ROOT / "docs" / "models.md", "console")
+        for line in block.splitlines()
+    ]
     done = set()
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
@@ -157,7 +185,10 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
             continue  # the page repeats the command of README
         done.update(arguments)
         assert main(arguments) == 0, capsys.readouterr().err
-    assert len(list(Path("exported").glob("*.onnx"))) == 4 and len(list(Path("exported").glob("*.pt2"))) == 1
+    assert (
+        len(list(Path("exported").glob("*.onnx"))) == 4
+        and len(list(Path("exported").glob("*.pt2"))) == 1
+    )
 
 
 @pytest.mark.slow
@@ -168,7 +199,12 @@ def test_the_page_of_models_and_the_notebook_run(tmp_path, monkeypatch, capsys):
     (there,) = re.findall(r"digit 3/\d+\.png", example)[:1]
     present = sorted(Path("my_hospitals/Charité/digit 3").glob("*.png"))[0].name
     exec(
-        compile(example.replace("rounds=20", "rounds=1").replace(there, f"digit 3/{present}"), "models.md", "exec"), {}
+        compile(
+            example.replace("rounds=20", "rounds=1").replace(there, f"digit 3/{present}"),
+            "models.md",
+            "exec",
+        ),
+        {},
     )
     assert "Charité" in capsys.readouterr().out
     shutil.rmtree("runs")
@@ -183,16 +219,25 @@ def test_the_page_of_models_and_the_notebook_run(tmp_path, monkeypatch, capsys):
 
 def test_the_commands_of_several_machines_are_understood(capsys):
     lines = [line for line in commands() if line.split()[1] in ("deploy", "site", "serve")]
-    assert {" ".join(line.split()[1:3]) for line in lines} >= {"deploy init", "deploy add", "site init", "site start"}
+    assert {" ".join(line.split()[1:3]) for line in lines} >= {
+        "deploy init",
+        "deploy add",
+        "site init",
+        "site start",
+    }
     for line in lines:
-        assert main([*shlex.split(line.partition("  (")[0], comments=True)[1:], "--help"]) == 0, line
+        assert main([*shlex.split(line.partition("  (")[0], comments=True)[1:], "--help"]) == 0, (
+            line
+        )
         assert "Usage" in capsys.readouterr().out, line
 
 
 def test_the_page_of_sites_names_every_option():
     page = (ROOT / "docs" / "sites.md").read_text()
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE))))
-    options = {each.name for cls in (DeployOptions, SiteOptions) for each in dataclasses.fields(cls)}
+    options = {
+        each.name for cls in (DeployOptions, SiteOptions) for each in dataclasses.fields(cls)
+    }
     assert options <= named
 
 
@@ -242,13 +287,22 @@ def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
 
 def test_the_page_on_runs_names_every_option_and_metric():
     page = (ROOT / "docs" / "running.md").read_text()
-    options = [each.name for cls in (Training, EngineOptions, CheckpointOptions) for each in dataclasses.fields(cls)]
+    options = [
+        each.name
+        for cls in (Training, EngineOptions, CheckpointOptions)
+        for each in dataclasses.fields(cls)
+    ]
     options += [key for keys in SCHEDULE_KEYS.values() for key in keys]
-    assert [name for name in options if not re.search(rf"^{name} = |; {name} = |[`.]{name}`", page, re.MULTILINE)] == []
+    assert [
+        name
+        for name in options
+        if not re.search(rf"^{name} = |; {name} = |[`.]{name}`", page, re.MULTILINE)
+    ] == []
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (higher|lower) \|$", page, re.MULTILINE)
     better = {True: "higher", False: "lower"}
     assert [(name, text.replace(" (`ECE` in tables)", ""), way) for name, text, way in rows] == [
-        (name, metric.description, better[metric.higher_is_better]) for name, metric in METRICS.items()
+        (name, metric.description, better[metric.higher_is_better])
+        for name, metric in METRICS.items()
     ]
 
 
@@ -268,13 +322,16 @@ def test_every_page_is_in_the_list_of_pages():
 def test_paths_in_the_text_exist():
     for name in ("CONTRIBUTING.md", "docs/architecture.md"):
         for path in re.findall(
-            r"`((?:src|tests|tools|docs|benchmarks|experiments)/[\w/.]+)`", (ROOT / name).read_text()
+            r"`((?:src|tests|tools|docs|benchmarks|experiments)/[\w/.]+)`",
+            (ROOT / name).read_text(),
         ):
             assert (ROOT / path).exists() or "NAME" in path, f"{name}: {path}"
 
 
 def test_every_extra_is_in_the_table_of_extras():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert set(rows) == set(extras)
 
@@ -283,7 +340,11 @@ def test_the_locks_agree_with_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def names(lines):
-        return {re.split(r"[<>=!\[ ]", line)[0].lower().replace("_", "-") for line in lines if line[:1].isalpha()}
+        return {
+            re.split(r"[<>=!\[ ]", line)[0].lower().replace("_", "-")
+            for line in lines
+            if line[:1].isalpha()
+        }
 
     files = ("requirements.lock", "requirements-test.lock", "requirements-ray.lock")
     run, test, ray = ((ROOT / name).read_text().splitlines() for name in files)
@@ -294,7 +355,11 @@ def test_the_locks_agree_with_the_project():
     assert needed <= names(test) and not needed & names(run)
     flower = (ROOT / "requirements-flower.lock").read_text().splitlines()
     assert names(project["dependencies"]) | names(extras["flower"]) <= names(flower)
-    assert names(extras["plot"]) | names(extras["data"]) <= names(extras["test"]), "tests cover every extra"
+    assert names(extras["plot"]) | names(extras["data"]) <= names(extras["test"]), (
+        "tests cover every extra"
+    )
     assert names(extras["ray"]) <= names(ray) and not names(ray) & (names(run) | names(test))
     for line in (*run, *test, *ray):
-        assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), f"not an exact version: {line}"
+        assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), (
+            f"not an exact version: {line}"
+        )

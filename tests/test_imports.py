@@ -1,4 +1,5 @@
-"""Imports between the packages of the code follow the map of tools/import_map.py, and go round in no circle."""
+"""Imports between the packages of the code follow the map of tools/import_map.py, and go round in
+no circle."""
 
 import sys
 
@@ -13,7 +14,10 @@ CORE_LIBRARIES = {"torch", "numpy", "safetensors", "jaxtyping"}
 
 
 def libraries_of(module):
-    return {name.split(".")[0] for name in imported_names(MODULES[module])} - {"fedtailor", "__future__"}
+    return {name.split(".")[0] for name in imported_names(MODULES[module])} - {
+        "fedtailor",
+        "__future__",
+    }
 
 
 def is_within(module, place):
@@ -53,7 +57,9 @@ def test_imports_follow_the_map(module):
     assert wrong == [], f"{package} may import {sorted(RULES[package])}"
 
 
-METHODS = [module for module in MODULES if is_within(module, "algorithms") and module != "algorithms"]
+METHODS = [
+    module for module in MODULES if is_within(module, "algorithms") and module != "algorithms"
+]
 
 
 @pytest.mark.parametrize("module", METHODS)
@@ -73,7 +79,9 @@ def test_circles_are_found(monkeypatch):
     assert import_map.circles() == [["a", "b", "c"], ["d", "e"]]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if package_of(name) in {"core", "training", "statistics"}])
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if package_of(name) in {"core", "training", "statistics"}]
+)
 def test_core_uses_few_libraries(module):
     assert libraries_of(module) - set(sys.stdlib_module_names) <= CORE_LIBRARIES
 
@@ -110,14 +118,19 @@ def test_recordings_are_known_to_the_engines_that_use_them_alone():
     graph = "training.step_graph"
     outside = [module for module in MODULES if not is_within(module, graph)]
     users = {
-        module for module in outside if any(is_within(other, graph) for other in import_map.imported_modules(module))
+        module
+        for module in outside
+        if any(is_within(other, graph) for other in import_map.imported_modules(module))
     }
     assert users == {"simulation.engines.workers", "simulation.engines.child"}
 
 
 def test_flower_is_imported_in_one_folder_only():
     importing = {
-        module for module, path in MODULES.items() for name in imported_names(path) if name.split(".")[0] == "flwr"
+        module
+        for module, path in MODULES.items()
+        for name in imported_names(path)
+        if name.split(".")[0] == "flwr"
     }
     assert importing
     assert {module for module in importing if not module.startswith("deployment.flower.")} == set()

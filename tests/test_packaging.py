@@ -18,9 +18,20 @@ def wheel(tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(
+        ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
     out = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*command, "--wheel-dir", str(out), str(copy)], check=True)
     (built,) = out.glob("*.whl")
     return built
@@ -30,7 +41,10 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "fedtailor").rglob("*.py")}
+    modules = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "fedtailor").rglob("*.py")
+    }
     page = {f"fedtailor/report/page/page.{ending}" for ending in ("html", "css", "js")}
     assert names == modules | page | {"fedtailor/py.typed"}
 

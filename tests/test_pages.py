@@ -21,14 +21,24 @@ def test_pages_are_up_to_date(writer, monkeypatch):
 def test_the_comparison_shows_every_point_of_a_method(monkeypatch):
     """FedPAC's combined heads are far from its locally trained ones: one number alone misleads."""
     monkeypatch.setattr("sys.path", [*sys.path])
-    rows = [line.strip("| ").split(" | ") for line in pages_of("comparison_page")["comparison.md"].splitlines()]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in pages_of("comparison_page")["comparison.md"].splitlines()
+    ]
     (names,) = [row for row in rows if row[0] == "algorithm" and "local mean" in row]
-    (shown,) = [dict(zip(names, row, strict=True)) for row in rows if row[0] == "fedpac" and len(row) == len(names)]
+    (shown,) = [
+        dict(zip(names, row, strict=True))
+        for row in rows
+        if row[0] == "fedpac" and len(row) == len(names)
+    ]
     record = Path(__file__).parents[1] / "benchmarks/results/fashion_mnist-dir0.1-half-fedpac.json"
     measured = json.loads(record.read_text())["metrics"]
     for point in ("local", "personalized"):
         assert shown[f"{point} mean"] == f"{100 * measured[point]['accuracy']['mean']:.1f}"
-    assert float(shown["local mean"]) - float(shown["personalized mean"]) > 5 and shown["global mean"] == "-"
+    assert (
+        float(shown["local mean"]) - float(shown["personalized mean"]) > 5
+        and shown["global mean"] == "-"
+    )
 
 
 def test_the_page_of_scarce_data_has_all_its_numbers(monkeypatch):
@@ -37,7 +47,12 @@ def test_the_page_of_scarce_data_has_all_its_numbers(monkeypatch):
     assert "?" not in text
     findings = " ".join(text.partition("## How it was measured")[0].split())
     assert "The selected ridges are 0.5, 0.3 and 0.3. On digits 0.01 is selected" in findings
-    for world, ridge in {"cifar10-5": "0.5", "cifar10-10": "0.3", "cifar10-25": "0.3", "digits-25": "0.01"}.items():
+    for world, ridge in {
+        "cifar10-5": "0.5",
+        "cifar10-10": "0.3",
+        "cifar10-25": "0.3",
+        "digits-25": "0.01",
+    }.items():
         scarce_data = importlib.import_module("scarce_data")
         chosen = scarce_data.selected(world, scarce_data.searches(world)["pFedFDA, ridge"])
         assert chosen.endswith(f"-ridge{ridge}")
@@ -68,5 +83,7 @@ def test_defaults_that_are_not_those_of_the_methods_own_papers_have_their_origin
     for origin in origins:
         if origin.paper:
             options = [method.algorithm for method in load_paper(origin.paper).methods.values()]
-            stated = {one.get(origin.option) for one in options if one.get("name") == origin.algorithm}
+            stated = {
+                one.get(origin.option) for one in options if one.get("name") == origin.algorithm
+            }
             assert getattr(load_algorithm(origin.algorithm), origin.option) in stated, origin

@@ -21,7 +21,9 @@ def package_of(path):
 
 def packed(path):
     nodes = plain_code.packed_assignments(path.read_text())
-    return [f"{path.relative_to(plain_code.ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nodes]
+    return [
+        f"{path.relative_to(plain_code.ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nodes
+    ]
 
 
 @pytest.mark.parametrize("package", sorted({package_of(path) for path in FILES}))

@@ -44,15 +44,29 @@ def test_unknown_names_are_attribute_errors():
 
 def test_every_public_name_has_a_docstring():
     names = api_page.public_names()
-    assert set(names["fedtailor"]) | set(names.get("fedtailor.toolkit", [])) >= PUBLIC - {"__version__"}
-    without = [name for package in names for name in names[package] if not api_page.documentation(package, name)]
+    assert set(names["fedtailor"]) | set(names.get("fedtailor.toolkit", [])) >= PUBLIC - {
+        "__version__"
+    }
+    without = [
+        name
+        for package in names
+        for name in names[package]
+        if not api_page.documentation(package, name)
+    ]
     assert without == []
 
 
 def test_the_page_of_public_names_has_signatures_fields_and_arguments():
     page = api_page.pages()["api.md"]
-    assert "make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config" in page
-    assert "* `batch_size`:" in page and "* `ConfigError`:" in page and "#### Algorithm.local_update" in page
+    assert (
+        "make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config"
+        in page
+    )
+    assert (
+        "* `batch_size`:" in page
+        and "* `ConfigError`:" in page
+        and "#### Algorithm.local_update" in page
+    )
     assert "``" not in page.replace("```", "") and ":class:" not in page and "<factory>" not in page
 
 

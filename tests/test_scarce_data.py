@@ -1,4 +1,5 @@
-"""benchmarks/scarce_data.py: what a setting is selected on, what a record holds, and what the tables say."""
+"""benchmarks/scarce_data.py: what a setting is selected on, what a record holds, and what the
+tables say."""
 
 import importlib
 import json
@@ -29,15 +30,22 @@ def record(module, setting, stage, scores, world="digits-25"):
 
 
 def write_searches(module, best):
-    """Write validation scores of all settings to select from: those given, and 0.5 for the others."""
+    """Write validation scores of all settings to select from: those given, and 0.5 for the
+    others."""
     for _ in range(2):  # the second search for a ridge follows from the selected prior
-        for setting in {setting for search in module.searches("digits-25").values() for setting in search}:
+        for setting in {
+            setting for search in module.searches("digits-25").values() for setting in search
+        }:
             score = best.get(setting, 0.5)
             record(module, setting, "select", [score - 0.01, score, score + 0.01])
 
 
-@pytest.mark.parametrize(("stage", "points"), [("select", {"validation"}), ("test", {"global", "personalized"})])
-def test_a_record_of_a_run_that_selects_holds_no_test_scores(scarce_data, monkeypatch, stage, points):
+@pytest.mark.parametrize(
+    ("stage", "points"), [("select", {"validation"}), ("test", {"global", "personalized"})]
+)
+def test_a_record_of_a_run_that_selects_holds_no_test_scores(
+    scarce_data, monkeypatch, stage, points
+):
     small = {**scarce_data.DEMO, "federation": {"rounds": 1}}
     monkeypatch.setitem(scarce_data.WORLDS, "digits-25", small)
     run = scarce_data.Run("digits-25", "pfedfda-floor0.1-ridge0.3", stage, 1)
@@ -55,7 +63,9 @@ def test_runs_that_select_keep_a_fifth_of_the_training_examples_for_validation(s
 
 
 def test_the_seed_drives_the_run_and_the_division(scarce_data):
-    values = scarce_data.configuration(scarce_data.Run("cifar10-5", "fedavg_ft-epochs2", "select", 4), "")
+    values = scarce_data.configuration(
+        scarce_data.Run("cifar10-5", "fedavg_ft-epochs2", "select", 4), ""
+    )
     assert values["seed"] == 4
     assert values["data"]["seed"] == "run"
 
@@ -74,7 +84,9 @@ def made_up(run, data_dir):
     """Return a record in which a smooth prior with a ridge of 0.5 is the best."""
     score = 0.6 if run.setting == "pfedfda-floor0.1-ridge0.5" else 0.5
     points = ("validation", "global", "personalized")
-    return {"accuracy": {point: dict.fromkeys(("pooled", "mean", "worst10"), score) for point in points}}
+    return {
+        "accuracy": {point: dict.fromkeys(("pooled", "mean", "worst10"), score) for point in points}
+    }
 
 
 def test_only_a_run_in_which_nobody_can_train_is_a_result(scarce_data, monkeypatch):
@@ -95,7 +107,9 @@ def test_nothing_is_tested_before_all_validation_scores_are_there(scarce_data):
     assert len(tests) == 5 * len(scarce_data.SEEDS["test"])
 
 
-def test_a_selected_setting_is_the_best_on_validation_examples_and_not_on_test_examples(scarce_data):
+def test_a_selected_setting_is_the_best_on_validation_examples_and_not_on_test_examples(
+    scarce_data,
+):
     settings = ["pfedfda-floor0.0001-ridge1", "pfedfda-floor0.1-ridge1"]
     record(scarce_data, settings[0], "select", [0.6, 0.6, 0.6])
     assert scarce_data.selected("digits-25", settings) is None
@@ -112,21 +126,30 @@ def test_a_setting_with_which_a_run_ended_early_is_not_selected(scarce_data):
     ended = scarce_data.Run("digits-25", settings[1], "select", 1)
     ended.path.write_text(json.dumps({"ended": "round 4: no client did usable work"}))
     assert scarce_data.selected("digits-25", settings) == settings[0]
-    rows = dict(line.strip("| ").split(" | ") for line in scarce_data.validation_table(["digits-25"]).splitlines()[2:])
+    rows = dict(
+        line.strip("| ").split(" | ")
+        for line in scarce_data.validation_table(["digits-25"]).splitlines()[2:]
+    )
     assert rows["pFedFDA, floor 0.0001, ridge 0.01"] == "ended"
 
 
 def test_a_run_that_ends_early_has_a_record_that_says_why(scarce_data, monkeypatch):
     world = {**scarce_data.DEMO, "training": {**scarce_data.DEMO["training"], "lr": 1e30}}
     monkeypatch.setitem(scarce_data.WORLDS, "digits-25", world)
-    made = scarce_data.make_record(scarce_data.Run("digits-25", "fedavg_ft-epochs1", "select", 0), "")
+    made = scarce_data.make_record(
+        scarce_data.Run("digits-25", "fedavg_ft-epochs1", "select", 0), ""
+    )
     assert made["ended"].startswith("round ")
     assert "accuracy" not in made
     assert made["rounds"] == 0
 
 
 def test_differences_are_paired_by_seed_and_have_intervals_of_student(scarce_data):
-    best = {"pfedfda-floor0.1-ridge1": 0.9, "pfedfda-floor0.0001-ridge0.3": 0.8, "fedavg_ft-epochs5": 0.6}
+    best = {
+        "pfedfda-floor0.1-ridge1": 0.9,
+        "pfedfda-floor0.0001-ridge0.3": 0.8,
+        "fedavg_ft-epochs5": 0.6,
+    }
     write_searches(scarce_data, best)
     record(scarce_data, "pfedfda-floor0.0001-ridge1", "test", [0.5, 0.6, 0.7, 0.8, 0.9])
     record(scarce_data, "pfedfda-floor0.1-ridge1", "test", [0.51, 0.62, 0.73, 0.84, 0.95])
@@ -147,10 +170,15 @@ def test_the_common_setting_is_the_best_over_all_federations(scarce_data):
         assert scarce_data.common_setting() is None
         for setting in scarce_data.COMMON:
             record(scarce_data, setting, "select", [0.6 if setting == steady else 0.5] * 3, world)
-    record(scarce_data, "pfedfda-floor0.0001-ridge0.3", "select", [0.9] * 3, "cifar10-5")  # 0.4 better, but only here
+    record(
+        scarce_data, "pfedfda-floor0.0001-ridge0.3", "select", [0.9] * 3, "cifar10-5"
+    )  # 0.4 better, but only here
     assert scarce_data.common_setting() == steady
     for world in scarce_data.CHECKS:
-        assert {run.setting for run in scarce_data.planned(world)} == {"pfedfda-floor0.0001-ridge1", steady}
+        assert {run.setting for run in scarce_data.planned(world)} == {
+            "pfedfda-floor0.0001-ridge1",
+            steady,
+        }
         assert {run.stage for run in scarce_data.planned(world)} == {"test"}
     ended = scarce_data.Run("cifar10-25", steady, "select", 2)
     ended.path.write_text(json.dumps({"ended": "round 4: no client did usable work"}))
@@ -160,13 +188,20 @@ def test_the_common_setting_is_the_best_over_all_federations(scarce_data):
 def test_the_preset_is_the_setting_that_the_records_select(monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path, "benchmarks"])
     module = importlib.import_module("scarce_data")
-    options = {name: value for name, value in module.SETTINGS[module.common_setting()].items() if name != "name"}
+    options = {
+        name: value
+        for name, value in module.SETTINGS[module.common_setting()].items()
+        if name != "name"
+    }
     assert options == dict(PFedFDA.presets["tuned"])
 
 
 def test_validation_scores_are_shown_as_differences_from_the_default(scarce_data):
     write_searches(scarce_data, {"pfedfda-floor0.1-ridge1": 0.9})
-    rows = dict(line.strip("| ").split(" | ") for line in scarce_data.validation_table(["digits-25"]).splitlines()[2:])
+    rows = dict(
+        line.strip("| ").split(" | ")
+        for line in scarce_data.validation_table(["digits-25"]).splitlines()[2:]
+    )
     assert rows["pFedFDA, floor 0.0001, ridge 1"] == "50.0 ± 2.5"
     assert rows["pFedFDA, floor 0.1, ridge 1"] == "+40.0 ± 0.0"
     assert rows["FedAvg-FT, 1 epoch"] == "+0.0 ± 0.0"

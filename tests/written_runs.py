@@ -2,15 +2,31 @@
 
 import json
 
-ADAPTATIONS = {"personalized": "5 epochs of all layers", "global": "none", "local": "local training of the round"}
+ADAPTATIONS = {
+    "personalized": "5 epochs of all layers",
+    "global": "none",
+    "local": "local training of the round",
+}
 
 
-def write_run(path, scores, *, algorithm="fedavg", seed=0, new=None, finished=True, split="s", settings=(), **changes):
+def write_run(
+    path,
+    scores,
+    *,
+    algorithm="fedavg",
+    seed=0,
+    new=None,
+    finished=True,
+    split="s",
+    settings=(),
+    **changes,
+):
     """Write the folder of a run of one seed.
 
     Args:
         path: the folder.
-        scores: the accuracies of the known clients, by evaluation point and client; None: a client without one.
+        scores: the accuracies of the known clients, by evaluation point and client; None: a client
+            without one.
         algorithm: its name.
         seed: of the run.
         new: the same of the new clients.
@@ -32,10 +48,22 @@ def write_run(path, scores, *, algorithm="fedavg", seed=0, new=None, finished=Tr
     lines = []
     for group, points in (("known", scores), ("new", new or {})):
         for point, by_client in points.items():
-            labels = {"point": point, "adaptation": ADAPTATIONS[point], "test_set": "clients", "group": group}
+            labels = {
+                "point": point,
+                "adaptation": ADAPTATIONS[point],
+                "test_set": "clients",
+                "group": group,
+            }
             results.setdefault(group, {})[point] = {**labels, "round": 3}
             lines += [
-                {"round": 3, "client": client, **labels, "num_train": 10 + client, "num_test": 8, "accuracy": value}
+                {
+                    "round": 3,
+                    "client": client,
+                    **labels,
+                    "num_train": 10 + client,
+                    "num_test": 8,
+                    "accuracy": value,
+                }
                 for client, value in by_client.items()
             ]
     path.mkdir()
@@ -44,7 +72,12 @@ def write_run(path, scores, *, algorithm="fedavg", seed=0, new=None, finished=Tr
     (path / "rounds.jsonl").write_text(_lines([{"round": 3, "cohort": [0, 1]}]))
     (path / "clients.jsonl").write_text(_lines(lines))
     if finished:
-        result = {"metrics": results["known"], "new_clients": results.get("new", {}), "rounds": 3, "steps": 9}
+        result = {
+            "metrics": results["known"],
+            "new_clients": results.get("new", {}),
+            "rounds": 3,
+            "steps": 9,
+        }
         (path / "result.json").write_text(json.dumps(result))
     return path
 
@@ -54,7 +87,11 @@ def _lines(records):
 
 
 def _config(algorithm, seed, settings):
-    sections = {"federation": {"rounds": 3, "participation": "all"}, "training": {"epochs": 1}, **settings}
+    sections = {
+        "federation": {"rounds": 3, "participation": "all"},
+        "training": {"epochs": 1},
+        **settings,
+    }
     lines = [f"seed = {seed}", "[algorithm]", f"name = {json.dumps(algorithm)}"]
     for section, values in sections.items():
         lines.append(f"[{section}]")
@@ -63,8 +100,11 @@ def _config(algorithm, seed, settings):
 
 
 def write_seeds(path, runs, **options):
-    """Write the folder of a run of several seeds; ``runs`` holds the arguments of :func:`write_run` by seed."""
-    config = _config(options.get("algorithm", "fedavg"), 0, dict(options.get("settings", ()))).split("\n", 1)[1]
+    """Write the folder of a run of several seeds; ``runs`` holds the arguments of :func:`write_run`
+    by seed."""
+    config = _config(
+        options.get("algorithm", "fedavg"), 0, dict(options.get("settings", ()))
+    ).split("\n", 1)[1]
     config = f"seeds = {json.dumps(list(runs))}\n{config}"
     path.mkdir()
     (path / "experiment.toml").write_text(config)

@@ -1,4 +1,6 @@
-"""Pages of docs/algorithms: one per algorithm, from its docstring and its declarations, and an index."""
+"""Pages of docs/algorithms: one per algorithm, from its docstring and its declarations, and an
+index.
+"""
 
 import dataclasses
 import inspect
@@ -25,7 +27,12 @@ WEIGHTS = {
     "own": "a weight that the client computes",
     "equal": "every client counts the same",
 }
-SEES = {"mean": "mean over clients", "sum": "sum over clients", "each": "**every single client's**", "none": "-"}
+SEES = {
+    "mean": "mean over clients",
+    "sum": "sum over clients",
+    "each": "**every single client's**",
+    "none": "-",
+}
 INTRODUCTION = f"""# Algorithms
 
 {{count}} methods. Each follows its paper. Its page lists every difference, and every decision where the paper leaves
@@ -72,7 +79,9 @@ def pages() -> dict[str, str]:
     for card in cards:
         card["kept_by_clients"] = kept(load_algorithm(card["name"])(), task_of(card["name"]))
     index = INTRODUCTION.format(count=len(cards)) + "".join(line(card) for card in cards)
-    index += NEW_CLIENTS + "".join(f"| {c['name']} | {c['onboarding']} | {c['adaptation']} |\n" for c in cards)
+    index += NEW_CLIENTS + "".join(
+        f"| {c['name']} | {c['onboarding']} | {c['adaptation']} |\n" for c in cards
+    )
     index += GLOSSARY
     found = {"algorithms/README.md": index}
     for card in cards:
@@ -82,14 +91,20 @@ def pages() -> dict[str, str]:
 
 def task_of(name: str) -> Task:
     """Return the task of an algorithm's page."""
-    return Task(build_model(OTHER_MODELS[name], SHAPE, CLASSES), CLASSES, SHAPE) if name in OTHER_MODELS else TASK
+    return (
+        Task(build_model(OTHER_MODELS[name], SHAPE, CLASSES), CLASSES, SHAPE)
+        if name in OTHER_MODELS
+        else TASK
+    )
 
 
 def line(card: dict) -> str:
     """Return an algorithm's line of the index."""
     name = card["name"]
     summary = ALGORITHMS[card["name"]].summary
-    seen = ", ".join(f"{field} ({SEES[how].split()[0].strip('*')})" for field, how in card["uploads"].items())
+    seen = ", ".join(
+        f"{field} ({SEES[how].split()[0].strip('*')})" for field, how in card["uploads"].items()
+    )
     cells = [f"[{name}]({name}.md)", card["paper"] or "-", summary, seen or "nothing", keeps(card)]
     numbers = [f"{card[key] / 1024:.0f}" for key in ("bytes_down", "bytes_up")]
     return "| " + " | ".join([*cells, card["primary_evaluation"], *numbers]) + " |\n"
@@ -100,13 +115,26 @@ def page(card: dict) -> str:
     cls = load_algorithm(card["name"])
     title, text = inspect.getmodule(cls).__doc__.strip().split("\n", 1)
     link = "Words and symbols: [glossary](README.md#glossary)."
-    paragraphs = [f"# {card['name']}", method_text(title), method_text(text.strip()), link, facts(card, cls)]
-    return "\n\n".join([*paragraphs, messages(cls, card["name"]), options(cls), example(cls, card["name"])]) + "\n"
+    paragraphs = [
+        f"# {card['name']}",
+        method_text(title),
+        method_text(text.strip()),
+        link,
+        facts(card, cls),
+    ]
+    return (
+        "\n\n".join(
+            [*paragraphs, messages(cls, card["name"]), options(cls), example(cls, card["name"])]
+        )
+        + "\n"
+    )
 
 
 def method_text(docstring: str) -> str:
     """Turn the docstring of a method's module into Markdown."""
-    text = re.sub(r"^(Messages|Deviations)( [^\n:]*)?:", r"**\1**\2:", docstring, flags=re.MULTILINE)
+    text = re.sub(
+        r"^(Messages|Deviations)( [^\n:]*)?:", r"**\1**\2:", docstring, flags=re.MULTILINE
+    )
     return inline(text).replace("*<", r"\*<")
 
 
@@ -120,14 +148,19 @@ def facts(card: dict, cls: type) -> str:
         f"* secure aggregation: {'works' if card['secure_aggregation'] else 'no, the server sees single clients'}",
     ]
     if len(cls.presets) > 1:
-        rows.append("* presets: " + "; ".join(f"`{name}`: {settings(of)}" for name, of in cls.presets.items()))
+        rows.append(
+            "* presets: "
+            + "; ".join(f"`{name}`: {settings(of)}" for name, of in cls.presets.items())
+        )
     return "## At a glance\n\n" + "\n".join(rows)
 
 
 def keeps(card: dict) -> str:
     """Return what a client keeps, and the model if it is not that of the other pages."""
     model = OTHER_MODELS.get(card["name"])
-    return (", ".join(card["kept_by_clients"]) or "nothing") + (f" (with `{model}`)" if model else "")
+    return (", ".join(card["kept_by_clients"]) or "nothing") + (
+        f" (with `{model}`)" if model else ""
+    )
 
 
 def settings(preset: typing.Mapping[str, typing.Any]) -> str:
@@ -201,5 +234,9 @@ def allowed(hint: typing.Any) -> str:
 def example(cls: type, name: str) -> str:
     """Return the commands that run it: with its defaults, and with every preset that differs."""
     line = f"fedtailor run --algorithm {name} --dataset digits --clients 20 --rounds 20"
-    others = [f"{line} --set algorithm.preset={preset}" for preset, values in cls.presets.items() if values]
+    others = [
+        f"{line} --set algorithm.preset={preset}"
+        for preset, values in cls.presets.items()
+        if values
+    ]
     return "\n".join(["## Try it\n", "```console", line, *others, "```"])

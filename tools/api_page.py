@@ -31,7 +31,10 @@ def pages() -> dict[str, str]:
     parts = [INTRODUCTION]
     for package, names in public_names().items():
         parts.append(f"## {package}\n\n{TITLES[package]}\n")
-        parts.append("\n".join(f"* [`{name}`](#{name.lower()}): {summary(package, name)}" for name in names) + "\n")
+        parts.append(
+            "\n".join(f"* [`{name}`](#{name.lower()}): {summary(package, name)}" for name in names)
+            + "\n"
+        )
         parts += [entry(package, name) for name in names]
     return {"api.md": "\n".join(parts)}
 
@@ -55,13 +58,17 @@ def documentation(package: str, name: str) -> str:
     value = getattr(importlib.import_module(package), name)
     if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
         text = inspect.cleandoc(value.__doc__ or "")
-        return "" if text.startswith(f"{name}(") else text  # dataclasses and NamedTuples write their signature
+        return (
+            "" if text.startswith(f"{name}(") else text
+        )  # dataclasses and NamedTuples write their signature
     return constant_docstrings(importlib.import_module(home(package, name))).get(name, "")
 
 
 def home(package: str, name: str) -> str:
     """Return the module that defines a name, from the imports of the package that passes it on."""
-    passed_on = imported_names(modules()[package.removeprefix("fedtailor").removeprefix(".") or "__init__"])
+    passed_on = imported_names(
+        modules()[package.removeprefix("fedtailor").removeprefix(".") or "__init__"]
+    )
     (found,) = (full for full in passed_on if full.rpartition(".")[2] == name)
     return found.rpartition(".")[0]
 
@@ -70,7 +77,11 @@ def assignment(package: str, name: str) -> str:
     """Return the statement that defines a constant."""
     source = inspect.getsource(importlib.import_module(home(package, name)))
     for statement in ast.parse(source).body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        targets = (
+            statement.targets
+            if isinstance(statement, ast.Assign)
+            else [getattr(statement, "target", None)]
+        )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return ast.get_source_segment(source, statement) or ""
     raise ValueError(f"{package} passes on {name}, which {home(package, name)} does not define")
@@ -100,7 +111,11 @@ def functions(module: ModuleType) -> Iterator[str]:
     """Yield the public functions and classes that a module defines."""
     for name, value in vars(module).items():
         is_own = getattr(value, "__module__", "") == module.__name__
-        if is_own and not name.startswith("_") and (inspect.isroutine(value) or inspect.isclass(value)):
+        if (
+            is_own
+            and not name.startswith("_")
+            and (inspect.isroutine(value) or inspect.isclass(value))
+        ):
             text = inline(inspect.getdoc(value) or "")
             yield f"{signature(name, value)}\n\n{text.split(chr(10) + chr(10))[0]}"
 
@@ -109,10 +124,20 @@ def members(cls: type) -> Iterator[str]:
     """Yield the fields, the public properties and the public methods that a class defines."""
     if fields := field_docstrings(cls):
         yield "**Fields**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in fields.items())
-    properties = {name: value for name, value in vars(cls).items() if isinstance(value, property | cached_property)}
-    public = {name: inline(inspect.getdoc(value) or "") for name, value in properties.items() if name[0] != "_"}
+    properties = {
+        name: value
+        for name, value in vars(cls).items()
+        if isinstance(value, property | cached_property)
+    }
+    public = {
+        name: inline(inspect.getdoc(value) or "")
+        for name, value in properties.items()
+        if name[0] != "_"
+    }
     if public:
-        yield "**Properties**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in public.items())
+        yield "**Properties**\n\n" + "\n".join(
+            f"* `{name}`: {text}" for name, text in public.items()
+        )
     for name in vars(cls):
         if not name.startswith("_") and name not in properties:
             method = getattr(cls, name)
@@ -130,7 +155,11 @@ def signature(name: str, value: Any) -> str:
     returns = "" if inspect.isclass(value) else f" -> {annotation(found.return_annotation)}"
     line = f"{name}({', '.join(parameters)}){returns}"
     if len(line) > WIDTH:
-        line = f"{name}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returns}"
+        line = (
+            f"{name}(\n"
+            + "".join(f"    {parameter},\n" for parameter in parameters)
+            + f"){returns}"
+        )
     return f"```python\n{line}\n```"
 
 
@@ -140,7 +169,9 @@ def _parameters(found: inspect.Signature) -> Iterator[str]:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keywords_only:
             keywords_only = True
             yield "*"
-        text = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        text = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(
+            parameter.kind, ""
+        )
         text += parameter.name
         if parameter.annotation is not inspect.Parameter.empty:
             text += f": {annotation(parameter.annotation)}"

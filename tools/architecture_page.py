@@ -1,4 +1,6 @@
-"""The page docs/architecture.md and its picture, from the import map and the docstrings of the packages."""
+"""The page docs/architecture.md and its picture, from the import map and the docstrings of the
+packages.
+"""
 
 import ast
 import html
@@ -29,21 +31,42 @@ a loop over clients. Where tensors live is decided in [`core/devices.py`](../src
 """
 PATH = (
     ("data.dataset:Dataset", "the examples of a data set, decoded once and mapped into memory"),
-    ("data.partitions.base:Partition", "who has which example: positions in the data set by client"),
-    ("data.division:Division", "the examples of each client, split into training, validation and test"),
+    (
+        "data.partitions.base:Partition",
+        "who has which example: positions in the data set by client",
+    ),
+    (
+        "data.division:Division",
+        "the examples of each client, split into training, validation and test",
+    ),
     ("core.federation:Federation", "the same as tensors, with the task of every client"),
-    ("core.federation:ClientData", "what the program of one client receives; it holds no test examples"),
+    (
+        "core.federation:ClientData",
+        "what the program of one client receives; it holds no test examples",
+    ),
     ("training.batches:Batches", "mini-batches, in an order that follows from a key"),
     ("core.algorithm:Algorithm.local_update", "the work of one client in a round"),
     ("core.algorithm:ClientUpdate", "its result: a new client state, and an upload"),
-    ("core.message:Reduced", "what the server sees of a field of all uploads: a mean, a sum, or single values"),
+    (
+        "core.message:Reduced",
+        "what the server sees of a field of all uploads: a mean, a sum, or single values",
+    ),
     ("core.algorithm:Algorithm.aggregate", "the arithmetic of the server: a new server state"),
     ("core.algorithm:Download", "what a client receives in the next round, or to personalize"),
-    ("core.algorithm:Algorithm.personalize", "a client's own model, from a download and its training examples"),
+    (
+        "core.algorithm:Algorithm.personalize",
+        "a client's own model, from a download and its training examples",
+    ),
     ("core.algorithm:Algorithm.predict", "logits for inputs"),
     ("core.metrics:Scores", "sums over test examples, from which every metric is computed"),
-    ("simulation.report:RoundReport", "all that a round gives: scores, training metrics, bytes, events"),
-    ("experiment.records:RunFolder", "the folder of a run: configuration, scores by round and client, models"),
+    (
+        "simulation.report:RoundReport",
+        "all that a round gives: scores, training metrics, bytes, events",
+    ),
+    (
+        "experiment.records:RunFolder",
+        "the folder of a run: configuration, scores by round and client, models",
+    ),
 )
 """The stops of the data, in order: ``module:name``, and what it is."""
 
@@ -52,17 +75,26 @@ CALLS = (
     ("cli.run:run_", "reads the options"),
     ("experiment.run:run", "runs an experiment, once per seed"),
     ("experiment.run:run_seed", "writes the run folder while the rounds go on"),
-    ("simulation.rounds:federate", "the round loop: draw a cohort, train, check uploads, aggregate, evaluate"),
+    (
+        "simulation.rounds:federate",
+        "the round loop: draw a cohort, train, check uploads, aggregate, evaluate",
+    ),
     ("simulation.clients:LocalClients.train", "hands the clients' programs to the engine"),
     ("simulation.engines.reference:Reference.map", "runs a program for every client"),
-    ("simulation.engines.containment:run_job", "runs it for one client; whatever it raises is that client's failure"),
+    (
+        "simulation.engines.containment:run_job",
+        "runs it for one client; whatever it raises is that client's failure",
+    ),
     ("simulation.programs:train_program", "a client's round: local update, and its evaluation"),
     ("algorithms.fedavg:FedAvg.local_update", "the method"),
     ("training.blocks:train", "trains parameters by mini-batches"),
     ("training.blocks:_Train.forward", "the same as a function that can be stacked over clients"),
     ("training.one_client:train_one", "the loop over the batches of one client"),
     ("training.one_client:GradientSteps.take", "one step of the optimizer"),
-    ("training.one_client:GradientSteps.loss_and_gradients", "the loss of a batch, and its gradients"),
+    (
+        "training.one_client:GradientSteps.loss_and_gradients",
+        "the loss of a batch, and its gradients",
+    ),
 )
 """The calls from the command to the first gradient."""
 
@@ -151,7 +183,12 @@ PLACES = (
         "a check that answers in sentences; users run it too, by `fedtailor.check_algorithm`",
         "tests/contract/",
     ),
-    ("an experiment of a paper", ["experiments/"], "a folder of TOML files; no code", "tests/papers/"),
+    (
+        "an experiment of a paper",
+        ["experiments/"],
+        "a folder of TOML files; no code",
+        "tests/papers/",
+    ),
 )
 """What one may want to add, where it goes, how, and where its tests are."""
 
@@ -190,11 +227,19 @@ MARGIN = 24
 def pages() -> dict[str, str]:
     """Return the texts of the page and of its picture by their paths below docs."""
     packages = "".join(
-        f"| `{package}` | {sentence(package)} | {imports(package)} |\n" for layer in layers() for package in layer
+        f"| `{package}` | {sentence(package)} | {imports(package)} |\n"
+        for layer in layers()
+        for package in layer
     )
     beside = "".join(f"* [`{folder}`](../{folder}): {words}\n" for folder, words in BESIDE.items())
-    path = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(PATH, start=1))
-    calls = "".join(f"{number}. {link(target)}: {words}\n" for number, (target, words) in enumerate(CALLS, start=1))
+    path = "".join(
+        f"{number}. {link(target)}: {words}\n"
+        for number, (target, words) in enumerate(PATH, start=1)
+    )
+    calls = "".join(
+        f"{number}. {link(target)}: {words}\n"
+        for number, (target, words) in enumerate(CALLS, start=1)
+    )
     places = "".join(
         f"| {what} | {', '.join(link(target) for target in targets)} | {how} | {link(tests)} |\n"
         for what, targets, how, tests in PLACES
@@ -214,7 +259,9 @@ def pages() -> dict[str, str]:
 def layers() -> list[list[str]]:
     """Return the packages that exist, by layer."""
     there = {package_of(module) for module in modules()}
-    return [[package for package in layer if package in there] for layer in LAYERS if set(layer) & there]
+    return [
+        [package for package in layer if package in there] for layer in LAYERS if set(layer) & there
+    ]
 
 
 def sentence(package: str) -> str:
@@ -231,7 +278,9 @@ def imports(package: str) -> str:
 
 
 def link(target: str) -> str:
-    """Return a link to a path of the repository, or to the source of ``module:name``; both must exist."""
+    """Return a link to a path of the repository, or to the source of ``module:name``; both must
+    exist.
+    """
     if ":" not in target:
         path = ROOT / target
         shown = target.removeprefix("src/fedtailor/")
@@ -254,21 +303,32 @@ def definitions(module: str) -> frozenset[str]:
         for name in _names(statement):
             found.add(name)
             if isinstance(statement, ast.ClassDef):
-                found.update(f"{name}.{member}" for inner in statement.body for member in _names(inner))
+                found.update(
+                    f"{name}.{member}" for inner in statement.body for member in _names(inner)
+                )
     return frozenset(found)
 
 
 def _names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.ClassDef | ast.FunctionDef):
         return [statement.name]
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else [getattr(statement, "target", None)]
+    )
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def arrows() -> list[tuple[str, str]]:
-    """Return the arrows of the picture: from a package to one that it may import, but not through a third."""
+    """Return the arrows of the picture: from a package to one that it may import, but not through a
+    third.
+    """
     there = [package for layer in layers() for package in layer]
-    below = {package: {package_of(place) for place in MAY_IMPORT[package]} & set(there) for package in there}
+    below = {
+        package: {package_of(place) for place in MAY_IMPORT[package]} & set(there)
+        for package in there
+    }
 
     def reached(package: str) -> set[str]:
         return below[package].union(*(reached(other) for other in below[package]))
@@ -284,7 +344,9 @@ def arrows() -> list[tuple[str, str]]:
 def picture() -> str:
     """Return the picture of packages and arrows as SVG."""
     rows = layers()
-    place = {package: _center(package, row) for row, packages in enumerate(rows) for package in packages}
+    place = {
+        package: _center(package, row) for row, packages in enumerate(rows) for package in packages
+    }
     width = 2 * MARGIN + 3 * STEP[0] + BOX[0]
     height = 2 * MARGIN + (len(rows) - 1) * STEP[1] + BOX[1]
     shapes = [_arrow(place[package], place[other], other) for package, other in arrows()]
@@ -294,7 +356,9 @@ def picture() -> str:
         'font-family="Helvetica, Arial, sans-serif" font-size="16">\n'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#5b6b7b"/></marker></defs>\n'
-        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>\n' + "\n".join(shapes) + "\n</svg>\n"
+        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>\n'
+        + "\n".join(shapes)
+        + "\n</svg>\n"
     )
 
 
@@ -317,4 +381,6 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], target: str) ->
     end_y = end[1] - BOX[1] / 2
     middle = (start_y + end_y) / 2
     path = f"M{start[0]:g},{start_y:g} C{start[0]:g},{middle:g} {end_x:g},{middle:g} {end_x:g},{end_y:g}"
-    return f'<path d="{path}" fill="none" stroke="#5b6b7b" stroke-width="1.5" marker-end="url(#tip)"/>'
+    return (
+        f'<path d="{path}" fill="none" stroke="#5b6b7b" stroke-width="1.5" marker-end="url(#tip)"/>'
+    )

@@ -117,7 +117,8 @@ class Origin(NamedTuple):
     algorithm: str
     option: str
     paper: str
-    """The paper whose experiments set this value, as a folder of ``experiments``; empty: none of them."""
+    """The paper whose experiments set this value, as a folder of ``experiments``; empty: none of
+    them."""
     text: str
 
 
@@ -156,7 +157,10 @@ ORIGINS = (
 def pages() -> dict[str, str]:
     """Return the text of the page by its path below docs."""
     notes = NOTES.format(
-        exceptions=exceptions(), pfedme=accuracies("pfedme"), longer=explanation(), fedpac=accuracies("fedpac")
+        exceptions=exceptions(),
+        pfedme=accuracies("pfedme"),
+        longer=explanation(),
+        fedpac=accuracies("fedpac"),
     )
     fedpac = FEDPAC.format(table=fedpac_points.table())
     sections = f"{notes}{explanations_of_small_federation()}{fedpac}"
@@ -172,12 +176,19 @@ def explanations_of_small_federation() -> str:
         rows[name] = f"{statistics.mean(scores.values()):.1f}"
         spread = f" ± {statistics.stdev(scores.values()):.1f}" if len(scores) > 1 else ""
         seeds = ", ".join(str(seed) for seed in scores)
-        lines.append(f"| {name.partition('-')[0]} | {change or '-'} | {seeds} | {rows[name]}{spread} |")
-    left_out = [record["events"]["quarantine"] for record in records_of_small_federation("perfedavg-lr0.1").values()]
+        lines.append(
+            f"| {name.partition('-')[0]} | {change or '-'} | {seeds} | {rows[name]}{spread} |"
+        )
+    left_out = [
+        record["events"]["quarantine"]
+        for record in records_of_small_federation("perfedavg-lr0.1").values()
+    ]
     return SMALL.format(
         table="\n".join(lines),
         rows=rows,
-        diverged=listed(f"{score:.1f}" for score in scores_of_small_federation("perfedavg-lr0.1").values()),
+        diverged=listed(
+            f"{score:.1f}" for score in scores_of_small_federation("perfedavg-lr0.1").values()
+        ),
         left_out=listed(map(str, left_out)),
         first=f"{scores_of_small_federation('perfedavg')[0]:.1f}",
         large=f"{accuracies('pfedbayes-noise0.001')['personalized']:.1f}",
@@ -194,7 +205,10 @@ def listed(words: Iterable[str]) -> str:
 def scores_of_small_federation(name: str) -> dict[int, float]:
     """Return the mean accuracies of a run's personalized models by seed, in percent."""
     records = records_of_small_federation(name)
-    return {seed: 100 * record["metrics"]["personalized"]["accuracy"]["mean"] for seed, record in records.items()}
+    return {
+        seed: 100 * record["metrics"]["personalized"]["accuracy"]["mean"]
+        for seed, record in records.items()
+    }
 
 
 def records_of_small_federation(name: str) -> dict[int, dict[str, Any]]:
@@ -227,16 +241,21 @@ def origins() -> str:
 def accuracies(name: str) -> dict[str, float]:
     """Return the mean accuracies of a run by point, in percent."""
     record = json.loads((learning.RESULTS / f"{WORLD}-{name}.json").read_text())
-    return {point: 100 * metrics["accuracy"]["mean"] for point, metrics in record["metrics"].items()}
+    return {
+        point: 100 * metrics["accuracy"]["mean"] for point, metrics in record["metrics"].items()
+    }
 
 
 def exceptions() -> str:
-    """Return the methods whose personal models are not above FedAvg's global model, in a sentence."""
+    """Return the methods whose personal models are not above FedAvg's global model, in a
+    sentence.
+    """
     base = accuracies("fedavg")["global"]
     found = [
         f"{name} ({value:.1f})"
         for name in sorted([*ALGORITHMS, *learning.VARIANTS])
-        if load_algorithm(learning.VARIANTS.get(name, {}).get("name", name)).primary_evaluation == "personalized"
+        if load_algorithm(learning.VARIANTS.get(name, {}).get("name", name)).primary_evaluation
+        == "personalized"
         and (value := accuracies(name)["personalized"]) <= base
     ]
     above = f"* **Personal models beat FedAvg's global model ({base:.1f})** in every method that has them, except"
@@ -244,7 +263,9 @@ def exceptions() -> str:
 
 
 def explanation() -> str:
-    """Return what pFedMe reaches with steps as long as FedAvg's, in a sentence; empty if there is no record."""
+    """Return what pFedMe reaches with steps as long as FedAvg's, in a sentence; empty if there is
+    no record.
+    """
     if not (learning.RESULTS / f"{WORLD}-pfedme-outer0.02.json").exists():
         return ""
     found = accuracies("pfedme-outer0.02")

@@ -7,7 +7,13 @@ import textwrap
 from itertools import pairwise
 from types import ModuleType
 
-SECTIONS = {"Args": "Arguments", "Returns": "Returns", "Yields": "Yields", "Raises": "Raises", "Example": "Example"}
+SECTIONS = {
+    "Args": "Arguments",
+    "Returns": "Returns",
+    "Yields": "Yields",
+    "Raises": "Raises",
+    "Example": "Example",
+}
 """Heading of a section of a docstring -> heading on a page."""
 
 
@@ -39,7 +45,9 @@ def _section(heading: str, text: str) -> str:
     if heading in ("Returns", "Yields"):
         return f"{title}: {inline(text)}"
     items = re.split(r"\n(?=\S)", text)
-    return f"{title}\n\n" + "\n".join(re.sub(r"^([\w.*]+):", r"* `\1`:", inline(item)) for item in items)
+    return f"{title}\n\n" + "\n".join(
+        re.sub(r"^([\w.*]+):", r"* `\1`:", inline(item)) for item in items
+    )
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
@@ -62,6 +70,10 @@ def _texts_below(statements: list[ast.stmt]) -> dict[str, str]:
             target = statement.targets[0]
         else:
             continue
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(target, ast.Name):
+        if (
+            isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(target, ast.Name)
+        ):
             found[target.id] = inline(" ".join(inspect.cleandoc(str(after.value.value)).split()))
     return found

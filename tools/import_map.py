@@ -1,7 +1,7 @@
 """The map of the code: its packages, and which may import which.
 
-A package is a folder or a module directly under ``src/fedtailor``. tests/test_imports.py enforces the map, and
-tools/architecture_page.py draws it.
+A package is a folder or a module directly under ``src/fedtailor``. tests/test_imports.py enforces
+the map, and tools/architecture_page.py draws it.
 """
 
 import ast
@@ -26,11 +26,15 @@ LAYERS = (
 """The packages from top to bottom. A package imports packages of lower layers only."""
 
 TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic", "core.reading"})
-"""Parts of core that import the standard library only, so that the command line starts without torch."""
+"""Parts of core that import the standard library only, so that the command line starts without
+torch."""
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"deployment", "papers", "report", "testing", "serving", "experiment", "data"}) | TORCH_FREE,
-    "deployment": frozenset({"serving", "experiment", "simulation", "models", "data", "algorithms", "core"}),
+    "cli": frozenset({"deployment", "papers", "report", "testing", "serving", "experiment", "data"})
+    | TORCH_FREE,
+    "deployment": frozenset(
+        {"serving", "experiment", "simulation", "models", "data", "algorithms", "core"}
+    ),
     "papers": frozenset({"report", "experiment", "models", "data", "algorithms"}) | TORCH_FREE,
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),
@@ -51,12 +55,15 @@ ENTRANCES: dict[str, frozenset[str]] = {
     "__init__": frozenset({"toolkit", "testing", "core", "serving", "experiment", "models"}),
     "__main__": frozenset({"cli"}),
 }
-"""The modules through which users come in, and what they may import: the public names, and the command line."""
+"""The modules through which users come in, and what they may import: the public names, and the
+command line."""
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return every module of the package by its name without ``fedtailor.``; the package itself is ``__init__``."""
+    """Return every module of the package by its name without ``fedtailor.``; the package itself is
+    ``__init__``.
+    """
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -77,7 +84,9 @@ def package_of(module: str) -> str:
 
 @cache
 def imported_names(path: Path) -> frozenset[str]:
-    """Return what a file imports anywhere, inside functions and for type checkers too, as absolute names."""
+    """Return what a file imports anywhere, inside functions and for type checkers too, as absolute
+    names.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -90,7 +99,9 @@ def imported_names(path: Path) -> frozenset[str]:
 
 
 def imported_modules(module: str) -> frozenset[str]:
-    """Return the modules of the package that a module imports; the version is a constant and does not count."""
+    """Return the modules of the package that a module imports; the version is a constant and does
+    not count.
+    """
     found = set()
     for name in imported_names(modules()[module]) - {"fedtailor.__version__"}:
         if name == "fedtailor" or name.startswith("fedtailor."):
@@ -106,7 +117,9 @@ def _module_of(name: str) -> str:
 
 
 def circles() -> list[list[str]]:
-    """Return the groups of modules that import each other, directly or through others of the group."""
+    """Return the groups of modules that import each other, directly or through others of the
+    group.
+    """
     edges = {module: imported_modules(module) for module in modules()}
     reached = {module: _reachable(module, edges) for module in edges}
     groups = set()

@@ -1,4 +1,6 @@
-"""The page docs/papers.md, from the papers' files and our records, and its first sentence in the README."""
+"""The page docs/papers.md, from the papers' files and our records, and its first sentence in the
+README.
+"""
 
 import math
 import re
@@ -38,7 +40,11 @@ TEXT_COLUMNS = {
     "inferred",
     "paper",
 }
-FIGURES = {"mean": "mean over clients", "pooled": "all test examples", "smallest10": "10 % smallest clients"}
+FIGURES = {
+    "mean": "mean over clients",
+    "pooled": "all test examples",
+    "smallest10": "10 % smallest clients",
+}
 
 HOW = """
 A run is a method on a data set and setting (a column of a table), with one or several seeds. It counts once, even if
@@ -115,7 +121,10 @@ These columns cannot be run, because we do not have their data: {absent}.
 
 def pages() -> dict[str, str]:
     """Return the texts of the page and of the README by their paths relative to docs."""
-    papers = {name: load_paper(name, EXPERIMENTS) for name in sorted(paper_names(EXPERIMENTS), key=list(NAMES).index)}
+    papers = {
+        name: load_paper(name, EXPERIMENTS)
+        for name in sorted(paper_names(EXPERIMENTS), key=list(NAMES).index)
+    }
     records = {name: read_records(EXPERIMENTS / "results", name) for name in papers}
     rows = {name: judged_numbers(paper, records[name]) for name, paper in papers.items()}
     tally = count(row for own in rows.values() for row in own)
@@ -136,14 +145,19 @@ def pages() -> dict[str, str]:
     parts.append(unfinished([record for own in records.values() for record in own]))
     parts.append(costs(papers, records))
     text = "\n\n".join(part.strip("\n") for part in parts)
-    return {"papers.md": f"{text}\n", "../README.md": readme(f"Of four papers' tables, {sentence(tally)}")}
+    return {
+        "papers.md": f"{text}\n",
+        "../README.md": readme(f"Of four papers' tables, {sentence(tally)}"),
+    }
 
 
 def readme(share: str) -> str:
     """Return the README with the share of runs within tolerance on the line that links the page."""
     text = (ROOT / "README.md").read_text()
     line = f"{share} [docs/papers.md](docs/papers.md) has every number and its verdict."
-    found, replaced = re.subn(r"^.*\[docs/papers\.md\]\(docs/papers\.md\).*$", lambda _: line, text, flags=re.MULTILINE)
+    found, replaced = re.subn(
+        r"^.*\[docs/papers\.md\]\(docs/papers\.md\).*$", lambda _: line, text, flags=re.MULTILINE
+    )
     if replaced != 1:
         raise ValueError(f"README.md must have one line that links docs/papers.md, got {replaced}")
     return found
@@ -180,13 +194,29 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def verdicts(paper: Paper, rows: list[Record], records: list[Record]) -> str:
     """Return the section of a paper: every number with its verdict, and what is outside."""
     spreads = {paper.tables[row["table"]].spread for row in rows} - {""}
-    kind = f" The ± of printed numbers is the {' or the '.join(sorted(spreads))}." if spreads else ""
+    kind = (
+        f" The ± of printed numbers is the {' or the '.join(sorted(spreads))}." if spreads else ""
+    )
     count_of_paper = count(rows)
-    head = ["table", "data", "method", "number", "printed", "ours", "difference", "tolerance", "verdict"]
+    head = [
+        "table",
+        "data",
+        "method",
+        "number",
+        "printed",
+        "ours",
+        "difference",
+        "tolerance",
+        "verdict",
+    ]
     head += ["best round", "model", "averaged", "seeds", "spread", "minutes", "CPU", "inferred"]
     body = [verdict_cells(paper, row, records) for row in rows]
     share = f"{count_of_paper.runs_within} of {count_of_paper.runs} runs are within tolerance."
-    lines = [f"## {NAMES[paper.name]}", f"{share} Accuracies are in percent.{kind}", table(head, body)]
+    lines = [
+        f"## {NAMES[paper.name]}",
+        f"{share} Accuracies are in percent.{kind}",
+        table(head, body),
+    ]
     places = places_by_explanation(paper, rows)
     if places:
         lines.append("Outside tolerance:")
@@ -196,7 +226,11 @@ def verdicts(paper: Paper, rows: list[Record], records: list[Record]) -> str:
 
 def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]:
     """Return the cells of a number."""
-    own = [record for record in records if record["digest"] == row["digest"] and record["seed"] in row["seeds"]]
+    own = [
+        record
+        for record in records
+        if record["digest"] == row["digest"] and record["seed"] in row["seeds"]
+    ]
     wall = math.fsum(record["result"]["seconds"]["total"] for record in own) / 60
     cpu = [record["cpu_seconds"] / 60 for record in own if record.get("cpu_seconds") is not None]
     spread = "" if row["spread"] is None else f" ± {points(row['spread'])}"
@@ -222,28 +256,52 @@ def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]
 
 
 def best_round(row: Record) -> str:
-    """Return the best round's number and how many rounds were scored; a dash if there was only one."""
-    return "-" if row["best_of_rounds"] is None else f"{percent(row['best_of_rounds'])} of {row['scored_rounds']}"
+    """Return the best round's number and how many rounds were scored; a dash if there was only
+    one.
+    """
+    return (
+        "-"
+        if row["best_of_rounds"] is None
+        else f"{percent(row['best_of_rounds'])} of {row['scored_rounds']}"
+    )
 
 
 def order_of_methods(paper: Paper, records: list[Record]) -> str:
-    """Return the section about FedLDA's small table: our numbers, and whether the methods are in the paper's order."""
-    ours = {row["method"]: row["value"] for row in compare(paper, "small", records) if row["value"] is not None}
+    """Return the section about FedLDA's small table: our numbers, and whether the methods are in
+    the paper's order.
+    """
+    ours = {
+        row["method"]: row["value"]
+        for row in compare(paper, "small", records)
+        if row["value"] is not None
+    }
     seeds = {row["method"]: row["seeds"] for row in compare(paper, "small", records)}
     printed = {
-        column: {cell.method: cell.readings[0].reference for cell in cells(paper, "1", column=column)}
+        column: {
+            cell.method: cell.readings[0].reference for cell in cells(paper, "1", column=column)
+        }
         for column in ("cifar10_resnet18_500", "cifar10_wrn_500")
     }
-    head = ["method", *(paper.columns[column].label for column in ("cifar10_cnn_500", *printed)), "our seeds"]
+    head = [
+        "method",
+        *(paper.columns[column].label for column in ("cifar10_cnn_500", *printed)),
+        "our seeds",
+    ]
     body = [
-        [paper.methods[name].label, percent(ours[name]), *(or_dash(printed[column].get(name)) for column in printed)]
+        [
+            paper.methods[name].label,
+            percent(ours[name]),
+            *(or_dash(printed[column].get(name)) for column in printed),
+        ]
         for name in sorted(ours, key=lambda name: -ours[name])
     ]
     for name, line in zip(sorted(ours, key=lambda name: -ours[name]), body, strict=True):
         line.append(", ".join(map(str, seeds[name])))
     sentences = []
     for column, numbers in printed.items():
-        pairs = pairs_in_order(ours, {name: value for name, value in numbers.items() if value is not None})
+        pairs = pairs_in_order(
+            ours, {name: value for name, value in numbers.items() if value is not None}
+        )
         sentences.append(
             f"{sum(pairs)} of {len(pairs)} pairs of methods are in the order of {paper.columns[column].label}."
         )
@@ -256,7 +314,9 @@ def or_dash(fraction: float | None) -> str:
 
 
 def pairs_in_order(ours: dict[str, float], theirs: dict[str, float]) -> list[bool]:
-    """Return for every pair of methods whose numbers differ, in both, whether the order is the same."""
+    """Return for every pair of methods whose numbers differ, in both, whether the order is the
+    same.
+    """
     names = [name for name in ours if name in theirs]
     pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
     differences = [(ours[one] - ours[other], theirs[one] - theirs[other]) for one, other in pairs]
@@ -264,9 +324,15 @@ def pairs_in_order(ours: dict[str, float], theirs: dict[str, float]) -> list[boo
 
 
 def unfinished(records: list[Record]) -> str:
-    """Return the section about the runs of the plan that have no record, in their order, and what they would cost."""
+    """Return the section about the runs of the plan that have no record, in their order, and what
+    they would cost.
+    """
     planned = read_plan(EXPERIMENTS / "plan.toml", EXPERIMENTS)
-    left = [cell for cell in planned if not any(record["seed"] == cell.seed for record in records_of(cell, records))]
+    left = [
+        cell
+        for cell in planned
+        if not any(record["seed"] == cell.seed for record in records_of(cell, records))
+    ]
     if not left:
         return "## Planned and not run\n\nEvery run of the plan has a record."
     groups: dict[tuple[str, str, str], list[Cell]] = {}
@@ -276,7 +342,9 @@ def unfinished(records: list[Record]) -> str:
     for (name, number, column), own in groups.items():
         paper = own[0].paper
         runs = ", ".join(f"{paper.methods[cell.method].label} ({cell.seed})" for cell in own)
-        body.append([NAMES[name], number, paper.columns[column].label, runs, hours_of(own, records)])
+        body.append(
+            [NAMES[name], number, paper.columns[column].label, runs, hours_of(own, records)]
+        )
     head = ["paper", "table", "data", "methods (seed)", "hours, estimated"]
     text = f"{len(left)} of the {len(planned)} runs of `experiments/plan.toml` have no record yet."
     text += " Rough hours are judged by runs with other networks."
@@ -284,7 +352,9 @@ def unfinished(records: list[Record]) -> str:
 
 
 def hours_of(planned: list[Cell], records: list[Record], seeds: int = 1) -> str:
-    """Return the hours that runs would take, each ``seeds`` times, and for how many they are not known."""
+    """Return the hours that runs would take, each ``seeds`` times, and for how many they are not
+    known.
+    """
     estimates = [estimate(cell, records) for cell in planned]
     known = [each for each in estimates if each is not None]
     unknown = len(planned) - len(known)
@@ -298,7 +368,9 @@ def hours_of(planned: list[Cell], records: list[Record], seeds: int = 1) -> str:
 def costs(papers: dict[str, Paper], records: dict[str, list[Record]]) -> str:
     """Return the section about hours: spent, and for all that the papers print."""
     every = [record for own in records.values() for record in own]
-    cpu = [record["cpu_seconds"] / 3600 for record in every if record.get("cpu_seconds") is not None]
+    cpu = [
+        record["cpu_seconds"] / 3600 for record in every if record.get("cpu_seconds") is not None
+    ]
     body = []
     for name, paper in papers.items():
         printed = printed_runs(paper)
@@ -320,7 +392,9 @@ def costs(papers: dict[str, Paper], records: dict[str, list[Record]]) -> str:
     return COST.format(
         count=len(every),
         wall=hours(record["result"]["seconds"]["total"] for record in every),
-        cpu=f"; {math.fsum(cpu):.1f} hours of processor time in the {len(cpu)} records that have it" if cpu else "",
+        cpu=f"; {math.fsum(cpu):.1f} hours of processor time in the {len(cpu)} records that have it"
+        if cpu
+        else "",
         table=table(head, body),
         absent="; ".join(absent_columns(papers)),
     )

@@ -77,7 +77,9 @@ def short(value: float) -> str:
 
 
 def load_of(record: dict[str, Any]) -> str:
-    """Return the load of the machine before a measurement: above 2, other work shared the two cores."""
+    """Return the load of the machine before a measurement: above 2, other work shared the two
+    cores.
+    """
     before = {**record, **record["machine"]}["load_before"]
     return f"{before:.1f}" + (" (!)" if before > 2 else "")
 
@@ -94,7 +96,10 @@ def steps() -> str:
             [
                 f"`{found['model']}`",
                 f"`{found.get('engine', 'workers')}`",
-                *(short(found[arm]["ms_per_step"]) for arm in ("ours", "ours_1", "ours_plain", "peer", "peer_1")),
+                *(
+                    short(found[arm]["ms_per_step"])
+                    for arm in ("ours", "ours_1", "ours_plain", "peer", "peer_1")
+                ),
                 f"**{speedup['peer_better']:.2f}**",
                 f"{speedup['peer_1_thread']:.2f}",
                 f"{speedup['peer_tuned']:.2f}",
@@ -124,7 +129,9 @@ def parts_of_a_step() -> str:
     for found in load("parts-*.json"):
         whole = found["ms_per_step"]
         arithmetic = found["ms_of_the_arithmetic_at_the_peak"]
-        of_products = [ms for kind, ms in found["ms"].items() if kind.startswith(("convolution", "linear"))]
+        of_products = [
+            ms for kind, ms in found["ms"].items() if kind.startswith(("convolution", "linear"))
+        ]
         below = sum(of_products) - arithmetic
         rows = [[kind, short(ms), f"{100 * ms / whole:.1f} %"] for kind, ms in found["ms"].items()]
         text = (
@@ -166,7 +173,10 @@ def peers() -> str:
     """Return the tables of other libraries."""
     parts = []
     for found in load("peers-*.json"):
-        rows = [[NAMES[arm], short(one["ms_per_step"]), f"{one['ratio']:.2f}"] for arm, one in found["arms"].items()]
+        rows = [
+            [NAMES[arm], short(one["ms_per_step"]), f"{one['ratio']:.2f}"]
+            for arm, one in found["arms"].items()
+        ]
         head = "| | ms per step | relative to the first row |"
         title = f"`{found['model']}`, load {load_of(found)}"
         parts.append(f"{title}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
@@ -179,12 +189,16 @@ def rounds() -> str:
     for found in load("round-*-*.json"):
         rows = []
         for name, one in found["algorithms"].items():
-            by_kind = [[of[kind] for of in one["seconds"].values()] for kind in ("train", "aggregate", "evaluate")]
+            by_kind = [
+                [of[kind] for of in one["seconds"].values()]
+                for kind in ("train", "aggregate", "evaluate")
+            ]
             seconds = [" / ".join(f"{value:.2f}" for value in values) for values in by_kind]
             parts_of = one["one_client"]["train"]
             total = sum(parts_of.values())
             top = ", ".join(
-                f"{100 * value / total:.0f} % {RENAMED.get(part, part)}" for part, value in list(parts_of.items())[:3]
+                f"{100 * value / total:.0f} % {RENAMED.get(part, part)}"
+                for part, value in list(parts_of.items())[:3]
             )
             rows.append([f"`{name}`", *seconds, f"{100 * one['outside_steps']:.1f} %", top])
         head = (
@@ -193,7 +207,9 @@ def rounds() -> str:
         )
         engines = " / ".join(next(iter(found["algorithms"].values()))["seconds"])
         title = f"`{found['model']}`, Dir({found['alpha']:g}), engines {engines}"
-        parts.append(f"{title}, load {load_of(found)}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n")
+        parts.append(
+            f"{title}, load {load_of(found)}:\n\n{table(head, rows)}\nMeasured on: {where(found)}.\n"
+        )
     if not parts:
         return ""
     text = "## Whole rounds\n\n30 clients of 480 images on average, 5 epochs in batches of 50.\n\n"

@@ -1,7 +1,7 @@
 """Packed assignments: several expressions assigned to several names in one statement.
 
-ruff has no rule against ``a, b = x, y`` or ``a, b = (f(z) for z in (x, y))``, so this is one. Swaps, and calls that
-return several values, are not packed::
+ruff has no rule against ``a, b = x, y`` or ``a, b = (f(z) for z in (x, y))``, so this is one.
+Swaps, and calls that return several values, are not packed::
 
     python tools/plain_code.py     # lists every packed assignment of src, and their number per 1,000 lines
 """

@@ -129,16 +129,26 @@ def pages() -> dict[str, str]:
 
 def selected(worlds: tuple[str, ...], search: str) -> dict[str, str]:
     """Return the setting that a search selects in each federation."""
-    return {world: scarce_data.selected(world, scarce_data.searches(world)[search]) or "" for world in worlds}
+    return {
+        world: scarce_data.selected(world, scarce_data.searches(world)[search]) or ""
+        for world in worlds
+    }
 
 
 def gain_over_both(world: str, tuned: str) -> str:
-    """Return the difference of the preset from what the searches for prior and ridge select in a federation."""
+    """Return the difference of the preset from what the searches for prior and ridge select in a
+    federation.
+    """
     (both,) = selected((world,), "pFedFDA, ridge with that prior").values()
     return scarce_data.test_difference(world, tuned, "mean", both) or "?"
 
 
 def gains(settings: dict[str, str], figure: str = "mean") -> str:
-    """Return the differences from the default on test examples in words, for a setting of each federation."""
-    found = [scarce_data.test_difference(world, setting, figure) or "?" for world, setting in settings.items()]
+    """Return the differences from the default on test examples in words, for a setting of each
+    federation.
+    """
+    found = [
+        scarce_data.test_difference(world, setting, figure) or "?"
+        for world, setting in settings.items()
+    ]
     return listed(found)

@@ -1,7 +1,7 @@
 """Write the generated pages of docs: ``make docs``.
 
-Every module of :data:`WRITERS` has a function ``pages`` that returns the texts of its pages by their paths relative to
-docs. A test fails when a page is not what its writer would write.
+Every module of :data:`WRITERS` has a function ``pages`` that returns the texts of its pages by
+their paths relative to docs. A test fails when a page is not what its writer would write.
 """
 
 import importlib
@@ -29,10 +29,20 @@ def pages_of(writer: str) -> dict[str, str]:
 
 
 def outdated(pages: dict[str, str]) -> list[str]:
-    """Return the pages, of those given, that are missing or different in docs, and those that nobody writes."""
-    changed = [name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
+    """Return the pages, of those given, that are missing or different in docs, and those that
+    nobody writes.
+    """
+    changed = [
+        name
+        for name, text in pages.items()
+        if not (DOCS / name).exists() or (DOCS / name).read_text() != text
+    ]
     folders = {Path(name).parts[0] for name in pages} & set(GENERATED_FOLDERS)
-    there = [path.relative_to(DOCS).as_posix() for folder in folders for path in (DOCS / folder).iterdir()]
+    there = [
+        path.relative_to(DOCS).as_posix()
+        for folder in folders
+        for path in (DOCS / folder).iterdir()
+    ]
     return sorted([*changed, *(name for name in there if name not in pages)])
 
 
@@ -48,7 +58,9 @@ def main() -> None:
                 path.write_text(pages[name])
             else:
                 path.unlink()
-        sys.stderr.write(f"{writer}: {len(pages)} pages, {len(changed)} changed {' '.join(changed)}\n")
+        sys.stderr.write(
+            f"{writer}: {len(pages)} pages, {len(changed)} changed {' '.join(changed)}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
 """Our engines, pfl-research and Flower on the same work, in turn in one run.
 
     sh benchmarks/peers/setup.sh
-    python benchmarks/peers/compare.py [--model cifar_cnn|mlp] [--blocks 5] [--arms NAMES] [--json] [--check]
+    python benchmarks/peers/compare.py [--model cifar_cnn|mlp] [--blocks 5] [--arms NAMES] [--json]
+    [--check]
 
-100 clients hold random images divided by Dir(0.5), and 30 of them train one epoch per round: in batches of 50 with the
-CIFAR network of the pFedFDA paper, or in batches of 10 with a perceptron. Each arm is a process, with its children,
-that trains one round when asked. Arms take turns within a block; the first block is a warm-up. The time of a round runs
-from the request to the new global weights. It includes batches, messages and aggregation, but not set-up and
-evaluation. Ratios compare rounds of the same block. If a peer is not installed, the record says so.
+100 clients hold random images divided by Dir(0.5), and 30 of them train one epoch per round: in
+batches of 50 with the CIFAR network of the pFedFDA paper, or in batches of 10 with a perceptron.
+Each arm is a process, with its children, that trains one round when asked. Arms take turns within a
+block; the first block is a warm-up. The time of a round runs from the request to the new global
+weights. It includes batches, messages and aggregation, but not set-up and evaluation. Ratios
+compare rounds of the same block. If a peer is not installed, the record says so.
 
-The arms are ``ours`` (threads) and ``ours_processes``; ``pfl``, with one process of one thread per physical core, and
-``pfl_threads``, one process with PyTorch's default threads; and ``flower``, with one actor per physical core. Cohorts,
-first weights and numbers of steps are the same, and every block asserts the last; only our arms and Flower shuffle.
-``--check`` compares what the arms learn where the order of examples cannot matter: in two rounds of three epochs, each
-with one batch of all examples of a client. All arms must end within 1e-5 of the first one in every weight. The
-processes of a waiting arm are idle, except those of Ray, which poll; the record has their share of one core.
+The arms are ``ours`` (threads) and ``ours_processes``; ``pfl``, with one process of one thread per
+physical core, and ``pfl_threads``, one process with PyTorch's default threads; and ``flower``, with
+one actor per physical core. Cohorts, first weights and numbers of steps are the same, and every
+block asserts the last; only our arms and Flower shuffle. ``--check`` compares what the arms learn
+where the order of examples cannot matter: in two rounds of three epochs, each with one batch of all
+examples of a client. All arms must end within 1e-5 of the first one in every weight. The processes
+of a waiting arm are idle, except those of Ray, which poll; the record has their share of one core.
 """
 
 from __future__ import annotations
@@ -60,14 +63,22 @@ print(json.dumps({"machine": machine(), "versions": versions() | peers}))
 
 
 def interpreter() -> str:
-    """Return the Python of all arms: that of the environment of setup.sh, or this one, which may lack the peers."""
+    """Return the Python of all arms: that of the environment of setup.sh, or this one, which may
+    lack the peers.
+    """
     made = HERE / ".venv" / "bin" / "python"
     return str(made) if made.exists() else sys.executable
 
 
 def environment(temporary: str) -> dict[str, str]:
-    """Return the environment of the arms: PyTorch's defaults, no telemetry, nothing beyond the loopback."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    """Return the environment of the arms: PyTorch's defaults, no telemetry, nothing beyond the
+    loopback.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    }
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     # otherwise Ray replaces 127.0.0.1 by the address of a network card
     loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -100,7 +111,9 @@ class Arm:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended. Its last lines:\n{''.join(self.log.read_text()[-3000:])}")
+            raise SystemExit(
+                f"{self.name} ended. Its last lines:\n{''.join(self.log.read_text()[-3000:])}"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -109,7 +122,9 @@ class Arm:
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = int(
+                    (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                )
             except OSError:
                 continue  # the process has ended
         found = [self.process.pid]
@@ -125,7 +140,9 @@ class Arm:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            total += sum(map(int, fields[11:15]))  # its own time, and that of children that have ended
+            total += sum(
+                map(int, fields[11:15])
+            )  # its own time, and that of children that have ended
         return total / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
@@ -142,8 +159,12 @@ class Arm:
             self.process.wait()
 
 
-def turns(arms: list[Arm], blocks: int) -> tuple[dict[str, list[float]], dict[str, float], list[int]]:
-    """Alternate the arms; return milliseconds per step by arm and block, CPU share of waiting arms, and steps."""
+def turns(
+    arms: list[Arm], blocks: int
+) -> tuple[dict[str, list[float]], dict[str, float], list[int]]:
+    """Alternate the arms; return milliseconds per step by arm and block, CPU share of waiting arms,
+    and steps.
+    """
     times: dict[str, list[float]] = {arm.name: [] for arm in arms}
     used = {arm.name: 0.0 for arm in arms}
     waited = dict(used)
@@ -186,7 +207,9 @@ def check(names: list[str], plan: dict[str, Any], temporary: str) -> dict[str, f
             learned[name] = [saved[key] for key in saved.files]
     first = learned[names[0]]
     return {
-        name: max(float(np.abs(mine - other).max()) for mine, other in zip(first, weights, strict=True))
+        name: max(
+            float(np.abs(mine - other).max()) for mine, other in zip(first, weights, strict=True)
+        )
         for name, weights in learned.items()
     }
 
@@ -224,7 +247,9 @@ def show(record: dict[str, Any]) -> None:
     """Print a record."""
     print(f"{record['model']}, {record['blocks']} paired rounds of {record['active']} clients")
     for name, found in record["arms"].items():
-        print(f"{name:15} {found['ms_per_step']:8.3f} ms per client-step, x{found['ratio']:.2f} of the first arm")
+        print(
+            f"{name:15} {found['ms_per_step']:8.3f} ms per client-step, x{found['ratio']:.2f} of the first arm"
+        )
     for name in record["not_installed"]:
         print(f"{name:15} not installed")
     for name, difference in record.get("largest_difference", {}).items():
@@ -233,10 +258,14 @@ def show(record: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=sorted(BATCH), default="cifar_cnn")
     parser.add_argument("--blocks", type=int, default=5, help="paired rounds after the warm-up")
-    parser.add_argument("--arms", default=DEFAULT, help=f"names, separated by commas, of: {', '.join(ARMS)}")
+    parser.add_argument(
+        "--arms", default=DEFAULT, help=f"names, separated by commas, of: {', '.join(ARMS)}"
+    )
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--active", type=int, default=30, help="clients per round")
     parser.add_argument("--check", action="store_true", help="also compare what the arms learn")
@@ -253,8 +282,12 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Parse the command line, measure, print and record."""
     arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that arms end and files are removed
-    answer = subprocess.run([interpreter(), "-c", PROBE], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("terminated")
+    )  # so that arms end and files are removed
+    answer = subprocess.run(
+        [interpreter(), "-c", PROBE], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
     about = json.loads(answer.stdout)
     names = available(arguments.names, about["versions"])
     counts = {"clients": arguments.clients, "active": arguments.active}

@@ -26,7 +26,9 @@ class OnRequest(FedAvg):
         self.cohorts = work.cohorts(plan)
         self.last: Any = None
 
-    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[Any, FitIns]]:
+    def configure_fit(
+        self, server_round: int, parameters: Any, client_manager: Any
+    ) -> list[tuple[Any, FitIns]]:
         """Wait, then send the weights to the cohort."""
         client_manager.wait_for(self.plan.clients)
         nodes = list(client_manager.all().values())[: self.plan.active]
@@ -55,7 +57,9 @@ def main() -> None:
     requests = work.Requests()
     module = torch_module(plan.model, plan.classes)
     work.load_weights(plan, module)
-    initial = ndarrays_to_parameters([parameter.detach().numpy() for parameter in module.parameters()])
+    initial = ndarrays_to_parameters(
+        [parameter.detach().numpy() for parameter in module.parameters()]
+    )
     strategy = OnRequest(plan, requests, initial_parameters=initial)
 
     def server_fn(context: Context) -> ServerAppComponents:

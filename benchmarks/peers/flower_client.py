@@ -1,7 +1,8 @@
-"""A Flower client as in Flower's examples: NumPy arrays in and out, and a plain loop with the SGD of torch.
+"""A Flower client as in Flower's examples: NumPy arrays in and out, and a plain loop with the SGD
+of torch.
 
-The data of all clients stay in the memory of the actor between rounds. The client has a separate module so that Flower
-sends its name to the actors, and not its contents.
+The data of all clients stay in the memory of the actor between rounds. The client has a separate
+module so that Flower sends its name to the actors, and not its contents.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ def held(plan: work.Plan) -> tuple[Any, Any, list[Any]]:
 class PlainClient(NumPyClient):
     """Trains the client that the server names."""
 
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        """Train one client's epochs; return weights, number of examples, and the number of steps."""
+    def fit(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """Train one client's epochs; return weights, number of examples, and the number of
+        steps.
+        """
         torch.set_num_threads(1)
         plan = work.Plan(**json.loads(config["plan"]))
         images, labels, parts = held(plan)
@@ -38,8 +43,12 @@ class PlainClient(NumPyClient):
         with torch.no_grad():
             for parameter, value in zip(module.parameters(), parameters, strict=True):
                 parameter.copy_(torch.from_numpy(value))
-        optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-        loader = DataLoader(TensorDataset(images[rows], labels[rows]), min(plan.batch, len(rows)), shuffle=True)
+        optimizer = torch.optim.SGD(
+            module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY
+        )
+        loader = DataLoader(
+            TensorDataset(images[rows], labels[rows]), min(plan.batch, len(rows)), shuffle=True
+        )
         steps = 0
         for _ in range(plan.epochs):
             for x, y in loader:
@@ -47,7 +56,11 @@ class PlainClient(NumPyClient):
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 optimizer.step()
                 steps += 1
-        return [parameter.detach().numpy() for parameter in module.parameters()], len(rows), {"steps": steps}
+        return (
+            [parameter.detach().numpy() for parameter in module.parameters()],
+            len(rows),
+            {"steps": steps},
+        )
 
 
 def client_fn(context: Context) -> Client:

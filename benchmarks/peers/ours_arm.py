@@ -57,8 +57,12 @@ def main() -> None:
     plan = work.Plan.given()
     requests = work.Requests()
     engine = Watched(build_engine(EngineOptions(name=plan.engine, workers=plan.workers)))  # type: ignore[arg-type]
-    schedule = Schedule(rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0)
-    reports = simulate(FedAvg(training=plan.training), make_federation(plan), engine, schedule, seed=0)
+    schedule = Schedule(
+        rounds=plan.rounds + 2, participation=work.participation(plan), evaluate_every=0
+    )
+    reports = simulate(
+        FedAvg(training=plan.training), make_federation(plan), engine, schedule, seed=0
+    )
     for cohort in work.cohorts(plan):
         if not requests.wait():
             break

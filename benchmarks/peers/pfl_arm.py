@@ -1,9 +1,10 @@
 """The arm of pfl-research: FederatedAveraging on its simulated backend, one process per worker.
 
-The arm uses the strongest setting of pfl-research on a CPU. Images are channels last, and the model permutes them, as
-in its own benchmark. Processes with one thread each are joined by gloo, and it divides a cohort among them by the sizes
-of the clients (user_id_to_weight). The processes get the environment that torchrun would give them; the rendezvous is
-made here, because that of torchrun listens on every interface. pfl evaluates each client in iteration 0, the warm-up.
+The arm uses the strongest setting of pfl-research on a CPU. Images are channels last, and the model
+permutes them, as in its own benchmark. Processes with one thread each are joined by gloo, and it
+divides a cohort among them by the sizes of the clients (user_id_to_weight). The processes get the
+environment that torchrun would give them; the rendezvous is made here, because that of torchrun
+listens on every interface. pfl evaluates each client in iteration 0, the warm-up.
 """
 
 from __future__ import annotations
@@ -45,11 +46,17 @@ class Classifier(nn.Module):
         from pfl.metrics import Weighted
 
         with torch.no_grad():
-            return {"loss": Weighted(nn.functional.cross_entropy(self(x), y, reduction="sum").item(), len(y))}
+            return {
+                "loss": Weighted(
+                    nn.functional.cross_entropy(self(x), y, reduction="sum").item(), len(y)
+                )
+            }
 
 
 def join(plan: work.Plan) -> tuple[Any, list[subprocess.Popen[bytes]]]:
-    """Start the other processes as torchrun would, with a store on the loopback; return what must stay alive."""
+    """Start the other processes as torchrun would, with a store on the loopback; return what must
+    stay alive.
+    """
     if plan.workers == 1 or "RANK" in os.environ:
         return None, []
     listener = socket.create_server(("127.0.0.1", 0))
@@ -57,13 +64,19 @@ def join(plan: work.Plan) -> tuple[Any, list[subprocess.Popen[bytes]]]:
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
     store = torch.distributed.TCPStore("127.0.0.1", port, **options)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= {"TORCHELASTIC_RUN_ID": "peers", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "peers",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+    }
     os.environ |= {"WORLD_SIZE": str(plan.workers), "LOCAL_WORLD_SIZE": str(plan.workers)}
     command = [sys.executable, "-m", "benchmarks.peers.pfl_arm", sys.argv[1]]
     others = []
     for rank in range(1, plan.workers):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        others.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, **ranks}))
+        others.append(
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, **ranks})
+        )
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
     torch.set_num_threads(1)
     return store, others
@@ -84,12 +97,16 @@ def rounds(plan: work.Plan, module: Classifier) -> Any:
     held = [(images[rows], found.labels[rows]) for rows in found.rows]
     order = itertools.cycle([client for cohort in work.cohorts(plan) for client in cohort])
     sizes = {client: len(rows) for client, rows in enumerate(found.rows)}
-    dataset = FederatedDataset(lambda client: Dataset(held[client], user_id=str(client)), lambda: next(order), sizes)
+    dataset = FederatedDataset(
+        lambda client: Dataset(held[client], user_id=str(client)), lambda: next(order), sizes
+    )
     local = partial(torch.optim.SGD, momentum=MOMENTUM, weight_decay=DECAY)
     model = PyTorchModel(module, local, torch.optim.SGD(module.parameters(), lr=1.0))
     backend = SimulatedBackend(dataset, dataset, postprocessors=[WeightByDatapoints()])
     algorithm = FederatedAveraging()
-    hyper = NNTrainHyperParams(local_learning_rate=LR, local_num_epochs=plan.epochs, local_batch_size=plan.batch)
+    hyper = NNTrainHyperParams(
+        local_learning_rate=LR, local_num_epochs=plan.epochs, local_batch_size=plan.batch
+    )
 
     def one_round(number: int) -> None:
         module.steps = 0

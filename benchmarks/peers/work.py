@@ -1,8 +1,8 @@
 """The work that every arm does, and how an arm talks to compare.py.
 
-Clients hold random 8-bit images, divided by Dir(0.5) over the classes. Every arm trains the same cohorts from the same
-first weights. Our arm gets the images as data sets store them and normalizes batches. The peers get normalized floats
-from the start, as in their own examples.
+Clients hold random 8-bit images, divided by Dir(0.5) over the classes. Every arm trains the same
+cohorts from the same first weights. Our arm gets the images as data sets store them and normalizes
+batches. The peers get normalized floats from the start, as in their own examples.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def data(plan: Plan) -> Data:
         for part, rows in zip(parts, np.split(members, ends), strict=True):
             part.append(rows)
     return Data(
-        torch.from_numpy(images), torch.from_numpy(labels), [torch.from_numpy(np.concatenate(p)) for p in parts]
+        torch.from_numpy(images),
+        torch.from_numpy(labels),
+        [torch.from_numpy(np.concatenate(p)) for p in parts],
     )
 
 
@@ -111,7 +113,10 @@ def participation(plan: Plan) -> Any:
 def cohorts(plan: Plan) -> list[list[int]]:
     """Return the clients of every round, as our round loop draws them."""
     drawn = participation(plan)
-    return [drawn.cohort(0, round, plan.rounds, plan.clients).tolist() for round in range(1, plan.rounds + 1)]
+    return [
+        drawn.cohort(0, round, plan.rounds, plan.clients).tolist()
+        for round in range(1, plan.rounds + 1)
+    ]
 
 
 def load_weights(plan: Plan, module: Any) -> None:
@@ -139,7 +144,8 @@ def save_weights(plan: Plan, tensors: Sequence[Any]) -> None:
 
 
 class Requests:
-    """One line on standard input asks for one round; a JSON line answers, on what was standard output.
+    """One line on standard input asks for one round; a JSON line answers, on what was standard
+    output.
 
     Everything that libraries print goes to standard error.
     """
@@ -161,8 +167,12 @@ class Requests:
 
     def answer(self, steps: int) -> None:
         """Answer with the time and the number of steps that clients made."""
-        print(json.dumps({"seconds": self._seconds, "steps": steps}), file=self._answers, flush=True)
+        print(
+            json.dumps({"seconds": self._seconds, "steps": steps}), file=self._answers, flush=True
+        )
 
     def finish(self) -> None:
-        """Wait for the end of the requests: an arm that ended earlier would take time from the others."""
+        """Wait for the end of the requests: an arm that ended earlier would take time from the
+        others.
+        """
         sys.stdin.read()

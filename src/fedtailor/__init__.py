@@ -1,7 +1,7 @@
 """Personalized federated learning: one model per client, without moving data.
 
-Besides the names below, every name of :mod:`fedtailor.toolkit` can be imported from here. Names are imported when they
-are first used, so that ``fedtailor --help`` starts without torch.
+Besides the names below, every name of :mod:`fedtailor.toolkit` can be imported from here. Names are
+imported when they are first used, so that ``fedtailor --help`` starts without torch.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ _TOOLKIT = (
     "untuned",
     "weighted_mean",
 )
-"""The names of ``fedtailor.toolkit``, in a list of their own so that listing them imports nothing."""
+"""The names of ``fedtailor.toolkit``, in a list of their own so that listing them imports
+nothing."""
 
 __all__ = ["__version__", *_HOMES, *_TOOLKIT]
 
@@ -125,6 +126,7 @@ def __getattr__(name: str) -> Any:
         home = "toolkit"
     else:
         raise AttributeError(f"module 'fedtailor' has no attribute '{name}'")
+
     value = getattr(importlib.import_module(f"fedtailor.{home}"), name)
     globals()[name] = value
     return value

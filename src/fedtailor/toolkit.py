@@ -1,6 +1,7 @@
 """The one import for authors of an algorithm.
 
-The package's own methods import from here and from the private modules beside them, and nothing else of the package.
+The package's own methods import from here and from the private modules beside them, and nothing
+else of the package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The pages of algorithms say what a reader needs. tests/test_pages.py checks that they are current."""
+"""The pages of algorithms say what a reader needs. tests/test_pages.py checks that they are
+current."""
 
 import re
 
@@ -11,14 +12,18 @@ from fedtailor.algorithms import ALGORITHMS
 
 @pytest.fixture(scope="module")
 def pages():
-    return {name.removeprefix("algorithms/"): text for name, text in algorithm_pages.pages().items()}
+    return {
+        name.removeprefix("algorithms/"): text for name, text in algorithm_pages.pages().items()
+    }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_page_has_all_parts(name, pages):
     page = pages[f"{name}.md"]
     assert page.startswith(f"# {name}\n")
-    assert "**Messages**" in page and "**Deviations**" in page, "the module's docstring has Messages: and Deviations:"
+    assert "**Messages**" in page and "**Deviations**" in page, (
+        "the module's docstring has Messages: and Deviations:"
+    )
     assert "``" not in page.replace("```", "") and ":class:" not in page
     assert re.search(r"\b(19|20)\d\d\b", page) or name == "local", "no year: cite the paper"
     rows = re.findall(r"^\| `\w+` \|.*$", page, flags=re.MULTILINE)
@@ -57,7 +62,9 @@ def test_words_are_explained_and_every_page_links_there(pages):
 def test_presets_say_what_they_set_and_how_to_choose_them(pages):
     assert "`paper`: `cov_ridge = 0.0001`, `cov_offset = 0.0`" in pages["pfedfda.md"]
     assert "`tuned`: `prior_smoothing = 0.1`, `cov_ridge = 0.3`" in pages["pfedfda.md"]
-    chosen = {name for name in ALGORITHMS if "--set algorithm.preset=paper\n" in pages[f"{name}.md"]}
+    chosen = {
+        name for name in ALGORITHMS if "--set algorithm.preset=paper\n" in pages[f"{name}.md"]
+    }
     assert chosen == {"pfedfda", "fedcr", "fedlda", "fedsr"}
 
 

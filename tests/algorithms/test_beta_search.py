@@ -36,11 +36,16 @@ def client(seed=0, n=60, d=D, classes=CLASSES, shift=0.5):
     labels = rng.integers(0, classes, n)
     means = rng.uniform(size=(classes, d))
     root = rng.normal(size=(d, d)) / np.sqrt(d)
-    z = (means + shift * rng.normal(size=(classes, d)))[labels] + rng.normal(size=(n, d)) @ (root + 0.3 * np.eye(d))
+    z = (means + shift * rng.normal(size=(classes, d)))[labels] + rng.normal(size=(n, d)) @ (
+        root + 0.3 * np.eye(d)
+    )
     words = rng.integers(-(2**62), 2**62, n)
     counts = np.bincount(labels, minlength=classes)
     arrays = (z, labels, np.ones(n), words, means, root @ root.T + np.eye(d))
-    return Client(*(torch.from_numpy(array) for array in arrays), gaussian.smooth_prior(torch.from_numpy(counts)))
+    return Client(
+        *(torch.from_numpy(array) for array in arrays),
+        gaussian.smooth_prior(torch.from_numpy(counts)),
+    )
 
 
 def find(one, mode="single", **changes):
@@ -122,11 +127,15 @@ def test_objective_equals_its_plain_transcription(n, d):
 def test_single_beta_is_as_good_as_a_bounded_minimizer(seed):
     one = client(seed, n=(40, 200)[seed % 2], shift=(0.1, 0.3, 1.0)[seed % 3])
     loss = direct_objective(one)
-    best = minimize_scalar(lambda x: loss(x, x), bounds=(0, 1), method="bounded", options={"xatol": 1e-7})
+    best = minimize_scalar(
+        lambda x: loss(x, x), bounds=(0, 1), method="bounded", options={"xatol": 1e-7}
+    )
     beta = find(one)
     lowest = min(best.fun, loss(0, 0), loss(1, 1))
     assert beta[0] == beta[1] and beta[0] / GRID == (beta[0] / GRID).round()
-    assert loss(*beta.tolist()) - lowest < 1e-6  # curvature (below 20) times the square of half a grid step
+    assert (
+        loss(*beta.tolist()) - lowest < 1e-6
+    )  # curvature (below 20) times the square of half a grid step
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -136,19 +145,26 @@ def test_two_betas_are_no_worse_than_one_and_locally_best(seed):
     single, multi = find(one), find(one, "multi")
     values = evaluate(torch.stack([single, multi]))
     assert values[1] <= values[0] + 1e-11  # twenty levels of near ties
-    step = torch.tensor([[0, 1], [0, -1], [1, 0], [-1, 0], [1, 1], [-1, -1]], dtype=torch.float64) * GRID
+    step = (
+        torch.tensor([[0, 1], [0, -1], [1, 0], [-1, 0], [1, 1], [-1, -1]], dtype=torch.float64)
+        * GRID
+    )
     assert (evaluate((multi + step).clamp(0, 1)) >= values[1] - 1e-11).all()
 
 
 def test_objective_is_constant_where_local_and_global_agree():
     one = client()
-    blends = _beta_search.path(one.global_means, one.global_means, one.global_covariance, one.global_covariance)
+    blends = _beta_search.path(
+        one.global_means, one.global_means, one.global_covariance, one.global_covariance
+    )
     fold = _beta_search.Fold(blends, one.z, one.labels, one.weight)
     betas = torch.rand(20, 2, dtype=torch.float64)
     values = _beta_search.objective([fold, fold], one.prior.log(), betas)
     assert values.max() - values.min() < 1e-12 * (1 + values[0])
     beta, _ = _beta_search.search_beta(
-        lambda pairs: _beta_search.objective([fold, fold], one.prior.log(), pairs), "multi", like=HALF
+        lambda pairs: _beta_search.objective([fold, fold], one.prior.log(), pairs),
+        "multi",
+        like=HALF,
     )
     assert beta.tolist() == [0, 0]
 
@@ -156,7 +172,9 @@ def test_objective_is_constant_where_local_and_global_agree():
 @pytest.mark.parametrize("mode", MODES)
 def test_wrong_global_means_give_one_and_random_labels_give_zero(mode):
     one = client(n=400, shift=0.0)
-    spread = one._replace(z=one.z + 3 * one.global_means[one.labels], global_means=4 * one.global_means)
+    spread = one._replace(
+        z=one.z + 3 * one.global_means[one.labels], global_means=4 * one.global_means
+    )
     permuted = spread._replace(global_means=spread.global_means.roll(1, 0))
     assert find(permuted, mode)[0] > 0.95
     shuffled = one.labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
@@ -211,7 +229,9 @@ def test_broken_features_keep_the_previous_beta(value):
     one = client()._replace(previous=torch.tensor([0.125, 0.75]))
     one.z[7, 3] = value
     assert find(one, "multi").tolist() == [0.125, 0.75]
-    broken = client()._replace(previous=torch.tensor([0.125, 0.75]), global_covariance=-client().global_covariance)
+    broken = client()._replace(
+        previous=torch.tensor([0.125, 0.75]), global_covariance=-client().global_covariance
+    )
     assert find(broken, "multi").tolist() == [0.125, 0.75]
 
 
@@ -226,7 +246,9 @@ def test_projection_is_used_when_asked_for():
     one = client(n=7)
     changes = {"ridge": 1e-4, "offset": -0.5}  # far from positive definite
     betas = torch.full((1, 2), 0.9, dtype=torch.float64)
-    assert judged(one, project=True, **changes)(betas) != judged(one, project=False, **changes)(betas)
+    assert judged(one, project=True, **changes)(betas) != judged(one, project=False, **changes)(
+        betas
+    )
 
 
 def stacked_clients():
@@ -251,7 +273,9 @@ def test_vmap_with_padding_equals_a_loop_without(mode):
         one = Client(*(column[row] for column in together))
         alone = one._replace(**_first(one, size))
         assert torch.equal(betas[row], find(alone, mode, ridge=0.1, project=True))
-        torch.testing.assert_close(values[row], judged(alone)(points), rtol=0, atol=1e-12, equal_nan=True)
+        torch.testing.assert_close(
+            values[row], judged(alone)(points), rtol=0, atol=1e-12, equal_nan=True
+        )
     assert torch.equal(betas[4], HALF) and betas[3].tolist() == [0, 0]
 
 
@@ -260,4 +284,7 @@ def test_single_precision_goes_in_and_double_precision_comes_out():
     single = Client(*(column.float() if column.is_floating_point() else column for column in one))
     beta = find(single)
     assert beta.dtype == torch.float64
-    assert abs(direct_objective(one)(*beta.tolist()) - direct_objective(one)(*find(one).tolist())) < 1e-6
+    assert (
+        abs(direct_objective(one)(*beta.tolist()) - direct_objective(one)(*find(one).tolist()))
+        < 1e-6
+    )

@@ -23,10 +23,15 @@ def halves_of(labels, weight=None, seed=0, classes=CLASSES):
 
 @pytest.mark.parametrize("n", [8, 9, 41, 64])
 def test_folds_have_the_class_counts_of_scikit_learn(n):
-    labels = np.sort(np.concatenate([[0, 0, 1, 1, 2, 2], np.random.default_rng(n).integers(0, 3, n - 6)]))
+    labels = np.sort(
+        np.concatenate([[0, 0, 1, 1, 2, 2], np.random.default_rng(n).integers(0, 3, n - 6)])
+    )
     halves = halves_of(labels)
     splitter = StratifiedKFold(2, shuffle=True, random_state=0)
-    expected = [np.bincount(labels[test], minlength=3).tolist() for _, test in splitter.split(labels, labels)]
+    expected = [
+        np.bincount(labels[test], minlength=3).tolist()
+        for _, test in splitter.split(labels, labels)
+    ]
     assert [np.bincount(labels[half], minlength=3).tolist() for half in halves] == expected
     assert sorted(halves[0] + halves[1]) == list(range(n))
 
@@ -56,7 +61,9 @@ def test_search_finds_the_nearest_multiple(target):
     def bowl(betas):
         return (betas[:, 0] - target) ** 2 + 0.5 * (betas[:, 1] - 1 + target) ** 2
 
-    beta, value = _beta_search.search_beta(lambda betas: (betas[:, 0] - target) ** 2, "single", like=HALF)
+    beta, value = _beta_search.search_beta(
+        lambda betas: (betas[:, 0] - target) ** 2, "single", like=HALF
+    )
     assert abs(beta[0] - target) <= GRID / 2 and value == (beta[0] - target) ** 2
     beta, _ = _beta_search.search_beta(bowl, "multi", like=HALF)
     assert abs(beta[0] - target) <= GRID / 2 and abs(beta[1] - 1 + target) <= GRID / 2
@@ -84,7 +91,9 @@ def test_near_ties_go_to_the_smallest_beta(mode):
 
     beta, _ = _beta_search.search_beta(flat_from_a_quarter, mode, like=HALF)
     assert beta.tolist() == [0.25, 0.25]
-    beta, _ = _beta_search.search_beta(lambda betas: torch.full_like(betas[:, 0], 2.0), mode, like=HALF)
+    beta, _ = _beta_search.search_beta(
+        lambda betas: torch.full_like(betas[:, 0], 2.0), mode, like=HALF
+    )
     assert beta.tolist() == [0.0, 0.0]
 
 

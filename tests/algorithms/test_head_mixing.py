@@ -26,7 +26,9 @@ def clients(count, seed=0, classes=CLASSES, d=D):
     shares = draw.dirichlet(np.full(classes, 0.5), size=count)
     means = centers + 0.2 * draw.normal(size=(count, classes, d))
     variance = draw.uniform(0.02, 0.5, count)
-    return FeatureStatistics(torch.from_numpy(variance), torch.from_numpy(shares[:, :, None] * means))
+    return FeatureStatistics(
+        torch.from_numpy(variance), torch.from_numpy(shares[:, :, None] * means)
+    )
 
 
 def literal(statistics, i):
@@ -42,7 +44,8 @@ def literal(statistics, i):
 
 
 def test_statistics_of_a_client():
-    """Literally: V = (1/n) sum_c (p_c E_c|z|^2 - p_c^2 |m_c|^2), H[c] = p_c m_c; padding is not there."""
+    """Literally: V = (1/n) sum_c (p_c E_c|z|^2 - p_c^2 |m_c|^2), H[c] = p_c m_c; padding is not
+    there."""
     draw = np.random.default_rng(1)
     z, y = draw.normal(size=(9, D)) + 5, np.array([0, 2, 2, 0, 0, 3, 2, 0, 1])
     weight = np.array([1, 1, 1, 1, 0, 1, 1, 1, 0])
@@ -70,7 +73,9 @@ def test_matrices_are_those_of_the_triple_loop():
     statistics = clients(5)
     flat = statistics.prior_means.flatten(1)
     everybody = torch.arange(5).expand(3, 5)
-    matrices = error_matrices(flat @ flat.mT, statistics.variance, torch.tensor([3, 0, 4]), everybody)
+    matrices = error_matrices(
+        flat @ flat.mT, statistics.variance, torch.tensor([3, 0, 4]), everybody
+    )
     for client, found in zip((3, 0, 4), matrices.numpy()):
         assert np.abs(found - literal(statistics, client)).max() < 1e-13
 
@@ -109,7 +114,9 @@ def test_a_client_alone_keeps_its_head():
 
 def test_equal_clients_weigh_the_same():
     one = clients(1)
-    weights = mixing_weights(FeatureStatistics(one.variance.expand(5), one.prior_means.expand(5, -1, -1)))
+    weights = mixing_weights(
+        FeatureStatistics(one.variance.expand(5), one.prior_means.expand(5, -1, -1))
+    )
     assert torch.allclose(weights, torch.full((5, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
@@ -155,7 +162,9 @@ def test_equal_clients_weigh_the_same_though_few_are_candidates_at_first(monkeyp
     """Without a variance, any mixture of equal clients is as good as another."""
     monkeypatch.setattr(_head_mixing, "_CANDIDATES", 2)
     weights = mixing_weights(FeatureStatistics(torch.zeros(9), torch.zeros(9, CLASSES, D)))
-    assert torch.allclose(weights, torch.full((9, 9), 1 / 9, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        weights, torch.full((9, 9), 1 / 9, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def test_no_head_would_improve_the_mixtures_of_a_large_cohort():
@@ -171,13 +180,16 @@ def test_no_head_would_improve_the_mixtures_of_a_large_cohort():
 
 @pytest.mark.parametrize("absurd", [1e15, 1e30])
 def test_absurd_statistics_of_one_client_do_not_harm_the_others(absurd):
-    """It gets no weight. A trace of it could still cancel a bias, which shifts the others' weights a little."""
+    """It gets no weight. A trace of it could still cancel a bias, which shifts the others' weights
+    a little."""
     statistics = clients(6)
     means = statistics.prior_means.clone()
     means[5] = absurd
     weights = mixing_weights(FeatureStatistics(statistics.variance, means))
     expected = mixing_weights(FeatureStatistics(*(value[:5] for value in statistics)))
-    assert (weights[:5, 5] == 0).all() and torch.allclose(weights[:5, :5], expected, rtol=0, atol=0.05)
+    assert (weights[:5, 5] == 0).all() and torch.allclose(
+        weights[:5, :5], expected, rtol=0, atol=0.05
+    )
     assert weights[5, 5] > 0.99 and torch.allclose(weights.sum(1), torch.ones(6).double())
 
 
@@ -186,7 +198,9 @@ def test_a_program_that_cannot_be_solved_leaves_the_own_head(monkeypatch):
     expected = mixing_weights(statistics)
     solve = _head_mixing.least_quadratic
     failing = torch.tensor([False, True, False, True])[:, None]
-    monkeypatch.setattr(_head_mixing, "least_quadratic", lambda p: torch.where(failing, torch.nan, solve(p)))
+    monkeypatch.setattr(
+        _head_mixing, "least_quadratic", lambda p: torch.where(failing, torch.nan, solve(p))
+    )
     weights = mixing_weights(statistics)
     assert torch.equal(weights[[1, 3]], torch.eye(4).double()[[1, 3]])
     assert torch.equal(weights[[0, 2]], expected[[0, 2]])
@@ -208,4 +222,6 @@ def test_heads_are_combined_in_their_own_type():
     for name, leaf in heads.items():
         assert found[name].dtype == torch.float32 and found[name].shape == leaf.shape
         assert torch.equal(found[name][0], leaf[0])
-        assert torch.allclose(found[name][1], 0.25 * leaf[0] + 0.75 * leaf[1], atol=1e-6)  # a sum of two may cancel
+        assert torch.allclose(
+            found[name][1], 0.25 * leaf[0] + 0.75 * leaf[1], atol=1e-6
+        )  # a sum of two may cancel

@@ -53,7 +53,8 @@ def values(matrices, weights):
 
 
 def exhaustive(matrix):
-    """Return the least value over all supports, where the slope is constant and no weight is negative."""
+    """Return the least value over all supports, where the slope is constant and no weight is
+    negative."""
     m, best, unit = len(matrix), np.inf, max(matrix.max(), 1e-300)
     matrix = matrix / unit
     for size in range(1, m + 1):
@@ -109,7 +110,8 @@ def test_many_rows_of_any_condition(m, digits):
 
 
 def test_variances_sixteen_orders_apart():
-    """Without covariances the weights are the inverse variances; the smallest counts as exactly as the others."""
+    """Without covariances the weights are the inverse variances; the smallest counts as exactly as
+    the others."""
     variances = 10.0 ** torch.linspace(-8, 8, 50).double()
     (weights,) = least_quadratic(torch.diag(variances)[None])
     expected = (1 / variances) / (1 / variances).sum()
@@ -125,7 +127,9 @@ def test_a_power_of_two_changes_no_bit(factor):
 @pytest.mark.parametrize("factor", [1e-8, 1e8])
 def test_units_do_not_matter(factor):
     matrices = gram(10, 8, 12)
-    assert torch.allclose(least_quadratic(matrices), least_quadratic(factor * matrices), rtol=0, atol=1e-11)
+    assert torch.allclose(
+        least_quadratic(matrices), least_quadratic(factor * matrices), rtol=0, atol=1e-11
+    )
 
 
 def test_the_order_of_rows_does_not_matter():
@@ -143,7 +147,8 @@ def test_rows_that_are_the_same_weigh_the_same():
 
 
 def test_a_row_that_costs_nothing_takes_everything():
-    """Neither its weight nor its slope vanishes strictly for the others, which is the hard case for this method."""
+    """Neither its weight nor its slope vanishes strictly for the others, which is the hard case for
+    this method."""
     matrices = torch.diag(torch.tensor([0.0, 1.0, 1e4, 1e-4]).double())[None]
     (weights,) = least_quadratic(matrices)
     assert float(optimality_gap(matrices, weights[None])) <= 1e-13 and weights[0] > 1 - 1e-3
@@ -176,7 +181,9 @@ def test_a_matrix_that_is_not_convex_has_no_result_that_is_wrong():
     matrices = normal(50, 5, 5) + normal(50, 5, 5).mT
     weights = least_quadratic(matrices)
     found = ~weights.isnan().any(1)
-    assert (optimality_gap(matrices, weights)[found] <= 1e-8 * matrices.abs().amax((1, 2))[found]).all()
+    assert (
+        optimality_gap(matrices, weights)[found] <= 1e-8 * matrices.abs().amax((1, 2))[found]
+    ).all()
 
 
 def test_the_gap_bounds_what_is_missing():
@@ -195,7 +202,9 @@ def test_negative_eigenvalues_become_zero():
 
 
 def test_semi_definite_matrices_stay_as_they_are():
-    given = torch.cat([gram(3, 6, 9), gram(3, 6, 2), torch.zeros(1, 6, 6), torch.full((1, 6, 6), torch.nan)])
+    given = torch.cat(
+        [gram(3, 6, 9), gram(3, 6, 2), torch.zeros(1, 6, 6), torch.full((1, 6, 6), torch.nan)]
+    )
     assert torch.equal(nearest_psd(given[:6]), given[:6])
     mixed = torch.cat([given, -torch.eye(6).double()[None]])
     found = nearest_psd(mixed)

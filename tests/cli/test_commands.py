@@ -41,30 +41,36 @@ def outcome(arguments, capsys):
 def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     code, out, err = outcome([*SMALL, "--out", "one"], capsys)
     assert code == 0
-    assert "pfedfda on digits" in out and "worst" in out and "personalized" in out and "seed 0" in out
+    assert (
+        "pfedfda on digits" in out and "worst" in out and "personalized" in out and "seed 0" in out
+    )
     lines = err.splitlines()
     assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
-    files = (
-        "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json what-leaves.md"
-    )
+    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json what-leaves.md"
     assert names == {*files.split(), "inputs.json", "inputs.safetensors", "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 
 
 def test_a_result_says_what_was_done_with_a_clients_data(folder, capsys):
-    _, out, _ = outcome([*SMALL, "-a", "fedavg", "--set", "data.new_clients=1", "--out", "one"], capsys)
+    _, out, _ = outcome(
+        [*SMALL, "-a", "fedavg", "--set", "data.new_clients=1", "--out", "one"], capsys
+    )
     assert "personalized: as trained, without adaptation. New clients: no training." in out
     _, out, _ = outcome([*SMALL, "-a", "pfedfda", "--out", "two"], capsys)
     assert "personalized: closed form." in out
 
 
 def test_run_json(folder, capsys):
-    code, out, _ = outcome([*SMALL, "-a", "fedavg", "--seed", "3", "--json", "--out", "one"], capsys)
+    code, out, _ = outcome(
+        [*SMALL, "-a", "fedavg", "--seed", "3", "--json", "--out", "one"], capsys
+    )
     assert code == 0
     result = json.loads(out)
-    assert result["run"] == "one" and result["algorithm"] == "fedavg" and result["dataset"] == "digits"
+    assert (
+        result["run"] == "one" and result["algorithm"] == "fedavg" and result["dataset"] == "digits"
+    )
     assert (result["clients"], result["rounds"], result["seeds"]) == (4, 2, [3])
     assert set(result["metrics"]) == {"global", "local", "personalized"}
     for point in result["metrics"].values():
@@ -81,7 +87,9 @@ def test_several_seeds(folder, capsys):
     code, out, _ = outcome([*SMALL, "--seeds", "0,1", "--json", "--out", "two"], capsys)
     assert code == 0
     result = json.loads(out)
-    single = [json.loads((folder / "two" / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
+    single = [
+        json.loads((folder / "two" / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)
+    ]
     means = [each["metrics"]["personalized"]["accuracy"]["mean"] for each in single]
     accuracy = result["metrics"]["personalized"]["accuracy"]
     assert means[0] != means[1], "seeds differ"
@@ -92,12 +100,19 @@ def test_several_seeds(folder, capsys):
     run = read_run("two")
     assert list(run.seeds) == [0, 1] and run.status["state"] == "finished"
     assert run.seeds[0].split == run.seeds[1].split, "data.seed is fixed"
-    assert [(record["seed"], record["round"]) for record in run.rounds] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert [(record["seed"], record["round"]) for record in run.rounds] == [
+        (0, 1),
+        (0, 2),
+        (1, 1),
+        (1, 2),
+    ]
     assert run.clients[0] == {"seed": 0, **run.seeds[0].clients[0]}
     assert len(run.clients) == 2 * len(run.seeds[0].clients)
     assert run.model(3, seed=1)[1] == run.seeds[1].model(3)[1] != run.seeds[0].model(3, seed=0)[1]
     for seed, got in ((None, "none"), (2, "2")):
-        with pytest.raises(fedtailor.FedtailorError, match=rf"one of those that 'two' holds \(0, 1\), got {got}\."):
+        with pytest.raises(
+            fedtailor.FedtailorError, match=rf"one of those that 'two' holds \(0, 1\), got {got}\."
+        ):
             run.model(3, seed=seed)
     assert result["shared_split"] is True and "split_sha256" not in result
     code, out, _ = outcome([*SMALL, "--seeds", "0,1"], capsys)
@@ -117,14 +132,26 @@ def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder
 
 
 def test_records_of_a_run(folder, capsys):
-    arguments = [*SMALL, "--participation", "fixed(2)", "--set", "evaluation.personalized_every=1", "--out", "one"]
+    arguments = [
+        *SMALL,
+        "--participation",
+        "fixed(2)",
+        "--set",
+        "evaluation.personalized_every=1",
+        "--out",
+        "one",
+    ]
     assert main([*arguments, "--set", "data.new_clients=1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     run = read_run("one")
-    assert [len(record["cohort"]) for record in run.rounds] == [2, 3], "everybody takes part in the last round"
+    assert [len(record["cohort"]) for record in run.rounds] == [2, 3], (
+        "everybody takes part in the last round"
+    )
     scored = [record for record in run.clients if record["point"] == "personalized"]
     assert [(r["round"], r["group"], r["client"]) for r in scored] == [
-        (round, "new" if client == 3 else "known", client) for round in (1, 2) for client in range(4)
+        (round, "new" if client == 3 else "known", client)
+        for round in (1, 2)
+        for client in range(4)
     ]
     assert all(0 <= record["accuracy"] <= 1 and record["num_test"] > 0 for record in scored)
     assert result["new_clients"]["personalized"]["clients"] == {"evaluated": 1.0, "skipped": 0.0}
@@ -162,7 +189,16 @@ def network(input_shape, num_classes, width=5):
 
 def test_own_algorithm_and_model(folder, capsys):
     (folder / "own_parts.py").write_text(OWN)
-    own = ["-a", "own_parts:Mine", "--model", "own_parts:network", "--set", "model.options.width=7", "--out", "one"]
+    own = [
+        "-a",
+        "own_parts:Mine",
+        "--model",
+        "own_parts:network",
+        "--set",
+        "model.options.width=7",
+        "--out",
+        "one",
+    ]
     code, out, err = outcome([*SMALL, *own, "--set", "algorithm.knob=4", "--json"], capsys)
     assert code == 0, err
     config = read_run("one").config
@@ -182,7 +218,10 @@ def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.experiment.run.simulate", interrupted)
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
-    assert err.splitlines()[-1] == "interrupted. To resume: fedtailor resume one" and "Traceback" not in err
+    assert (
+        err.splitlines()[-1] == "interrupted. To resume: fedtailor resume one"
+        and "Traceback" not in err
+    )
     run = read_run("one")
     assert run.status["state"] == run.seeds[0].status["state"] == "interrupted"
     assert len(run.seeds[0].rounds) == 1 and 1 not in run.seeds
@@ -231,20 +270,31 @@ def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(folder, capsys):
     assert list(folder.iterdir()) == []
     assert all(found[name]["total"] > 0 for name in ("seconds", "memory", "disk"))
     assert outcome(command, capsys)[0] == 0
-    sizes = {part: sum(path.stat().st_size for path in Path("one").glob(f"{part}/*")) for part in ("models",)}
+    sizes = {
+        part: sum(path.stat().st_size for path in Path("one").glob(f"{part}/*"))
+        for part in ("models",)
+    }
     sizes["split"] = Path("one/split.json").stat().st_size
-    sizes["records"] = sum(Path(f"one/{name}.jsonl").stat().st_size for name in ("rounds", "clients"))
+    sizes["records"] = sum(
+        Path(f"one/{name}.jsonl").stat().st_size for name in ("rounds", "clients")
+    )
     for part, size in sizes.items():
         assert 0.6 * size < found["disk"][part] < 1.7 * size, part
     capsys.readouterr()
     show_estimate(found)
     out = capsys.readouterr().out
-    assert "fedavg on digits would take about this: 4 clients, 2 rounds" in out and "checkpoints" in out
+    assert (
+        "fedavg on digits would take about this: 4 clients, 2 rounds" in out
+        and "checkpoints" in out
+    )
 
 
 def test_only_runs_are_resumed(folder, capsys):
     code, _, err = outcome(["resume", "nothing"], capsys)
-    assert (code, err) == (3, "error: 'nothing' is not the folder of a run: it holds no experiment.toml.\n")
+    assert (code, err) == (
+        3,
+        "error: 'nothing' is not the folder of a run: it holds no experiment.toml.\n",
+    )
 
 
 def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
@@ -255,7 +305,11 @@ def test_a_run_that_fails_says_so_in_its_folder(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.experiment.run.simulate", broken)
     code, _, err = outcome([*SMALL, "--out", "one"], capsys)
     assert code == 5 and "ZeroDivisionError" in err and "Traceback" not in err
-    assert read_run("one").status == {"state": "failed", "rounds_done": 0, "reason": "division by zero"}
+    assert read_run("one").status == {
+        "state": "failed",
+        "rounds_done": 0,
+        "reason": "division by zero",
+    }
 
 
 @pytest.fixture
@@ -284,15 +338,36 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert code == 0
     lines = err.splitlines()
     first, second, last = (line for line in lines if line.startswith("note: "))
-    assert first.startswith("note: round 1: 2 uploads left out (client 1: field 'model': ") and first.endswith("; ...)")
-    assert second.startswith("note: round 2: 1 upload left out (client 1: ") and not second.endswith("...)")
+    assert first.startswith(
+        "note: round 1: 2 uploads left out (client 1: field 'model': "
+    ) and first.endswith("; ...)")
+    assert second.startswith(
+        "note: round 2: 1 upload left out (client 1: "
+    ) and not second.endswith("...)")
     assert last == "note: 1 of 4 clients never trained, or none of their results could be used."
     assert lines[-1] == "warning: uploads left out: 3, failures: 0; see events.jsonl in one"
     run = read_run("one")
-    assert run.result["events"] == {"quarantine": 3, "failed": 0, "absent": 0, "skipped": 0, "repeated": 0}
-    assert [run.model(client)[1]["participated"] for client in range(4)] == [True, False, True, True]
+    assert run.result["events"] == {
+        "quarantine": 3,
+        "failed": 0,
+        "absent": 0,
+        "skipped": 0,
+        "repeated": 0,
+    }
+    assert [run.model(client)[1]["participated"] for client in range(4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
-    assert json.loads(out)["events"] == {"quarantine": 6, "failed": 0, "absent": 0, "skipped": 0, "repeated": 0}
+    assert json.loads(out)["events"] == {
+        "quarantine": 6,
+        "failed": 0,
+        "absent": 0,
+        "skipped": 0,
+        "repeated": 0,
+    }
     assert "rounds_done" not in read_run("two").status
 
 
@@ -307,11 +382,15 @@ def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch
         return whole(self, task, download, state, data, key)
 
     monkeypatch.setattr(FedAvg, "local_update", local_update)
-    code, _, err = outcome([*SMALL, "-a", "fedavg", "--engine", "reference", "--out", "one"], capsys)
+    code, _, err = outcome(
+        [*SMALL, "-a", "fedavg", "--engine", "reference", "--out", "one"], capsys
+    )
     assert code == 0
     reason = "local_update: ArithmeticError: no luck"
     assert f"note: round 1: 1 client failed (client 1: {reason})" in err.splitlines()
-    assert err.splitlines()[-1] == "warning: uploads left out: 0, failures: 1; see events.jsonl in one"
+    assert (
+        err.splitlines()[-1] == "warning: uploads left out: 0, failures: 1; see events.jsonl in one"
+    )
     assert read_run("one").result["events"] == {
         "quarantine": 0,
         "failed": 1,
@@ -326,22 +405,34 @@ def test_who_took_part_is_who_trained(folder):
     assert main([*few, "-a", "fedavg", "--out", "one"]) == 0
     run = read_run("one")
     drawn = run.rounds[0]["cohort"]
-    assert [client for client in range(4) if run.model(client)[1]["participated"]] == drawn and len(drawn) == 1
+    assert [client for client in range(4) if run.model(client)[1]["participated"]] == drawn and len(
+        drawn
+    ) == 1
     assert main([*few, "-a", "local", "--out", "two"]) == 0
     run = read_run("two")
-    assert all(run.model(client)[1]["participated"] for client in range(4)), "all train, whoever is drawn"
+    assert all(run.model(client)[1]["participated"] for client in range(4)), (
+        "all train, whoever is drawn"
+    )
 
 
 def test_the_table_counts_the_clients_that_were_scored(capsys):
     assert main([*SMALL, "--set", "data.new_clients=1", "-a", "fedavg"]) == 0
     rows = [re.sub(r"\[.*\]", "", line).split() for line in capsys.readouterr().out.splitlines()]
-    counts = {tuple(row[:-7]): row[-7] for row in rows if row and row[0] in ("global", "local", "personalized,")}
+    counts = {
+        tuple(row[:-7]): row[-7]
+        for row in rows
+        if row and row[0] in ("global", "local", "personalized,")
+    }
     assert counts[("global",)] == counts[("local",)] == "3"
     assert counts[("personalized,", "new", "clients")] == "1"
 
 
-@pytest.mark.parametrize("command", [["doctor"], ["list", "engines"], [*SMALL, "--out", "one"]], ids=lambda c: c[0])
-@pytest.mark.parametrize("becomes", [KeyboardInterrupt, ImportError], ids=["kept", "turned into another"])
+@pytest.mark.parametrize(
+    "command", [["doctor"], ["list", "engines"], [*SMALL, "--out", "one"]], ids=lambda c: c[0]
+)
+@pytest.mark.parametrize(
+    "becomes", [KeyboardInterrupt, ImportError], ids=["kept", "turned into another"]
+)
 def test_an_early_interruption_is_one_sentence(command, becomes, capsys, monkeypatch):
     """A library that is being imported may turn the interruption into an error of its own."""
     from fedtailor.experiment import catalog, doctor
@@ -373,7 +464,10 @@ def test_demo(folder, capsys, monkeypatch):
     rows = [line.split() for line in out.splitlines() if line.startswith(" pfedfda ")]
     by_model = {" ".join(row[1:-4]): row[-4] for row in rows}
     metrics = read_run("shown/pfedfda").result["metrics"]
-    for model, point in {"shared body, personal classifier": "personalized", "its global model": "global"}.items():
+    for model, point in {
+        "shared body, personal classifier": "personalized",
+        "its global model": "global",
+    }.items():
         assert by_model[model] == f"{100 * metrics[point]['accuracy']['mean']:.1f}"
     assert len([line for line in err.splitlines() if "round" in line and "left" in line]) <= 12
     assert "gain over" in out and "gradient" in out and "After round 2" in out
@@ -420,22 +514,31 @@ def test_list_algorithms_discloses_what_the_server_sees(capsys):
     assert entries["pfedfda"]["uploads"] == {"body": "mean", "means": "mean", "covariance": "mean"}
     assert entries["pfedfda"]["options"]["cov_ridge"] == 1.0
     single = {name: entry["server_sees_single_clients"] for name, entry in entries.items()}
-    assert single["fedpac"] == ["head", "statistics"] and not entries["fedpac"]["secure_aggregation"]
+    assert (
+        single["fedpac"] == ["head", "statistics"] and not entries["fedpac"]["secure_aggregation"]
+    )
     assert not any(fields for name, fields in single.items() if name != "fedpac")
-    assert all(entries[name]["primary_evaluation"] == "global" for name in ("fedavg", "fedprox", "scaffold"))
+    assert all(
+        entries[name]["primary_evaluation"] == "global"
+        for name in ("fedavg", "fedprox", "scaffold")
+    )
     _, out, _ = outcome(["list", "algorithms"], capsys)
     assert "head*" in out and "statistics*" in out
 
 
 def test_list_algorithms_counts_the_bytes_of_a_model(capsys):
-    """FedAvg sends a model and a count; pFedFDA a body, means, half a covariance with its diagonal, and a count."""
+    """FedAvg sends a model and a count; pFedFDA a body, means, half a covariance with its diagonal,
+    and a count."""
     _, out, _ = outcome(["list", "algorithms", "--model", "emnist_cnn", "--json"], capsys)
     entries = {entry["name"]: entry for entry in json.loads(out)["algorithms"]}
     body = 115_776
     d = 128
     classes = 10
     model = body + classes * (d + 1)
-    assert (entries["fedavg"]["bytes_down"], entries["fedavg"]["bytes_up"]) == (4 * model, 4 * (model + 1))
+    assert (entries["fedavg"]["bytes_down"], entries["fedavg"]["bytes_up"]) == (
+        4 * model,
+        4 * (model + 1),
+    )
     gaussian = classes * d + d * (d + 1) // 2
     assert entries["pfedfda"]["bytes_up"] == 4 * (body + gaussian + 1)
     code, _, err = outcome(["list", "algorithms", "--model", "emnist_cn"], capsys)
@@ -463,7 +566,9 @@ def test_the_list_of_algorithms_fits_a_terminal(columns, has_bytes, capsys, monk
     _, out, _ = outcome(["list", "algorithms"], capsys)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     header, _, _ = plain.partition("apfl")
-    rows = [line for line in plain.splitlines() if "*: the server" not in line]  # the text below wraps
+    rows = [
+        line for line in plain.splitlines() if "*: the server" not in line
+    ]  # the text below wraps
     assert "\x1b" in out and ("KiB" in header) == has_bytes and max(map(len, rows)) <= columns
 
 
@@ -476,7 +581,11 @@ def test_doctor(folder, capsys):
     assert report["versions"]["fedtailor"] == fedtailor.__version__
     code, out, _ = outcome(["doctor"], capsys)
     assert code == 0 and out.count(report["versions"]["torch"]) == 1
-    rows = [re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines() if line.startswith(" ")]
+    rows = [
+        re.split(r"  +", line.strip(), maxsplit=1)
+        for line in out.splitlines()
+        if line.startswith(" ")
+    ]
     facts = [row[-1] for row in rows[2:] if row != [""]]
     assert len(set(facts)) == len(facts), "each fact is there once"
     names = re.findall(r"[a-z]\w+", out.partition("data sets")[2])
@@ -490,7 +599,9 @@ def test_no_colors_in_pipes(capsys):
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder, monkeypatch, interrupted):
+def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(
+    folder, monkeypatch, interrupted
+):
     """The same models come of it, and nothing of it stays."""
     command = [*SMALL, "-a", "fedrep"]
     assert main([*command, "--out", "memory"]) == 0
@@ -508,9 +619,15 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder
 
     monkeypatch.setattr("fedtailor.experiment.run.Store", Small)
     assert main([*command, "--out", "files"]) == (6 if interrupted else 0)
-    assert not Path("files/state").exists() and Path("files/checkpoints").exists() is not interrupted
+    assert (
+        not Path("files/state").exists() and Path("files/checkpoints").exists() is not interrupted
+    )
     if not interrupted:
-        assert {(path.parent.name, path.name.partition("-")[0]) for path in seen if path.suffix == ".trees"} == {
+        assert {
+            (path.parent.name, path.name.partition("-")[0])
+            for path in seen
+            if path.suffix == ".trees"
+        } == {
             ("checkpoints", "states"),
             ("state", "personal"),
         }
@@ -521,4 +638,7 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(folder
 def test_training_without_effect_is_noted(folder, capsys):
     outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
     _, _, err = outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
-    assert "note: with federation.train 'all', the training of clients outside the cohort has no effect" in err
+    assert (
+        "note: with federation.train 'all', the training of clients outside the cohort has no effect"
+        in err
+    )

@@ -13,7 +13,18 @@ from fedtailor.cli.main import main
 from fedtailor.experiment import run as experiment_run
 from fedtailor.experiment.records import exclusive, read_run
 
-SMALL = ["-d", "digits", "--clients", "4", "--rounds", "2", "--set", "data.fraction=0.1", "--set", "training.epochs=1"]
+SMALL = [
+    "-d",
+    "digits",
+    "--clients",
+    "4",
+    "--rounds",
+    "2",
+    "--set",
+    "data.fraction=0.1",
+    "--set",
+    "training.epochs=1",
+]
 SMALL += ["--set", "model.options={hidden=5}", "--engine", "reference"]
 FOUR = ["-a", "fedavg", "-a", "fedavg_ft", "-a", "fedavg_ft(finetune=head)", "-a", "knn_per"]
 
@@ -66,20 +77,30 @@ def test_a_finished_comparison_is_only_read(done, capsys, trained):
     assert trained == []
     assert "4 of 4 methods have finished runs" in output.err
     assert "fedavg_ft (finetune='head')" in output.out
-    once = "Rounds were trained once, by fedavg, and reused bit for bit: fedavg_ft (finetune='all'), "
+    once = (
+        "Rounds were trained once, by fedavg, and reused bit for bit: fedavg_ft (finetune='all'), "
+    )
     assert f"note: {once}fedavg_ft (finetune='head'), knn_per." in output.err
     assert (done / "table.md").read_text() == before
 
 
 def test_methods_and_seeds_can_be_added(tmp_path, trained):
     folder = tmp_path / "compared"
-    assert compare("-a", "fedavg", "-a", "fedavg_ft", *SMALL, "--seeds", "0,1", "--out", str(folder)) == 0
-    assert compare("-a", "fedavg", "-a", "ditto", *SMALL, "--seeds", "0,1,2", "--out", str(folder)) == 0
+    assert (
+        compare("-a", "fedavg", "-a", "fedavg_ft", *SMALL, "--seeds", "0,1", "--out", str(folder))
+        == 0
+    )
+    assert (
+        compare("-a", "fedavg", "-a", "ditto", *SMALL, "--seeds", "0,1,2", "--out", str(folder))
+        == 0
+    )
     assert trained == ["FedAvg", "FedAvg", "FedAvg", "Ditto", "Ditto", "Ditto"]
     assert [read_run(path).result["seeds"] for path in runs_of(folder)] == [[0, 1, 2], [0, 1, 2]]
 
 
-def test_an_interrupted_comparison_is_resumed_with_the_same_table(tmp_path, capsys, monkeypatch, done):
+def test_an_interrupted_comparison_is_resumed_with_the_same_table(
+    tmp_path, capsys, monkeypatch, done
+):
     folder = tmp_path / "it's"
     with monkeypatch.context() as patched:
         patched.setattr(experiment_run, "_checkpoint_is_due", interrupt)
@@ -110,7 +131,9 @@ def test_runs_are_read_in_any_combination(done, capsys):
     paths = [str(path) for path in runs_of(done)]
     assert compare(paths[2], paths[0], "--metric", "loss", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["method"] for row in rows} == {"fedavg", "fedavg_ft"} and rows[0]["metric"] == "loss"
+    assert {row["method"] for row in rows} == {"fedavg", "fedavg_ft"} and rows[0][
+        "metric"
+    ] == "loss"
 
 
 def test_a_method_that_fails_does_not_stop_the_others(tmp_path, capsys):
@@ -125,10 +148,23 @@ def test_a_method_that_fails_does_not_stop_the_others(tmp_path, capsys):
 
 def test_data_that_has_changed_is_refused(tmp_path, capsys):
     for client in ("a", "b", "c"):
-        rows = [f"{number % 7},{number % 3},{'yes' if number % 2 else 'no'}\n" for number in range(30)]
+        rows = [
+            f"{number % 7},{number % 3},{'yes' if number % 2 else 'no'}\n" for number in range(30)
+        ]
         (tmp_path / "own").mkdir(exist_ok=True)
         (tmp_path / "own" / f"{client}.csv").write_text("width,height,label\n" + "".join(rows))
-    arguments = ["-a", "fedavg", "-a", "local", "--data", str(tmp_path / "own"), "--rounds", "1", "--seeds", "0,1"]
+    arguments = [
+        "-a",
+        "fedavg",
+        "-a",
+        "local",
+        "--data",
+        str(tmp_path / "own"),
+        "--rounds",
+        "1",
+        "--seeds",
+        "0,1",
+    ]
     arguments += ["--out", str(tmp_path / "compared")]
     assert compare(*arguments) == 0
     table = tmp_path / "own" / "a.csv"
@@ -156,7 +192,10 @@ def test_methods_that_are_not_named_again_are_left_out(tmp_path, capsys):
     folder = ["--out", str(tmp_path / "compared")]
     assert compare("-a", "fedavg", "-a", "fedavg_ft", *SMALL, *folder) == 0
     assert compare("-a", "fedavg", "-a", "local", *SMALL, *folder) == 0
-    assert f"kept in '{tmp_path}/compared': runs of an earlier comparison (1)." in capsys.readouterr().err
+    assert (
+        f"kept in '{tmp_path}/compared': runs of an earlier comparison (1)."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +208,11 @@ def test_methods_that_are_not_named_again_are_left_out(tmp_path, capsys):
         (["-a", "fedavg", "-a", "ditto(penalty 2)"], 3, "OPTION=VALUE"),
         (["-a", "fedavg", "-a", "ditto(penalty=2"], 3, "a method must be"),
         (["-a", "fedavg", "-a", "ditto(penalti=2)"], 3, "did you mean 'penalty'?"),
-        (["-a", "fedavg_ft", "-a", "fedavg_ft(finetune=all)"], 2, "is the same as a method before it"),
+        (
+            ["-a", "fedavg_ft", "-a", "fedavg_ft(finetune=all)"],
+            2,
+            "is the same as a method before it",
+        ),
         (["-a", "fedavg", "-a", "ditto", "--metric", "acc"], 3, "unknown metric 'acc'"),
         (["-a", "fedavg", "-a", "ditto", "--point", "nowhere"], 3, "unknown evaluation point"),
         (["-a", "fedavg", "-a", "ditto", "one", "two"], 2, "one configuration or none"),
@@ -204,9 +247,22 @@ def test_damaged_comparisons(content, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_twice_has_the_same_table(tmp_path, done):
-    command = [sys.executable, "-m", "fedtailor", "compare", *FOUR, *SMALL, "--seeds", "0,1", "--out", "killed"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedtailor",
+        "compare",
+        *FOUR,
+        *SMALL,
+        "--seeds",
+        "0,1",
+        "--out",
+        "killed",
+    ]
     for files in ("runs/*/seed-0/result.json", "runs/*/seed-1/result.json"):
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         while process.poll() is None and not list((tmp_path / "killed").glob(files)):
             time.sleep(0.01)
         process.kill()

@@ -43,7 +43,9 @@ def as_json(result, code=0):
 
 
 def test_the_commands_are_these():
-    assert [command.name or command.callback.__name__ for command in data_app.registered_commands] == list(COMMANDS)
+    assert [
+        command.name or command.callback.__name__ for command in data_app.registered_commands
+    ] == list(COMMANDS)
 
 
 def test_list(data, folder):
@@ -63,12 +65,23 @@ def test_list_of_one_says_all_of_it(data, folder):
 
     for name in ("cifar10", "femnist", "digits", "emnist_letters"):
         code, out, err = data("list", name)
-        assert code == 0 and err == "" and " ".join(DATASETS[name].citation.split()) in " ".join(out.split())
-        assert all(text.split()[0] in out for text in (DATASETS[name].description, DATASETS[name].license))
+        assert (
+            code == 0
+            and err == ""
+            and " ".join(DATASETS[name].citation.split()) in " ".join(out.split())
+        )
+        assert all(
+            text.split()[0] in out for text in (DATASETS[name].description, DATASETS[name].license)
+        )
         assert DATASETS[name].tested_on in out
     assert " 60,000 " in data("list", "cifar10")[1] and "not known" in data("list", "femnist")[1]
-    assert "fedtailor data fetch cifar10" in data("list", "cifar10")[1] and "LEAF" in data("list", "femnist")[1]
-    assert [each["name"] for each in as_json(data("list", "mnist", "--json"))["datasets"]] == ["mnist"]
+    assert (
+        "fedtailor data fetch cifar10" in data("list", "cifar10")[1]
+        and "LEAF" in data("list", "femnist")[1]
+    )
+    assert [each["name"] for each in as_json(data("list", "mnist", "--json"))["datasets"]] == [
+        "mnist"
+    ]
     assert data("list", "mnist")[1].count("published at") == 1, "its four addresses have one label"
     code, out, err = data("list", "mnits")
     assert (code, out) == (3, "") and "did you mean 'mnist'" in err
@@ -85,7 +98,11 @@ def test_fetch(data, folder, monkeypatch):
     content = b"content"
     table = {
         "mnist": (
-            fetching.Download("http://nowhere/file", "MNIST/raw/file", "sha256:" + hashlib.sha256(content).hexdigest()),
+            fetching.Download(
+                "http://nowhere/file",
+                "MNIST/raw/file",
+                "sha256:" + hashlib.sha256(content).hexdigest(),
+            ),
         )
     }
 
@@ -95,12 +112,16 @@ def test_fetch(data, folder, monkeypatch):
         report(7, 7)
 
     monkeypatch.setattr("fedtailor.data.download.transfer.transfer", arrive)
-    monkeypatch.setattr(fetching.fetch, "__kwdefaults__", {**fetching.fetch.__kwdefaults__, "downloads": table})
+    monkeypatch.setattr(
+        fetching.fetch, "__kwdefaults__", {**fetching.fetch.__kwdefaults__, "downloads": table}
+    )
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
     assert code == 0 and "MNIST/raw/file" in out and "7 B" in out
     assert err.splitlines() == ["file: 0 B of 7 B, 0 %", "file: 7 B of 7 B, 100 %"]
     record = as_json(data("fetch", "mnist", "--data-dir", "there", "--json"))
-    assert record["files"] == [{"path": "MNIST/raw/file", "bytes": 7}] and record["elsewhere"] is None
+    assert (
+        record["files"] == [{"path": "MNIST/raw/file", "bytes": 7}] and record["elsewhere"] is None
+    )
     assert as_json(data("fetch", "digits", "--json"))["files"] == []
     assert "needs no files" in data("fetch", "digits")[2]
 
@@ -111,7 +132,10 @@ def test_an_interrupted_fetch_says_how_to_go_on(data, monkeypatch):
 
     monkeypatch.setattr("fedtailor.data.download.transfer.transfer", interrupted)
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
-    assert (code, out) == (6, "") and err == "interrupted; run the same command again to resume the download.\n"
+    assert (code, out) == (
+        6,
+        "",
+    ) and err == "interrupted; run the same command again to resume the download.\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -124,10 +148,14 @@ def test_progress_cannot_be_used_to_write_to_the_terminal(terminal, monkeypatch,
         line("unpacking it", 1234, 0)
     err = capsys.readouterr().err
     assert "\x1b]0" not in err and "\x07" not in err and "1,234 files" in err
-    assert ("5.0 MB of 10.0 MB, 50 %" in err) or terminal, "a line that changes may have shown the last state only"
+    assert ("5.0 MB of 10.0 MB, 50 %" in err) or terminal, (
+        "a line that changes may have shown the last state only"
+    )
 
 
-@pytest.mark.parametrize(("name", "code", "named"), [("mnits", 3, "did you mean 'mnist'"), ("femnist", 4, "LEAF")])
+@pytest.mark.parametrize(
+    ("name", "code", "named"), [("mnits", 3, "did you mean 'mnist'"), ("femnist", 4, "LEAF")]
+)
 def test_fetch_refuses_in_one_sentence(data, name, code, named):
     found, out, err = data("fetch", name)
     assert found == code and out == "" and len(err.splitlines()) == 1 and named in err
@@ -135,15 +163,26 @@ def test_fetch_refuses_in_one_sentence(data, name, code, named):
 
 
 def test_partition_writes_a_split_that_can_be_read(data, folder):
-    record = as_json(data("partition", "--clients", "4", "--partition", "iid", "--out", "split.json", "--json"))
+    record = as_json(
+        data("partition", "--clients", "4", "--partition", "iid", "--out", "split.json", "--json")
+    )
     split = read_split(folder / "split.json")
-    assert (record["data_sha256"], record["split_sha256"]) == (split["data_sha256"], split["split_sha256"])
+    assert (record["data_sha256"], record["split_sha256"]) == (
+        split["data_sha256"],
+        split["split_sha256"],
+    )
     assert record["dataset"] == "digits" and record["seed"] == 42 and record["out"] == "split.json"
-    assert [client["train"] for client in record["clients"]] == [len(client["train"]) for client in split["clients"]]
-    assert all(sum(client["class_counts"].values()) == client["train"] for client in record["clients"])
+    assert [client["train"] for client in record["clients"]] == [
+        len(client["train"]) for client in split["clients"]
+    ]
+    assert all(
+        sum(client["class_counts"].values()) == client["train"] for client in record["clients"]
+    )
     before = (folder / "split.json").read_bytes()
     code, _, err = data("partition", "--partition", "iid", "--out", "split.json")
-    assert code == 3 and "never overwritten" in err and (folder / "split.json").read_bytes() == before
+    assert (
+        code == 3 and "never overwritten" in err and (folder / "split.json").read_bytes() == before
+    )
 
 
 def test_the_hint_after_partition_is_a_command_that_runs_on_the_same_data(data, folder, capsys):
@@ -154,10 +193,23 @@ def test_the_hint_after_partition_is_a_command_that_runs_on_the_same_data(data, 
     assert code == 0, err
     command = shlex.split(err.split("use it with: ")[1].strip())
     data_options = ["--data", "my data/own", "--set", "data.seed=7", "--set", "data.mean=[0.5]"]
-    assert command == ["fedtailor", "run", "--split", "a split.json", *data_options, "--set", "data.std=[0.25]"]
-    code = main([*command[1:], "--rounds", "1", "-a", "fedavg", "--out", "run", "--set", "model.name=mlp"])
+    assert command == [
+        "fedtailor",
+        "run",
+        "--split",
+        "a split.json",
+        *data_options,
+        "--set",
+        "data.std=[0.25]",
+    ]
+    code = main(
+        [*command[1:], "--rounds", "1", "-a", "fedavg", "--out", "run", "--set", "model.name=mlp"]
+    )
     assert code == 0, capsys.readouterr().err
-    assert read_split(folder / "run/split.json")["clients"] == read_split(folder / "a split.json")["clients"]
+    assert (
+        read_split(folder / "run/split.json")["clients"]
+        == read_split(folder / "a split.json")["clients"]
+    )
     capsys.readouterr()
     record = as_json(data("partition", "--data", "my data/own", "--partition", "iid", "--json"))
     assert record["out"] is None and record["use"] is None
@@ -166,7 +218,12 @@ def test_the_hint_after_partition_is_a_command_that_runs_on_the_same_data(data, 
 @pytest.mark.parametrize("name", ["foo.txt", "split.jsn", "split.v2", "split.json.gz"])
 def test_another_ending_of_out_is_refused(data, folder, name):
     code, out, err = data("partition", "--partition", "iid", "--out", name)
-    assert (code, out) == (3, "") and ".json for a file" in err and "folder of client_*.npz" in err and name in err
+    assert (
+        (code, out) == (3, "")
+        and ".json for a file" in err
+        and "folder of client_*.npz" in err
+        and name in err
+    )
     assert not list(folder.iterdir())
 
 
@@ -174,19 +231,28 @@ def test_the_ending_of_out_may_be_in_capitals_and_none_is_a_folder(data, folder)
     assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split.JSON")[0] == 0
     assert len(read_split(folder / "split.JSON")["clients"]) == 2
     assert data("partition", "--partition", "iid", "--clients", "2", "--out", "split")[0] == 0
-    assert sorted(path.name for path in (folder / "split").iterdir()) == ["client_0.npz", "client_1.npz"]
+    assert sorted(path.name for path in (folder / "split").iterdir()) == [
+        "client_0.npz",
+        "client_1.npz",
+    ]
 
 
 @pytest.mark.parametrize("option", ["data.new_clients=1", "data.val_fraction=0.5"])
 def test_what_a_folder_cannot_hold_is_not_lost_in_silence(data, folder, option):
-    code, out, err = data("partition", "--partition", "iid", "--clients", "3", "--set", option, "--out", "split")
+    code, out, err = data(
+        "partition", "--partition", "iid", "--clients", "3", "--set", option, "--out", "split"
+    )
     assert (code, out) == (3, "") and "split.json can" in err and not list(folder.iterdir())
 
 
 def write_pictures(folder, rows=40):
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    np.savez(folder / "train.npz", x=rng.integers(0, 256, (rows, 32, 32, 3), np.uint8), y=np.arange(rows) % 2)
+    np.savez(
+        folder / "train.npz",
+        x=rng.integers(0, 256, (rows, 32, 32, 3), np.uint8),
+        y=np.arange(rows) % 2,
+    )
 
 
 def test_partition_says_the_conditions_of_a_run_without_making_images(data, folder, monkeypatch):
@@ -212,10 +278,23 @@ def test_partition_refuses_a_shift_that_a_run_would(data):
 
 def test_partition_without_a_file_prints_only(data, folder):
     code, out, _ = data(
-        "partition", "--clients", "60", "--partition", "iid", "--seed", "7", "--set", "data.fraction=0.5"
+        "partition",
+        "--clients",
+        "60",
+        "--partition",
+        "iid",
+        "--seed",
+        "7",
+        "--set",
+        "data.fraction=0.5",
     )
     assert code == 0 and not list(folder.iterdir())
-    assert "seed 7" in out and "10 more clients" in out and "60 clients, 0 of them new" in out and "SHA-256" in out
+    assert (
+        "seed 7" in out
+        and "10 more clients" in out
+        and "60 clients, 0 of them new" in out
+        and "SHA-256" in out
+    )
 
 
 def test_partition_is_that_of_a_run(data, folder):
@@ -242,7 +321,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "named"), BAD, ids=[" ".join(case[0]) for case in BAD])
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"), BAD, ids=[" ".join(case[0]) for case in BAD]
+)
 def test_bad_input_is_one_sentence(data, folder, arguments, code, named):
     found, out, err = data(*arguments)
     assert (found, out) == (code, "") and len(err.splitlines()) == 1 and err.startswith("error: ")
@@ -283,7 +364,11 @@ def test_check_of_unusable_data_is_exit_4(data, folder):
 def test_check_of_nothing_is_one_error_and_no_table(data):
     code, out, err = data("check", "missing")
     lines = err.splitlines()
-    assert (code, out) == (4, "") and lines[0] == "error: 1 missing path" and lines[-1].endswith("as it is.")
+    assert (
+        (code, out) == (4, "")
+        and lines[0] == "error: 1 missing path"
+        and lines[-1].endswith("as it is.")
+    )
     assert len(lines) == 3 and "missing" in lines[1]
 
 
@@ -291,14 +376,33 @@ def test_check_prints_short_names_counts_in_words_and_no_empty_path(capsys):
     from fedtailor.cli.show.data import show_check
 
     site = {"name": "n" * 200, "train": {"a": 3}, "test": {}, "problems": 2}
-    first = [{"site": "", "path": "", "message": "Odd."}, {"site": "", "path": "file", "message": "Odd too."}]
-    groups = [
-        {"severity": "warning", "kind": "not_an_image", "count": count, "first": first[:count]} for count in (1, 2)
+    first = [
+        {"site": "", "path": "", "message": "Odd."},
+        {"site": "", "path": "file", "message": "Odd too."},
     ]
-    show_check({"path": "p", "layout": "l", "usable": True, "sites": [site], "problems": groups, "notes": []})
+    groups = [
+        {"severity": "warning", "kind": "not_an_image", "count": count, "first": first[:count]}
+        for count in (1, 2)
+    ]
+    show_check(
+        {
+            "path": "p",
+            "layout": "l",
+            "usable": True,
+            "sites": [site],
+            "problems": groups,
+            "notes": [],
+        }
+    )
     out, err = capsys.readouterr()
     assert "n" * 39 + "…" in out and "n" * 40 not in out
-    lines = ["warning: 1 unreadable image", "  Odd.", "warning: 2 unreadable images", "  Odd.", "  file: Odd too."]
+    lines = [
+        "warning: 1 unreadable image",
+        "  Odd.",
+        "warning: 2 unreadable images",
+        "  Odd.",
+        "  file: Odd too.",
+    ]
     assert err.splitlines() == [*lines, "The data can be used."]
 
 
@@ -311,7 +415,9 @@ def test_problems_are_grouped_errors_first():
         findings.add("warning", "odd", "a", f"file{number}", "Odd.")
     findings.add("error", "broken", "", "file", "Broken.")
     record = describe_findings("path", OwnData(None, findings))
-    assert [(group["kind"], group["count"], len(group["first"])) for group in record["problems"]] == [
+    assert [
+        (group["kind"], group["count"], len(group["first"])) for group in record["problems"]
+    ] == [
         ("broken", 1, 1),
         ("odd", 5, 3),
     ]
@@ -332,7 +438,9 @@ def test_a_picture_is_never_written_over_another_file(data, folder, monkeypatch)
         code, out, err = data("plot", "bubbles", "--out", name)
         assert (code, out) == (3, "") and "never overwritten" in err and "--out" in err
     assert (folder / "data.html").read_text() == "mine" and (folder / "link.svg").is_symlink()
-    monkeypatch.setattr("fedtailor.data.plot.save", lambda picture, path: path.write_text("picture"))
+    monkeypatch.setattr(
+        "fedtailor.data.plot.save", lambda picture, path: path.write_text("picture")
+    )
     for name in ("bubbles.html", "bubbles-2.html", "bubbles-3.html"):
         assert as_json(data("plot", "bubbles", "--partition", "iid", "--json"))["out"] == name
         assert (folder / name).read_text() == "picture"
@@ -343,12 +451,22 @@ def test_a_picture_is_never_written_over_another_file(data, folder, monkeypatch)
     [
         (["--data", "own"], 1, "own: training examples, one site per client"),
         (["--set", "data.split=split.json"], 1, "digits: training examples, split.json"),
-        (["--data", "own", "--set", "data.subset=4"], 20, "own: training examples of a client, 20 divisions"),
-        (["--partition", "iid", "--clients", "2"], 20, "digits: training examples of a client, 20 divisions"),
+        (
+            ["--data", "own", "--set", "data.subset=4"],
+            20,
+            "own: training examples of a client, 20 divisions",
+        ),
+        (
+            ["--partition", "iid", "--clients", "2"],
+            20,
+            "digits: training examples of a client, 20 divisions",
+        ),
     ],
     ids=["natural", "split", "natural subset", "iid"],
 )
-def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, arguments, divisions, said):
+def test_a_plot_of_sizes_draws_a_fixed_division_once(
+    data, folder, monkeypatch, arguments, divisions, said
+):
     from fedtailor.data import division, plot
 
     for name in ("north", "south"):
@@ -380,10 +498,14 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(data, folder, monkeypatch, 
         assert len(values) == 2 and names == [("north", "south") if "own" in arguments else ()]
     else:
         [sizes] = values.values()
-        assert divisions <= len(sizes) <= 2 * divisions  # a site of which nothing is in a subset is no client
+        assert (
+            divisions <= len(sizes) <= 2 * divisions
+        )  # a site of which nothing is in a subset is no client
 
 
-def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(data, folder, monkeypatch):
+def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(
+    data, folder, monkeypatch
+):
     from fedtailor.data import plot
 
     asked = []
@@ -393,11 +515,15 @@ def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(dat
         return plot.bubbles(np.ones((1, 1), int))
 
     monkeypatch.setattr(plot, "corruption_sheet", sheet)
-    assert data("plot", "corruptions", "--seed", "3", "--data-dir", "there", "--out", "a.svg")[0] == 0
+    assert (
+        data("plot", "corruptions", "--seed", "3", "--data-dir", "there", "--out", "a.svg")[0] == 0
+    )
     assert asked == [("digits", {"seed": 3, "frost_folder": Path("there/frost")})]
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=lambda c: " ".join(c) or "all")
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS)], ids=lambda c: " ".join(c) or "all"
+)
 def test_help_imports_nothing_heavy(command):
     heavy = ("torch", "numpy", "scipy", "sklearn", "pydantic", "altair", "requests", "PIL")
     code = f"""

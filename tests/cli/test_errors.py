@@ -1,4 +1,5 @@
-"""Bad input: one clear sentence that names the key, the right exit code, no traceback, nothing half-written."""
+"""Bad input: one clear sentence that names the key, the right exit code, no traceback, nothing
+half-written."""
 
 import json
 import sys
@@ -27,13 +28,21 @@ BAD = [
     (["run", "--rounds"], USAGE, "--rounds"),
     (["run", "one.toml", "two.toml"], USAGE, "unexpected argument 'two.toml'."),
     (["demo", "--seed", "x"], USAGE, "--seed"),
-    (["list"], USAGE, "say what to list: algorithms, datasets, models, partitions, engines, metrics."),
+    (
+        ["list"],
+        USAGE,
+        "say what to list: algorithms, datasets, models, partitions, engines, metrics.",
+    ),
     (["list", "algorithmz"], USAGE, "algorithms"),
     (["run", "-a", "fedavg", "-a", "local"], USAGE, "--algorithm is given 2 times; give it once."),
     (["run", "--rounds", "1", "--rounds=2"], USAGE, "--rounds is given 2 times"),
     (["data", "partition", "--seed", "1", "--seed", "1"], USAGE, "--seed is given 2 times"),
     (setting("training.lr=0.1", "training.lr=0.2"), USAGE, "--set gives 'training.lr' twice"),
-    (["data", "partition", *setting("data.clients=3", "data.clients=4")[1:]], USAGE, "gives 'data.clients' twice"),
+    (
+        ["data", "partition", *setting("data.clients=3", "data.clients=4")[1:]],
+        USAGE,
+        "gives 'data.clients' twice",
+    ),
     (["experiments", "show", "pfedfda"], USAGE, "TABLE is missing."),
     (["run", "--json=3"], USAGE, "--json takes no value."),
     (["run", "--algoritm", "fedavg"], USAGE, "did you mean '--algorithm'?"),
@@ -51,10 +60,18 @@ BAD = [
     (setting("trainig.lr=0.1"), CONFIG, "training"),
     (setting("training.learning_rate=0.1"), CONFIG, "training.learning_rate"),
     (setting("algorithm.cov_rigde=1"), CONFIG, "cov_ridge"),
-    (setting("algorithm.nme=fedavg"), CONFIG, "unknown option 'nme' of pfedfda; did you mean 'name'?"),
+    (
+        setting("algorithm.nme=fedavg"),
+        CONFIG,
+        "unknown option 'nme' of pfedfda; did you mean 'name'?",
+    ),
     (setting("algorithm.prest=paper"), CONFIG, "did you mean 'preset'?"),
     (setting("model.options.hiden=5"), CONFIG, "hidden"),
-    (setting("model.hidden=5"), CONFIG, "unknown option 'model.hidden'. Options of model: name, others, options."),
+    (
+        setting("model.hidden=5"),
+        CONFIG,
+        "unknown option 'model.hidden'. Options of model: name, others, options.",
+    ),
     (setting("rounds=3"), CONFIG, "did you mean 'federation.rounds'?"),
     (["run", "-a", "fedprox", "--set", "penalty=1"], CONFIG, "did you mean 'algorithm.penalty'?"),
     (
@@ -106,12 +123,28 @@ BAD = [
     (["run", "--seed", "1", "--seeds", "0,1"], USAGE, "--seeds"),
     (["run", "--set", "seed=1", "--seeds", "1,2"], USAGE, "give --seed or --seeds, not both."),
     (["run", "--seed", "1", "--set", "seeds=[1, 2]"], USAGE, "give --seed or --seeds, not both."),
-    (["run", "--seeds", ""], USAGE, "--seeds must be different whole numbers, such as 0,1,2, got ''."),
-    (["run", "--seeds", "1,1"], USAGE, "--seeds must be different whole numbers, such as 0,1,2, got '1,1'."),
-    (["run", "--seeds", "a,b"], USAGE, "--seeds must be different whole numbers, such as 0,1,2, got 'a,b'."),
+    (
+        ["run", "--seeds", ""],
+        USAGE,
+        "--seeds must be different whole numbers, such as 0,1,2, got ''.",
+    ),
+    (
+        ["run", "--seeds", "1,1"],
+        USAGE,
+        "--seeds must be different whole numbers, such as 0,1,2, got '1,1'.",
+    ),
+    (
+        ["run", "--seeds", "a,b"],
+        USAGE,
+        "--seeds must be different whole numbers, such as 0,1,2, got 'a,b'.",
+    ),
     (["run", "--seeds", "0.5"], USAGE, "--seeds must be different whole numbers"),
     (["run", "--seeds", "0,-1"], CONFIG, "seeds must be >= 0"),
-    (["run", "--partition", "dirichlet(alhpa=1)"], CONFIG, "did you mean 'alpha'? Options of dirichlet: alpha"),
+    (
+        ["run", "--partition", "dirichlet(alhpa=1)"],
+        CONFIG,
+        "did you mean 'alpha'? Options of dirichlet: alpha",
+    ),
     # files and data
     (["run", "missing.toml"], CONFIG, "missing.toml"),
     (["run", "--data", "nowhere"], DATA, "There is no folder or file 'nowhere'."),
@@ -125,7 +158,16 @@ BAD = [
 ]
 
 
-WORDS_OF_LIBRARIES = ("Traceback", "Input should", "Invalid value", "integer", "pydantic", "typer", "dict ", "tuple")
+WORDS_OF_LIBRARIES = (
+    "Traceback",
+    "Input should",
+    "Invalid value",
+    "integer",
+    "pydantic",
+    "typer",
+    "dict ",
+    "tuple",
+)
 
 
 @pytest.fixture
@@ -134,12 +176,18 @@ def empty(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("arguments", "code", "named"), BAD, ids=[" ".join(case[0]) for case in BAD])
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"), BAD, ids=[" ".join(case[0]) for case in BAD]
+)
 def test_bad_input_is_one_sentence(arguments, code, named, empty, capsys):
     assert main(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert len(err.splitlines()) == 1 and err.startswith("error: ") and err.rstrip().endswith((".", "--help"))
+    assert (
+        len(err.splitlines()) == 1
+        and err.startswith("error: ")
+        and err.rstrip().endswith((".", "--help"))
+    )
     assert named in err
     assert not [word for word in WORDS_OF_LIBRARIES if word in err]
     assert not list(empty.iterdir()), "something was written"
@@ -187,7 +235,9 @@ class Retrained(FedAvg):
         ("Retrained", "field 'training'"),
     ],
 )
-def test_an_algorithm_that_cannot_be_run_says_what_is_missing(name, named, empty, capsys, monkeypatch):
+def test_an_algorithm_that_cannot_be_run_says_what_is_missing(
+    name, named, empty, capsys, monkeypatch
+):
     (empty / "faulty_parts.py").write_text(OWN)
     monkeypatch.delitem(sys.modules, "faulty_parts", raising=False)
     monkeypatch.syspath_prepend(str(empty))
@@ -202,7 +252,10 @@ def test_an_algorithm_that_cannot_be_run_says_what_is_missing(name, named, empty
     [
         (["run", "--rounds"], "--rounds needs a value. See: fedtailor run --help"),
         (["run", "-a"], "-a needs a value. See: fedtailor run --help"),
-        (["data", "partition", "--clients"], "--clients needs a value. See: fedtailor data partition --help"),
+        (
+            ["data", "partition", "--clients"],
+            "--clients needs a value. See: fedtailor data partition --help",
+        ),
     ],
 )
 def test_an_option_without_its_value(arguments, sentence, empty, capsys):

@@ -1,4 +1,5 @@
-"""The commands of ``fedtailor experiments``, in process, with a small paper on the embedded digits."""
+"""The commands of ``fedtailor experiments``, in process, with a small paper on the embedded
+digits."""
 
 import json
 import tomllib
@@ -98,15 +99,17 @@ def as_json(result, code=0):
 
 
 def test_the_commands_are_these():
-    names = [command.name or command.callback.__name__ for command in experiments_app.registered_commands]
+    names = [
+        command.name or command.callback.__name__ for command in experiments_app.registered_commands
+    ]
     assert names == list(COMMANDS)
 
 
 def test_list(call):
     found = as_json(call("list", "--json"))["papers"]
-    assert [(each["paper"], each["cells"], each["available"], each["recorded"]) for each in found] == [
-        ("small", 10, 5, 0)
-    ]
+    assert [
+        (each["paper"], each["cells"], each["available"], each["recorded"]) for each in found
+    ] == [("small", 10, 5, 0)]
     code, out, _ = call("list")
     assert code == 0 and "small" in out and "10" in out
     one = as_json(call("list", "small", "--json"))
@@ -123,7 +126,11 @@ def test_show_prints_what_run_accepts(call, folder, capsys):
     code, out, _ = call("show", "small", "1", "quarter", "fedavg", "--seed", "3")
     assert code == 0
     values = tomllib.loads(out)
-    assert values["seed"] == 3 and values["data"]["fraction"] == 0.25 and values["federation"] == {"rounds": 2}
+    assert (
+        values["seed"] == 3
+        and values["data"]["fraction"] == 0.25
+        and values["federation"] == {"rounds": 2}
+    )
     comments = [line for line in out.splitlines() if line.startswith("#")]
     assert sum("inferred" in line and "training.lr" in line for line in comments) == 1
     (folder / "cell.toml").write_text(out)
@@ -157,8 +164,12 @@ def test_run_keeps_a_record_of_each_cell_and_runs_none_twice(call, folder):
     assert str(folder) not in "".join(path.read_text() for path in files)
     again = as_json(call("run", "small", "1", "--json"))["cells"]
     assert {each["state"] for each in again} == {"has a record", "skipped"}
-    assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "has a record"  # the same settings
-    assert as_json(call("run", "small", "2", "--seed", "1", "--json"))["cells"][0]["state"] == "done"
+    assert (
+        as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "has a record"
+    )  # the same settings
+    assert (
+        as_json(call("run", "small", "2", "--seed", "1", "--json"))["cells"][0]["state"] == "done"
+    )
 
     rows = as_json(call("report", "small", "2", "--json"))["tables"][0]["rows"]
     assert rows[0]["seeds"] == [0, 1] and rows[0]["sem"] >= 0 and rows[0]["scored_clients"] == 3
@@ -174,13 +185,23 @@ def test_the_difference_of_two_methods(call, folder):
     found = as_json(call("difference", "small", "1", "quarter", "fedavg_ft", "fedavg", "--json"))
     scores = {
         (record["method"], record["seed"]): record["scores"]["accuracy"]["value"]
-        for record in map(json.loads, map(Path.read_text, (folder / "experiments/results/small").iterdir()))
+        for record in map(
+            json.loads, map(Path.read_text, (folder / "experiments/results/small").iterdir())
+        )
     }
     by_seed = {str(seed): scores["fedavg_ft", seed] - scores["fedavg", seed] for seed in (0, 1)}
     assert found["by_seed"] == pytest.approx(by_seed)
     assert found["difference"] == pytest.approx(sum(by_seed.values()) / 2)
-    assert (found["figure"], found["clients"], found["points"]) == ("mean", 3, ["personalized", "global"])
-    assert found["interval_over_seeds"]["low"] <= found["difference"] <= found["interval_over_seeds"]["high"]
+    assert (found["figure"], found["clients"], found["points"]) == (
+        "mean",
+        3,
+        ["personalized", "global"],
+    )
+    assert (
+        found["interval_over_seeds"]["low"]
+        <= found["difference"]
+        <= found["interval_over_seeds"]["high"]
+    )
     code, out, _ = call("difference", "small", "1", "quarter", "fedavg_ft", "fedavg")
     assert code == 0 and "seed 1" in out and "3 clients, all with the same weight" in out
     code, _, err = call("difference", "small", "1", "plain", "fedavg_ft", "fedavg")
@@ -195,7 +216,10 @@ def test_records_of_other_settings_are_not_compared(call, folder):
     assert result["records_of_other_settings"] == 1
     assert all(row["value"] is None for table in result["tables"] for row in table["rows"])
     code, _, err = call("report")
-    assert code == 0 and "1 record belongs to settings that are no longer in any table; not shown" in err
+    assert (
+        code == 0
+        and "1 record belongs to settings that are no longer in any table; not shown" in err
+    )
     assert as_json(call("run", "small", "2", "--json"))["cells"][0]["state"] == "done"
 
 
@@ -208,11 +232,16 @@ def test_a_trial_leaves_no_record(call, folder):
 def test_a_failure_does_not_stop_the_others(call, folder):
     path = folder / "experiments" / "small" / "paper.toml"
     path.write_text(
-        PAPER.replace('label = "Digits"\n', 'label = "Digits"\ndata = {clients = 3, new_clients = 2, test = "given"}\n')
+        PAPER.replace(
+            'label = "Digits"\n',
+            'label = "Digits"\ndata = {clients = 3, new_clients = 2, test = "given"}\n',
+        )
     )
     code, out, _ = call("run", "small", "1", "--method", "fedavg", "--rounds", "1", "--json")
     assert code == 5
-    states = {each["column"]: (each["state"], each.get("reasons")) for each in json.loads(out)["cells"]}
+    states = {
+        each["column"]: (each["state"], each.get("reasons")) for each in json.loads(out)["cells"]
+    }
     assert states["plain"][0] == "failed" and "data.test" in states["plain"][1][0]
     assert states["quarter"][0] == "trial" and states["street"][0] == "skipped"
 
@@ -254,7 +283,9 @@ def plan(folder):
     return "run", "--plan", "plan.toml"
 
 
-def test_a_plan_runs_in_its_order_and_resumes_after_an_interruption(call, folder, plan, monkeypatch):
+def test_a_plan_runs_in_its_order_and_resumes_after_an_interruption(
+    call, folder, plan, monkeypatch
+):
     from fedtailor.papers import runs as paper_runs
 
     real = paper_runs.run_cell
@@ -268,11 +299,25 @@ def test_a_plan_runs_in_its_order_and_resumes_after_an_interruption(call, folder
 
     monkeypatch.setattr(paper_runs, "run_cell", run_until_killed)
     code, _, err = call(*plan)
-    assert code == 6 and "quarter, fedavg, seed 0: time not known; then 2 more (time not known)" in err
+    assert (
+        code == 6 and "quarter, fedavg, seed 0: time not known; then 2 more (time not known)" in err
+    )
     code, _, err = call(*plan)
-    assert code == 0 and "quarter, fedavg, seed 0: has a record" in err and "street, fedavg, seed 0: skipped" in err
-    assert made == [("quarter", "fedavg", 0), ("plain", "fedavg", 0), ("plain", "fedavg", 0), ("plain", "fedavg", 1)]
-    assert {each["state"] for each in as_json(call(*plan, "--json"))["cells"]} == {"has a record", "skipped"}
+    assert (
+        code == 0
+        and "quarter, fedavg, seed 0: has a record" in err
+        and "street, fedavg, seed 0: skipped" in err
+    )
+    assert made == [
+        ("quarter", "fedavg", 0),
+        ("plain", "fedavg", 0),
+        ("plain", "fedavg", 0),
+        ("plain", "fedavg", 1),
+    ]
+    assert {each["state"] for each in as_json(call(*plan, "--json"))["cells"]} == {
+        "has a record",
+        "skipped",
+    }
     assert len(made) == 4
     assert not list((folder / "runs").glob("*/models/*"))  # the records are kept, not the models
 
@@ -289,9 +334,16 @@ def test_a_dry_run_lists_what_is_done_and_what_the_rest_would_cost(call, folder,
     ]
     assert listed[2]["seconds"] == pytest.approx(4 * listed[0]["seconds"])
     code, out, err = call(*plan, "--dry-run")
-    assert code == 0 and "has a record: 1 (" in out and "to run: 2 (" in out and "missing: data set svhn" in err
+    assert (
+        code == 0
+        and "has a record: 1 (" in out
+        and "to run: 2 (" in out
+        and "missing: data set svhn" in err
+    )
     assert len(list((folder / "experiments" / "results" / "small").iterdir())) == 1
-    assert [each["method"] for each in as_json(call("run", "small", "2", "--dry-run", "--json"))["runs"]] == ["fedavg"]
+    assert [
+        each["method"] for each in as_json(call("run", "small", "2", "--dry-run", "--json"))["runs"]
+    ] == ["fedavg"]
 
 
 def test_runs_above_the_limit_are_left_out(call, folder, plan):
@@ -301,9 +353,18 @@ def test_runs_above_the_limit_are_left_out(call, folder, plan):
     record["cpu_seconds"] = 60.0 * record["provenance"]["machine"]["physical_cores"]
     path.write_text(json.dumps(record))
     outcomes = as_json(call(*plan, "--max-minutes", "3", "--json"))["cells"]
-    assert [each["state"] for each in outcomes] == ["has a record", "skipped", "too long", "too long"]
+    assert [each["state"] for each in outcomes] == [
+        "has a record",
+        "skipped",
+        "too long",
+        "too long",
+    ]
     code, _, err = call(*plan, "--max-minutes", "3")
-    assert code == 0 and "plain, fedavg, seed 0: left out, would take about 4 min 00 s (judged by same method)" in err
+    assert (
+        code == 0
+        and "plain, fedavg, seed 0: left out, would take about 4 min 00 s (judged by same method)"
+        in err
+    )
     assert "too long: 2 (8 min 00 s)" in call(*plan, "--max-minutes", "3", "--dry-run")[1]
 
 
@@ -319,12 +380,20 @@ def test_nothing_that_can_be_run_is_a_problem_with_data(call):
         (["show", "small", "9", "plain", "fedavg"], 3, "unknown table of small '9'"),
         (["show", "small", "1", "plian", "fedavg"], 3, "did you mean 'plain'"),
         (["run", "small", "1", "--method", "fedagv"], 3, "did you mean 'fedavg'"),
-        (["run", "small", "1", "--rounds", "0"], 2, "--rounds must be a whole number, 1 or more, got '0'."),
+        (
+            ["run", "small", "1", "--rounds", "0"],
+            2,
+            "--rounds must be a whole number, 1 or more, got '0'.",
+        ),
         (["run", "small"], 2, "give PAPER and TABLE, or --plan FILE."),
         (["run", "small", "1", "--plan", "plan.toml"], 2, "PAPER has no effect with --plan"),
         (["run", "--plan", "plan.toml", "--seed", "1"], 2, "--seed has no effect with --plan"),
         (["run", "--plan", "plan.toml"], 4, "cannot read 'plan.toml'"),
-        (["run", "--plan", "plan.toml", "--max-minutes", "x"], 2, "--max-minutes must be a whole number, 1 or more"),
+        (
+            ["run", "--plan", "plan.toml", "--max-minutes", "x"],
+            2,
+            "--max-minutes must be a whole number, 1 or more",
+        ),
         (["report", "small", "7"], 3, "unknown table of small '7'"),
     ],
 )

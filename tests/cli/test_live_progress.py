@@ -1,4 +1,5 @@
-"""What a terminal shows while a run goes on: a line, curves and the time left; and how images are counted."""
+"""What a terminal shows while a run goes on: a line, curves and the time left; and how images are
+counted."""
 
 import io
 import os
@@ -38,7 +39,9 @@ def rising(rounds, points=("global", "personalized")):
     made = Curves()
     for number in range(1, rounds + 1):
         share = number / rounds
-        made.add(record_of(number, *(evaluation(point, 0.9 * share, 0.45 * share) for point in points)))
+        made.add(
+            record_of(number, *(evaluation(point, 0.9 * share, 0.45 * share) for point in points))
+        )
     return made
 
 
@@ -52,7 +55,8 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def live(monkeypatch, capsys):
-    """A progress on a terminal, with a function that draws it; the test ends it, while stderr is captured."""
+    """A progress on a terminal, with a function that draws it; the test ends it, while stderr is
+    captured."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     progress = make_progress(runs=2)
     assert type(progress) is LiveProgress
@@ -88,12 +92,19 @@ def test_curves_fit_the_terminal(live, width, height):
     progress.begin("fedavg, digits, run 1 of 2, seed 0", 50)
     for number in range(1, 41):
         share = number / 40
-        scores = [evaluation(point, 0.9 * share, 0.4 * share) for point in ("local", "global", "personalized")]
+        scores = [
+            evaluation(point, 0.9 * share, 0.4 * share)
+            for point in ("local", "global", "personalized")
+        ]
         progress.round(record_of(number, *scores))
     lines = draw(width, height)
     progress.end()
     assert len(lines) < height and max(map(len, lines)) <= width
-    shown = [name for name in ("local", "global", "personalized") if any(line.startswith(name) for line in lines)]
+    shown = [
+        name
+        for name in ("local", "global", "personalized")
+        if any(line.startswith(name) for line in lines)
+    ]
     assert shown == (["personalized"] if height == 12 else ["local", "global", "personalized"])
     assert any("40" in line and " round " in line for line in lines), "the axis says which rounds"
     assert "90.0 %" in " ".join(lines)
@@ -106,11 +117,15 @@ def test_curves_show_where_accuracies_are():
     assert lines[1].startswith("100 |") and lines[6].startswith("  0 |")
     assert lines[7] == "    +1" + "-" * 22 + " round " + "-" * 23 + "40"
     area = [line[5:] for line in lines[1:7]]
-    assert area[1].endswith("*") and area[3].endswith("o"), "90 % is near the top, 45 % below the middle"
+    assert area[1].endswith("*") and area[3].endswith("o"), (
+        "90 % is near the top, 45 % below the middle"
+    )
     assert area[5][0] in "*o" and area[0][:40].strip() == "", "both begin at the bottom"
     for column in zip(*area, strict=True):
         marks = "".join(column).replace(" ", "")
-        assert marks == "*" * marks.count("*") + "o" * marks.count("o"), "the mean is above the worst tenth"
+        assert marks == "*" * marks.count("*") + "o" * marks.count("o"), (
+            "the mean is above the worst tenth"
+        )
 
 
 def test_braille_has_four_rows_of_dots_in_a_line():
@@ -121,7 +136,9 @@ def test_braille_has_four_rows_of_dots_in_a_line():
     area = "".join(line.split("│")[1] for line in lines[1:4])
     assert set(area) <= {" ", *map(chr, range(0x2801, 0x2900))}
     bottom = lines[3].split("│")[1]
-    assert all(ord(character) & 0x40 and ord(character) & 0x80 for character in bottom), "the worst tenth stays at 0"
+    assert all(ord(character) & 0x40 and ord(character) & 0x80 for character in bottom), (
+        "the worst tenth stays at 0"
+    )
     assert ord(lines[1].split("│")[1][-1]) & 0x08, "the mean ends at the top right"
 
 
@@ -161,7 +178,9 @@ def test_a_terminal_without_unicode_gets_ascii(environment, expected, monkeypatc
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"))) is expected
+    assert (
+        curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"))) is expected
+    )
     assert curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "latin-1")))
 
 
@@ -180,11 +199,19 @@ def test_evaluations_are_counted_apart(clock):
     for number in range(1, 31):
         is_evaluated = number % 10 == 0
         clock[0] += 1 + 100 * is_evaluated
-        left.add(record_of(number, *[evaluation("global", 0.5, 0.5)] * is_evaluated, seconds=100.0 * is_evaluated))
+        left.add(
+            record_of(
+                number,
+                *[evaluation("global", 0.5, 0.5)] * is_evaluated,
+                seconds=100.0 * is_evaluated,
+            )
+        )
         if number == 9:
             assert left.of_rounds(10) == pytest.approx(10)
         if number >= 10 and number % 10 == 0:
-            assert left.of_rounds(10) == pytest.approx(110), "a round with an evaluation does not count ten times"
+            assert left.of_rounds(10) == pytest.approx(110), (
+                "a round with an evaluation does not count ten times"
+            )
         if number == 29:
             assert left.of_rounds(29) == pytest.approx(29 + 29 * 100 * 2 / 29)
 
@@ -235,9 +262,22 @@ def test_the_line_that_counts_images_goes_when_something_fails(monkeypatch):
 @pytest.mark.slow
 def test_a_run_on_a_real_terminal_draws_curves_and_removes_them(tmp_path):
     main_end, other_end = pty.openpty()
-    command = [sys.executable, "-m", "fedtailor", "run", "-a", "fedavg", "--rounds", "40", "--out", str(tmp_path / "r")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedtailor",
+        "run",
+        "-a",
+        "fedavg",
+        "--rounds",
+        "40",
+        "--out",
+        str(tmp_path / "r"),
+    ]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "LANG": "C.UTF-8"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other_end, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=other_end, env=environment
+    ) as process:
         os.close(other_end)
         seen = b""
         while True:
@@ -251,18 +291,29 @@ def test_a_run_on_a_real_terminal_draws_curves_and_removes_them(tmp_path):
         assert process.stdout.read().decode().count("global") and process.wait() == 0
     os.close(main_end)
     text = seen.decode()
-    assert " round " in text and "worst tenth" in text and any("\u2801" <= character <= "\u28ff" for character in text)
+    assert (
+        " round " in text
+        and "worst tenth" in text
+        and any("\u2801" <= character <= "\u28ff" for character in text)
+    )
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
 
 
 @pytest.fixture
 def own_pictures(tmp_path, monkeypatch):
-    """A folder ``own`` with ten pictures of two classes at two sites each, and lines also about short work."""
+    """A folder ``own`` with ten pictures of two classes at two sites each, and lines also about
+    short work."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preparation, "_SHORT", 0.0)
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     for number in range(40):
-        path = tmp_path / "own" / f"site{number % 2}" / ("cat" if number < 20 else "dog") / f"{number}.png"
+        path = (
+            tmp_path
+            / "own"
+            / f"site{number % 2}"
+            / ("cat" if number < 20 else "dog")
+            / f"{number}.png"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
@@ -285,10 +336,14 @@ def test_a_run_counts_the_pictures_it_reads(own_pictures, capsys):
     assert told == [("reading pictures", done, 40) for done in range(1, 41)]
 
 
-def test_what_is_shown_of_the_pictures_goes_when_they_cannot_be_used(own_pictures, monkeypatch, capsys):
+def test_what_is_shown_of_the_pictures_goes_when_they_cannot_be_used(
+    own_pictures, monkeypatch, capsys
+):
     ended = []
     progress = PlainProgress()
     monkeypatch.setattr(progress, "end", lambda: ended.append(True))
     with pytest.raises(FedtailorError):
-        assemble(make_config({"data": {"path": str(own_pictures / "missing")}}), 0, progress=progress)
+        assemble(
+            make_config({"data": {"path": str(own_pictures / "missing")}}), 0, progress=progress
+        )
     assert ended == [True]

@@ -70,7 +70,9 @@ from fedtailor.cli.main import main
 code = main({[*command, "--help"]!r})
 print([name for name in {HEAVY!r} if name in sys.modules], code, file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
     assert done.stderr.strip() == "[] 0"
     assert "Usage" in done.stdout
 
@@ -107,12 +109,25 @@ def test_every_command_is_covered_here():
     [
         pytest.param(signal.SIGINT, "reference", id="ctrl-c"),
         pytest.param(signal.SIGTERM, "reference", id="terminate"),
-        pytest.param(signal.SIGINT, "auto", id="ctrl-c-processes", marks=pytest.mark.slow),  # auto chooses processes
+        pytest.param(
+            signal.SIGINT, "auto", id="ctrl-c-processes", marks=pytest.mark.slow
+        ),  # auto chooses processes
         pytest.param(signal.SIGTERM, "auto", id="terminate-processes", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_a_run_honestly(request_to_end, engine, tmp_path):
-    command = [sys.executable, "-m", "fedtailor", "run", "-a", "fedavg", "--rounds", "100000", "--clients", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedtailor",
+        "run",
+        "-a",
+        "fedavg",
+        "--rounds",
+        "100000",
+        "--clients",
+        "3",
+    ]
     with subprocess.Popen(
         [*command, "--engine", engine, "--out", "run"],
         cwd=tmp_path,
@@ -130,7 +145,9 @@ def test_a_signal_ends_a_run_honestly(request_to_end, engine, tmp_path):
     assert run.status["rounds_done"] == len(run.rounds) >= 1
 
 
-@pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+@pytest.mark.parametrize(
+    "request_to_end", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"]
+)
 def test_a_signal_while_libraries_are_imported_is_one_sentence(request_to_end, tmp_path):
     """numpy turns whatever stops its import into an ImportError."""
     code = f"""
@@ -145,7 +162,13 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 sys.exit(main(["doctor"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (6, "", "interrupted.\n")
 
 
@@ -153,7 +176,12 @@ sys.exit(main(["doctor"]))
 def test_a_closed_pipe_is_no_traceback(more, tmp_path):
     command = [sys.executable, "-m", "fedtailor", "list", "engines", *more]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -161,14 +189,26 @@ def test_a_closed_pipe_is_no_traceback(more, tmp_path):
 
 
 def test_stdout_holds_json_only(tmp_path):
-    command = [sys.executable, "-m", "fedtailor", "run", "--json", "--rounds", "1", "--clients", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedtailor",
+        "run",
+        "--json",
+        "--rounds",
+        "1",
+        "--clients",
+        "2",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 1
     assert "Warning" not in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["data.clientz=3", "training.learning_rate=1", "rounds=3", "engine.name=wrokers"])
+@pytest.mark.parametrize(
+    "wrong", ["data.clientz=3", "training.learning_rate=1", "rounds=3", "engine.name=wrokers"]
+)
 def test_a_wrong_key_is_reported_before_torch_is_imported(wrong, tmp_path):
     code = f"""
 import sys
@@ -176,5 +216,11 @@ from fedtailor.cli.main import main
 code = main(["run", "--set", {wrong!r}])
 print([name for name in ("torch", "numpy", "fedtailor.experiment.run") if name in sys.modules], code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
     assert done.stdout.strip() == "[] 3" and done.stderr.startswith("error: ")

@@ -34,21 +34,43 @@ def test_json_names_the_file_its_size_and_its_figures(tmp_path, capsys):
     out = tmp_path / "r.html"
     assert main(["report", str(run), "--out", str(out), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["report"] == str(out) and record["bytes"] == out.stat().st_size and record["files"] == []
+    assert (
+        record["report"] == str(out)
+        and record["bytes"] == out.stat().st_size
+        and record["files"] == []
+    )
     assert {"name": "bytes", "title": "Bytes per round"} in record["figures"]
 
 
 def test_figures_are_written_as_png_svg_and_csv(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     figures = tmp_path / "figures"
-    assert main(["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures), "--json"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(run),
+                "--out",
+                str(tmp_path / "r.html"),
+                "--figures",
+                str(figures),
+                "--json",
+            ]
+        )
+        == 0
+    )
     record = json.loads(capsys.readouterr().out)
     names = {figure["name"] for figure in record["figures"]}
-    assert {path.name for path in figures.iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg", "csv")}
+    assert {path.name for path in figures.iterdir()} == {
+        f"{n}.{e}" for n in names for e in ("png", "svg", "csv")
+    }
     assert record["files"] and all(Path(path).is_file() for path in record["files"])
     with Image.open(figures / "reliability.png") as picture:
         assert picture.size[0] == 2 * (820 + 24)
-    assert main(["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures)]) == 3
+    assert (
+        main(["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures)])
+        == 3
+    )
 
 
 def test_without_the_extra_only_the_figures_are_refused(tmp_path, monkeypatch, capsys):
@@ -137,8 +159,12 @@ def test_a_run_that_goes_on_is_followed_until_it_ends(tmp_path, monkeypatch):
 def test_a_comparison_is_followed_from_one_run_to_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "EVERY", 0.01)
     monkeypatch.setattr(watch, "_PAUSE", 0.0)
-    first = write_run(tmp_path / "runs" / "first", rounds=9, done=2, state="running", process=this_process())
-    (tmp_path / "comparison.json").write_text(json.dumps({"kind": "comparison", "runs": ["runs/first", "runs/second"]}))
+    first = write_run(
+        tmp_path / "runs" / "first", rounds=9, done=2, state="running", process=this_process()
+    )
+    (tmp_path / "comparison.json").write_text(
+        json.dumps({"kind": "comparison", "runs": ["runs/first", "runs/second"]})
+    )
     looks = []
 
     def look(paths):
@@ -146,7 +172,14 @@ def test_a_comparison_is_followed_from_one_run_to_the_next(tmp_path, monkeypatch
         if len(looks) == 2:
             finish(first, tmp_path / "further")
         if len(looks) == 5:  # the second run begins a little later
-            write_run(tmp_path / "runs" / "second", "local", rounds=9, done=1, state="running", process=this_process())
+            write_run(
+                tmp_path / "runs" / "second",
+                "local",
+                rounds=9,
+                done=1,
+                state="running",
+                process=this_process(),
+            )
         if len(looks) == 7:
             finish(tmp_path / "runs" / "second", tmp_path / "more")
         return read_methods(paths)
@@ -154,7 +187,11 @@ def test_a_comparison_is_followed_from_one_run_to_the_next(tmp_path, monkeypatch
     monkeypatch.setattr(watch, "read_methods", look)
     pages = []
     watch.follow([tmp_path], lambda page: pages.append(page.html))
-    assert len(looks) == 7 and "<title>ditto, local on" in pages[-1] and "Not finished" not in pages[-1]
+    assert (
+        len(looks) == 7
+        and "<title>ditto, local on" in pages[-1]
+        and "Not finished" not in pages[-1]
+    )
 
 
 @pytest.mark.slow

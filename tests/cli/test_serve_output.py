@@ -1,4 +1,5 @@
-"""What `fedtailor serve` says of its sites: who has connected, who is late, and when it last heard of each."""
+"""What `fedtailor serve` says of its sites: who has connected, who is late, and when it last heard
+of each."""
 
 import io
 import time
@@ -66,7 +67,9 @@ def test_a_site_that_was_late_and_has_answered_is_named(messages, capsys):
 
 
 def test_of_many_late_sites_the_first_are_named(messages, capsys):
-    messages.attendance({f"site{number:02d}": site(online=False, waited=30) for number in range(30)})
+    messages.attendance(
+        {f"site{number:02d}": site(online=False, waited=30) for number in range(30)}
+    )
     (line,) = said(capsys)
     assert line.endswith("site07 (not connected, never heard of yet), 22 more")
 
@@ -83,7 +86,9 @@ def test_a_terminal_shows_below_the_line_for_whom_the_server_waits(capsys, monke
     progress.begin("fedavg", 6)
     messages = ServeMessages()
     messages.progress = progress
-    messages.attendance({"clinic": site(heard=3), "practice": site(online=False, heard=75, waited=5)})
+    messages.attendance(
+        {"clinic": site(heard=3), "practice": site(online=False, heard=75, waited=5)}
+    )
     console = Console(file=io.StringIO(), width=120, height=30)
     console.print(progress._screen)
     messages.close()

@@ -40,15 +40,37 @@ DIGITS = "knn_per-digits-default"
 
 
 def test_predict_prints_a_line_for_each_picture(here, capsys):
-    assert main(["predict", RUN, "--client", "Charité", "pictures/Charité/dark", "pictures/Oslo/bright/00.png"]) == 0
+    assert (
+        main(
+            [
+                "predict",
+                RUN,
+                "--client",
+                "Charité",
+                "pictures/Charité/dark",
+                "pictures/Oslo/bright/00.png",
+            ]
+        )
+        == 0
+    )
     output = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(output.out)))
-    assert len(rows) == 13 and list(rows[0]) == ["input", "class", "uncalibrated_probability", "ood_score"]
-    assert rows[0]["input"] == "pictures/Charité/dark/00.png" and rows[12]["input"] == "pictures/Oslo/bright/00.png"
+    assert len(rows) == 13 and list(rows[0]) == [
+        "input",
+        "class",
+        "uncalibrated_probability",
+        "ood_score",
+    ]
+    assert (
+        rows[0]["input"] == "pictures/Charité/dark/00.png"
+        and rows[12]["input"] == "pictures/Oslo/bright/00.png"
+    )
     model = fedtailor.load(RUN).model("Charité")
     expected = model.predict_proba(sorted((here / "pictures" / "Charité" / "dark").glob("*.png")))
     for row, probabilities in zip(rows, expected, strict=False):
-        assert float(row["uncalibrated_probability"]) == pytest.approx(probabilities.max(), rel=1e-5)
+        assert float(row["uncalibrated_probability"]) == pytest.approx(
+            probabilities.max(), rel=1e-5
+        )
     assert "uncalibrated" in output.err
 
 
@@ -71,9 +93,15 @@ def test_unreadable_pictures_are_listed_and_the_others_predicted(here, tmp_path,
 
 
 def test_predict_reads_arrays_and_writes_a_file(here, tmp_path, capsys):
-    np.savez(tmp_path / "=new.npz", x=np.random.default_rng(0).integers(0, 17, (1200, 8, 8), dtype=np.uint8))
+    np.savez(
+        tmp_path / "=new.npz",
+        x=np.random.default_rng(0).integers(0, 17, (1200, 8, 8), dtype=np.uint8),
+    )
     out = tmp_path / "predictions.csv"
-    assert main(["predict", DIGITS, "--client", "0", str(tmp_path / "=new.npz"), "--out", str(out)]) == 0
+    assert (
+        main(["predict", DIGITS, "--client", "0", str(tmp_path / "=new.npz"), "--out", str(out)])
+        == 0
+    )
     assert capsys.readouterr().out == ""
     rows = list(csv.reader(out.read_text().splitlines()))
     assert len(rows) == 1201 and rows[1][0] == "'=new.npz[0]", "no formula reaches a spreadsheet"
@@ -86,7 +114,10 @@ def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys)
     assert main(["predict", "fedper-hospital_tables-default", "--client", "Mayo", str(new)]) == 0
     output = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(output.out)))
-    assert [row["input"] for row in rows] == ["new.csv:2", "new.csv:3"] and rows[0]["class"] in ("ill", "well")
+    assert [row["input"] for row in rows] == ["new.csv:2", "new.csv:3"] and rows[0]["class"] in (
+        "ill",
+        "well",
+    )
     assert "empty cell" in output.err and "no training example had" in output.err
     new.write_text("sex,sugar\nfemale,5.5\n")
     assert main(["predict", "fedper-hospital_tables-default", "--client", "Mayo", str(new)]) == 4
@@ -99,7 +130,21 @@ def test_clients_can_be_named_by_number(here, capsys):
 
 
 def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
-    assert main(["export", RUN, "--all", "--format", "onnx", "--out", str(tmp_path / "models"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                RUN,
+                "--all",
+                "--format",
+                "onnx",
+                "--out",
+                str(tmp_path / "models"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)["exported"]
     assert [each["client"] for each in found] == ["Berlin", "Charité", "Mayo", "Oslo"]
     assert len(list((tmp_path / "models").glob("*.onnx"))) == 4
@@ -108,7 +153,10 @@ def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
 
 def test_onboard_makes_a_model_that_predicts(here, tmp_path, capsys):
     out = str(tmp_path / "porto")
-    assert main(["onboard", RUN, "--data", "new/Porto", "--name", "Porto", "--out", out, "--validate"]) == 0
+    assert (
+        main(["onboard", RUN, "--data", "new/Porto", "--name", "Porto", "--out", out, "--validate"])
+        == 0
+    )
     output = capsys.readouterr()
     assert "a model of its own" in output.out and "fedtailor predict" in output.err
     assert main(["predict", out, "--client", "Porto", "new/Porto/dark", "--json"]) == 0
@@ -133,7 +181,9 @@ def wrong(here, tmp_path):
     other_method = tmp_path / "other"
     shutil.copytree(run, other_method)
     text = (other_method / "experiment.toml").read_text()
-    (other_method / "experiment.toml").write_text(text.replace('name = "pfedfda"', 'name = "missing.module:Method"'))
+    (other_method / "experiment.toml").write_text(
+        text.replace('name = "pfedfda"', 'name = "missing.module:Method"')
+    )
     unfinished = tmp_path / "unfinished"
     shutil.copytree(run, unfinished)
     shutil.rmtree(unfinished / "models")
@@ -158,11 +208,17 @@ def wrong(here, tmp_path):
     exchanged = tmp_path / "exchanged"
     shutil.copytree(run, exchanged)
     for suffix in (".safetensors", ".json"):
-        (exchanged / "models" / f"Mayo{suffix}").write_bytes((run / "models" / f"Oslo{suffix}").read_bytes())
+        (exchanged / "models" / f"Mayo{suffix}").write_bytes(
+            (run / "models" / f"Oslo{suffix}").read_bytes()
+        )
     card = json.loads((run / "models" / "Oslo.json").read_text())
-    (exchanged / "models" / "Oslo.json").write_text(json.dumps({**card, "calibration": {"temperature": "warm"}}))
+    (exchanged / "models" / "Oslo.json").write_text(
+        json.dumps({**card, "calibration": {"temperature": "warm"}})
+    )
     (exchanged / "models" / "Berlin.json").write_text(
-        json.dumps({**json.loads((run / "models" / "Berlin.json").read_text()), "algorithm": "fedavg"})
+        json.dumps(
+            {**json.loads((run / "models" / "Berlin.json").read_text()), "algorithm": "fedavg"}
+        )
     )
     renamed = tmp_path / "renamed"
     shutil.copytree(run, renamed)
@@ -187,16 +243,31 @@ def wrong(here, tmp_path):
         (["predict", str(newer), *mayo, pictures], "newer fedtailor"),
         (["predict", str(other_method), *mayo, pictures], "missing.module"),
         (["predict", str(unfinished), *mayo, pictures], "holds no models"),
-        (["predict", RUN, *mayo, str(tmp_path / "unreadable")], "none of the 1 pictures can be read"),
-        (["predict", RUN, *mayo, pictures, "--out", f"{RUN}/models/x.csv"], "lies in the folder of a run"),
-        (["predict", TABLES, *mayo, str(own_table), "--out", str(own_table)], "is one of the inputs"),
+        (
+            ["predict", RUN, *mayo, str(tmp_path / "unreadable")],
+            "none of the 1 pictures can be read",
+        ),
+        (
+            ["predict", RUN, *mayo, pictures, "--out", f"{RUN}/models/x.csv"],
+            "lies in the folder of a run",
+        ),
+        (
+            ["predict", TABLES, *mayo, str(own_table), "--out", str(own_table)],
+            "is one of the inputs",
+        ),
         (["predict", str(exchanged), *mayo, pictures], "it is the card of client 'Oslo'"),
-        (["predict", str(exchanged), "--client", "Oslo", pictures], "its calibration is impossible"),
+        (
+            ["predict", str(exchanged), "--client", "Oslo", pictures],
+            "its calibration is impossible",
+        ),
         (["predict", str(exchanged), "--client", "Berlin", pictures], "a model of another method"),
         (["predict", str(renamed), *mayo, pictures], "not the one with which the model"),
         (["predict", RUN, "--client", "Charite", pictures], "did you mean 'Charité'"),
         (["predict", RUN, "--client", "4", pictures], "no model of client '4'"),
-        (["onboard", str(stopped), *new], "is interrupted: a new site needs a run that has finished"),
+        (
+            ["onboard", str(stopped), *new],
+            "is interrupted: a new site needs a run that has finished",
+        ),
         (["onboard", str(no_split), *new], "damaged"),
         (
             ["onboard", RUN, "--data", str(here / "new" / "Porto"), "--out", f"{RUN}/inner"],
@@ -217,14 +288,20 @@ def wrong(here, tmp_path):
         (["predict", RUN, *mayo, str(tmp_path / "broken.npz")], "damaged"),
         (["predict", RUN, *mayo, "--seed", "7", pictures], "seed must be one of"),
         (["predict", RUN, *mayo, "--seed", "x", pictures], "--seed must be a whole number"),
-        (["predict", RUN, *mayo, "--out", str(tmp_path / "no" / "folder.csv"), pictures], "cannot write"),
+        (
+            ["predict", RUN, *mayo, "--out", str(tmp_path / "no" / "folder.csv"), pictures],
+            "cannot write",
+        ),
         (["predict", TABLES, *mayo, pictures], "tables of features, not pictures"),
         (["predict", TABLES, *mayo, str(tmp_path / "features.npz")], "rows of 3 features"),
         (["export", RUN, *onnx], "either --client NAME or --all"),
         (["export", RUN, "--all", *mayo, *onnx], "either --client NAME or --all"),
         (["export", RUN, *mayo, "--format", "onxx", "--out", "out"], "did you mean 'onnx'"),
         (["export", RUN, "--client", "Osla", *onnx], "did you mean 'Oslo'"),
-        (["export", RUN, *mayo, "--format", "onnx", "--out", str(tmp_path / "text.txt")], "cannot make"),
+        (
+            ["export", RUN, *mayo, "--format", "onnx", "--out", str(tmp_path / "text.txt")],
+            "cannot make",
+        ),
         (["export", DIGITS, "--all", *onnx], "--with-examples"),
         (["export", str(damaged), *mayo, *onnx], "SHA-256"),
         (["export", str(empty), "--all", *onnx], "is not the folder of a run"),
@@ -232,11 +309,37 @@ def wrong(here, tmp_path):
         (["onboard", str(unfinished), *new], "no checkpoint"),
         (["onboard", str(damaged), *new], "damaged"),
         (["onboard", str(newer), *new], "newer fedtailor"),
-        (["onboard", RUN, "--data", str(here / "pictures"), "--out", str(tmp_path / "out")], "holds 4 sites"),
-        (["onboard", RUN, "--data", str(here / "new_tables" / "Oslo.csv"), "--out", str(tmp_path / "o")], "shape"),
-        (["onboard", TABLES, "--data", str(here / "new" / "Porto"), "--out", str(tmp_path / "o")], "shape"),
+        (
+            ["onboard", RUN, "--data", str(here / "pictures"), "--out", str(tmp_path / "out")],
+            "holds 4 sites",
+        ),
+        (
+            [
+                "onboard",
+                RUN,
+                "--data",
+                str(here / "new_tables" / "Oslo.csv"),
+                "--out",
+                str(tmp_path / "o"),
+            ],
+            "shape",
+        ),
+        (
+            [
+                "onboard",
+                TABLES,
+                "--data",
+                str(here / "new" / "Porto"),
+                "--out",
+                str(tmp_path / "o"),
+            ],
+            "shape",
+        ),
         (["onboard", RUN, "--data", str(empty), "--out", str(tmp_path / "out")], "holds no files"),
-        (["onboard", RUN, "--data", str(here / "new" / "Porto"), "--out", str(here / RUN)], "exists"),
+        (
+            ["onboard", RUN, "--data", str(here / "new" / "Porto"), "--out", str(here / RUN)],
+            "exists",
+        ),
     ]
 
 
@@ -248,8 +351,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(here, tmp_path, capsys):
         before = sorted(tmp_path.rglob("*"))
         code = main(command)
         output = capsys.readouterr()
-        is_one_sentence = len(output.err.strip().splitlines()) == 1 and re.search(sentence, output.err)
-        is_clean = output.out == "" and "Traceback" not in output.err and sorted(tmp_path.rglob("*")) == before
+        is_one_sentence = len(output.err.strip().splitlines()) == 1 and re.search(
+            sentence, output.err
+        )
+        is_clean = (
+            output.out == ""
+            and "Traceback" not in output.err
+            and sorted(tmp_path.rglob("*")) == before
+        )
         if code not in (2, 3, 4, 5) or not is_one_sentence or not is_clean:
             wrong_answers.append((command, sentence, code, output.err))
     assert wrong_answers == []

@@ -44,7 +44,19 @@ COMMANDS = [
     ["experiments", "list"],
     ["experiments", "list", "fedcr"],
     ["experiments", "report"],
-    ["run", "-a", "fedavg", "--rounds", "1", "--seeds", "0,1", "--data", "own", "--set", "data.new_clients=1"],
+    [
+        "run",
+        "-a",
+        "fedavg",
+        "--rounds",
+        "1",
+        "--seeds",
+        "0,1",
+        "--data",
+        "own",
+        "--set",
+        "data.new_clients=1",
+    ],
 ]
 
 
@@ -119,7 +131,9 @@ def test_a_short_run_prints_every_round(capsys):
     ]
 
 
-def test_a_resumed_run_says_where_it_goes_on_and_counts_its_own_rounds_for_the_time_left(capsys, monkeypatch):
+def test_a_resumed_run_says_where_it_goes_on_and_counts_its_own_rounds_for_the_time_left(
+    capsys, monkeypatch
+):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     progress = PlainProgress()
@@ -132,8 +146,12 @@ def test_a_resumed_run_says_where_it_goes_on_and_counts_its_own_rounds_for_the_t
 def test_accuracies_of_a_round_without_a_line_come_with_the_next_one(capsys):
     lines = lines_of(PlainProgress(), 1, 100, capsys, evaluated={25, 100})
     said = {line.split(",")[0]: line for line in lines if "%" in line}
-    assert said["run 0: round 30/100"].endswith("left, at round 25: global 50.0 % (worst tenth 25.0 %)")
-    assert said["run 0: round 100/100"] == "run 0: round 100/100, global 50.0 % (worst tenth 25.0 %)"
+    assert said["run 0: round 30/100"].endswith(
+        "left, at round 25: global 50.0 % (worst tenth 25.0 %)"
+    )
+    assert (
+        said["run 0: round 100/100"] == "run 0: round 100/100, global 50.0 % (worst tenth 25.0 %)"
+    )
     assert len(said) == 2
 
 
@@ -168,7 +186,9 @@ def test_accuracies_from_few_examples_come_with_their_interval(folder, capsys):
 
 
 def test_many_examples_need_no_interval(capsys):
-    assert main(["run", "-a", "fedavg", "--rounds", "1", "--clients", "3", "--partition", "iid"]) == 0
+    assert (
+        main(["run", "-a", "fedavg", "--rounds", "1", "--clients", "3", "--partition", "iid"]) == 0
+    )
     assert "interval" not in capsys.readouterr().out
 
 
@@ -191,7 +211,9 @@ def test_the_cache_is_listed_and_cleared(folder, capsys, monkeypatch):
     assert main(["cache", "clear"]) == 0
     assert "Deleted 2 entries (1.5 kB)" in capsys.readouterr().err
     assert not entry.exists() and not unfinished.exists()
-    assert (folder / "cache" / "MNIST").exists() and (folder / "cache" / "decoded" / "mine").exists()
+    assert (folder / "cache" / "MNIST").exists() and (
+        folder / "cache" / "decoded" / "mine"
+    ).exists()
     assert main(["cache", "clear", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["removed"] == 0
 
@@ -212,7 +234,15 @@ def test_names_are_taken_in_any_spelling(capsys):
     ]
     assert main([*command, "--clients", "2", "--rounds", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["algorithm"], result["dataset"], result["engine"]) == ("fedavg_ft", "digits", "reference")
+    assert (result["algorithm"], result["dataset"], result["engine"]) == (
+        "fedavg_ft",
+        "digits",
+        "reference",
+    )
     assert result["run"].startswith("runs/fedavg_ft-digits-")
-    for command in (["data", "list", "Fashion-MNIST"], ["experiments", "list", "pFedFDA"], ["LIST", "Models"]):
+    for command in (
+        ["data", "list", "Fashion-MNIST"],
+        ["experiments", "list", "pFedFDA"],
+        ["LIST", "Models"],
+    ):
         assert main(command) == 0, command

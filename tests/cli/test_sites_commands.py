@@ -25,7 +25,9 @@ FAILED = 5
 def served(tmp_path_factory):
     """Return a world in which two runs have finished."""
     parts = divide_digits()
-    world = World(tmp_path_factory.mktemp("world")).write(lambda folder, name: write_arrays(folder, *parts[name]))
+    world = World(tmp_path_factory.mktemp("world")).write(
+        lambda folder, name: write_arrays(folder, *parts[name])
+    )
     world.serve()
     world.serve(run="0002")
     return world
@@ -47,18 +49,37 @@ def keys(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_arrays(tmp_path / "digits" / "clinic", *divide_digits()["clinic"])
     assert main(["deploy", "init", "server", "--host", "localhost", "--port", "8123"]) == 0
-    assert main(["site", "init", "clinic", "--name", "clinic", "--data", "digits", "--server", "localhost:8123"]) == 0
+    assert (
+        main(
+            [
+                "site",
+                "init",
+                "clinic",
+                "--name",
+                "clinic",
+                "--data",
+                "digits",
+                "--server",
+                "localhost:8123",
+            ]
+        )
+        == 0
+    )
     return tmp_path
 
 
 def failed(command, code, capsys):
-    """Run a command that must fail, and return its sentence; with --json, it fails in the same way."""
+    """Run a command that must fail, and return its sentence; with --json, it fails in the same
+    way."""
     assert main(command) == code, command
     output = capsys.readouterr()
     assert output.out == "" and "Traceback" not in output.err
     assert output.err.startswith("error: ") and len(output.err.splitlines()) == 1, output.err
     assert main([*command, "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["error"]["message"] == output.err.removeprefix("error: ").strip()
+    assert (
+        json.loads(capsys.readouterr().out)["error"]["message"]
+        == output.err.removeprefix("error: ").strip()
+    )
     return output.err
 
 
@@ -83,14 +104,26 @@ def failed(command, code, capsys):
             ["deploy", "init", "server", "--host", "localhost"],
             "exists already, and is never overwritten: choose another folder",
         ),
-        (["deploy", "init", "new", "--host", "a", "--experiment", "none.toml"], "cannot read 'none.toml'"),
+        (
+            ["deploy", "init", "new", "--host", "a", "--experiment", "none.toml"],
+            "cannot read 'none.toml'",
+        ),
         (["site", "init", "new", "--name", "Charité", "--data", "x"], "how about 'Charite'?"),
         (["site", "init", "new", "--name", "../a b", "--data", "x"], "how about 'a-b'?"),
         (["site", "init", "new", "--name", "", "--data", "x"], "name of a site"),
         (["site", "init", "new", "--name", "a", "--data", ""], "site.data must not be empty"),
-        (["site", "init", "new", "--name", "a", "--data", "x", "--server", "host"], "host:port, such as"),
-        (["site", "init", "new", "--name", "a", "--data", "x", "--server", "host:70000"], "host:port, such as"),
-        (["deploy", "remove", "server", "clinik"], "did you mean 'clinic'? Registered: clinic, hospital, practice"),
+        (
+            ["site", "init", "new", "--name", "a", "--data", "x", "--server", "host"],
+            "host:port, such as",
+        ),
+        (
+            ["site", "init", "new", "--name", "a", "--data", "x", "--server", "host:70000"],
+            "host:port, such as",
+        ),
+        (
+            ["deploy", "remove", "server", "clinik"],
+            "did you mean 'clinic'? Registered: clinic, hospital, practice",
+        ),
         (["site", "start", "sites/clinic"], "does not say where the server is"),
     ],
 )
@@ -111,7 +144,9 @@ def test_what_is_wrong_is_one_sentence(world, command, sentence, capsys):
     ],
 )
 def test_mistakes_in_site_toml(world, line, sentence, capsys):
-    (world / "sites" / "clinic" / "site.toml").write_text(f'name = "clinic"\ndata = "data"\n{line}\n')
+    (world / "sites" / "clinic" / "site.toml").write_text(
+        f'name = "clinic"\ndata = "data"\n{line}\n'
+    )
     assert sentence in failed(["site", "check", "sites/clinic"], CONFIG, capsys)
 
 
@@ -159,7 +194,9 @@ def test_a_finished_run_is_not_served_again(world, capsys):
 
 def test_another_run_needs_the_end_of_the_last(world, capsys):
     (world / "server" / "runs" / "0002" / "result.json").unlink()
-    assert "has not finished: go on without --new" in failed(["serve", "server", "--new"], CONFIG, capsys)
+    assert "has not finished: go on without --new" in failed(
+        ["serve", "server", "--new"], CONFIG, capsys
+    )
 
 
 def test_leaves_prints_and_writes_the_page(world, capsys):
@@ -183,7 +220,9 @@ def test_a_site_that_has_sent_nothing(world, capsys):
     assert "Nothing was sent yet" in capsys.readouterr().out
     assert main(["site", "models", "sites/clinic"]) == 0
     assert "There is no model yet" in capsys.readouterr().err
-    assert "no version of the model before" in failed(["site", "restore", "sites/clinic"], DATA, capsys)
+    assert "no version of the model before" in failed(
+        ["site", "restore", "sites/clinic"], DATA, capsys
+    )
 
 
 def test_models_are_listed_and_restored(world, capsys):
@@ -201,7 +240,9 @@ def test_models_are_listed_and_restored(world, capsys):
     assert main(["site", "restore", "sites/clinic"]) == 0
     assert capsys.readouterr().err == "Version 1 is in use.\n"
     assert in_use() == [1]
-    assert "no version of the model before" in failed(["site", "restore", "sites/clinic"], DATA, capsys)
+    assert "no version of the model before" in failed(
+        ["site", "restore", "sites/clinic"], DATA, capsys
+    )
     wrong = failed(["site", "restore", "sites/clinic", "--version", "7"], DATA, capsys)
     assert "no version 7" in wrong and "1, 2" in wrong
     assert main(["site", "restore", "sites/clinic", "--version", "2", "--json"]) == 0
@@ -221,8 +262,21 @@ def test_check_says_what_is_missing(world, capsys):
     found = json.loads(capsys.readouterr().out)
     checks = {each["what"]: each for each in found["checks"]}
     assert found["ok"] is False
-    assert list(checks) == ["site.toml", "data", "key", "certificate", "server", "log", "Flower", "versions"]
-    assert {what for what, each in checks.items() if not each["ok"]} >= {"key", "certificate", "server"}
+    assert list(checks) == [
+        "site.toml",
+        "data",
+        "key",
+        "certificate",
+        "server",
+        "log",
+        "Flower",
+        "versions",
+    ]
+    assert {what for what, each in checks.items() if not each["ok"]} >= {
+        "key",
+        "certificate",
+        "server",
+    }
     assert checks["data"]["ok"] and checks["data"]["text"].startswith(
         f"{len(divide_digits()['clinic'][1])} examples: 0 "
     )
@@ -252,19 +306,30 @@ def test_check_finds_data_that_cannot_be_used(world, capsys):
     for data, sentence in (("all", "holds 3 sites"), ("nothing", "nothing")):
         place.write_text(f'name = "clinic"\ndata = "{data}"\n')
         assert main(["site", "check", "sites/clinic"]) == FAILED
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("PROBLEM  data")]
+        (line,) = [
+            line
+            for line in capsys.readouterr().err.splitlines()
+            if line.startswith("PROBLEM  data")
+        ]
         assert sentence in line
 
 
 def test_check_of_a_table(world, capsys):
     write_table(world / "sites" / "clinic" / "patients", "clinic")
-    (world / "sites" / "clinic" / "site.toml").write_text('name = "clinic"\ndata = "patients.csv"\n')
+    (world / "sites" / "clinic" / "site.toml").write_text(
+        'name = "clinic"\ndata = "patients.csv"\n'
+    )
     main(["site", "check", "sites/clinic"])
     assert "ok       data: 40 examples: benign" in capsys.readouterr().err
 
 
 def test_sites_are_connected_only_while_a_server_runs(world, capsys):
-    seen = {"online": True, "heard": time.time() - 5, "waiting_since": None, "problem": "it <is> slow"}
+    seen = {
+        "online": True,
+        "heard": time.time() - 5,
+        "waiting_since": None,
+        "problem": "it <is> slow",
+    }
     write_attendance(world / "server", {"clinic": seen})
     assert read_attendance(world / "server")["clinic"]["online"] is True
     assert main(["deploy", "sites", "server"]) == 0
@@ -287,7 +352,12 @@ def test_sites_are_connected_only_while_a_server_runs(world, capsys):
 )
 def test_tables_fit_the_width(world, command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    seen = {"online": True, "heard": time.time(), "waiting_since": None, "problem": "a long story " * 9}
+    seen = {
+        "online": True,
+        "heard": time.time(),
+        "waiting_since": None,
+        "problem": "a long story " * 9,
+    }
     write_attendance(world / "server", {"clinic": seen})
     assert main(command) == 0
     out = capsys.readouterr().out
@@ -314,7 +384,9 @@ def test_a_stopped_site_says_how_to_connect_again(world, capsys, monkeypatch):
 
     monkeypatch.setattr("fedtailor.deployment.run_site.run_site", stopped)
     assert main(["site", "start", "sites/clinic"]) == 6
-    assert capsys.readouterr().err == "stopped. To connect again: fedtailor site start sites/clinic\n"
+    assert (
+        capsys.readouterr().err == "stopped. To connect again: fedtailor site start sites/clinic\n"
+    )
 
 
 def test_sites_are_removed(world, capsys):
@@ -342,7 +414,9 @@ def test_without_cryptography_the_extra_is_named(world, command, capsys, monkeyp
     assert not (world / "new").exists()
 
 
-@pytest.mark.parametrize("command", [["deploy", "demo", "--out", "demo"], ["site", "start", "sites/clinic"]])
+@pytest.mark.parametrize(
+    "command", [["deploy", "demo", "--out", "demo"], ["site", "start", "sites/clinic"]]
+)
 def test_without_flower_the_extra_is_named(world, command, capsys, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(world / "bin" / "python"))
     clinic = world / "sites" / "clinic"
@@ -357,8 +431,25 @@ def test_a_server_and_a_site_are_made_and_registered(keys, capsys):
     capsys.readouterr()
     assert main(["deploy", "init", "second", "--host", "fl.example.org"]) == 0
     error = capsys.readouterr().err
-    assert "fedtailor deploy add second NAME site.key.pub" in error and "second/keys/ca.crt" in error
-    assert main(["site", "init", "oslo", "--name", "Oslo", "--data", "digits", "--server", "fl.example.org:8000"]) == 0
+    assert (
+        "fedtailor deploy add second NAME site.key.pub" in error and "second/keys/ca.crt" in error
+    )
+    assert (
+        main(
+            [
+                "site",
+                "init",
+                "oslo",
+                "--name",
+                "Oslo",
+                "--data",
+                "digits",
+                "--server",
+                "fl.example.org:8000",
+            ]
+        )
+        == 0
+    )
     error = capsys.readouterr().err
     (fingerprint,) = re.findall(r"Its fingerprint: (\S+)", error)
     assert "HOST:PORT" not in error, "the address is known"
@@ -383,9 +474,13 @@ def test_names_and_keys_are_registered_once(keys, capsys):
     capsys.readouterr()
     add = ["deploy", "add", "server"]
     assert "'clinic' already" in failed([*add, "clinic", "clinic/site.key.pub"], CONFIG, capsys)
-    assert "that of site 'clinic' already" in failed([*add, "other", "clinic/site.key.pub"], CONFIG, capsys)
+    assert "that of site 'clinic' already" in failed(
+        [*add, "other", "clinic/site.key.pub"], CONFIG, capsys
+    )
     assert "'clinic/site.key'" in failed([*add, "other", "clinic/site.key"], DATA, capsys)
-    assert "is not the public key of a site" in failed([*add, "other", "one line.txt"], DATA, capsys)
+    assert "is not the public key of a site" in failed(
+        [*add, "other", "one line.txt"], DATA, capsys
+    )
     assert "cannot read 'none.pub'" in failed([*add, "other", "none.pub"], FAILED, capsys)
     (keys / "other.pub").write_bytes((keys / "clinic" / "site.key.pub").read_bytes()[:60])
     assert "'other.pub' is damaged" in failed([*add, "other", "other.pub"], DATA, capsys)
@@ -401,11 +496,34 @@ def test_a_server_begins_with_an_experiment(keys, capsys):
         "[algorithm]\nname = 'ditto'\n[data]\ndataset = 'digits'\nclients = 3\nval_fraction = 0.2\n"
         "[engine]\nname = 'workers'\n"
     )
-    assert main(["deploy", "init", "second", "--host", "fl.example.org", "--experiment", "own.toml", "--json"]) == 0
+    assert (
+        main(
+            [
+                "deploy",
+                "init",
+                "second",
+                "--host",
+                "fl.example.org",
+                "--experiment",
+                "own.toml",
+                "--json",
+            ]
+        )
+        == 0
+    )
     made = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert made == {"folder": "second", "certificate": "second/keys/ca.crt", "server": "fl.example.org:8000"}
+    assert made == {
+        "folder": "second",
+        "certificate": "second/keys/ca.crt",
+        "server": "fl.example.org:8000",
+    }
     text = (keys / "second" / "federation.toml").read_text()
-    assert "ditto" in text and "val_fraction" in text and "clients" not in text and "digits" not in text
+    assert (
+        "ditto" in text
+        and "val_fraction" in text
+        and "clients" not in text
+        and "digits" not in text
+    )
     (keys / "own.toml").write_text("[algorithm]\nname = 'dittoo'\n")
     command = ["deploy", "init", "third", "--host", "localhost", "--experiment", "own.toml"]
     assert "did you mean 'ditto'" in failed(command, CONFIG, capsys)
@@ -439,4 +557,7 @@ def test_check_of_a_site_whose_server_is_away(keys, capsys):
     (keys / "clinic" / "ca.crt").write_text("no certificate")
     assert main(["site", "check", "clinic"]) == FAILED
     error = capsys.readouterr().err
-    assert "PROBLEM  certificate: 'clinic/ca.crt' is not a certificate" in error and "Traceback" not in error
+    assert (
+        "PROBLEM  certificate: 'clinic/ca.crt' is not a certificate" in error
+        and "Traceback" not in error
+    )

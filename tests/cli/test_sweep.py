@@ -57,9 +57,37 @@ def test_a_sweep_prints_tables_and_writes_the_best_configuration(tmp_path, capsy
 
 @pytest.mark.slow
 def test_json_and_options_instead_of_a_file(capsys):
-    options = ["--clients", "3", "--rounds", "1", "--set", "data.val_fraction=0.3", "--set", "training.epochs=1"]
-    sweep = ["-a", "fedavg", "-a", "ditto", "--values", "training.lr=loguniform(0.01, 0.1)", "--trials", "1"]
-    more = ["--values", "ditto.penalty=[0.5]", "--seeds", "3", "--set", "sweep.seed=4", "--out", "s", "--json"]
+    options = [
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--set",
+        "data.val_fraction=0.3",
+        "--set",
+        "training.epochs=1",
+    ]
+    sweep = [
+        "-a",
+        "fedavg",
+        "-a",
+        "ditto",
+        "--values",
+        "training.lr=loguniform(0.01, 0.1)",
+        "--trials",
+        "1",
+    ]
+    more = [
+        "--values",
+        "ditto.penalty=[0.5]",
+        "--seeds",
+        "3",
+        "--set",
+        "sweep.seed=4",
+        "--out",
+        "s",
+        "--json",
+    ]
     code, out, err = outcome(["sweep", *options, *sweep, *more], capsys)
     assert code == 0, err
     result = json.loads(out)
@@ -92,7 +120,11 @@ def test_an_interrupted_sweep_says_how_to_go_on(monkeypatch, capsys):
         (["sweep"], 3, "nothing to try"),
         (["sweep", "missing.toml"], 3, "missing.toml"),
         (["sweep", "sweep.toml", "--values", "training.lr"], 3, "an assignment must be"),
-        (["sweep", "sweep.toml", "--values", "training.lr=[1]", "--values", "training.lr=[2]"], 2, "twice"),
+        (
+            ["sweep", "sweep.toml", "--values", "training.lr=[1]", "--values", "training.lr=[2]"],
+            2,
+            "twice",
+        ),
         (["sweep", "sweep.toml", "--values", "training.lr=0.1"], 3, "must be a list"),
         (["sweep", "sweep.toml", "--set", "sweep.trails=1"], 3, "did you mean 'trials'"),
         (["sweep", "sweep.toml", "--set", "sweep=1"], 3, "sweep"),

@@ -26,7 +26,14 @@ def test_an_algorithm_has_the_model_and_data_of_the_demo_unless_others_are_named
     assert (found["model"], found["dataset"], found["classes"]) == ("mlp", "digits", 10)
     assert found["server_sees_single_sites"] == ["head", "statistics"]
     assert found["reported"]["training_metrics"] == ["head_loss", "loss", "steps"]
-    smaller = page(capsys, "fedpac", "--set", "model.options.hidden=7", "--set", "algorithm.combine_heads=false")
+    smaller = page(
+        capsys,
+        "fedpac",
+        "--set",
+        "model.options.hidden=7",
+        "--set",
+        "algorithm.combine_heads=false",
+    )
     assert smaller["model_numbers"] == 64 * 7 + 7 + 7 * 10 + 10
     assert smaller["server_sees_single_sites"] == []
 
@@ -35,7 +42,9 @@ def test_a_run_has_its_own_page_with_the_bytes_of_its_rounds(folder, capsys):
     rng = np.random.default_rng(0)
     for site in ("north", "south"):
         (folder / "own" / site).mkdir(parents=True)
-        np.savez(folder / "own" / site / "train.npz", x=rng.normal(size=(40, 3)), y=np.arange(40) % 2)
+        np.savez(
+            folder / "own" / site / "train.npz", x=rng.normal(size=(40, 3)), y=np.arange(40) % 2
+        )
     assert main(["run", "--data", "own", "-a", "ifca", "--rounds", "2", "--out", "one"]) == 0
     capsys.readouterr()
     found = page(capsys, "one")
@@ -43,7 +52,13 @@ def test_a_run_has_its_own_page_with_the_bytes_of_its_rounds(folder, capsys):
     assert found["totals"]["up"] == [record["bytes"]["up"] for record in rounds]
     assert found["bytes"]["up"] * 2 == rounds[0]["bytes"]["up"]
     assert found["reported"]["diagnostics"] == ["cluster"]
-    assert [each["name"] for each in found["setup"]] == ["num_train", "class names", "count", "means", "squares"]
+    assert [each["name"] for each in found["setup"]] == [
+        "num_train",
+        "class names",
+        "count",
+        "means",
+        "squares",
+    ]
     assert found["setup"][3]["shape"] == [3]
 
     assert main(["what-leaves", "one", "--markdown"]) == 0
@@ -51,8 +66,14 @@ def test_a_run_has_its_own_page_with_the_bytes_of_its_rounds(folder, capsys):
     written = (folder / "one" / "what-leaves.md").read_text()
     sections = ["In short", "Before the first round", "Models"]
     for section in sections:
-        assert text.split(f"## {section}")[1].split("## ")[0] == written.split(f"## {section}")[1].split("## ")[0]
-    assert "In the 2 rounds of this run so far, all sites together sent" in text and "so far" not in written
+        assert (
+            text.split(f"## {section}")[1].split("## ")[0]
+            == written.split(f"## {section}")[1].split("## ")[0]
+        )
+    assert (
+        "In the 2 rounds of this run so far, all sites together sent" in text
+        and "so far" not in written
+    )
     assert main(["what-leaves", "one"]) == 0
     assert "What leaves a site: ifca" in capsys.readouterr().out
 
@@ -64,7 +85,11 @@ def test_a_run_has_its_own_page_with_the_bytes_of_its_rounds(folder, capsys):
         (["nowhere/run"], 3, "neither the folder of a run nor an algorithm. Known: apfl"),
         (["fedavg", "--json", "--markdown"], 2, "give --json or --markdown, not both"),
         (["fedavg", "--set", "training.epochs=no"], 3, "training.epochs"),
-        (["one", "--model", "mlp"], 2, "'one' is a run, which has its own data, model and options."),
+        (
+            ["one", "--model", "mlp"],
+            2,
+            "'one' is a run, which has its own data, model and options.",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(folder, arguments, code, message, capsys):

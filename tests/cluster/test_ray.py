@@ -1,4 +1,5 @@
-"""The engine ``ray``: the same bits whatever happens to actors, and one sentence where a cluster cannot be used.
+"""The engine ``ray``: the same bits whatever happens to actors, and one sentence where a cluster
+cannot be used.
 
 The tests run where Ray is installed: ``make test-ray``.
 """
@@ -68,7 +69,9 @@ def many_clients(count, seed=1):
         end = start + size
         splits.append(Split(places[start:end], places[:0], places[end : end + 2]))
         start = end + 2
-    return Federation(x, y, Splits(splits), Task(build_model("mlp", (1, 4, 4), 3, {"hidden": 8}), 3, (1, 4, 4)))
+    return Federation(
+        x, y, Splits(splits), Task(build_model("mlp", (1, 4, 4), 3, {"hidden": 8}), 3, (1, 4, 4))
+    )
 
 
 def actors():
@@ -77,7 +80,9 @@ def actors():
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                if (folder / "cmdline").read_bytes().startswith(b"ray::ClientActor") and is_ours(int(folder.name)):
+                if (folder / "cmdline").read_bytes().startswith(b"ray::ClientActor") and is_ours(
+                    int(folder.name)
+                ):
                     found.append(int(folder.name))
             except OSError:
                 continue
@@ -98,12 +103,16 @@ def parent_of(process):
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_same_bits_as_reference(pool, algorithm):
     federation = make_federation(perceptron())
-    assert_same_runs(run(build(algorithm), Reference(), federation), run(build(algorithm), pool, federation))
+    assert_same_runs(
+        run(build(algorithm), Reference(), federation), run(build(algorithm), pool, federation)
+    )
 
 
 def test_same_bits_with_convolutions_and_dropout(pool):
     federation = make_federation(TASKS["module"]())
-    assert_same_runs(run(build("fedavg_ft"), Reference(), federation), run(build("fedavg_ft"), pool, federation))
+    assert_same_runs(
+        run(build("fedavg_ft"), Reference(), federation), run(build("fedavg_ft"), pool, federation)
+    )
 
 
 def reports(algorithm, engine, federation, rounds=2):
@@ -149,7 +158,9 @@ def test_two_federations_in_turn(pool):
     both = [make_federation(perceptron(), seed=seed) for seed in (1, 2)]
     for federation in (*both, *both):
         engines = Reference(), pool
-        assert_same_runs(*(run(build("fedavg"), engine, federation, rounds=1) for engine in engines))
+        assert_same_runs(
+            *(run(build("fedavg"), engine, federation, rounds=1) for engine in engines)
+        )
 
 
 def test_tensors_keep_their_layout_there_and_back(pool):
@@ -178,8 +189,13 @@ def test_the_number_of_actors_changes_no_bit(pool, count):
     small = many_clients(20)
     with Ray(count) as engine:
         for algorithm in METHODS:
-            assert_same_runs(run(build(algorithm), Reference(), small), run(build(algorithm), engine, small))
-            assert_same_reports(reports(build(algorithm), engine, small), reports(build(algorithm), Reference(), small))
+            assert_same_runs(
+                run(build(algorithm), Reference(), small), run(build(algorithm), engine, small)
+            )
+            assert_same_reports(
+                reports(build(algorithm), engine, small),
+                reports(build(algorithm), Reference(), small),
+            )
 
 
 @pytest.mark.slow
@@ -257,7 +273,9 @@ def test_a_client_that_ends_its_actor_again_and_again_fails_alone(pool):
     outputs = pool.map(programs.deadly, data(torch.ones(2)), [job(n) for n in range(5)])
     failure = outputs.pop(2)
     assert isinstance(failure.reason, NoAnswer)
-    assert describe(failure) == "the actor of this client ended 3 times while it ran no other client"
+    assert (
+        describe(failure) == "the actor of this client ended 3 times while it ran no other client"
+    )
     assert [int(output) for output in outputs] == [0, 1, 3, 4]
 
 
@@ -273,17 +291,27 @@ def test_a_client_that_writes_to_the_data_of_others_ends_its_actor_only(pool):
 
 
 def test_a_failing_client_fails_alone(pool):
-    outputs = pool.map(programs.faulty, COMMON, [job(client, size) for client, size in enumerate(SIZES)])
-    failed = {position: output.reason for position, output in enumerate(outputs) if isinstance(output, Failure)}
+    outputs = pool.map(
+        programs.faulty, COMMON, [job(client, size) for client, size in enumerate(SIZES)]
+    )
+    failed = {
+        position: output.reason
+        for position, output in enumerate(outputs)
+        if isinstance(output, Failure)
+    }
     assert isinstance(failed[1], ValueError) and str(failed[1]) == "client 1"
     assert describe(outputs[4]) == "Picky: client 4 is picky"
     assert sorted(failed) == [1, 4] and float(outputs[2]["sum"][0]) == 56.0
 
 
 def test_what_cannot_be_sent_is_named(pool):
-    with pytest.raises(ConfigError, match="engine 'ray' cannot send the program '<lambda>' to its processes"):
+    with pytest.raises(
+        ConfigError, match="engine 'ray' cannot send the program '<lambda>' to its processes"
+    ):
         pool.map(lambda task, common, inputs: inputs.client, COMMON, [job(0)])
-    assert [int(output) for output in pool.map(programs.deadly, data(torch.ones(2)), [job(0)])] == [0]
+    assert [int(output) for output in pool.map(programs.deadly, data(torch.ones(2)), [job(0)])] == [
+        0
+    ]
 
 
 # Clusters that cannot be used
@@ -303,13 +331,24 @@ class Head:
         (folder / "token").write_text("1" * 64)
         (folder / "other").write_text("2" * 64)
         self.temporary = Path("/tmp") / f"r{self.port}"  # names of sockets must be short
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={self.port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--head",
+            "--block",
+            f"--port={self.port}",
+        ]
         command += ["--include-dashboard=false", "--num-cpus=2", f"--temp-dir={self.temporary}"]
         quiet = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
         self.log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
-            command, env={**os.environ, **quiet, **token, **dict(environment)}, stdout=self.log, stderr=self.log
+            command,
+            env={**os.environ, **quiet, **token, **dict(environment)},
+            stdout=self.log,
+            stderr=self.log,
         )
 
     @property
@@ -367,14 +406,20 @@ time.sleep(600)
 
 def environment_of(token):
     """Return the environment of another process that joins a cluster with a token."""
-    joins = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    joins = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
     return {**os.environ, **joins, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
 
 
 def answer_of(address, token):
     """Return what another process prints that joins a cluster, and how many seconds it took."""
     command = [sys.executable, "-c", PROGRAM, address, str(Path(__file__).parent.parent)]
-    done = subprocess.run(command, env=environment_of(token), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment_of(token), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     text, seconds = done.stdout.strip().splitlines()
     return text, float(seconds)
@@ -387,7 +432,9 @@ def test_a_cluster_that_exists_a_wrong_token_and_no_free_cpu(tmp_path):
         text, _ = answer_of(head.address, tmp_path / "token")
         assert text == "[0, 1]"
         text, seconds = answer_of(head.address, tmp_path / "other")
-        assert text.startswith(f"engine.ray_address: the Ray cluster at '{head.address}' did not let this process in")
+        assert text.startswith(
+            f"engine.ray_address: the Ray cluster at '{head.address}' did not let this process in"
+        )
         assert "its token is missing or wrong" in text and seconds < ENOUGH
         command = [sys.executable, "-c", HOLD, head.address]
         environment = environment_of(tmp_path / "token")
@@ -405,7 +452,8 @@ def test_a_cluster_that_exists_a_wrong_token_and_no_free_cpu(tmp_path):
 
 
 def other_package(folder, name, file, old, new):
-    """Make a copy of an installed package, with another text in one file; the other files are links."""
+    """Make a copy of an installed package, with another text in one file; the other files are
+    links."""
     source = Path(importlib.util.find_spec(name).origin).parent
     copy = folder / name
     copy.mkdir(parents=True)
@@ -418,7 +466,8 @@ def other_package(folder, name, file, old, new):
 
 
 def other_version(folder, name):
-    """Make a folder; a process that looks there first has another version of a package, or of Python."""
+    """Make a folder; a process that looks there first has another version of a package, or of
+    Python."""
     if name == "fedtailor":
         other_package(folder, name, "__init__.py", '__version__ = "', '__version__ = "9.')
     elif name == "torch":
@@ -437,7 +486,9 @@ def looks_first_in(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, title", [("fedtailor", "fedtailor"), ("torch", "PyTorch"), ("python", "Python")])
+@pytest.mark.parametrize(
+    "name, title", [("fedtailor", "fedtailor"), ("torch", "PyTorch"), ("python", "Python")]
+)
 def test_a_worker_with_another_version_is_refused(tmp_path, name, title):
     other_version(tmp_path / "other packages", name)
     head = Head(tmp_path, looks_first_in(tmp_path / "other packages"))
@@ -458,7 +509,9 @@ def test_a_cluster_with_another_version_of_ray_is_refused(tmp_path):
     try:
         head.wait()
         text, seconds = answer_of(head.address, tmp_path / "token")
-        assert text.startswith(f"engine.ray_address: the Ray cluster at '{head.address}' runs Ray 9.")
+        assert text.startswith(
+            f"engine.ray_address: the Ray cluster at '{head.address}' runs Ray 9."
+        )
         assert "but this process has Ray" in text and seconds < ENOUGH
     finally:
         head.stop()
@@ -475,15 +528,21 @@ def test_data_that_arrive_changed_are_refused(pool, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(pool._state.cluster, "put", put_changed)
-        with pytest.raises(DataError, match=r"the data that arrived at the Ray worker on '.*' differ from"):
+        with pytest.raises(
+            DataError, match=r"the data that arrived at the Ray worker on '.*' differ from"
+        ):
             pool.map(programs.deadly, data(torch.ones(2)), [job(0)])
-    assert [int(output) for output in pool.map(programs.deadly, data(torch.ones(2)), [job(0)])] == [0]
+    assert [int(output) for output in pool.map(programs.deadly, data(torch.ones(2)), [job(0)])] == [
+        0
+    ]
 
 
 def test_an_address_without_a_cluster():
     address = f"127.0.0.1:{free_port()}"
     start = time.perf_counter()
-    with pytest.raises(ConfigError, match=f"no Ray cluster answers at '{address}': .*refused.*'ray start --head'"):
+    with pytest.raises(
+        ConfigError, match=f"no Ray cluster answers at '{address}': .*refused.*'ray start --head'"
+    ):
         Cluster(address, 0)._refuse_absent()
     assert time.perf_counter() - start < ENOUGH
 
@@ -505,5 +564,8 @@ def test_another_processor_is_noted_once():
 
 def test_more_actors_than_processors_are_refused(pool):
     pool.map(programs.deadly, data(torch.ones(2)), [job(0)])
-    with pytest.raises(ConfigError, match=r"engine\.workers asks for 50 actors of one CPU, but the Ray cluster has 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"engine\.workers asks for 50 actors of one CPU, but the Ray cluster has 2",
+    ):
         Ray(50).map(programs.deadly, data(torch.ones(2)), [job(0)])

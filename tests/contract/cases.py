@@ -22,7 +22,8 @@ ALGORITHMS = {name: algorithms.load_algorithm(name) for name in algorithms.ALGOR
 
 
 class Exemption(NamedTuple):
-    """Why a check cannot hold for an algorithm, and the day after which somebody must look again."""
+    """Why a check cannot hold for an algorithm, and the day after which somebody must look
+    again."""
 
     reason: str
     expires: date
@@ -41,31 +42,39 @@ _SLOW_STEPS = Exemption(
     date(2027, 6, 30),
 )
 EXEMPTIONS: dict[tuple[str, str], Exemption] = {
-    **{("pfedbayes", f"{check}-module"): _ADAM for check in ("stacked", "regrouped", "padding_stacked")},
+    **{
+        ("pfedbayes", f"{check}-module"): _ADAM
+        for check in ("stacked", "regrouped", "padding_stacked")
+    },
     ("pfedbayes", "new_clients_learn"): _SLOW,
     ("pfedbayes", "learns-cnn"): _SLOW,
     ("pfedbayes", "learns-module"): _SLOW,
     ("pfedme", "learns-cnn"): _SLOW_STEPS,
 }
-"""(algorithm, check), or (algorithm, check-model) for one kind of model; an exemption whose check passes is wrong."""
+"""(algorithm, check), or (algorithm, check-model) for one kind of model; an exemption whose check
+passes is wrong."""
 
 TAKE_SECONDS = {("pfedbayes", "new_clients_learn")}
 """(algorithm, check) that only ``make test-all`` runs."""
 
 
 def cases(check, models=("mlp",), some=(), every=1, **varied):
-    """Return the parameters of a check: algorithms and models; those with an exemption are expected to fail.
+    """Return the parameters of a check: algorithms and models; those with an exemption are expected
+    to fail.
 
     Args:
         check: the name of the check.
         models: the kinds of models. If ``FULL``, all kinds.
         some: kinds of models for every fourth algorithm only.
         every: 2 takes every second algorithm, and so on. If ``FULL``, all.
-        varied: one more parameter, with its values. A case has one of the values, in turn. If ``FULL``, it has all.
+        varied: one more parameter, with its values. A case has one of the values, in turn. If
+            ``FULL``, it has all.
     """
 
     def case(algorithm, model, *more):
-        exemption = EXEMPTIONS.get((algorithm, check)) or EXEMPTIONS.get((algorithm, f"{check}-{model}"))
+        exemption = EXEMPTIONS.get((algorithm, check)) or EXEMPTIONS.get(
+            (algorithm, f"{check}-{model}")
+        )
         marks = [pytest.mark.xfail(strict=True, reason=exemption.reason)] if exemption else []
         if (algorithm, check) in TAKE_SECONDS:
             marks.append(pytest.mark.slow)

@@ -26,8 +26,16 @@ UPLOAD = (
         ("not finite", "", f" {FEW}."),
         ("type", "model", f" {FLOAT64}."),
         ("fields", "", f" Send upload={UPLOAD}, or declare what is sent in messages."),
-        ("shape", "model", " Send Mean(value, data.info.num_train), as declared, or change the declaration."),
-        ("weight", "means", " Send Mean(value, data.info.class_counts), as declared, or change the declaration."),
+        (
+            "shape",
+            "model",
+            " Send Mean(value, data.info.num_train), as declared, or change the declaration.",
+        ),
+        (
+            "weight",
+            "means",
+            " Send Mean(value, data.info.class_counts), as declared, or change the declaration.",
+        ),
         ("weight", "share", " Send Mean(value, weight), as declared, or change the declaration."),
         ("reduction", "head", " Send Each(value), as declared, or change the declaration."),
         ("leaves", "total", " Send Sum(value), as declared, or change the declaration."),
@@ -46,7 +54,8 @@ def test_a_problem_reads_as_a_sentence():
 
 
 @pytest.mark.parametrize(
-    "text", ["expected scalar type Double but found Float", "mat1 and mat2 must have the same dtype"]
+    "text",
+    ["expected scalar type Double but found Float", "mat1 and mat2 must have the same dtype"],
 )
 def test_tensors_of_different_types_are_known_by_the_words_of_pytorch(text):
     assert advice_on_error(RuntimeError(text)) == f" {FLOAT64}."

@@ -13,7 +13,9 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.engines import Padded
 from fedtailor.testing.runs import assert_close_runs, run
 
-sizes = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 10, 17, 30]), min_size=1, max_size=6).filter(any)
+sizes = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 10, 17, 30]), min_size=1, max_size=6).filter(
+    any
+)
 trainings = st.builds(
     Training,
     lr=st.just(0.05),
@@ -52,7 +54,12 @@ VARIANTS = {
     "moon": [{"penalty": 5.0, "temperature": 0.1}],
     "perfedavg": [{"variant": "first_order", "adapt_steps": 3}, {"inner_lr": 0.1}],
     "pfedbayes": [{"draws": 2, "mixing": 0.5}],
-    "pfedfda": [{"beta": "multi"}, {"beta": "none"}, {"evaluate_drop_last": True}, {"prior": "blend"}],
+    "pfedfda": [
+        {"beta": "multi"},
+        {"beta": "none"},
+        {"evaluate_drop_last": True},
+        {"prior": "blend"},
+    ],
     "pfedvem": [
         {"confidence": "uncertainty"},
         {
@@ -85,9 +92,15 @@ def test_any_federation(algorithm, data):
     protocol = {
         "participation": data.draw(plans),
         "seed": data.draw(st.integers(0, 9)),
-        "train": data.draw(st.sampled_from(["auto", "cohort"] if one.requires_upload else ["auto", "all", "cohort"])),
+        "train": data.draw(
+            st.sampled_from(
+                ["auto", "cohort"] if one.requires_upload else ["auto", "all", "cohort"]
+            )
+        ),
     }
     expected = run(one, Reference(), clients, **protocol)
     found = run(one, engine, clients, **protocol)
     assert_close_runs(expected, found, tolerance=1e-11)
-    assert [report.events for report in expected.reports] == [report.events for report in found.reports]
+    assert [report.events for report in expected.reports] == [
+        report.events for report in found.reports
+    ]

@@ -1,4 +1,5 @@
-"""`check_algorithm` finds nothing wrong in sound algorithms, finds what is wrong in others, and restores settings."""
+"""`check_algorithm` finds nothing wrong in sound algorithms, finds what is wrong in others, and
+restores settings."""
 
 import inspect
 import random
@@ -29,14 +30,16 @@ PASS_MOST_CHECKS = (
     "OnboardsInSecret OnboardsWithFewerSteps OthersData Remembers RowsForNobody SameSeed ServerTypeChanges "
     "SinglePrecision SinglePrecisionSent Stands TunesInSecret UndeclaredDownload Untrained Unweighted"
 ).split()
-"""Mutants that take seconds to find, since most checks run to the end: ``make test-all`` runs them. NoSteps,
-WholeTable and WrongWeight, which take as long, stay in ``make test``."""
+"""Mutants that take seconds to find, since most checks run to the end: ``make test-all`` runs them.
+NoSteps, WholeTable and WrongWeight, which take as long, stay in ``make test``."""
 
 
 def mutant_case(mutant):
     """Return the parameter of a mutant."""
     name = mutant.__name__
-    return pytest.param(mutant, id=name, marks=[pytest.mark.slow] if name in PASS_MOST_CHECKS else [])
+    return pytest.param(
+        mutant, id=name, marks=[pytest.mark.slow] if name in PASS_MOST_CHECKS else []
+    )
 
 
 EXAMPLES_NEED = """
@@ -88,10 +91,18 @@ def test_the_shorter_examples_are_sound(tmp_path, monkeypatch):
 
 def test_the_documented_signatures_are_those_of_the_base_class():
     rows = re.findall(
-        r"^\| ([`\w, ]+) \| `([\w, ]+)` \|", (ROOT / "docs" / "new-algorithm.md").read_text(), re.MULTILINE
+        r"^\| ([`\w, ]+) \| `([\w, ]+)` \|",
+        (ROOT / "docs" / "new-algorithm.md").read_text(),
+        re.MULTILINE,
     )
-    found = {name: arguments.split(", ") for names, arguments in rows for name in re.findall(r"\w+", names)}
-    expected = {name: list(inspect.signature(getattr(Algorithm, name)).parameters)[1:] for name in found}
+    found = {
+        name: arguments.split(", ")
+        for names, arguments in rows
+        for name in re.findall(r"\w+", names)
+    }
+    expected = {
+        name: list(inspect.signature(getattr(Algorithm, name)).parameters)[1:] for name in found
+    }
     assert found == expected and len(found) == 12
 
 
@@ -99,7 +110,9 @@ def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
     imports = "from dataclasses import dataclass\nfrom fedtailor.algorithms.fedavg import FedAvg\n"
     (tmp_path / "my_mistake.py").write_text(f"{imports}@dataclass\nclass Mine(FedAvg): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"my_mistake.py, line 3.*@dataclass\(frozen=True, kw_only=True\)"):
+    with pytest.raises(
+        ConfigError, match=r"my_mistake.py, line 3.*@dataclass\(frozen=True, kw_only=True\)"
+    ):
         check_algorithm("my_mistake:Mine")
 
 
@@ -118,7 +131,11 @@ def marked_line(mutant):
     """Return the line of the file that a mutant marks, or that its loss does."""
     for source in (mutant, indexing_loss):
         lines, start = inspect.getsourcelines(source)
-        numbers = [start + number for number, line in enumerate(lines) if line.rstrip().endswith("# the line")]
+        numbers = [
+            start + number
+            for number, line in enumerate(lines)
+            if line.rstrip().endswith("# the line")
+        ]
         if numbers:
             return numbers[0]
     raise AssertionError("no line is marked")
@@ -154,11 +171,14 @@ def test_what_works_on_one_kind_of_network_only():
             update.upload["model"].value["hidden.bias"]
             return update
 
-    networks = r"with a (network with batch normalization and dropout|convolutional network on images)"
+    networks = (
+        r"with a (network with batch normalization and dropout|convolutional network on images)"
+    )
     found = check_algorithm(ByName)
-    assert [re.search(networks, sentence) is not None and "'hidden.bias'" in sentence for sentence in found] == [
-        True
-    ] * 2
+    assert [
+        re.search(networks, sentence) is not None and "'hidden.bias'" in sentence
+        for sentence in found
+    ] == [True] * 2
 
 
 def test_options_are_checked_too():
@@ -190,8 +210,12 @@ def test_what_options_matter_for_is_checked():
     class Unknown(FedAvg):
         only_for_training = frozenset({"penalties"})
 
-    assert "only_for_personalization names 'penalty', but with another value" in check_phases(Case(Wrong()))
-    assert "only_for_training names 'finetune_epochs', but with another value" in check_phases(Case(AlsoWrong()))
+    assert "only_for_personalization names 'penalty', but with another value" in check_phases(
+        Case(Wrong())
+    )
+    assert "only_for_training names 'finetune_epochs', but with another value" in check_phases(
+        Case(AlsoWrong())
+    )
     assert "Unknown has no option 'penalties'" in check_phases(Case(Unknown()))
 
 

@@ -8,7 +8,13 @@ from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.engines import Padded, Shuffled
-from fedtailor.testing.runs import assert_close_runs, assert_same_bits, assert_same_runs, run, scores_of
+from fedtailor.testing.runs import (
+    assert_close_runs,
+    assert_same_bits,
+    assert_same_runs,
+    run,
+    scores_of,
+)
 from fedtailor.training.step_graph import replay
 from fedtailor.training.step_graph.recording import StepGraph
 
@@ -25,27 +31,38 @@ def test_grouping_of_clients_does_not_matter(algorithm, model, block):
 
 @cases("workers", workers=[1, 2])
 def test_threads_give_the_same_bits(algorithm, model, workers):
-    assert_same_runs(oracle(algorithm, model), run(build(algorithm), Workers(workers), small_federation(model)))
+    assert_same_runs(
+        oracle(algorithm, model), run(build(algorithm), Workers(workers), small_federation(model))
+    )
 
 
 def test_threads_give_the_same_bits_with_convolutions_and_dropout():
     for model in ("cnn", "module"):
-        assert_same_runs(oracle("fedavg_ft", model), run(build("fedavg_ft"), Workers(2), small_federation(model)))
+        assert_same_runs(
+            oracle("fedavg_ft", model), run(build("fedavg_ft"), Workers(2), small_federation(model))
+        )
 
 
 @cases("padding", models=("module",), every=2)
 def test_padding_is_inert(algorithm, model):
-    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Reference()), small_federation(model)))
+    assert_close_runs(
+        oracle(algorithm, model),
+        run(build(algorithm), Padded(Reference()), small_federation(model)),
+    )
 
 
 @cases("padding_stacked", every=2)
 def test_padding_is_inert_when_stacked(algorithm, model):
-    assert_close_runs(oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), small_federation(model)))
+    assert_close_runs(
+        oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), small_federation(model))
+    )
 
 
 @cases("order", engine=[Reference(), Batched(3), Workers(2)])
 def test_order_of_the_cohort_does_not_matter(algorithm, model, engine):
-    straight = stacked(algorithm, model, 3) if engine.name == "batched" else oracle(algorithm, model)
+    straight = (
+        stacked(algorithm, model, 3) if engine.name == "batched" else oracle(algorithm, model)
+    )
     shuffled = run(build(algorithm), Shuffled(engine), small_federation(model))
     assert_same_runs(straight, shuffled)
 
@@ -57,7 +74,9 @@ def test_same_seed_same_bits_other_seed_other_bits(algorithm, model, engine):
     other = run(build(algorithm), engine, small_federation(model), seed=4)
     assert_same_runs(first, again)
     for client, personal in first.reports[-1].personal.items():
-        pairs = zip(tree.leaves(personal), tree.leaves(other.reports[-1].personal[client]), strict=True)
+        pairs = zip(
+            tree.leaves(personal), tree.leaves(other.reports[-1].personal[client]), strict=True
+        )
         assert not all(torch.equal(one, two) for one, two in pairs), f"client {client}"
 
 

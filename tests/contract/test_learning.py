@@ -34,7 +34,9 @@ def _majority(federation, client):
 @cases("new_clients", models=("mlp", "module"))
 def test_new_clients_are_onboarded_and_personalized(algorithm, model):
     trace = oracle(algorithm, model)
-    found = {client: output for (round, client), output in trace.of("personalize").items() if round == 2}
+    found = {
+        client: output for (round, client), output in trace.of("personalize").items() if round == 2
+    }
     assert set(NEW) <= set(found) and not {client for _, client in trace.of("train")} & set(NEW)
     for client in NEW:
         personal, numbers, scores, _ = found[client]
@@ -49,5 +51,10 @@ def test_clients_without_examples_do_not_train_but_are_personalized(algorithm, m
     assert {client for _, client in trace.of("train")} == {0, 1, 2, 3, 4, 6}
     personal, _, scores, _ = trace.of("personalize")[2, empty]
     assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, scores)))
-    skipped = {"kind": "skipped", "round": 1, "client": empty, "reason": "no training examples: does not train"}
+    skipped = {
+        "kind": "skipped",
+        "round": 1,
+        "client": empty,
+        "reason": "no training examples: does not train",
+    }
     assert trace.reports[0].events == [skipped] and trace.reports[1].events == []

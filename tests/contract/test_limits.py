@@ -25,12 +25,22 @@ def close(first, second, tolerance=1e-12):
     leaves = tree.paths(first)
     others = tree.paths(second)
     assert list(leaves) == list(others)
-    return all(torch.allclose(leaf, others[path], rtol=0, atol=tolerance) for path, leaf in leaves.items())
+    return all(
+        torch.allclose(leaf, others[path], rtol=0, atol=tolerance) for path, leaf in leaves.items()
+    )
 
 
 def final(algorithm, clients, *, rounds=ROUNDS, seed=3):
     """Return the personal models of the known clients after the last round."""
-    trace = run(algorithm, Reference(), clients, rounds=rounds, seed=seed, evaluate_every=0, personalized_every=0)
+    trace = run(
+        algorithm,
+        Reference(),
+        clients,
+        rounds=rounds,
+        seed=seed,
+        evaluate_every=0,
+        personalized_every=0,
+    )
     return {client: trace.reports[-1].personal[client] for client in clients.known}
 
 
@@ -42,7 +52,9 @@ def torch_rounds(clients, training, *, seed=3):
     y = clients.y[positions]
     for round in range(1, ROUNDS + 1):
         words = SharedInputs(x, y, UNSCALED, torch.tensor(seed), torch.tensor(round), ())
-        key = client_key(words, client_inputs(0, clients.splits[0], clients.info(0), (), ()), "train")
+        key = client_key(
+            words, client_inputs(0, clients.splits[0], clients.info(0), (), ()), "train"
+        )
         module = module_of(params)
         fit(module, x, y, planned(len(x), key, training), training)
         params = params_of(module)
@@ -65,7 +77,9 @@ def test_fedavg_ft_without_epochs_is_fedavg():
     tuned = run(build("fedavg_ft", finetune_epochs=0), Reference(), small_federation("mlp"))
     plain = oracle("fedavg", "mlp")
     for client in small_federation("mlp").known:
-        assert_same_bits(tuned.reports[-1].personal[client].model, plain.reports[-1].personal[client])
+        assert_same_bits(
+            tuned.reports[-1].personal[client].model, plain.reports[-1].personal[client]
+        )
     for point in ("global", "local", "personalized"):
         for one, two in zip(scores_of(tuned, point), scores_of(plain, point), strict=True):
             assert_same_bits(one, two)
@@ -90,4 +104,6 @@ def body_of(model):
 def test_exemptions_have_a_reason_and_are_looked_at_again():
     for (algorithm, _), exemption in EXEMPTIONS.items():
         assert algorithm in ALGORITHMS and exemption.reason
-        assert date.today() <= exemption.expires, f"{algorithm}: look again whether {exemption.reason}"
+        assert date.today() <= exemption.expires, (
+            f"{algorithm}: look again whether {exemption.reason}"
+        )

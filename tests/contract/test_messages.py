@@ -33,7 +33,8 @@ REDUCTIONS = {Mean: "mean", Sum: "sum", Each: "each"}
 
 
 def scalars(kind, leaf):
-    """Return how many numbers of a leaf are sent if all are: half a symmetric matrix, with its diagonal."""
+    """Return how many numbers of a leaf are sent if all are: half a symmetric matrix, with its
+    diagonal."""
     return leaf.shape[0] * (leaf.shape[0] + 1) // 2 if kind == "covariance" else leaf.numel()
 
 
@@ -42,12 +43,16 @@ def test_uploads_are_those_declared(algorithm, model):
     declared = build(algorithm).messages(small_federation(model).common_task)
     for (_, client), output in oracle(algorithm, model).of("train").items():
         _, upload, _, _ = output
-        assert set(upload) == {name for name, field in declared.items() if field.reduction != "none"}
+        assert set(upload) == {
+            name for name, field in declared.items() if field.reduction != "none"
+        }
         for name, entry in upload.items():
             field = declared[name]
             assert REDUCTIONS[type(entry)] == field.reduction
             expected = {path: (shape, torch.float64) for path, shape in field.leaf_shapes().items()}
-            assert {path: (shape, dtype) for path, shape, dtype in structure(entry.value)} == expected
+            assert {
+                path: (shape, dtype) for path, shape, dtype in structure(entry.value)
+            } == expected
             if isinstance(entry, Mean) and field.weight != "own":
                 info = small_federation(model).info(client)._asdict()
                 assert_same_bits(entry.weight, info.get(field.weight, torch.ones(())))
@@ -66,7 +71,10 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
                 field = declared[name]
                 mask = entry.weight if isinstance(entry, Mean) else getattr(entry, "rows", ())
                 rows = 1 if isinstance(mask, tuple) else mask.count_nonzero() / mask.numel()
-                count += sum(round(float(scalars(field.kind, leaf) * rows)) for leaf in tree.leaves(entry.value))
+                count += sum(
+                    round(float(scalars(field.kind, leaf) * rows))
+                    for leaf in tree.leaves(entry.value)
+                )
                 if isinstance(entry, Mean):
                     assert rows > 0
                 if isinstance(entry, Mean) and field.weight != "equal":
@@ -75,8 +83,17 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
                     bits += math.ceil(mask.numel() / 8)
             count += sum(weights.values())
         assert report.bytes_up == 4 * count + bits
-        down = [math.prod(shape) for f in declared.values() if f.down for shape in f.leaf_shapes().values()]
-        packed = [math.comb(f.shapes[0], 2) for f in declared.values() if f.down and f.kind == "covariance"]
+        down = [
+            math.prod(shape)
+            for f in declared.values()
+            if f.down
+            for shape in f.leaf_shapes().values()
+        ]
+        packed = [
+            math.comb(f.shapes[0], 2)
+            for f in declared.values()
+            if f.down and f.kind == "covariance"
+        ]
         assert report.bytes_down == 4 * (sum(down) - sum(packed)) * len(report.cohort)
 
 
@@ -94,10 +111,17 @@ def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm
         packed = pack_upload(upload, messages)
         assert packed_bytes(packed) == upload_bytes(upload, messages)
         arrived[client] = unpack_upload(decode(encode(packed)), messages)
-        assert problem_with(arrived[client], messages, int(federation.info(client).num_train)) is None
-    assert trace.reports[0].bytes_up == sum(upload_bytes(upload, messages) for upload in uploads.values())
+        assert (
+            problem_with(arrived[client], messages, int(federation.info(client).num_train)) is None
+        )
+    assert trace.reports[0].bytes_up == sum(
+        upload_bytes(upload, messages) for upload in uploads.values()
+    )
     for name in next(iter(uploads.values())):
-        reduced = [reduce_field({client: each[name] for client, each in all.items()}) for all in (uploads, arrived)]
+        reduced = [
+            reduce_field({client: each[name] for client, each in all.items()})
+            for all in (uploads, arrived)
+        ]
         assert type(reduced[0].value) is type(reduced[1].value)
         assert_same_bits(*reduced)
 
@@ -109,13 +133,18 @@ def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm
     found = unpack_download(decode(encode(packed, modules=modules), modules=modules), messages)
     assert structure(found) == structure(shared)
     assert_same_bits(found, shared)
-    assert [leaf.stride() for leaf in tree.leaves(found)] == [leaf.stride() for leaf in tree.leaves(shared)]
+    assert [leaf.stride() for leaf in tree.leaves(found)] == [
+        leaf.stride() for leaf in tree.leaves(shared)
+    ]
 
 
 @cases("steps")
 def test_gradient_steps_are_reported(algorithm, model):
-    """Tables print the steps spent, which come from the metric ``steps``: two epochs of batches of 5 at least."""
-    sizes = {client: len(split.train) for client, split in enumerate(small_federation(model).splits)}
+    """Tables print the steps spent, which come from the metric ``steps``: two epochs of batches of
+    5 at least."""
+    sizes = {
+        client: len(split.train) for client, split in enumerate(small_federation(model).splits)
+    }
     for report in oracle(algorithm, model).reports:
         steps = report.metrics["steps"]
         assert set(steps) == set(report.cohort) == {0, 1, 2, 3, 4, 6}
@@ -141,7 +170,8 @@ def test_downloads_are_those_declared(algorithm, model):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="module"):
-    """Diagnostics of the personal model alone separate the steps of personalization from those of onboarding."""
+    """Diagnostics of the personal model alone separate the steps of personalization from those of
+    onboarding."""
     one = build(algorithm)
     task = small_federation(model).common_task
     trace = oracle(algorithm, model)
@@ -205,7 +235,11 @@ def test_says_what_it_is(cls):
     for words in (describe(one.adaptation), describe(one.onboarding)):
         assert words and "; " not in words and "new client" not in words
     assert describe(one.onboarding) == "none" or cls.onboard is not Algorithm.onboard
-    assert "reference" in cls.presets and cls() == cls.from_preset("reference") and hash(one) == hash(cls())
+    assert (
+        "reference" in cls.presets
+        and cls() == cls.from_preset("reference")
+        and hash(one) == hash(cls())
+    )
     for preset in cls.presets:
         cls.from_preset(preset)
     assert set(cls.preset_warnings) <= set(cls.presets)

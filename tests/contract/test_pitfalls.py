@@ -1,8 +1,9 @@
-"""Mistakes that popular implementations make, each with a test that would catch it here, for every algorithm.
+"""Mistakes that popular implementations make, each with a test that would catch it here, for every
+algorithm.
 
-Mistakes in the equations of one method (SCAFFOLD's steps, pFedMe's personal model, APFL's double step, FedRoD's
-prediction, FedBABU's drifting head, FedSR that never communicates, frozen groups that momentum moves) are caught by
-that method's tests in tests/golden.
+Mistakes in the equations of one method (SCAFFOLD's steps, pFedMe's personal model, APFL's double
+step, FedRoD's prediction, FedBABU's drifting head, FedSR that never communicates, frozen groups
+that momentum moves) are caught by that method's tests in tests/golden.
 """
 
 import random
@@ -49,14 +50,19 @@ def test_clients_with_less_than_a_batch_train(algorithm, model):
     for epochs in (2, 3):
         training = replace(TRAINING, drop_last=True, epochs=epochs)
         outputs.append(
-            run(replace(build(algorithm), training=training), Reference(), small_federation(model), rounds=1).of(
-                "train"
-            )
+            run(
+                replace(build(algorithm), training=training),
+                Reference(),
+                small_federation(model),
+                rounds=1,
+            ).of("train")
         )
     for client in (0, 1):  # they have 1 and 2 examples, and a batch has 5
         state, upload, metrics, _ = outputs[0][1, client]
         assert metrics["steps"] > 0
-        pairs = zip(tree.leaves((state, upload)), tree.leaves((*outputs[1][1, client][:2],)), strict=True)
+        pairs = zip(
+            tree.leaves((state, upload)), tree.leaves((*outputs[1][1, client][:2],)), strict=True
+        )
         assert not all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -77,14 +83,20 @@ def test_running_statistics_travel_with_the_layers_they_belong_to(algorithm, mod
 
 @cases("moving_buffers", models=("module",))
 def test_running_statistics_follow_the_training_passes(algorithm, model):
-    """A loss that returns no buffers, or a step that drops them, leaves the initial statistics in every model."""
+    """A loss that returns no buffers, or a step that drops them, leaves the initial statistics in
+    every model."""
     first = small_federation(model).common_task.model.init(new_key(3).common("model"))
-    client = max(small_federation(model).known, key=lambda client: len(small_federation(model).splits[client].train))
+    client = max(
+        small_federation(model).known,
+        key=lambda client: len(small_federation(model).splits[client].train),
+    )
     left = tree.paths(oracle(algorithm, model).of("train")[1, client][:2])  # state and upload
     leaves = [(path, path.rsplit("/", 1)[-1], leaf) for path, leaf in left.items()]
     for path, name, leaf in leaves:
         if name in small_federation(model).common_task.names("buffer"):
-            own = leaf.sum(0) if leaf.dim() > first[name].dim() else leaf  # IFCA: the chosen model among zeros
+            own = (
+                leaf.sum(0) if leaf.dim() > first[name].dim() else leaf
+            )  # IFCA: the chosen model among zeros
             assert not torch.equal(own, first[name]), path
 
 
@@ -115,17 +127,24 @@ def test_the_result_is_that_of_the_last_round(tmp_path, monkeypatch):
         for evaluation in line
         if evaluation["point"] == "global"
     ]
-    assert len(means) == 6 and means[-1] < max(means), "the test needs rounds of which the last is not the best"
+    assert len(means) == 6 and means[-1] < max(means), (
+        "the test needs rounds of which the last is not the best"
+    )
     assert result["metrics"]["global"]["accuracy"]["mean"] == means[-1]
 
 
 @cases("everybody")
 def test_everybody_is_evaluated_after_aggregation(algorithm, model):
-    """Tables of the sampled clients, before or after their training, are no personalized accuracy."""
+    """Tables of the sampled clients, before or after their training, are no personalized
+    accuracy."""
     plan = Planned(cohorts={1: [3], 2: [6]})
     trace = run(build(algorithm), Reference(), small_federation(model), participation=plan)
     for report in trace.reports:
-        found = {e.point: e.ids for e in report.evaluations if e.group == "known" and e.test_set == "clients"}
+        found = {
+            e.point: e.ids
+            for e in report.evaluations
+            if e.group == "known" and e.test_set == "clients"
+        }
         assert found["personalized"] == list(small_federation(model).known)
         assert set(found.get("local", [])) <= {0, 1, 2, 3, 4, 6}
         assert found.get("global", found["personalized"]) == found["personalized"]
@@ -147,7 +166,9 @@ def test_results_do_not_depend_on_random_state_elsewhere(algorithm, model):
     random.seed(2)
     np.random.seed(2)
     found = run(build(algorithm), Reference(), small_federation(model))
-    assert [report.cohort for report in expected.reports] == [report.cohort for report in found.reports]
+    assert [report.cohort for report in expected.reports] == [
+        report.cohort for report in found.reports
+    ]
     assert_same_bits(expected.numbers(), found.numbers())
 
 
@@ -166,16 +187,24 @@ def test_degenerate_options_are_legal_and_warn(name):
 @cases("new_clients_learn", every=2)
 def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
-    separable = make_federation(perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
+    separable = make_federation(
+        perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40
+    )
     one = replace(build(algorithm), training=replace(TRAINING, epochs=5, lr=0.1, batch_size=5))
     majority = [
-        float((separable.test(client).labels() == separable.info(client).class_counts.argmax()).double().mean())
+        float(
+            (separable.test(client).labels() == separable.info(client).class_counts.argmax())
+            .double()
+            .mean()
+        )
         for client in separable.new
     ]
     found = 0.0
     for rounds in [8] if FULL else [3, 8]:  # most methods need fewer
         if found <= sum(majority) / 2 + 0.05:
-            trace = run(one, Reference(), separable, rounds=rounds, evaluate_every=0, personalized_every=0)
+            trace = run(
+                one, Reference(), separable, rounds=rounds, evaluate_every=0, personalized_every=0
+            )
             found = accuracy(scores_of(trace, "personalized", "new"))
     assert found > sum(majority) / 2 + 0.05
 

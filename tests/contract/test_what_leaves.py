@@ -1,4 +1,5 @@
-"""The page on what leaves a site names every field of every method, with the bytes that a round counts."""
+"""The page on what leaves a site names every field of every method, with the bytes that a round
+counts."""
 
 import re
 
@@ -16,7 +17,8 @@ from fedtailor.testing.runs import run
 
 @pytest.fixture
 def federation():
-    """Return clients that have examples of every class: rows of absent classes would not be sent."""
+    """Return clients that have examples of every class: rows of absent classes would not be
+    sent."""
     return make_federation(TASKS["mlp"](), sizes=(20, 30, 25), new_sizes=())
 
 
@@ -36,11 +38,14 @@ def rows_of(text, heading):
     """Return the cells of the first table below a heading, by the first cell."""
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
-    return {line.split(" | ")[0].removeprefix("| "): line.strip("| ").split(" | ") for line in lines}
+    return {
+        line.split(" | ")[0].removeprefix("| "): line.strip("| ").split(" | ") for line in lines
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [*((name, {}) for name in ALGORITHMS), ("fedpac", {"combine_heads": False})]
+    ("name", "options"),
+    [*((name, {}) for name in ALGORITHMS), ("fedpac", {"combine_heads": False})],
 )
 def test_every_field_is_on_the_page_with_its_bytes(name, options, federation):
     page = page_of(name, federation, **options)
@@ -49,7 +54,9 @@ def test_every_field_is_on_the_page_with_its_bytes(name, options, federation):
     text = to_markdown(page)
     sent = [field for field, spec in declared.items() if spec.reduction != "none"]
     received = [field for field, spec in declared.items() if spec.down]
-    assert [each["field"] for each in page["up"]] == sent and [each["field"] for each in page["down"]] == received
+    assert [each["field"] for each in page["up"]] == sent and [
+        each["field"] for each in page["down"]
+    ] == received
 
     up = rows_of(text, "What a site sends") if sent else {}
     total = 0
@@ -67,7 +74,9 @@ def test_every_field_is_on_the_page_with_its_bytes(name, options, federation):
     assert ("The method discloses single sites" in text) == bool(single)
     assert all("**the value of every single site**" in up[f"`{field}`"] for field in single)
     for each in page["up"]:
-        needed = {"mean": "weighted mean", "sum": "sum", "each": "every single site"}[declared[each["field"]].reduction]
+        needed = {"mean": "weighted mean", "sum": "sum", "each": "every single site"}[
+            declared[each["field"]].reduction
+        ]
         assert needed in up[f"`{each['field']}`"][4]
     weights = {spec.weight for spec in declared.values() if spec.reduction == "mean"} - {"equal"}
     assert {each["kind"] for each in page["weights"]} == weights
@@ -77,7 +86,9 @@ def test_every_field_is_on_the_page_with_its_bytes(name, options, federation):
 def test_only_models_that_hold_examples_are_said_to(federation):
     holding = {name for name in ALGORITHMS if page_of(name, federation)["model_holds_examples"]}
     assert holding == {"knn_per"}
-    assert "holds features and labels of its training examples" in to_markdown(page_of("knn_per", federation))
+    assert "holds features and labels of its training examples" in to_markdown(
+        page_of("knn_per", federation)
+    )
 
 
 def test_a_method_of_your_own_may_declare_anything(federation):
@@ -101,4 +112,6 @@ def test_a_method_of_your_own_may_declare_anything(federation):
 def test_names_cannot_change_the_page(federation):
     page = {**page_of("fedavg", federation), "dataset": "a | b\n# `<script>`\x1b[31m"}
     text = to_markdown(page)
-    assert "<" not in text and "\x1b" not in text and len(re.findall("^# ", text, re.MULTILINE)) == 1
+    assert (
+        "<" not in text and "\x1b" not in text and len(re.findall("^# ", text, re.MULTILINE)) == 1
+    )

@@ -1,4 +1,5 @@
-"""AUROC: exact within a client, within its bound over clients; sensitivity and specificity by class."""
+"""AUROC: exact within a client, within its bound over clients; sensitivity and specificity by
+class."""
 
 import numpy as np
 import pytest
@@ -43,7 +44,9 @@ def test_within_a_client_it_is_that_of_scikit_learn(classes, n):
     logits, labels = predictions(n, n, classes)
     found = score(logits, labels, classes)
     assert metrics.auroc(found) == pytest.approx(scikit(logits, labels), abs=1e-13)
-    assert metrics.per_client(found)["auroc"] == pytest.approx(np.mean(scikit(logits, labels)), abs=1e-13)
+    assert metrics.per_client(found)["auroc"] == pytest.approx(
+        np.mean(scikit(logits, labels)), abs=1e-13
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -58,7 +61,9 @@ def test_ties_count_one_half(rows):
 
 
 def test_rounding_errors_break_no_ties():
-    logits = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.1 + 0.2, 0.3], [0.3, 0.1 + 0.2]], dtype=torch.float64)
+    logits = torch.tensor(
+        [[0.0, 0.0], [1.0, 1.0], [0.1 + 0.2, 0.3], [0.3, 0.1 + 0.2]], dtype=torch.float64
+    )
     assert metrics.auroc(score(logits, torch.tensor([0, 1, 0, 1]), 2)) == [0.5, 0.5]
 
 
@@ -76,10 +81,17 @@ def test_a_class_without_a_pair_has_none():
     assert metrics.auroc(alone) == [None, None, None] and "auroc" not in metrics.per_client(alone)
     two = score(logits, torch.tensor([0, 0, 1, 1, 1]), 3)
     found = metrics.auroc(two)
-    assert found[2] is None and metrics.per_client(two)["auroc"] == pytest.approx((found[0] + found[1]) / 2)
+    assert found[2] is None and metrics.per_client(two)["auroc"] == pytest.approx(
+        (found[0] + found[1]) / 2
+    )
     summary = metrics.summarize([alone, two], [3, 4])
-    assert summary["auroc"]["clients"] == 1 and summary["auroc"]["mean"] == metrics.per_client(two)["auroc"]
-    apart = metrics.summarize([alone, score(logits, torch.zeros(5, dtype=torch.int64), 3)], [3, 4])["auroc"]
+    assert (
+        summary["auroc"]["clients"] == 1
+        and summary["auroc"]["mean"] == metrics.per_client(two)["auroc"]
+    )
+    apart = metrics.summarize([alone, score(logits, torch.zeros(5, dtype=torch.int64), 3)], [3, 4])[
+        "auroc"
+    ]
     assert apart.keys() == {"pooled", "clients", "pooled_error"} and apart["clients"] == 0
     assert "auroc" not in metrics.summarize([alone], [3])
 
@@ -100,10 +112,14 @@ def test_predictions_that_are_no_numbers_lose_all_pairs():
 )
 def test_over_clients_it_is_within_the_stated_bound(seed, classes, sizes, spread):
     parts = [predictions(seed + place, n, classes, spread=spread) for place, n in enumerate(sizes)]
-    together = metrics.across(metrics.total([metrics.packed(score(*part, classes)) for part in parts]))
+    together = metrics.across(
+        metrics.total([metrics.packed(score(*part, classes)) for part in parts])
+    )
     logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     exact = metrics.auroc(score(logits, labels, classes))
-    for found, wanted, error in zip(metrics.auroc(together), exact, metrics.auroc_error(together), strict=True):
+    for found, wanted, error in zip(
+        metrics.auroc(together), exact, metrics.auroc_error(together), strict=True
+    ):
         assert (found is None) == (wanted is None) == (error is None)
         assert found is None or abs(found - wanted) <= error + 1e-12
 
@@ -132,13 +148,18 @@ def test_bins_are_where_the_documentation_says():
 def test_histograms_add_up_packed_or_not(sizes, seed):
     parts = [score(*predictions(seed + place, n, 3), 3) for place, n in enumerate(sizes)]
     plain = metrics.total(parts)
-    mixed = metrics.total([metrics.packed(part) if place % 2 else part for place, part in enumerate(parts)])
+    mixed = metrics.total(
+        [metrics.packed(part) if place % 2 else part for place, part in enumerate(parts)]
+    )
     assert torch.equal(plain.histogram, sum(part.histogram for part in parts))
     assert torch.equal(plain.histogram, mixed.histogram)
     rows = metrics.score_bins(metrics.packed(plain))
     for label in range(3):
         assert sum(ours for _, ours, _ in rows[str(label)]) == plain.class_total[label]
-        assert sum(others for *_, others in rows[str(label)]) == plain.class_total.sum() - plain.class_total[label]
+        assert (
+            sum(others for *_, others in rows[str(label)])
+            == plain.class_total.sum() - plain.class_total[label]
+        )
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -148,4 +169,7 @@ def test_sensitivity_and_specificity_are_those_of_the_confusion_matrix(classes):
     for label, found in enumerate(metrics.by_class(score(logits, labels, classes))):
         others = np.delete(np.arange(classes), label)
         assert (found.positives, found.found) == (matrix[label].sum(), matrix[label, label])
-        assert (found.negatives, found.rejected) == (matrix[others].sum(), matrix[np.ix_(others, others)].sum())
+        assert (found.negatives, found.rejected) == (
+            matrix[others].sum(),
+            matrix[np.ix_(others, others)].sum(),
+        )

@@ -1,4 +1,5 @@
-"""Trees of tensors as bytes and back: nothing is lost, nothing is executed, damage is an error of ours."""
+"""Trees of tensors as bytes and back: nothing is lost, nothing is executed, damage is an error of
+ours."""
 
 import contextlib
 import json
@@ -74,16 +75,24 @@ def test_a_tree_comes_back_with_types_order_and_layout():
         count=torch.tensor(3),
         nothing=((), PerExample(torch.ones(2, 1, 3)), Outer.Inner(dense(1, 4, 1, 1))),
     )
-    assert_same(decode(encode(value, modules=[*HERE, "fedtailor"]), modules=[*HERE, "fedtailor"]), value)
+    assert_same(
+        decode(encode(value, modules=[*HERE, "fedtailor"]), modules=[*HERE, "fedtailor"]), value
+    )
 
 
-@pytest.mark.parametrize("value", [torch.arange(3), (), {}, (torch.ones(()),), {"__metadata__": torch.ones(1)}])
+@pytest.mark.parametrize(
+    "value", [torch.arange(3), (), {}, (torch.ones(()),), {"__metadata__": torch.ones(1)}]
+)
 def test_small_trees(value):
     assert_same(decode(encode(value)), value)
 
 
 def test_paths_that_look_alike_do_not_collide():
-    value = {"a/b": torch.tensor(1), "a": {"b": torch.tensor(2), "b~": torch.tensor(3)}, "a/b~": torch.tensor(4)}
+    value = {
+        "a/b": torch.tensor(1),
+        "a": {"b": torch.tensor(2), "b~": torch.tensor(3)},
+        "a/b~": torch.tensor(4),
+    }
     assert_same(decode(encode(value)), value)
 
 
@@ -103,7 +112,8 @@ def test_one_tensor_may_be_several_leaves_and_views_are_cut_out():
     value = {"one": whole[1:4], "same": whole[1:4], "wide": torch.ones(3).expand(2, 3)}
     assert len(encode(value)) < 600
     assert_same(
-        decode(encode(value)), {"one": whole[1:4].clone(), "same": whole[1:4].clone(), "wide": torch.ones(2, 3)}
+        decode(encode(value)),
+        {"one": whole[1:4].clone(), "same": whole[1:4].clone(), "wide": torch.ones(2, 3)},
     )
 
 
@@ -121,7 +131,14 @@ def test_every_dense_layout_survives(shape, data, dtype):
 
 def test_compact_leaves_have_memory_of_their_own():
     whole = torch.arange(12.0)
-    value = compact({"part": whole[1:5], "rows": whole.view(3, 4)[:, 1], "wide": torch.ones(1).expand(3), "all": whole})
+    value = compact(
+        {
+            "part": whole[1:5],
+            "rows": whole.view(3, 4)[:, 1],
+            "wide": torch.ones(1).expand(3),
+            "all": whole,
+        }
+    )
     assert value["all"].data_ptr() == whole.data_ptr(), "nothing is copied without need"
     for leaf in tree.leaves(value):
         assert leaf.untyped_storage().nbytes() == 4 * leaf.numel() and leaf.data_ptr() % 64 == 0
@@ -164,7 +181,10 @@ def test_trees_are_limited_both_ways():
     wide = {str(number): torch.ones(1) for number in range(20)}
     with pytest.raises(TypeError, match="more than 32 levels deep"):
         encode(deep)
-    for limits, reason in ((Limits(leaves=10), "more than 10 leaves"), (Limits(size=100), "more than 100")):
+    for limits, reason in (
+        (Limits(leaves=10), "more than 10 leaves"),
+        (Limits(size=100), "more than 100"),
+    ):
         with pytest.raises(TypeError, match=reason):
             encode(wide, limits=limits)
         with pytest.raises(DataError, match=reason):
@@ -186,7 +206,9 @@ def test_only_allowed_classes_are_made():
 def forged(structure, tensors=None, version=1):
     """Return bytes with a structure of one's own."""
     metadata = {
-        "fedtailor": structure if isinstance(structure, str) else json.dumps({"version": version, "tree": structure})
+        "fedtailor": structure
+        if isinstance(structure, str)
+        else json.dumps({"version": version, "tree": structure})
     }
     return save(tensors or {"x": torch.ones(2, 3)}, metadata=metadata)
 

@@ -40,7 +40,9 @@ def reduce_listed(entries):
 
 def test_mean_is_weighted():
     rows = ([1.0, 2.0], 1.0), ([5.0, 6.0], 3.0)
-    reduced = reduce_listed([Mean({"w": torch.tensor(row)}, torch.tensor(weight)) for row, weight in rows])
+    reduced = reduce_listed(
+        [Mean({"w": torch.tensor(row)}, torch.tensor(weight)) for row, weight in rows]
+    )
     assert reduced.value["w"].tolist() == [4.0, 5.0] and reduced.total_weight == 4
 
 
@@ -62,7 +64,9 @@ def test_mean_lies_between_and_ignores_weight_zero(rows):
 @given(st.lists(st.tuples(numbers, weights), min_size=1, max_size=5), st.floats(0.5, 8, width=32))
 def test_mean_does_not_depend_on_the_scale_of_weights(rows, scale):
     one, two = (
-        reduce_listed([Mean(torch.tensor(value), torch.tensor(weight * factor)) for value, weight in rows]).value
+        reduce_listed(
+            [Mean(torch.tensor(value), torch.tensor(weight * factor)) for value, weight in rows]
+        ).value
         for factor in (1.0, scale)
     )
     assert torch.allclose(one, two, rtol=1e-9, atol=1e-9)
@@ -74,7 +78,11 @@ def test_class_counts_weigh_every_row_by_itself():
     reduced = reduce_listed([first, second])
     assert reduced.value.tolist() == [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]]
     assert reduced.total_weight.tolist() == [2.0, 3.0, 0.0]
-    assert reduced.or_else(torch.full((3, 2), -1.0)).tolist() == [[2.0, 2.0], [2.0, 2.0], [-1.0, -1.0]]
+    assert reduced.or_else(torch.full((3, 2), -1.0)).tolist() == [
+        [2.0, 2.0],
+        [2.0, 2.0],
+        [-1.0, -1.0],
+    ]
 
 
 def test_one_weight_serves_leaves_of_every_shape():
@@ -95,27 +103,41 @@ def test_nobody_sent_anything():
 
 def test_or_else_keeps_nothing_where_all_was_sent():
     old = {"w": torch.full((2,), torch.nan)}
-    assert torch.isfinite(reduce_listed([Mean({"w": values(0, 2)}, torch.tensor(2.0))]).or_else(old)["w"]).all()
+    assert torch.isfinite(
+        reduce_listed([Mean({"w": values(0, 2)}, torch.tensor(2.0))]).or_else(old)["w"]
+    ).all()
 
 
 def test_sum_adds_the_rows_that_are_sent():
     first = Sum(torch.tensor([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]), torch.tensor([1.0, 0.0, 0.0]))
-    second = Sum(torch.tensor([[10.0, 10.0], [20.0, 20.0], [40.0, 40.0]]), torch.tensor([1.0, 1.0, 0.0]))
+    second = Sum(
+        torch.tensor([[10.0, 10.0], [20.0, 20.0], [40.0, 40.0]]), torch.tensor([1.0, 1.0, 0.0])
+    )
     assert reduce_listed([first, second]).value.tolist() == [[11.0, 11.0], [20.0, 20.0], [0.0, 0.0]]
     whole = reduce_listed([Sum({"a": torch.tensor(1.5)}), Sum({"a": torch.tensor(2.5)})])
     assert whole.value["a"] == 4.0
 
 
 def test_rows_that_any_client_sent_count_as_sent():
-    entries = [Sum(values(n, 3, 2), rows) for n, rows in enumerate(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))]
+    entries = [
+        Sum(values(n, 3, 2), rows)
+        for n, rows in enumerate(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
+    ]
     reduced = reduce_listed(entries)
     assert reduced.total_weight.tolist() == [2.0, 1.0, 0.0]
-    assert (reduced.or_else(torch.full((3, 2), -9.0)) == -9.0).all(1).tolist() == [False, False, True]
+    assert (reduced.or_else(torch.full((3, 2), -9.0)) == -9.0).all(1).tolist() == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_some_may_send_all_rows_and_some_a_part():
-    """A mask of rows, and none (all rows): the sum must not fail on the mixture, which validation lets pass."""
-    reduced = reduce_listed([Sum(torch.ones(3, 2), torch.tensor([1.0, 0.0, 0.0])), Sum(torch.ones(3, 2))])
+    """A mask of rows, and none (all rows): the sum must not fail on the mixture, which validation
+    lets pass."""
+    reduced = reduce_listed(
+        [Sum(torch.ones(3, 2), torch.tensor([1.0, 0.0, 0.0])), Sum(torch.ones(3, 2))]
+    )
     assert reduced.value.tolist() == [[2.0, 2.0], [1.0, 1.0], [1.0, 1.0]]
 
 
@@ -128,24 +150,33 @@ def test_each_shows_every_client_in_order():
 @pytest.mark.parametrize("entry", [lambda v: Mean(v, torch.tensor(1.0)), Sum, Each])
 def test_leaves_keep_their_dtype_and_sum_in_float64(entry):
     """Float32 numbers of very different size: summing in float32 would lose the small one."""
-    entries = [entry({"w": torch.tensor([value], dtype=torch.float32)}) for value in (1e8, 1.0, -1e8)]
+    entries = [
+        entry({"w": torch.tensor([value], dtype=torch.float32)}) for value in (1e8, 1.0, -1e8)
+    ]
     reduced = reduce_listed(entries)
     assert reduced.value["w"].dtype == torch.float32
     if not isinstance(entries[0], Each):
-        assert float(reduced.value["w"][0]) == pytest.approx(1.0 if isinstance(entries[0], Sum) else 1 / 3, rel=1e-6)
+        assert float(reduced.value["w"][0]) == pytest.approx(
+            1.0 if isinstance(entries[0], Sum) else 1 / 3, rel=1e-6
+        )
 
 
 def test_entries_are_reduced_by_name_whatever_their_order():
     first = Mean({"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}, torch.tensor(1.0))
     second = Mean({"b": torch.tensor([10.0]), "a": torch.tensor([1.0])}, torch.tensor(1.0))
-    assert reduce_listed([first, second]).value == {"a": torch.tensor([1.0]), "b": torch.tensor([10.0])}
+    assert reduce_listed([first, second]).value == {
+        "a": torch.tensor([1.0]),
+        "b": torch.tensor([10.0]),
+    }
 
 
 def test_inputs_stay_as_they_are():
     entries = [Mean({"w": values(n, 3)}, torch.tensor(2.0)) for n in range(3)]
     before = [entry.value["w"].clone() for entry in entries]
     reduce_listed(entries)
-    assert all(torch.equal(entry.value["w"], kept) for entry, kept in zip(entries, before, strict=True))
+    assert all(
+        torch.equal(entry.value["w"], kept) for entry, kept in zip(entries, before, strict=True)
+    )
 
 
 MESSAGES = {
@@ -249,8 +280,16 @@ BAD = {
         "weight",
         "field 'means': weight is negative or not finite",
     ),
-    "too low": (lambda u: u["rows"].value[0].fill_(-0.1), "range", "field 'rows': it has values outside [0, 1]"),
-    "too high": (lambda u: u["rows"].value[0].fill_(1.1), "range", "field 'rows': it has values outside [0, 1]"),
+    "too low": (
+        lambda u: u["rows"].value[0].fill_(-0.1),
+        "range",
+        "field 'rows': it has values outside [0, 1]",
+    ),
+    "too high": (
+        lambda u: u["rows"].value[0].fill_(1.1),
+        "range",
+        "field 'rows': it has values outside [0, 1]",
+    ),
     "skew": (
         lambda u: u["covariance"].value.copy_(SKEW),
         "covariance",
@@ -304,7 +343,8 @@ def test_hostile_uploads_are_refused_and_do_not_raise(spoil):
 
 
 def test_a_weight_must_be_that_of_the_declaration():
-    """A client that sends a million examples as a class count, or weighs a plain mean, is no sound client."""
+    """A client that sends a million examples as a class count, or weighs a plain mean, is no sound
+    client."""
     plain = {"delta": Field(kind="model", shapes=(2,), weight="equal")}
     assert problem_with({"delta": Mean(torch.zeros(2), torch.tensor(1.0))}, plain) is None
     assert problem_with({"delta": Mean(torch.zeros(2), torch.tensor(1e6))}, plain)
@@ -315,7 +355,12 @@ def test_semi_definite_matrices_pass(dtype):
     torch.set_default_dtype(dtype)
     field = {"c": Field(kind="covariance", shapes=(3, 3))}
     rank_one = torch.ones(3, 3) * 1e-12
-    for matrix in (torch.zeros(3, 3), rank_one, rank_one * 1e20, torch.diag(torch.tensor([1.0, 1e-9, 0.0]))):
+    for matrix in (
+        torch.zeros(3, 3),
+        rank_one,
+        rank_one * 1e20,
+        torch.diag(torch.tensor([1.0, 1e-9, 0.0])),
+    ):
         assert problem_with({"c": Mean(matrix, torch.tensor(1.0))}, field) is None
 
 
@@ -334,7 +379,10 @@ def test_bytes_of_an_upload():
     """
     model, means, covariance, rows, head = 8, 2 * 3, 6, 2 * 2, 2
     bits = 1
-    assert upload_bytes(sound(), MESSAGES) == 4 * (model + means + covariance + rows + head + 1 + 4) + bits
+    assert (
+        upload_bytes(sound(), MESSAGES)
+        == 4 * (model + means + covariance + rows + head + 1 + 4) + bits
+    )
 
 
 def test_bytes_of_weights():
@@ -361,26 +409,36 @@ def test_leaf_shapes_by_path():
 @laws
 @given(st.permutations(range(7)), st.sets(st.integers(0, 6), max_size=6))
 def test_the_order_of_arrival_changes_no_bit_and_who_is_absent_is_skipped(order, absent):
-    entries = {client: Mean(values(client, 50) * 10.0 ** (client - 3), torch.rand(50) + 1e-3) for client in range(7)}
+    entries = {
+        client: Mean(values(client, 50) * 10.0 ** (client - 3), torch.rand(50) + 1e-3)
+        for client in range(7)
+    }
     present = {client: entry for client, entry in entries.items() if client not in absent}
     shuffled = {client: present[client] for client in order if client in present}
     nothing = {client: entries[client]._replace(weight=torch.zeros(50)) for client in absent}
     expected = reduce_field(present)
     for reduced in (reduce_field(shuffled), reduce_field({**nothing, **shuffled})):
-        assert torch.equal(reduced.value, expected.value) and torch.equal(reduced.total_weight, expected.total_weight)
+        assert torch.equal(reduced.value, expected.value) and torch.equal(
+            reduced.total_weight, expected.total_weight
+        )
 
 
 @laws
 @given(st.permutations(range(7)), st.sets(st.integers(0, 6), max_size=6))
 def test_a_field_is_reduced_while_it_arrives(order, absent):
-    entries = {client: Mean({"a": values(client, 5), "b": values(client, 5, 2)}, torch.rand(5)) for client in range(7)}
+    entries = {
+        client: Mean({"a": values(client, 5), "b": values(client, 5, 2)}, torch.rand(5))
+        for client in range(7)
+    }
     total = FieldSum(range(7))
     for client in order:
         if client in absent:
             total.skip(client)
         else:
             total.add(client, entries[client])
-    expected = reduce_field({client: entry for client, entry in entries.items() if client not in absent})
+    expected = reduce_field(
+        {client: entry for client, entry in entries.items() if client not in absent}
+    )
     assert total.num_parts == 1
     assert_same_bits(total.result(), expected)
 
@@ -401,7 +459,9 @@ def test_own_weights_may_be_for_fewer_axes():
         1: Mean(values(1, 3, 2), torch.tensor(2.0)),
         5: Mean(values(2, 3, 2), rows),
     }
-    whole = {client: entry._replace(weight=entry.weight.expand(3)) for client, entry in entries.items()}
+    whole = {
+        client: entry._replace(weight=entry.weight.expand(3)) for client, entry in entries.items()
+    }
     assert_same_bits(reduce_field(entries), reduce_field(whole))
 
 
@@ -424,7 +484,9 @@ def test_results_lie_in_memory_the_same_way_whoever_comes_first():
 def test_a_zero_has_one_sign():
     """Minus zero times a weight: the sum of who sent nothing must not show in the result."""
     alone = reduce_listed([Sum(torch.tensor([-0.0]))])
-    beside = reduce_listed([Sum(torch.tensor([-0.0])), Sum(torch.tensor([5.0]), torch.tensor([0.0]))])
+    beside = reduce_listed(
+        [Sum(torch.tensor([-0.0])), Sum(torch.tensor([5.0]), torch.tensor([0.0]))]
+    )
     assert torch.signbit(alone.value).tolist() == torch.signbit(beside.value).tolist() == [False]
 
 
@@ -513,5 +575,8 @@ def test_large_numbers_of_examples_are_compared_as_float32_holds_them():
 
 
 def test_a_class_of_the_same_name_is_no_mean():
-    upload = {name: Impostor(*entry) if isinstance(entry, Mean) else entry for name, entry in sound().items()}
+    upload = {
+        name: Impostor(*entry) if isinstance(entry, Mean) else entry
+        for name, entry in sound().items()
+    }
     assert problem_with(upload, MESSAGES).kind == "reduction"

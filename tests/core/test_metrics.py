@@ -16,7 +16,9 @@ CLASSES = 4
 
 def predictions(seed=0, n=50, classes=CLASSES):
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.normal(size=(n, classes)) * 2), torch.from_numpy(rng.integers(0, classes, n))
+    return torch.from_numpy(rng.normal(size=(n, classes)) * 2), torch.from_numpy(
+        rng.integers(0, classes, n)
+    )
 
 
 def score(seed=0, n=50):
@@ -42,15 +44,22 @@ def test_scores_of_one_client_match_other_libraries(seed):
     logits, labels = predictions(seed)
     found = metrics.per_client(metrics.score(logits, labels, torch.ones(50), CLASSES))
     predicted = logits.argmax(1)
-    assert found["accuracy"] == pytest.approx(float((predicted == labels).double().mean()), abs=1e-14)
-    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted), abs=1e-14)
-    assert found["loss"] == pytest.approx(log_loss(labels, logits.softmax(1), labels=range(CLASSES)), abs=1e-12)
+    assert found["accuracy"] == pytest.approx(
+        float((predicted == labels).double().mean()), abs=1e-14
+    )
+    assert found["balanced_accuracy"] == pytest.approx(
+        balanced_accuracy_score(labels, predicted), abs=1e-14
+    )
+    assert found["loss"] == pytest.approx(
+        log_loss(labels, logits.softmax(1), labels=range(CLASSES)), abs=1e-12
+    )
     assert found["ece"] == pytest.approx(calibration_error(logits, labels), abs=1e-14)
     scores = metrics.score(logits, labels, torch.ones(50), CLASSES)
     expected = confusion_matrix(labels, predicted, labels=range(CLASSES))
     assert scores.confusion.tolist() == expected.tolist()
     assert {(label, other): count for label, other, count in metrics.confusion(scores)} == {
-        (label, other): expected[label, other] for label, other in zip(*expected.nonzero(), strict=True)
+        (label, other): expected[label, other]
+        for label, other in zip(*expected.nonzero(), strict=True)
     }
 
 
@@ -123,13 +132,17 @@ def test_scores_add_up_in_any_grouping(sizes, seed):
         "histogram",
     ):
         assert torch.equal(getattr(left, exact), getattr(right, exact))
-    assert torch.equal(metrics.add(parts[0], parts[1]).loss_sum, metrics.add(parts[1], parts[0]).loss_sum)
+    assert torch.equal(
+        metrics.add(parts[0], parts[1]).loss_sum, metrics.add(parts[1], parts[0]).loss_sum
+    )
 
 
 def test_certain_and_doubtful_predictions_fall_into_the_outer_bins():
     logits = torch.tensor([[1000.0, 0.0], [0.0, 0.0]])
     found = metrics.score(logits, torch.tensor([0, 1]), torch.ones(2), 2)
-    assert found.bin_count[14] == 1 and found.bin_count[7] == 1  # confidence 1, and 1/2 in (7/15, 8/15]
+    assert (
+        found.bin_count[14] == 1 and found.bin_count[7] == 1
+    )  # confidence 1, and 1/2 in (7/15, 8/15]
     assert found.loss_sum == pytest.approx(math.log(2), abs=1e-14)
 
 
@@ -138,7 +151,11 @@ def test_predictions_that_are_no_numbers_count_as_wrong():
     logits[:, 0] = torch.tensor([torch.nan, 3.0, torch.inf])
     found = metrics.score(logits, torch.tensor([0, 0, 0]), torch.ones(3), CLASSES)
     client = metrics.per_client(found)
-    assert client["accuracy"] == pytest.approx(1 / 3) and client["loss"] == math.inf and math.isfinite(client["ece"])
+    assert (
+        client["accuracy"] == pytest.approx(1 / 3)
+        and client["loss"] == math.inf
+        and math.isfinite(client["ece"])
+    )
     summary = metrics.summarize([found, score()], [1, 2])
     assert summary["loss"]["std"] == summary["loss"]["mean"] == summary["loss"]["max"] == math.inf
     assert not any(math.isnan(value) for row in summary.values() for value in row.values())
@@ -151,9 +168,12 @@ def test_summary_matches_numpy():
     rows = [metrics.per_client(single) for single in scores]
     summary = metrics.summarize(scores, num_train)
     pooled_logits, pooled_labels = (
-        torch.cat(column) for column in zip(*(predictions(seed, int(n)) for seed, n in enumerate(sizes)), strict=True)
+        torch.cat(column)
+        for column in zip(*(predictions(seed, int(n)) for seed, n in enumerate(sizes)), strict=True)
     )
-    pooled = metrics.per_client(metrics.score(pooled_logits, pooled_labels, torch.ones(len(pooled_labels)), CLASSES))
+    pooled = metrics.per_client(
+        metrics.score(pooled_logits, pooled_labels, torch.ones(len(pooled_labels)), CLASSES)
+    )
     for name in ("accuracy", "balanced_accuracy", "loss", "ece"):
         values = np.array([row[name] for row in rows])
         worst = np.sort(values)[::-1] if name in ("loss", "ece") else np.sort(values)
@@ -167,14 +187,19 @@ def test_summary_matches_numpy():
         }
         assert summary[name] == pytest.approx(expected, abs=1e-12)
     assert summary["clients"] == {"evaluated": 25.0, "skipped": 0.0}
-    recalls = [float((pooled_logits.argmax(1)[pooled_labels == c] == c).double().mean()) for c in range(CLASSES)]
+    recalls = [
+        float((pooled_logits.argmax(1)[pooled_labels == c] == c).double().mean())
+        for c in range(CLASSES)
+    ]
     assert summary["recall"] == pytest.approx({str(c): value for c, value in enumerate(recalls)})
 
 
 def test_ties_in_training_data_go_by_id():
     scores = [score(seed) for seed in range(12)]
     first = metrics.per_client(scores[3])["accuracy"]
-    assert metrics.summarize(scores, [9, 9, 9, 5, 5, 5] + [9] * 6)["accuracy"]["smallest10"] == first
+    assert (
+        metrics.summarize(scores, [9, 9, 9, 5, 5, 5] + [9] * 6)["accuracy"]["smallest10"] == first
+    )
 
 
 def test_clients_without_test_examples_are_left_out():

@@ -32,9 +32,15 @@ def test_the_exact_spelling_comes_first():
 
 def test_another_name_is_an_error_that_knows_the_nearest():
     assert match_name("fedavg", ["fedprox"]) is None
-    with pytest.raises(ConfigError, match=r"unknown model 'ml'; did you mean 'mlp'\? Known: cnn, mlp\.") as caught:
+    with pytest.raises(
+        ConfigError, match=r"unknown model 'ml'; did you mean 'mlp'\? Known: cnn, mlp\."
+    ) as caught:
         find_name("model", "ml", ["mlp", "cnn"], key="model.name")
-    assert (caught.value.key, caught.value.allowed, caught.value.got) == ("model.name", ["cnn", "mlp"], "ml")
+    assert (caught.value.key, caught.value.allowed, caught.value.got) == (
+        "model.name",
+        ["cnn", "mlp"],
+        "ml",
+    )
     assert did_you_mean("FedAvg-TF", ["fedavg_ft", "local"]) == "; did you mean 'fedavg_ft'?"
 
 
@@ -65,7 +71,10 @@ def test_every_lookup_takes_any_spelling():
     assert parse_shift("CIFAR-S(clients=1)") == parse_shift("cifar_s(clients=1)")
     assert algorithms.load_algorithm("kNN-Per") is algorithms.load_algorithm("knn_per")
     assert algorithms.load_algorithm("pFedFDA").from_preset("Paper").cov_ridge == 1e-4
-    assert models.build_model("MLP", (4,), 2).feature_dim == models.build_model("mlp", (4,), 2).feature_dim
+    assert (
+        models.build_model("MLP", (4,), 2).feature_dim
+        == models.build_model("mlp", (4,), 2).feature_dim
+    )
     assert data.load_dataset("Digits").name == "digits"
     assert describe_dataset("Tiny-ImageNet", data.data_folder("nowhere"))["name"] == "tiny_imagenet"
 
@@ -76,7 +85,11 @@ def test_every_lookup_takes_any_spelling():
         (5, dict, "x must be a section with keys, got 5."),
         (5, tuple[float, ...], "x must be a list of numbers, got 5."),
         ("a", tuple[str, ...], "x must be a list of text values, got 'a'."),
-        (1.5, tuple[int, ...] | int, "x must be a list of whole numbers or a whole number, got 1.5."),
+        (
+            1.5,
+            tuple[int, ...] | int,
+            "x must be a list of whole numbers or a whole number, got 1.5.",
+        ),
     ],
 )
 def test_messages_about_types_use_plain_words(value, kind, message):

@@ -45,7 +45,9 @@ def test_stacked_keys_draw_what_single_keys_draw(draw):
     found = torch.func.vmap(lambda client: draw(key_of(client), 9))(torch.arange(5))
     for client in range(5):
         assert torch.equal(found[client], draw(key_of(client), 9))
-    rounds = torch.func.vmap(lambda r: draw(key_of(2)._replace(round=r), 9), in_dims=0)(torch.arange(3))
+    rounds = torch.func.vmap(lambda r: draw(key_of(2)._replace(round=r), 9), in_dims=0)(
+        torch.arange(3)
+    )
     assert torch.equal(rounds[2], draw(key_of(2, round=2), 9))
 
 
@@ -64,11 +66,15 @@ def test_draws_under_nested_transformations():
     found = torch.func.vmap(all_steps)(torch.arange(3))
     for client in range(3):
         for step in range(2):
-            assert torch.equal(found[client, step], normal(key_of(client).at(torch.tensor(step)), (3,)))
+            assert torch.equal(
+                found[client, step], normal(key_of(client).at(torch.tensor(step)), (3,))
+            )
 
 
 def test_words_are_the_raw_words():
-    assert random_words(new_key(1), 5).tolist() == words(plain(new_key(1)), 5).view(np.int64).tolist()
+    assert (
+        random_words(new_key(1), 5).tolist() == words(plain(new_key(1)), 5).view(np.int64).tolist()
+    )
 
 
 def test_dtype_follows_the_default(float64):
@@ -94,18 +100,24 @@ def test_normal_has_the_moments_and_the_distribution(float64):
         assert abs((drawn**power).mean() - moment) < 4 * math.sqrt(variance / len(drawn)), power
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(drawn[0::2], drawn[1::2])[0, 1]) < 4 / math.sqrt(len(drawn) / 2)
-    assert abs(np.corrcoef(drawn[0::2] ** 2, drawn[1::2] ** 2)[0, 1]) < 4 / math.sqrt(len(drawn) / 2)
+    assert abs(np.corrcoef(drawn[0::2] ** 2, drawn[1::2] ** 2)[0, 1]) < 4 / math.sqrt(
+        len(drawn) / 2
+    )
 
 
 def test_normal_is_finite_for_every_word(monkeypatch):
     """The smallest and the largest word: the logarithm is that of a number in (0, 1]."""
     for word in (0, 2**64 - 1):
-        monkeypatch.setattr(noise.rng, "words", lambda key, n, start=0, word=word: np.full(n, word, dtype=np.uint64))
+        monkeypatch.setattr(
+            noise.rng, "words", lambda key, n, start=0, word=word: np.full(n, word, dtype=np.uint64)
+        )
         assert torch.isfinite(normal(new_key(0), (4,))).all()
 
 
 def test_uniform_stays_below_one_for_every_word(monkeypatch):
-    monkeypatch.setattr(noise.rng, "words", lambda key, n, start=0: np.full(n, 2**64 - 1, dtype=np.uint64))
+    monkeypatch.setattr(
+        noise.rng, "words", lambda key, n, start=0: np.full(n, 2**64 - 1, dtype=np.uint64)
+    )
     assert (uniform(new_key(0), (4,)) < 1).all()
 
 
@@ -113,15 +125,23 @@ def test_rows_keep_their_word_when_padding_comes_between():
     key, weight = new_key(1), torch.ones(6)
     plain_words = row_words(key, weight)
     assert torch.equal(plain_words, random_words(key, 6))
-    for padded in ([1, 1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1]):
+    for padded in (
+        [1, 1, 1, 1, 1, 1, 0, 0],
+        [0, 1, 0, 1, 1, 0, 0, 1, 1, 1],
+        [0, 0, 1, 1, 1, 1, 1, 1],
+    ):
         padded = torch.tensor(padded)
         assert torch.equal(row_words(key, padded)[padded > 0], plain_words)
-    assert row_words(key, torch.zeros(3)).shape == (3,) and row_words(key, torch.zeros(0)).shape == (0,)
+    assert row_words(key, torch.zeros(3)).shape == (3,) and row_words(
+        key, torch.zeros(0)
+    ).shape == (0,)
 
 
 def examples(weight):
     weight = torch.tensor(weight, dtype=torch.get_default_dtype())
-    return ExampleSet(torch.arange(30.0)[:, None], torch.arange(30), torch.arange(len(weight)), weight)
+    return ExampleSet(
+        torch.arange(30.0)[:, None], torch.arange(30), torch.arange(len(weight)), weight
+    )
 
 
 def test_what_is_kept_does_not_depend_on_padding():
@@ -135,11 +155,16 @@ def test_what_is_kept_does_not_depend_on_padding():
 
 def test_keep_is_a_fair_draw():
     """Every example is kept equally often: 3 of 7 in 700 draws, tolerance five standard errors."""
-    counts = sum((examples([1.0] * 7).keep(torch.tensor(3), new_key(seed)).weight > 0).double() for seed in range(700))
+    counts = sum(
+        (examples([1.0] * 7).keep(torch.tensor(3), new_key(seed)).weight > 0).double()
+        for seed in range(700)
+    )
     assert (counts - 300).abs().max() < 5 * math.sqrt(700 * 3 / 7 * 4 / 7)
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.0, 0), (0.1, 0), (0.29, 2), (0.5, 3), (0.99, 6), (1.0, 7)])
+@pytest.mark.parametrize(
+    ("fraction", "kept"), [(0.0, 0), (0.1, 0), (0.29, 2), (0.5, 3), (0.99, 6), (1.0, 7)]
+)
 def test_sample_rounds_down(fraction, kept):
     assert examples([1, 1, 0, 1, 1, 1, 0, 1, 1]).sample(fraction, new_key(0)).size() == kept
 

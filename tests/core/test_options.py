@@ -80,16 +80,22 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "value", "rest"), BAD, ids=str)
-@pytest.mark.parametrize("make", [lambda **values: build(Section, values, section="section"), Section])
+@pytest.mark.parametrize(
+    "make", [lambda **values: build(Section, values, section="section"), Section]
+)
 def test_values_that_do_not_fit_are_refused(make, name, value, rest):
     with pytest.raises(ConfigError) as caught:
         make(**{name: value})
     assert caught.value.key == f"section.{name}"
-    assert caught.value.message.startswith(f"section.{name} must be ") and caught.value.message.endswith(f"{rest}.")
+    assert caught.value.message.startswith(
+        f"section.{name} must be "
+    ) and caught.value.message.endswith(f"{rest}.")
 
 
 def test_another_spelling_of_a_choice_becomes_the_choice():
-    assert Section(kind="SGD").kind == build(Section, {"kind": "SGD"}, section="section").kind == "sgd"
+    assert (
+        Section(kind="SGD").kind == build(Section, {"kind": "SGD"}, section="section").kind == "sgd"
+    )
 
 
 def test_a_bound_holds_within_a_choice_of_types():
@@ -125,7 +131,9 @@ def test_a_whole_number_becomes_a_float_where_one_is_due():
     ],
 )
 def test_ranges(bounds, inside, outside, text):
-    assert all(bounds.holds(value) for value in inside) and not any(bounds.holds(value) for value in outside)
+    assert all(bounds.holds(value) for value in inside) and not any(
+        bounds.holds(value) for value in outside
+    )
     assert str(bounds) == text
 
 
@@ -133,7 +141,9 @@ def test_unknown_options_name_the_nearest_and_what_there_is():
     with pytest.raises(ConfigError) as caught:
         build(Section, {"cuont": 3}, section="section")
     error = caught.value
-    assert error.message.startswith("unknown option 'section.cuont'; did you mean 'count'? Options of section: rate, ")
+    assert error.message.startswith(
+        "unknown option 'section.cuont'; did you mean 'count'? Options of section: rate, "
+    )
     assert (error.key, error.got) == ("section.cuont", "cuont") and "count" in error.allowed
     with pytest.raises(ConfigError, match=r"unknown option 'section.zzz'"):
         build(Section, {"zzz": 3}, section="section")
@@ -144,7 +154,10 @@ def test_sections_speak_in_their_own_name():
         (lambda: Training(lr=-1.0), "training.lr must be > 0, got -1.0."),
         (lambda: Training(momentum=1), "training.momentum must be >= 0 and < 1, got 1.0."),
         (lambda: Training(epochs=True), "training.epochs must be a whole number, got True."),
-        (lambda: Training(optimizer="adma"), "training.optimizer must be one of 'sgd', 'adam', got 'adma'."),
+        (
+            lambda: Training(optimizer="adma"),
+            "training.optimizer must be one of 'sgd', 'adam', got 'adma'.",
+        ),
         (lambda: Schedule(rounds=0), "federation.rounds must be >= 1, got 0."),
         (lambda: EngineOptions(block=0), "engine.block must be >= 1, got 0."),
         (lambda: EngineOptions(workers=-1), "engine.workers must be >= 0, got -1."),

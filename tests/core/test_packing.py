@@ -1,4 +1,5 @@
-"""Messages as they travel: the same bits at the other end, the bytes that are counted, and no trust in the sender."""
+"""Messages as they travel: the same bits at the other end, the bytes that are counted, and no trust
+in the sender."""
 
 import itertools
 import random
@@ -51,8 +52,11 @@ def covariances(*lead, generator):
     return (product + product.mT) / 2
 
 
-def upload_of(seed=0, counts=(3.0, 0.0, 2.0, 0.0), own=(1.0, 0.0), rows=(1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1)):
-    """Return an upload of every kind of field, with rows that are not sent and a leaf with its axes swapped."""
+def upload_of(
+    seed=0, counts=(3.0, 0.0, 2.0, 0.0), own=(1.0, 0.0), rows=(1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1)
+):
+    """Return an upload of every kind of field, with rows that are not sent and a leaf with its axes
+    swapped."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -90,14 +94,27 @@ def assert_same_bits(found, expected):
 
 def test_what_is_sent_is_what_is_counted():
     upload = upload_of()
-    model, means, spread, rates, covariance, head, total, others = 27, 2 * 3, 2 * 6, 2 * 2, 6, 1 * 4, 5 * 2, 3 + 4 + 2
+    model, means, spread, rates, covariance, head, total, others = (
+        27,
+        2 * 3,
+        2 * 6,
+        2 * 2,
+        6,
+        1 * 4,
+        5 * 2,
+        3 + 4 + 2,
+    )
     weights = 1 + 4 + 2
     floats = model + means + spread + rates + covariance + head + total + others + weights
     mask = 2
     assert upload_bytes(upload, MESSAGES) == 4 * floats + mask
     assert packed_bytes(pack_upload(upload, MESSAGES)) == 4 * floats + mask
     everything = upload_of(counts=(1.0, 1.0, 1.0, 1.0), own=(1.0, 1.0), rows=[1] * 11)
-    assert upload_bytes(everything, MESSAGES) == packed_bytes(pack_upload(everything, MESSAGES)) == 4 * 123 + mask
+    assert (
+        upload_bytes(everything, MESSAGES)
+        == packed_bytes(pack_upload(everything, MESSAGES))
+        == 4 * 123 + mask
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -151,19 +168,27 @@ def test_rows_that_were_not_sent_change_no_bit_of_a_reduction(seed, sizes, own, 
     for name, field in MESSAGES.items():
         if field.reduction == "none":
             continue
-        one, other = ({client: each[name] for client, each in all.items()} for all in (uploads, arrived))
+        one, other = (
+            {client: each[name] for client, each in all.items()} for all in (uploads, arrived)
+        )
         assert_same_bits(reduce_field(one), reduce_field(other))
         if field.reduction == "mean":
-            for rule, old in itertools.product(("norm_clip", "median", "trimmed_mean"), (None, before[name])):
+            for rule, old in itertools.product(
+                ("norm_clip", "median", "trimmed_mean"), (None, before[name])
+            ):
                 assert_same_bits(
-                    reduce_robustly(rule, 0.25, one, field, old), reduce_robustly(rule, 0.25, other, field, old)
+                    reduce_robustly(rule, 0.25, one, field, old),
+                    reduce_robustly(rule, 0.25, other, field, old),
                 )
     assert left_out_by_krum(uploads, before, 0.25) == left_out_by_krum(arrived, before, 0.25)
 
 
 def test_a_matrix_that_is_not_symmetric_in_every_bit_is_sent_in_full():
     upload = upload_of()
-    for odd in (torch.nextafter(upload["covariance"].value[0, 1], torch.tensor(9.0)), torch.tensor(-0.0)):
+    for odd in (
+        torch.nextafter(upload["covariance"].value[0, 1], torch.tensor(9.0)),
+        torch.tensor(-0.0),
+    ):
         matrix = torch.eye(3) if odd == 0 else upload["covariance"].value.clone()
         matrix[0, 1] = odd
         changed = {**upload, "covariance": Mean(matrix, upload["covariance"].weight)}
@@ -198,9 +223,18 @@ def test_wrong_values_travel_and_are_refused_in_the_same_words(name, row):
     [
         ({"means": Mean(torch.zeros(4, 2), torch.ones(4))}, "field 'means': it has shape"),
         ({"step": Mean(torch.zeros(2), torch.tensor(2.0))}, "field 'step': weight must be 1"),
-        ({"total": Sum({"x": torch.zeros(11, 2)}, torch.full((11,), 0.5))}, "field 'total': rows must be 0 or 1"),
-        ({"single": Each({"first": torch.zeros(()), "second": torch.zeros(3)})}, "declared as Pair"),
-        ({"means": Mean(torch.zeros(4, 3), torch.tensor([1.0, 2, 1, 1]))}, "weight differs from that of"),
+        (
+            {"total": Sum({"x": torch.zeros(11, 2)}, torch.full((11,), 0.5))},
+            "field 'total': rows must be 0 or 1",
+        ),
+        (
+            {"single": Each({"first": torch.zeros(()), "second": torch.zeros(3)})},
+            "declared as Pair",
+        ),
+        (
+            {"means": Mean(torch.zeros(4, 3), torch.tensor([1.0, 2, 1, 1]))},
+            "weight differs from that of",
+        ),
         ({"other": Each(torch.zeros(1))}, "the upload has fields"),
     ],
 )
@@ -224,7 +258,8 @@ def test_nothing_declared_nothing_sent():
 
 
 def spoiled(packed, change):
-    """Return a copy of a packed upload with a part replaced: ``change`` maps a path of keys to its new value."""
+    """Return a copy of a packed upload with a part replaced: ``change`` maps a path of keys to its
+    new value."""
     packed = {key: dict(part) for key, part in packed.items()}
     for (*path, last), value in change.items():
         place = packed
@@ -261,13 +296,19 @@ def spoiled(packed, change):
         ({("weights", "own", "step"): torch.ones(())}, "own weights"),
         ({("weights", "shared", "num_train"): None}, "shared weights"),
         ({("weights", "shared", "class_counts"): torch.ones(5)}, "field 'means'"),
-        ({("weights", "shared", "class_counts"): torch.ones(4)}, "field 'means'"),  # then all rows must be there
+        (
+            {("weights", "shared", "class_counts"): torch.ones(4)},
+            "field 'means'",
+        ),  # then all rows must be there
         ({("weights",): ()}, "weights of an upload"),
         ({("rows", "means"): torch.zeros(1, dtype=torch.uint8)}, "rows of an upload"),
         ({("rows", "whole"): torch.zeros(3, dtype=torch.uint8)}, "field 'whole'"),
         ({("rows", "total"): torch.zeros(3, dtype=torch.uint8)}, "field 'total'"),
         ({("rows", "total"): torch.zeros(2)}, "field 'total'"),
-        ({("rows", "total"): torch.full((2,), 255, dtype=torch.uint8)}, "field 'total': rows must be bits that are 0"),
+        (
+            {("rows", "total"): torch.full((2,), 255, dtype=torch.uint8)},
+            "field 'total': rows must be bits that are 0",
+        ),
         ({("rows", "total"): torch.tensor([128, 0], dtype=torch.uint8)}, "field 'total': 'x'"),
         ({("rows", "total"): torch.zeros((), dtype=torch.uint8)}, "field 'total'"),
         ({("rows", "total"): torch.zeros(1, 1, 1, 1, dtype=torch.uint8)}, "field 'total'"),
@@ -280,7 +321,9 @@ def test_a_packed_upload_of_another_form_is_refused_by_name(change, words):
         unpack_upload(spoiled(pack_upload(upload_of(), MESSAGES), change), MESSAGES)
 
 
-@pytest.mark.parametrize("value", [(), {}, torch.zeros(3), ({},), {1: (), "values": ()}, None, "text", [1]])
+@pytest.mark.parametrize(
+    "value", [(), {}, torch.zeros(3), ({},), {1: (), "values": ()}, None, "text", [1]]
+)
 def test_anything_else_is_refused(value):
     with pytest.raises(DataError, match="upload must be"):
         unpack_upload(value, MESSAGES)
@@ -288,9 +331,13 @@ def test_anything_else_is_refused(value):
 
 def odd_value(drawn):
     """Return something that may stand anywhere in a tree."""
-    dtype = drawn.choice([torch.float32, torch.float64, torch.uint8, torch.bool, torch.int64, torch.bfloat16])
+    dtype = drawn.choice(
+        [torch.float32, torch.float64, torch.uint8, torch.bool, torch.int64, torch.bfloat16]
+    )
     shape = [drawn.choice([0, 1, 2, 3, 4, 6, 11]) for _ in range(drawn.randrange(4))]
-    return drawn.choice([(), {}, ((),), {3: ()}, torch.zeros(shape).to(dtype), torch.full(shape, 255).to(dtype)])
+    return drawn.choice(
+        [(), {}, ((),), {3: ()}, torch.zeros(shape).to(dtype), torch.full(shape, 255).to(dtype)]
+    )
 
 
 def mutated(value, drawn):
@@ -323,7 +370,8 @@ def test_mutated_trees_are_uploads_or_refused():
         read += 1
         problem_with(upload, MESSAGES)
         shapes = {
-            name: {path: tuple(leaf.shape) for path, leaf in tree.paths(e.value).items()} for name, e in upload.items()
+            name: {path: tuple(leaf.shape) for path, leaf in tree.paths(e.value).items()}
+            for name, e in upload.items()
         }
         assert shapes == {name: MESSAGES[name].leaf_shapes() for name in upload}
     assert 0 < read < 1500
@@ -388,13 +436,30 @@ def test_a_broadcast_that_cannot_be_packed_counts_in_full():
 
 def test_only_covariances_that_are_sent_down_are_touched():
     up = {"covariance": Field(kind="covariance", shapes=(3, 3), down=False)}
-    for shared, messages in (((), MESSAGES), (torch.eye(3), MESSAGES), ({"covariance": torch.eye(2)}, up)):
-        assert pack_download(shared, messages) is shared and unpack_download(shared, messages) is shared
+    for shared, messages in (
+        ((), MESSAGES),
+        (torch.eye(3), MESSAGES),
+        ({"covariance": torch.eye(2)}, up),
+    ):
+        assert (
+            pack_download(shared, messages) is shared
+            and unpack_download(shared, messages) is shared
+        )
         assert download_bytes(up, shared) == 0
 
 
 @pytest.mark.parametrize(
-    "value", [torch.zeros(5), torch.zeros(3, 2), torch.zeros(()), (), {}, {"a": torch.eye(3)}, (torch.eye(3),), None]
+    "value",
+    [
+        torch.zeros(5),
+        torch.zeros(3, 2),
+        torch.zeros(()),
+        (),
+        {},
+        {"a": torch.eye(3)},
+        (torch.eye(3),),
+        None,
+    ],
 )
 def test_a_broadcast_of_another_form_is_refused_by_name(value):
     with pytest.raises(DataError, match="download, field 'covariance'"):

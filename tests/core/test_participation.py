@@ -10,7 +10,9 @@ from fedtailor.core.participation import Participation, _lowest, parse_participa
 
 
 def cohorts(plan, *, population=40, rounds=60, seed=1):
-    return [plan.cohort(seed, round, rounds + 1, population).tolist() for round in range(1, rounds + 1)]
+    return [
+        plan.cohort(seed, round, rounds + 1, population).tolist() for round in range(1, rounds + 1)
+    ]
 
 
 def test_everybody():
@@ -19,7 +21,9 @@ def test_everybody():
 
 def test_fixed_numbers_without_replacement():
     drawn = cohorts(Participation(plan="fixed", count=7))
-    assert all(len(set(ids)) == 7 and ids == sorted(ids) and ids[0] >= 0 and ids[-1] < 40 for ids in drawn)
+    assert all(
+        len(set(ids)) == 7 and ids == sorted(ids) and ids[0] >= 0 and ids[-1] < 40 for ids in drawn
+    )
     assert len({tuple(ids) for ids in drawn}) > 50
     counts = [sum(client in ids for ids in drawn) for client in range(40)]
     assert max(abs(count - 10.5) for count in counts) < 5 * math.sqrt(60 * 7 / 40 * 33 / 40)
@@ -43,11 +47,14 @@ def test_a_function_of_seed_and_round_alone():
 @pytest.mark.parametrize("count", [1, 3, 7, 50])
 def test_the_lowest_words_are_the_first_of_a_stable_sort(count):
     words = np.random.default_rng(0).integers(0, 9, 50, dtype=np.uint64)
-    assert _lowest(words, count).tolist() == sorted(np.argsort(words, kind="stable")[:count].tolist())
+    assert _lowest(words, count).tolist() == sorted(
+        np.argsort(words, kind="stable")[:count].tolist()
+    )
 
 
 def test_more_clients_do_not_change_who_was_drawn_before():
-    """Every client has a word of its own: the draw of the first 40 does not depend on how many follow."""
+    """Every client has a word of its own: the draw of the first 40 does not depend on how many
+    follow."""
     plan = Participation(plan="bernoulli", probability=0.3)
     small, large = cohorts(plan, population=40), cohorts(plan, population=60)
     assert [[client for client in ids if client < 40] for ids in large] == small
@@ -68,7 +75,9 @@ def test_small_cohorts_are_drawn_again():
 
 def test_a_minimum_that_is_never_reached_ends_the_run():
     hopeless = Participation(plan="bernoulli", probability=1e-6, min_clients=5)
-    with pytest.raises(RunError, match=r"1e-06 of 6 clients .*min_clients 5 in 10000 draws of round 2"):
+    with pytest.raises(
+        RunError, match=r"1e-06 of 6 clients .*min_clients 5 in 10000 draws of round 2"
+    ):
         hopeless.cohort(1, 2, 5, 6)
 
 
@@ -77,11 +86,16 @@ def test_a_minimum_that_is_never_reached_ends_the_run():
     [
         (Participation(plan="fixed", count=11), "federation.participation"),
         (Participation(min_clients=11), "federation.min_clients"),
-        (Participation(plan="bernoulli", probability=0.5, min_clients=11), "federation.min_clients"),
+        (
+            Participation(plan="bernoulli", probability=0.5, min_clients=11),
+            "federation.min_clients",
+        ),
     ],
 )
 def test_more_clients_than_there_are(plan, key):
-    with pytest.raises(ConfigError, match="asks for 11 clients a round, but there are only 10") as caught:
+    with pytest.raises(
+        ConfigError, match="asks for 11 clients a round, but there are only 10"
+    ) as caught:
         plan.check(10)
     assert caught.value.key == key and caught.value.got == 11
     plan.check(11)
@@ -110,13 +124,26 @@ def test_parse(value, expected):
     assert named.min_clients == 2 and not named.full_last_round and named.plan == expected.plan
 
 
-NONSENSE = ["", "some", "fixed", "fixed(", "fixed()", "fixed(2.5)", "bernoulli(x)", "bernoulli(nan)", "fixed(3)x", "2"]
+NONSENSE = [
+    "",
+    "some",
+    "fixed",
+    "fixed(",
+    "fixed()",
+    "fixed(2.5)",
+    "bernoulli(x)",
+    "bernoulli(nan)",
+    "fixed(3)x",
+    "2",
+]
 NUMBERS = [0, 0.0, -0.5, 1.5, True, False, float("nan"), float("inf")]
 
 
 @pytest.mark.parametrize("value", NONSENSE + NUMBERS, ids=str)
 def test_parse_refuses(value):
-    with pytest.raises(ConfigError, match=r"federation.participation must be a probability such as 0.3") as caught:
+    with pytest.raises(
+        ConfigError, match=r"federation.participation must be a probability such as 0.3"
+    ) as caught:
         parse_participation(value)
     assert caught.value.key == "federation.participation"
 

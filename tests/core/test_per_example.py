@@ -1,4 +1,5 @@
-"""Parts of a personal model with a row per example: padding goes last, and is cut off before anything is kept."""
+"""Parts of a personal model with a row per example: padding goes last, and is cut off before
+anything is kept."""
 
 import json
 from typing import NamedTuple
@@ -25,7 +26,10 @@ class Model(NamedTuple):
 
 def model(rows):
     marked = {"z": torch.arange(2.0 * rows).view(rows, 2), "y": torch.arange(rows)}
-    return Model({"weight": torch.ones(7, 2), "own": (PerExample(torch.arange(rows) * 10),)}, PerExample(marked))
+    return Model(
+        {"weight": torch.ones(7, 2), "own": (PerExample(torch.arange(rows) * 10),)},
+        PerExample(marked),
+    )
 
 
 def test_padding_goes_last_and_is_cut_off():
@@ -42,7 +46,11 @@ def test_padding_goes_last_and_is_cut_off():
 def test_other_things_pass_through():
     odd = {"list": [1, 2], "none": None, "text": "a", "tensor": torch.ones(3)}
     assert cut(odd, 1) == odd and present_first((), torch.ones(2)) == ()
-    assert holds_examples(model(2)) and holds_examples(((), {"a": PerExample(())})) and not holds_examples(odd)
+    assert (
+        holds_examples(model(2))
+        and holds_examples(((), {"a": PerExample(())}))
+        and not holds_examples(odd)
+    )
 
 
 class Inputs(NamedTuple):
@@ -54,7 +62,9 @@ class Inputs(NamedTuple):
 
 def remember(task, common, inputs):
     rows, weight = inputs.train
-    return present_first(PerExample({"rows": rows, "double": common.y[rows] * 2.0}), weight), weight.sum()
+    return present_first(
+        PerExample({"rows": rows, "double": common.y[rows] * 2.0}), weight
+    ), weight.sum()
 
 
 class Common(NamedTuple):
@@ -69,13 +79,19 @@ class Task(NamedTuple):
     model: object
 
 
-@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(), Batched(2)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    "engine", [Reference(), Workers(2), Batched(), Batched(2)], ids=lambda engine: engine.name
+)
 @pytest.mark.parametrize("wrap", [lambda engine: engine, Padded])
 def test_engines_return_the_rows_of_a_client(engine, wrap):
     table, task = Common(torch.arange(20)), Task(object())
-    parts = [torch.tensor(rows, dtype=torch.int64) for rows in ([3, 1, 4], [], [9], [5, 2, 6, 8, 7])]
+    parts = [
+        torch.tensor(rows, dtype=torch.int64) for rows in ([3, 1, 4], [], [9], [5, 2, 6, 8, 7])
+    ]
     ragged = [ExampleIndices(rows, torch.ones(len(rows))) for rows in parts]
-    jobs = [Job(client, task, Inputs(part, part), len(part.rows)) for client, part in enumerate(ragged)]
+    jobs = [
+        Job(client, task, Inputs(part, part), len(part.rows)) for client, part in enumerate(ragged)
+    ]
     for rows, (value, total) in zip(parts, wrap(engine).map(remember, table, jobs), strict=True):
         assert value.value["rows"].tolist() == rows.tolist() and float(total) == len(rows)
         assert value.value["double"].tolist() == [2.0 * row for row in rows.tolist()]
@@ -85,7 +101,10 @@ def test_model_files_hold_the_clients_rows_and_their_cards_say_so(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     arguments = ["run", "--clients", "4", "--rounds", "1", "--set", "training.epochs=1", "--json"]
     for name in ("knn_per", "fedavg"):
-        assert main([*arguments, "-a", name, "--partition", "dirichlet(alpha=0.5)", "--out", name]) == 0
+        assert (
+            main([*arguments, "-a", name, "--partition", "dirichlet(alpha=0.5)", "--out", name])
+            == 0
+        )
         assert json.loads(capsys.readouterr().out)["algorithm"] == name
     run = read_run("knn_per")
     for client in range(4):

@@ -12,7 +12,8 @@ populations = st.sets(st.integers(0, 300), min_size=1, max_size=40)
 
 
 def numbers(clients, size=8):
-    """Return numbers of very different size by client, so that every order of addition rounds differently."""
+    """Return numbers of very different size by client, so that every order of addition rounds
+    differently."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(301, size, generator=generator, dtype=torch.float64)
     scale = 10.0 ** torch.randint(-8, 9, (301, 1), generator=generator).double()
@@ -20,12 +21,17 @@ def numbers(clients, size=8):
 
 
 def by_halves(values, low, high):
-    """Return the sum over ids from low to high - 1 by definition: of both halves, or of the one that is not empty."""
+    """Return the sum over ids from low to high - 1 by definition: of both halves, or of the one
+    that is not empty."""
     present = [client for client in values if low <= client < high]
     if len(present) == 1:
         return values[present[0]]
     middle = (low + high) // 2
-    halves = [by_halves(values, *half) for half in ((low, middle), (middle, high)) if any_in(values, *half)]
+    halves = [
+        by_halves(values, *half)
+        for half in ((low, middle), (middle, high))
+        if any_in(values, *half)
+    ]
     return halves[0] + halves[1] if len(halves) == 2 else halves[0]
 
 
@@ -39,7 +45,9 @@ def test_a_sum_follows_the_definition(clients):
     values = numbers(clients)
     expected = by_halves(values, 0, 512)
     assert torch.equal(tree_sum(values), expected)
-    assert torch.equal(tree_sum(values), by_halves(values, 0, 4096)), "the size of the population matters"
+    assert torch.equal(tree_sum(values), by_halves(values, 0, 4096)), (
+        "the size of the population matters"
+    )
 
 
 @laws
@@ -86,7 +94,8 @@ def test_ids_must_increase():
 
 
 def arriving(values, expected, order):
-    """Return the sum of values that come in an order, among clients who may have been expected in vain."""
+    """Return the sum of values that come in an order, among clients who may have been expected in
+    vain."""
     total = ArrivingSum(expected, torch.add)
     for client in order:
         if client in values:

@@ -11,15 +11,24 @@ from fedtailor.core.rng import Key, new_key, philox, plain, to_unit, words
 
 ONES = 2**64 - 1
 KNOWN = {
-    "zeros": ((0, 0, 0, 0), (0, 0), "16554d9eca36314c db20fe9d672d0fdc d7e772cee186176b 7e68b68aec7ba23b"),
-    "ones": ((ONES,) * 4, (ONES,) * 2, "87b092c3013fe90b 438c3c67be8d0224 9cc7d7c69cd777b6 a09caebf594f0ba0"),
+    "zeros": (
+        (0, 0, 0, 0),
+        (0, 0),
+        "16554d9eca36314c db20fe9d672d0fdc d7e772cee186176b 7e68b68aec7ba23b",
+    ),
+    "ones": (
+        (ONES,) * 4,
+        (ONES,) * 2,
+        "87b092c3013fe90b 438c3c67be8d0224 9cc7d7c69cd777b6 a09caebf594f0ba0",
+    ),
     "digits of pi": (
         (0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
         (0x452821E638D01377, 0xBE5466CF34E90C6C),
         "a528f45403e61d95 38c72dbd566e9788 a5a1610e72fd18b5 57bd43b5e52b7fe6",
     ),
 }
-"""Counter, key and block of Philox4x64-10, from the known-answer tests of Random123 (Salmon et al. 2011)."""
+"""Counter, key and block of Philox4x64-10, from the known-answer tests of Random123 (Salmon et al.
+2011)."""
 
 
 def before(counter):
@@ -35,11 +44,15 @@ def test_known_answers(counter, key, block):
 
 def test_the_counter_carries():
     """The block after counter (ONES, 0, 0, 0) is that of (0, 1, 0, 0)."""
-    assert philox((ONES - 1, 0, 0, 0), (1, 2), 8)[4:].tolist() == philox((ONES, 0, 0, 0), (1, 2), 4).tolist()
+    assert (
+        philox((ONES - 1, 0, 0, 0), (1, 2), 8)[4:].tolist()
+        == philox((ONES, 0, 0, 0), (1, 2), 4).tolist()
+    )
 
 
 def test_words_are_philox_of_the_key():
-    """Counter words: block, step, round, client; key words: seed, purpose; negative numbers modulo 2^64."""
+    """Counter words: block, step, round, client; key words: seed, purpose; negative numbers modulo
+    2^64."""
     key = (7, 6, 5, 4, -3)
     assert words(key, 4).tolist() == philox((0, 4, 6, 5), (7, ONES - 2), 4).tolist()
 
@@ -63,7 +76,9 @@ def test_reads_do_not_disturb_each_other():
     assert [words(key, 5).tolist() for key in reversed(keys)] == alone[::-1]
     found = {}
     threads = [
-        threading.Thread(target=lambda n=n: found.update({n: [words(keys[n], 5).tolist() for _ in range(200)]}))
+        threading.Thread(
+            target=lambda n=n: found.update({n: [words(keys[n], 5).tolist() for _ in range(200)]})
+        )
         for n in range(3)
     ]
     for thread in threads:
@@ -93,7 +108,8 @@ def test_every_part_of_a_key_matters():
 
 
 def test_keys_are_the_same_for_ever():
-    """A run must repeat on another machine and with another version: the derivation of keys is part of the format."""
+    """A run must repeat on another machine and with another version: the derivation of keys is part
+    of the format."""
     key = new_key(42, round=3, client=5, purpose="train").fold("order")
     assert plain(key)[:4] == (42, 3, 5, 0)
     assert key.purpose == 532223985530734855
@@ -109,14 +125,19 @@ def test_a_common_key_forgets_round_client_and_purpose():
 def test_a_key_is_a_value():
     key = new_key(3)
     folded = key.fold("a")
-    assert isinstance(key, Key) and plain(key) == plain(new_key(3)) and plain(folded) == plain(key.fold("a"))
+    assert (
+        isinstance(key, Key)
+        and plain(key) == plain(new_key(3))
+        and plain(folded) == plain(key.fold("a"))
+    )
     assert [field.dtype for field in key[:4]] == [torch.int64] * 4 and isinstance(key.purpose, int)
     assert -(2**63) <= key.purpose < 2**63
     assert plain(rng.join_key(key[:4], key.purpose)) == plain(key)
 
 
 def test_keys_can_be_stacked():
-    """Under vmap the fields are stacked; folding costs nothing per client and gives the same purpose."""
+    """Under vmap the fields are stacked; folding costs nothing per client and gives the same
+    purpose."""
     clients = torch.arange(4)
 
     def one(client):

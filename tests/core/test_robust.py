@@ -28,16 +28,23 @@ SHARE = 0.3
 
 def values(seed):
     generator = torch.Generator().manual_seed(seed)
-    return {"w": torch.randn(4, 3, generator=generator), "b": torch.randn(3, generator=generator), "n": torch.ones(())}
+    return {
+        "w": torch.randn(4, 3, generator=generator),
+        "b": torch.randn(3, generator=generator),
+        "n": torch.ones(()),
+    }
 
 
 def entries(count=7):
-    return {client: Mean(values(client), torch.tensor(float(client + 1))) for client in range(count)}
+    return {
+        client: Mean(values(client), torch.tensor(float(client + 1))) for client in range(count)
+    }
 
 
 def stacked(given):
     return {
-        path: np.stack([tree.paths(each.value)[path].double().numpy() for each in given.values()]) for path in "wbn"
+        path: np.stack([tree.paths(each.value)[path].double().numpy() for each in given.values()])
+        for path in "wbn"
     }
 
 
@@ -49,7 +56,9 @@ def test_median_and_trimmed_mean_are_those_of_numpy_and_scipy(count):
     trimmed = reduce_robustly("trimmed_mean", SHARE, given, FIELD, None)
     for path, column in expected.items():
         assert np.allclose(tree.paths(median.value)[path], np.median(column, 0), rtol=1e-6)
-        assert np.allclose(tree.paths(trimmed.value)[path], scipy.stats.trim_mean(column, SHARE, 0), rtol=1e-6)
+        assert np.allclose(
+            tree.paths(trimmed.value)[path], scipy.stats.trim_mean(column, SHARE, 0), rtol=1e-6
+        )
     assert median.total_weight == trimmed.total_weight == sum(range(1, count + 1))
 
 
@@ -67,7 +76,11 @@ def test_only_rows_that_were_sent_count(rule):
         if not sent:
             assert reduced.value[row].tolist() == [0, 0, 0]
             continue
-        wanted = np.median(sent, 0) if rule == "median" else scipy.stats.trim_mean(np.array(sent), SHARE, 0)
+        wanted = (
+            np.median(sent, 0)
+            if rule == "median"
+            else scipy.stats.trim_mean(np.array(sent), SHARE, 0)
+        )
         assert np.allclose(reduced.value[row], wanted, rtol=1e-6)
     assert torch.equal(reduced.total_weight, weights.double().sum(0))
     assert torch.equal(reduced.or_else(torch.full((4, 3), -1.0))[1], torch.full((3,), -1.0))
@@ -77,7 +90,9 @@ def test_clipping_shortens_long_changes_to_the_median_and_leaves_the_others():
     sent = values(99)
     given = entries(5)
     norms = [
-        math.sqrt(sum(float((each.value[path] - sent[path]).double().square().sum()) for path in sent))
+        math.sqrt(
+            sum(float((each.value[path] - sent[path]).double().square().sum()) for path in sent)
+        )
         for each in given.values()
     ]
     bound = float(np.median(norms))
@@ -102,7 +117,11 @@ def test_a_change_is_from_what_was_sent():
     """A client that changes nothing is not clipped, however large the model is."""
     sent = {path: leaf * 1e6 for path, leaf in values(0).items()}
     near = {path: leaf + 1e-3 for path, leaf in sent.items()}
-    given = {0: Mean(sent, torch.tensor(1.0)), 1: Mean(near, torch.tensor(1.0)), 2: Mean(values(3), torch.tensor(1.0))}
+    given = {
+        0: Mean(sent, torch.tensor(1.0)),
+        1: Mean(near, torch.tensor(1.0)),
+        2: Mean(values(3), torch.tensor(1.0)),
+    }
     reduced = reduce_robustly("norm_clip", SHARE, given, FIELD, sent)
     for path, leaf in sent.items():
         assert torch.allclose(reduced.value[path], leaf, rtol=1e-5)
@@ -112,7 +131,10 @@ def test_a_change_is_from_what_was_sent():
 @pytest.mark.parametrize("factor", [1e3, -10.0, -1.0, 1e20])
 def test_one_of_five_cannot_move_the_result_far(rule, factor):
     given = {
-        client: Mean(tree.map(lambda leaf, c=client: leaf * 0.1 + 1 + 0.01 * c, values(client)), torch.tensor(1.0))
+        client: Mean(
+            tree.map(lambda leaf, c=client: leaf * 0.1 + 1 + 0.01 * c, values(client)),
+            torch.tensor(1.0),
+        )
         for client in range(5)
     }
     honest = reduce_field({client: given[client] for client in range(4)})
@@ -135,13 +157,17 @@ def test_neither_order_nor_pieces_change_a_bit(rule, monkeypatch):
 
 def test_types_stay():
     given = {
-        client: Mean({"w": torch.randn(2, dtype=torch.float64)}, torch.ones((), dtype=torch.float64))
+        client: Mean(
+            {"w": torch.randn(2, dtype=torch.float64)}, torch.ones((), dtype=torch.float64)
+        )
         for client in range(3)
     }
     field = Field(kind="model", shapes={"w": (2,)})
     for rule in RULES:
         assert reduce_robustly(rule, SHARE, given, field, None).value["w"].dtype == torch.float64
-        assert reduce_robustly(rule, SHARE, entries(3), FIELD, None).value["w"].dtype == torch.float32
+        assert (
+            reduce_robustly(rule, SHARE, entries(3), FIELD, None).value["w"].dtype == torch.float32
+        )
 
 
 def covariances(count, size=4):
@@ -155,7 +181,9 @@ def covariances(count, size=4):
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
 def test_covariances_stay_positive_definite(rule):
     field = Field(kind="covariance", shapes=(4, 4))
-    given = {client: Mean(matrix, torch.tensor(1.0)) for client, matrix in enumerate(covariances(5))}
+    given = {
+        client: Mean(matrix, torch.tensor(1.0)) for client, matrix in enumerate(covariances(5))
+    }
     plain = torch.stack([entry.value for entry in given.values()]).double().median(0).values
     assert torch.linalg.eigvalsh(plain).min() < 0, "the test needs a median that is no covariance"
     reduced = reduce_robustly(rule, SHARE, given, field, None).value
@@ -177,7 +205,9 @@ def uploads(count, spoil=()):
         one = tree.map(lambda leaf, center=center: leaf + center.mean(), values(client))
         made[client] = {
             "model": Mean(one, torch.tensor(1.0)),
-            "sums": Sum(torch.randn(2, generator=torch.Generator().manual_seed(client)) + center[:2]),
+            "sums": Sum(
+                torch.randn(2, generator=torch.Generator().manual_seed(client)) + center[:2]
+            ),
             "head": Each({"h": torch.ones(2)}),
         }
     return made
@@ -190,7 +220,8 @@ def test_krum_leaves_out_the_farthest(spoil):
 
 
 def test_krum_scores_are_those_of_the_definition():
-    """Blanchard et al. 2017, section 4: the sum of squared distances to the n - f - 2 nearest others."""
+    """Blanchard et al. 2017, section 4: the sum of squared distances to the n - f - 2 nearest
+    others."""
     given = uploads(8)
     sent = {"model": values(77)}
     vectors = []
@@ -200,7 +231,11 @@ def test_krum_scores_are_those_of_the_definition():
         vectors.append(np.concatenate([leaf.double().numpy().ravel() for leaf in leaves]))
     scores = []
     for one in range(8):
-        distances = sorted(float(((vectors[one] - vectors[other]) ** 2).sum()) for other in range(8) if other != one)
+        distances = sorted(
+            float(((vectors[one] - vectors[other]) ** 2).sum())
+            for other in range(8)
+            if other != one
+        )
         scores.append(math.sqrt(sum(distances[: 8 - 2 - 2])))
     found = left_out_by_krum(given, sent, share=0.25)
     assert sorted(found) == sorted(np.argsort(scores)[-2:].tolist())
@@ -232,18 +267,32 @@ def test_what_was_sent_is_found_by_name_and_shape():
     shared = {"model": values(0), "delta": values(0)["w"], "count": 3}
     found = sent_values(shared, messages)
     assert found["model"] is shared["model"] and found["delta"] is None and found["count"] is None
-    assert unprotected_fields("median", messages) == ["count"] and unprotected_fields("krum", messages) == []
+    assert (
+        unprotected_fields("median", messages) == ["count"]
+        and unprotected_fields("krum", messages) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("rule", "share", "fewest"),
-    [("none", 0.25, 1), ("norm_clip", 0.1, 3), ("median", 0.1, 3), ("trimmed_mean", 0.25, 4), ("krum", 0.1, 10)],
+    [
+        ("none", 0.25, 1),
+        ("norm_clip", 0.1, 3),
+        ("median", 0.1, 3),
+        ("trimmed_mean", 0.25, 4),
+        ("krum", 0.1, 10),
+    ],
 )
 def test_a_rule_needs_enough_clients(rule, share, fewest):
     schedule = Schedule(robust=rule, robust_share=share)
     assert schedule.fewest_uploads == fewest
     schedule.check(fewest)
     if fewest > 1:
-        for few in (schedule, Schedule(robust=rule, robust_share=share, participation=Participation(plan="fixed"))):
-            with pytest.raises(ConfigError, match=rf"robust = '{rule}' needs {fewest} clients in a round, got \d"):
+        for few in (
+            schedule,
+            Schedule(robust=rule, robust_share=share, participation=Participation(plan="fixed")),
+        ):
+            with pytest.raises(
+                ConfigError, match=rf"robust = '{rule}' needs {fewest} clients in a round, got \d"
+            ):
                 few.check(fewest - 1)

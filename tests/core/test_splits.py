@@ -10,7 +10,9 @@ LISTS = [([4, 2], [], [1]), ([], [7], []), ([5], [], [3, 0, 6])]
 
 
 def splits():
-    return Splits(Split(*(torch.tensor(part, dtype=torch.int64) for part in parts)) for parts in LISTS)
+    return Splits(
+        Split(*(torch.tensor(part, dtype=torch.int64) for part in parts)) for parts in LISTS
+    )
 
 
 def lists(found):

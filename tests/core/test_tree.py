@@ -26,7 +26,9 @@ laws = settings(max_examples=60, deadline=None)
 
 def equal(first, second):
     one, two = tree.paths(first), tree.paths(second)
-    return list(one) == list(two) and all(torch.equal(leaf, two[path]) for path, leaf in one.items())
+    return list(one) == list(two) and all(
+        torch.equal(leaf, two[path]) for path, leaf in one.items()
+    )
 
 
 @laws
@@ -78,12 +80,19 @@ def test_paths_name_every_level():
 
 
 def test_types_are_kept():
-    value = {"batch": Batch(torch.zeros(1), torch.zeros(1), torch.zeros(1)), "pair": (torch.zeros(1), ())}
+    value = {
+        "batch": Batch(torch.zeros(1), torch.zeros(1), torch.zeros(1)),
+        "pair": (torch.zeros(1), ()),
+    }
     mapped = tree.map(torch.clone, value)
-    assert type(mapped["batch"]) is Batch and type(mapped["pair"]) is tuple and mapped["pair"][1] == ()
+    assert (
+        type(mapped["batch"]) is Batch and type(mapped["pair"]) is tuple and mapped["pair"][1] == ()
+    )
 
 
-@pytest.mark.parametrize("leaf", [None, 1.0, 3, "text", [torch.zeros(1)], {1, 2}], ids=lambda leaf: type(leaf).__name__)
+@pytest.mark.parametrize(
+    "leaf", [None, 1.0, 3, "text", [torch.zeros(1)], {1, 2}], ids=lambda leaf: type(leaf).__name__
+)
 @pytest.mark.parametrize("function", [tree.paths, tree.leaves])
 def test_leaves_that_are_no_tensors_are_refused(leaf, function):
     with pytest.raises(TypeError, match=f"must be a tensor, got {type(leaf).__name__}"):
@@ -101,7 +110,10 @@ def test_trees_of_other_structure_are_refused():
 
 def test_entries_are_matched_by_name():
     """Two mappings with the same names in another order are the same tree."""
-    one, two = {"a": torch.tensor(1), "b": torch.tensor(10)}, {"b": torch.tensor(20), "a": torch.tensor(2)}
+    one, two = (
+        {"a": torch.tensor(1), "b": torch.tensor(10)},
+        {"b": torch.tensor(20), "a": torch.tensor(2)},
+    )
     assert tree.map(torch.add, one, two) == {"a": torch.tensor(3), "b": torch.tensor(30)}
     stacked = tree.stack([one, two])
     assert stacked["a"].tolist() == [1, 2] and stacked["b"].tolist() == [10, 20]

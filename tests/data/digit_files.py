@@ -16,12 +16,16 @@ def usps_line(label: int, values: np.ndarray) -> str:
     return f"{label} {pairs} "
 
 
-def write_usps(folder: Path, generator: np.random.Generator, *, train: int = 5, test: int = 3) -> list[str]:
+def write_usps(
+    folder: Path, generator: np.random.Generator, *, train: int = 5, test: int = 3
+) -> list[str]:
     """Write the two files and return the lines of the first."""
     (folder / "USPS").mkdir(exist_ok=True)
     lines: list[str] = []
     for file, rows in (("usps.t.bz2", test), ("usps.bz2", train)):
-        lines = [usps_line(row % 10 + 1, generator.integers(-1000, 1001, 256)) for row in range(rows)]
+        lines = [
+            usps_line(row % 10 + 1, generator.integers(-1000, 1001, 256)) for row in range(rows)
+        ]
         (folder / "USPS" / file).write_bytes(bz2.compress("\n".join([*lines, ""]).encode()))
     return lines
 
@@ -34,9 +38,16 @@ def mat_bytes(variables: dict[str, object], **how: object) -> bytes:
 
 
 def write_mat(
-    folder: Path, generator: np.random.Generator, name: str = "SVHN", *, train: int = 5, test: int = 3, **how: object
+    folder: Path,
+    generator: np.random.Generator,
+    name: str = "SVHN",
+    *,
+    train: int = 5,
+    test: int = 3,
+    **how: object,
 ) -> dict[str, np.ndarray]:
-    """Write the two files of SVHN or SynthDigits and return images (32, 32, 3, rows) and labels of the first."""
+    """Write the two files of SVHN or SynthDigits and return images (32, 32, 3, rows) and labels of
+    the first."""
     prefix, first = ("", 1) if name == "SVHN" else ("synth_", 0)
     (folder / name).mkdir(exist_ok=True)
     content: dict[str, np.ndarray] = {}
@@ -47,15 +58,22 @@ def write_mat(
     return content
 
 
-def write_mnist(folder: Path, generator: np.random.Generator, *, train: int = 6, test: int = 3) -> None:
+def write_mnist(
+    folder: Path, generator: np.random.Generator, *, train: int = 6, test: int = 3
+) -> None:
     """Write the four files of MNIST."""
     raw = folder / "MNIST/raw"
     raw.mkdir(parents=True)
     for part, rows in (("train", train), ("t10k", test)):
-        for file, shape in ((f"{part}-images-idx3-ubyte", (rows, 28, 28)), (f"{part}-labels-idx1-ubyte", (rows,))):
+        for file, shape in (
+            (f"{part}-images-idx3-ubyte", (rows, 28, 28)),
+            (f"{part}-labels-idx1-ubyte", (rows,)),
+        ):
             high = 256 if len(shape) == 3 else 10
             array = generator.integers(0, high, shape, dtype=np.uint8)
-            (raw / file).write_bytes(struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + array.tobytes())
+            (raw / file).write_bytes(
+                struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + array.tobytes()
+            )
 
 
 def write_mnist_m_arrays(

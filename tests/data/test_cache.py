@@ -69,9 +69,15 @@ def age(folder: Path) -> None:
         os.utime(path, (1e9, 1e9))
 
 
-@pytest.mark.parametrize("x", [None, np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)], ids=["images", "table"])
+@pytest.mark.parametrize(
+    "x", [None, np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)], ids=["images", "table"]
+)
 def test_every_field_comes_back(folder: Path, x: np.ndarray | None) -> None:
-    made = make() if x is None else make(x=x, subclasses=None, subclass_names=(), domains=None, domain_names=())
+    made = (
+        make()
+        if x is None
+        else make(x=x, subclasses=None, subclass_names=(), domains=None, domain_names=())
+    )
     first = cached(SIGNATURE, lambda: made, name="made")
     again = cached(SIGNATURE, never, name="made")
     assert first is made and entry(folder).name == f"made-{SIGNATURE[:16]}"
@@ -109,7 +115,9 @@ def test_what_is_loaded_is_mapped_and_cannot_change_the_file(folder: Path) -> No
         ("meta.json", None),
     ],
 )
-def test_a_damaged_entry_is_decoded_again_and_replaced(folder: Path, file: str, content: bytes | None) -> None:
+def test_a_damaged_entry_is_decoded_again_and_replaced(
+    folder: Path, file: str, content: bytes | None
+) -> None:
     cached(SIGNATURE, make, name="made")
     path = entry(folder) / file
     if content is None:
@@ -118,7 +126,10 @@ def test_a_damaged_entry_is_decoded_again_and_replaced(folder: Path, file: str, 
         path.write_bytes(content)
     assert cached(SIGNATURE, make, name="made").digest == make().digest
     assert cached(SIGNATURE, never, name="made").digest == make().digest
-    assert {path.name for path in entry(folder).iterdir()} == {*(f"{name}.npy" for name in cache._ARRAYS), "meta.json"}
+    assert {path.name for path in entry(folder).iterdir()} == {
+        *(f"{name}.npy" for name in cache._ARRAYS),
+        "meta.json",
+    }
 
 
 def test_a_header_that_python_cannot_read_is_damage(folder: Path) -> None:
@@ -199,14 +210,18 @@ def test_a_full_disk_stops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(folder.iterdir()), "nothing is left behind"
 
 
-def test_a_cache_folder_that_cannot_be_made_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_made_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "file" / "cache"))
     dataset = cached(SIGNATURE, make, name="made")
     assert dataset.digest == make().digest and "could not be kept" in dataset.notes[-1]
 
 
-def test_another_process_that_was_faster_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_that_was_faster_is_no_failure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replace = os.replace
 
     def late(source, target):
@@ -239,7 +254,9 @@ def test_several_at_once(folder: Path) -> None:
     assert found == [make().digest] * 40
 
 
-def test_the_signature_changes_with_files_and_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_signature_changes_with_files_and_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a").write_text("1")
     (tmp_path / "other").write_text("1")
@@ -294,7 +311,9 @@ def test_hard_links_of_two_folders_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "two/a").hardlink_to(tmp_path / "one/a")
     (tmp_path / "link").symlink_to("one")
     age(tmp_path)
-    first, second, linked = (signature_of(["a"], tmp_path / name) for name in ("one", "two", "link"))
+    first, second, linked = (
+        signature_of(["a"], tmp_path / name) for name in ("one", "two", "link")
+    )
     assert first != second and first == linked
 
 
@@ -314,12 +333,18 @@ def test_a_known_data_set_is_decoded_once(
     monkeypatch.setattr("fedtailor.data.datasets.mnist.load_mnist", lambda _: never())
     again = load_dataset("mnist", tmp_path)
     np.testing.assert_array_equal(again.x[:6, ..., 0], arrays["train-images-idx3-ubyte"])
-    assert (again.digest, again.sources, again.license) == (first.digest, first.sources, first.license)
+    assert (again.digest, again.sources, again.license) == (
+        first.digest,
+        first.sources,
+        first.license,
+    )
     assert "digest" in vars(again), "computed once, to compare"
     assert json.loads((entry(folder) / "meta.json").read_text())["digest"] == again.digest
 
 
-def test_missing_files_still_have_the_reader_s_error(tmp_path: Path, folder: Path, write_idx: Write) -> None:
+def test_missing_files_still_have_the_reader_s_error(
+    tmp_path: Path, folder: Path, write_idx: Write
+) -> None:
     write_idx()
     age(tmp_path / "MNIST")
     load_dataset("mnist", tmp_path)
@@ -370,18 +395,24 @@ def test_a_link_in_the_cache_is_removed_and_not_followed(tmp_path: Path, folder:
     assert (tmp_path / "elsewhere" / "file").read_text() == "kept" and not list(folder.iterdir())
 
 
-def test_an_entry_that_cannot_be_removed_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_cannot_be_removed_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cached(SIGNATURE, make, name="made")
 
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(cache.shutil, "rmtree", refuse)
-    with pytest.raises(DataError, match=rf"cannot remove '.*made-{SIGNATURE[:16]}': Permission denied"):
+    with pytest.raises(
+        DataError, match=rf"cannot remove '.*made-{SIGNATURE[:16]}': Permission denied"
+    ):
         cache.clear()
 
 
-def test_what_another_process_removed_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_removed_is_no_failure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cached(SIGNATURE, make, name="made")
     found = cache.entries()
     cache.clear()

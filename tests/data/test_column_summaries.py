@@ -35,7 +35,9 @@ def same(one, other):
 def fill_of(*sites):
     """Return the fill of a column of numbers, from the cells of every site."""
     raw = RawTable((RawColumn("n"),))
-    merged = merge_summaries([sent(summary(cells, raw)) for cells in sites], [str(at) for at in range(len(sites))])
+    merged = merge_summaries(
+        [sent(summary(cells, raw)) for cells in sites], [str(at) for at in range(len(sites))]
+    )
     return merged.columns.columns[0].fill
 
 
@@ -44,7 +46,13 @@ def test_one_site():
     assert found.to_record() == {
         "columns": [
             {"name": "age", "kind": "number", "count": 3, "empty": True, "median": 60.0},
-            {"name": "sex", "kind": "category", "count": 3, "empty": True, "categories": ["f", "m"]},
+            {
+                "name": "sex",
+                "kind": "category",
+                "count": 3,
+                "empty": True,
+                "categories": ["f", "m"],
+            },
             {"name": "bmi", "kind": "number", "count": 3, "empty": True, "median": 3.0},
         ],
         "unused": ["label"],
@@ -91,13 +99,18 @@ def test_the_fill_is_the_weighted_median_of_medians(sites, fill):
 @laws
 @given(
     st.lists(
-        st.lists(st.one_of(st.just(NONE), st.floats(-(2.0**100), 2.0**100, width=32)), min_size=1, max_size=5),
+        st.lists(
+            st.one_of(st.just(NONE), st.floats(-(2.0**100), 2.0**100, width=32)),
+            min_size=1,
+            max_size=5,
+        ),
         min_size=1,
         max_size=5,
     ).filter(lambda sites: any(not math.isnan(cell) for cells in sites for cell in cells))
 )
 def test_weights_repeat_a_median(sites):
-    """A weighted median is the median of a list in which every site's median stands once for each of its cells."""
+    """A weighted median is the median of a list in which every site's median stands once for each
+    of its cells."""
     repeated = []
     for cells in sites:
         filled = [cell for cell in cells if not math.isnan(cell)]
@@ -135,7 +148,10 @@ def test_the_columns_of_a_site_may_be_in_another_order():
     turned = RawTable((RAW.columns[2], RAW.columns[0], RAW.columns[1]), ("patient", "label"))
     second = summary([[7, 80, 0], [9, 80, 0], [NONE, 80, 0]], turned)
     merged = merge_summaries([summary([[60, 1, 2]]), second], ["a", "b"])
-    assert merged.columns.names == ("age", "sex", "bmi") and merged.columns.unused == ("label", "patient")
+    assert merged.columns.names == ("age", "sex", "bmi") and merged.columns.unused == (
+        "label",
+        "patient",
+    )
     assert [column.fill for column in merged.columns.columns] == [80, "missing", 8]
     assert merged.columns.columns[1].categories == ("d", "f")
 
@@ -157,7 +173,9 @@ def test_a_site_where_a_column_is_empty_does_not_know_what_it_holds():
 def test_numbers_here_and_text_there_is_an_error_that_names_both():
     numbers = RawTable((RawColumn("age"), RawColumn("sex"), RawColumn("bmi")))
     sites = [summary([[1, 1, 1]]), summary([[1, NONE, 1]], numbers), summary([[1, 1, 1]], numbers)]
-    with pytest.raises(DataError, match="column 'sex' holds numbers at site 'Oslo' and text at site 'Bergen'") as info:
+    with pytest.raises(
+        DataError, match="column 'sex' holds numbers at site 'Oslo' and text at site 'Bergen'"
+    ) as info:
         merge_summaries(sites, ["Bergen", "Narvik", "Oslo"])
     assert info.value.key == "sex"
 
@@ -165,14 +183,22 @@ def test_numbers_here_and_text_there_is_an_error_that_names_both():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (("age", "sex"), "column 'bmi' is in the table of site 'Bergen', but not in that of site 'Oslo'"),
-        (("age", "sex", "bmi", "x"), "column 'x' is in the table of site 'Oslo', but not in that of site 'Bergen'"),
+        (
+            ("age", "sex"),
+            "column 'bmi' is in the table of site 'Bergen', but not in that of site 'Oslo'",
+        ),
+        (
+            ("age", "sex", "bmi", "x"),
+            "column 'x' is in the table of site 'Oslo', but not in that of site 'Bergen'",
+        ),
     ],
 )
 def test_a_column_that_a_site_lacks_is_an_error_that_names_both(names, words):
     other = RawTable(tuple(RawColumn(name) for name in names))
     with pytest.raises(DataError, match=words):
-        merge_summaries([summary([[1, 1, 1]]), summary([[1] * len(names)], other)], ["Bergen", "Oslo"])
+        merge_summaries(
+            [summary([[1, 1, 1]]), summary([[1] * len(names)], other)], ["Bergen", "Oslo"]
+        )
 
 
 def test_too_many_categories_together():
@@ -180,7 +206,9 @@ def test_too_many_categories_together():
     for site in "ab":
         texts = tuple(f"{site}{number:02}" for number in range(30))
         tables.append(summary(np.arange(30.0), RawTable((RawColumn("t", texts),))))
-    with pytest.raises(DataError, match=f"categories of column 't' must be 1 to {MAX_CATEGORIES} different texts"):
+    with pytest.raises(
+        DataError, match=f"categories of column 't' must be 1 to {MAX_CATEGORIES} different texts"
+    ):
         merge_summaries(tables, ["a", "b"])
 
 
@@ -190,7 +218,14 @@ def number(**changes):
 
 
 def category(**changes):
-    column = {"name": "t", "kind": "category", "count": 2, "empty": True, "categories": ["a", "b"], **changes}
+    column = {
+        "name": "t",
+        "kind": "category",
+        "count": 2,
+        "empty": True,
+        "categories": ["a", "b"],
+        **changes,
+    }
     return {"columns": [column], "unused": []}
 
 
@@ -250,5 +285,10 @@ def test_a_hostile_record_is_refused(record):
 
 
 def test_sound_records_are_read():
-    for record in (number(), number(count=0, median=0.0, empty=True), category(), category(count=0, categories=[])):
+    for record in (
+        number(),
+        number(count=0, median=0.0, empty=True),
+        category(),
+        category(count=0, categories=[]),
+    ):
         assert ColumnSummaries.from_record(record).to_record() == record

@@ -25,8 +25,14 @@ PLAN = Columns((AGE, SEX), ("label", "patient"))
 
 def raw_dataset(x, columns, **changes):
     x = np.array(x, dtype=np.float32)
-    fields = {"white": 1.0, "normalize": Normalization((0.0,), (1.0,)), "raw": RawTable(columns, ("label",))}
-    return Dataset(name="made", x=x, y=np.arange(len(x)) % 2, num_classes=2, **{**fields, **changes})
+    fields = {
+        "white": 1.0,
+        "normalize": Normalization((0.0,), (1.0,)),
+        "raw": RawTable(columns, ("label",)),
+    }
+    return Dataset(
+        name="made", x=x, y=np.arange(len(x)) % 2, num_classes=2, **{**fields, **changes}
+    )
 
 
 def known(*train):
@@ -35,7 +41,10 @@ def known(*train):
 
 
 def test_cells_become_features():
-    cells = {"sex": Texts(np.array([1, 0, -1, 2]), ("m", "f", "diverse")), "age": np.array([1.5, np.nan, 3, 4])}
+    cells = {
+        "sex": Texts(np.array([1, 0, -1, 2]), ("m", "f", "diverse")),
+        "age": np.array([1.5, np.nan, 3, 4]),
+    }
     x, missing, unseen = PLAN.encode(cells)
     assert x.dtype == np.float32 and PLAN.feature_names == ("age", "sex=f", "sex=m", "sex=missing")
     assert x.tolist() == [[1.5, 1, 0, 0], [61.5, 0, 1, 0], [3, 0, 0, 1], [4, 0, 0, 0]]
@@ -52,7 +61,9 @@ def test_the_features_are_those_of_scikit_learn():
     generator = np.random.default_rng(3)
     texts = ("a", "b", "c", "d")
     codes = generator.integers(-1, 4, 60)
-    numbers = np.where(generator.random(60) < 0.3, np.nan, generator.normal(size=60) * 1e3).astype(np.float32)
+    numbers = np.where(generator.random(60) < 0.3, np.nan, generator.normal(size=60) * 1e3).astype(
+        np.float32
+    )
     codes[:40][codes[:40] == 3] = 0  # the training rows do not have d
     x = np.stack([numbers, np.where(codes < 0, np.nan, codes)], axis=1)
     raw = RawTable((RawColumn("n"), RawColumn("t", texts)))
@@ -81,11 +92,20 @@ def test_the_features_are_those_of_scikit_learn():
 def test_medians_and_categories_are_those_of_the_training_rows_of_known_clients():
     x = [[1, 0], [2, 1], [np.nan, np.nan], [9, 2], [100, 2]]
     dataset = raw_dataset(x, (RawColumn("n"), RawColumn("t", ("a", "b", "z"))))
-    encoded, notes = encode_table(dataset, known([0, 2], [1]))  # rows 3 and 4 are for testing, or of a new client
+    encoded, notes = encode_table(
+        dataset, known([0, 2], [1])
+    )  # rows 3 and 4 are for testing, or of a new client
     assert encoded.columns == Columns(
-        (Column("n", "number", fill=1.5), Column("t", "category", ("a", "b", "missing"), "missing")), ("label",)
+        (
+            Column("n", "number", fill=1.5),
+            Column("t", "category", ("a", "b", "missing"), "missing"),
+        ),
+        ("label",),
     )
-    assert encoded.x[:, 0].tolist() == [1, 2, 1.5, 9, 100] and encoded.x[3:, 1:].tolist() == [[0, 0, 0]] * 2
+    assert (
+        encoded.x[:, 0].tolist() == [1, 2, 1.5, 9, 100]
+        and encoded.x[3:, 1:].tolist() == [[0, 0, 0]] * 2
+    )
     assert encoded.raw is None and len(notes) == 1 and "'t' 2" in notes[0]
 
 
@@ -133,13 +153,23 @@ def test_a_raw_table_is_checked(x, columns, words):
 
 def test_a_plan_is_stored_and_read_again():
     assert Columns.from_json(PLAN.to_json()) == PLAN
-    strange = Columns((Column('=1+1\n"', "number", fill=0.1), Column("\ud800", "category", ("\u202e",), "missing")))
+    strange = Columns(
+        (
+            Column('=1+1\n"', "number", fill=0.1),
+            Column("\ud800", "category", ("\u202e",), "missing"),
+        )
+    )
     assert Columns.from_json(strange.to_json()) == strange
 
 
 names = st.text(min_size=1, max_size=5)
 columns = st.one_of(
-    st.builds(Column, names, st.just("number"), fill=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.builds(
+        Column,
+        names,
+        st.just("number"),
+        fill=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    ),
     st.builds(
         Column,
         names,
@@ -209,7 +239,10 @@ def test_a_hostile_plan_is_refused(text):
     [
         ({"age": np.zeros(2)}, "'sex'"),
         ({"age": np.zeros(2), "sex": np.zeros(2)}, "of kind category"),
-        ({"age": Texts(np.zeros(2, int), ("1",)), "sex": Texts(np.zeros(2, int), ("f",))}, "of kind number"),
+        (
+            {"age": Texts(np.zeros(2, int), ("1",)), "sex": Texts(np.zeros(2, int), ("f",))},
+            "of kind number",
+        ),
         ({"age": np.zeros(3), "sex": Texts(np.zeros(2, int), ("f",))}, "3 rows"),
         ({"age": np.array([1e39]), "sex": Texts(np.zeros(1, int), ("f",))}, "finite"),
     ],

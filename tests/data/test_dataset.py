@@ -22,8 +22,10 @@ def small(**changes: Any) -> Dataset:
 
 def test_the_tables_are_listed_without_heavy_imports() -> None:
     heavy = "{'torch', 'numpy', 'scipy', 'sklearn', 'pickle'}"
-    code = f"import sys, fedtailor.data as d; assert all(e.description for e in d.DATASETS.values()); \
+    code = (
+        f"import sys, fedtailor.data as d; assert all(e.description for e in d.DATASETS.values()); \
         found = {heavy} & set(sys.modules); assert not found, found"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(SOURCE)})
 
 
@@ -61,16 +63,25 @@ def test_data_folder_is_argument_then_variable_then_cache(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"y": np.array([0, 2])}, "labels of data set 'small' must be whole numbers from 0 to 1, got 2 at row 1."),
+        (
+            {"y": np.array([0, 2])},
+            "labels of data set 'small' must be whole numbers from 0 to 1, got 2 at row 1.",
+        ),
         ({"y": np.array([-1, 0])}, "got -1 at row 0"),
         ({"y": np.array([0.0, 1.0])}, "got type float64 of shape (2,)"),
         ({"y": np.array([[0], [1]])}, "got type int64 of shape (2, 1)"),
         ({"y": np.array([0])}, "labels must be 2, one for each example, got 1."),
-        ({"x": np.zeros((2, 3, 4), np.uint8)}, "examples must be an array (rows, height, width, channels) or"),
+        (
+            {"x": np.zeros((2, 3, 4), np.uint8)},
+            "examples must be an array (rows, height, width, channels) or",
+        ),
         ({"x": np.zeros((2, 3, 4, 1))}, "examples must be of type uint8 or float32, got float64."),
         ({"x": np.full((2, 3, 4, 1), np.nan, np.float32)}, "examples must be finite"),
         ({"class_names": ("one",)}, "class names must be 2 names, got 1."),
-        ({"normalize": Normalization((0.5, 0.5), (0.5, 0.5))}, "normalization must be 1 or 1 means"),
+        (
+            {"normalize": Normalization((0.5, 0.5), (0.5, 0.5))},
+            "normalization must be 1 or 1 means",
+        ),
         ({"normalize": Normalization((0.5,), (0.0,))}, "deviations > 0"),
     ],
 )

@@ -30,13 +30,21 @@ def all_five(tmp_path: Path, generator: np.random.Generator) -> Path:
 def test_training_rows_of_all_domains_come_first(all_five: Path) -> None:
     dataset = load_dataset("digit5", all_five)
     assert dataset.domain_names == ("MNIST", "SVHN", "USPS", "SynDigits", "MNIST-M")
-    assert dataset.x.shape == (39, 32, 32, 3) and dataset.x.dtype == np.uint8 and dataset.num_official_train == 25
+    assert (
+        dataset.x.shape == (39, 32, 32, 3)
+        and dataset.x.dtype == np.uint8
+        and dataset.num_official_train == 25
+    )
     assert dataset.domains is not None
     assert (
         dataset.domains.tolist()
         == np.r_[np.repeat(range(5), TRAIN), np.repeat(range(5), np.subtract(ROWS, TRAIN))].tolist()
     )
-    assert dataset.num_classes == 10 and dataset.class_names[7] == "7" and dataset.tested_on == "synthetic"
+    assert (
+        dataset.num_classes == 10
+        and dataset.class_names[7] == "7"
+        and dataset.tested_on == "synthetic"
+    )
 
 
 def test_every_image_stays_with_its_label_and_domain(all_five: Path) -> None:
@@ -57,7 +65,9 @@ def test_every_image_stays_with_its_label_and_domain(all_five: Path) -> None:
 def test_sources_and_notes(all_five: Path) -> None:
     dataset = load_dataset("digit5", all_five)
     assert len(dataset.sources) == 4 + 2 + 2 + 2 + 4
-    assert dataset.sources["USPS/usps.bz2"] == load_dataset("usps", all_five).sources["USPS/usps.bz2"]
+    assert (
+        dataset.sources["USPS/usps.bz2"] == load_dataset("usps", all_five).sources["USPS/usps.bz2"]
+    )
     composed, amounts, part = dataset.notes
     assert "composed of the original data sets, not of the ten pickles" in composed
     assert "(MNIST 6, SVHN 5, USPS 5, SynDigits 5, MNIST-M 4)" in amounts and "reduced" in amounts
@@ -65,8 +75,13 @@ def test_sources_and_notes(all_five: Path) -> None:
     assert dataset.partial and dataset.subset
 
 
-def test_all_of_five_complete_domains_is_not_a_subset(all_five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = {name: DATASETS[name]._replace(examples=rows) for name, rows in zip(DOMAINS, ROWS, strict=True)}
+def test_all_of_five_complete_domains_is_not_a_subset(
+    all_five: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = {
+        name: DATASETS[name]._replace(examples=rows)
+        for name, rows in zip(DOMAINS, ROWS, strict=True)
+    }
     monkeypatch.setattr(digit5, "DATASETS", complete)
     dataset = digit5.load_digit5(all_five)
     assert not dataset.partial and not dataset.subset and len(dataset.notes) == 2
@@ -84,7 +99,13 @@ def test_fewer_than_two_domains_are_refused(tmp_path: Path, generator: np.random
     write_usps(tmp_path, generator)
     with pytest.raises(DataError, match="at least two of its five domains") as caught:
         load_dataset("digit5", tmp_path)
-    for part in ("MNIST: MNIST/raw/*", "SVHN: SVHN/train_32x32.mat", "SynDigits: ", "MNIST-M: ", "--data-dir"):
+    for part in (
+        "MNIST: MNIST/raw/*",
+        "SVHN: SVHN/train_32x32.mat",
+        "SynDigits: ",
+        "MNIST-M: ",
+        "--data-dir",
+    ):
         assert part in caught.value.message
     assert "USPS" not in caught.value.message and caught.value.got == "missing"
 

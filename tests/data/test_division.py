@@ -23,12 +23,22 @@ from fedtailor.data.split import ClientRows
 
 def colorful(rows: int = 30) -> Dataset:
     x = np.random.default_rng(0).integers(0, 256, (rows, 4, 5, 3), dtype=np.uint8)
-    return Dataset(name="colorful", x=x, y=np.arange(rows) % 3, num_classes=3, class_names=("a", "b", "c"))
+    return Dataset(
+        name="colorful", x=x, y=np.arange(rows) % 3, num_classes=3, class_names=("a", "b", "c")
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 200), st.floats(0.01, 1), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 2**33))
-def test_parts_have_the_sizes_asked_for(n: int, fraction: float, share: float, val: float, seed: int) -> None:
+@given(
+    st.integers(0, 200),
+    st.floats(0.01, 1),
+    st.floats(0, 0.99),
+    st.floats(0, 0.99),
+    st.integers(0, 2**33),
+)
+def test_parts_have_the_sizes_asked_for(
+    n: int, fraction: float, share: float, val: float, seed: int
+) -> None:
     options = DataOptions(fraction=fraction, test_share=share, val_fraction=val)
     positions = np.arange(n) * 7
     rows = split_client(positions, options, seed)
@@ -43,7 +53,10 @@ def test_parts_have_the_sizes_asked_for(n: int, fraction: float, share: float, v
 
 def test_a_fraction_keeps_the_test_part_and_is_nested() -> None:
     positions = np.arange(500)
-    splits = [split_client(positions, DataOptions(fraction=fraction), 42) for fraction in (1.0, 0.75, 0.5, 0.25)]
+    splits = [
+        split_client(positions, DataOptions(fraction=fraction), 42)
+        for fraction in (1.0, 0.75, 0.5, 0.25)
+    ]
     assert [len(each.train) for each in splits] == [400, 300, 200, 100]
     for larger, smaller in pairwise(splits):
         assert np.array_equal(larger.test, smaller.test)
@@ -59,7 +72,8 @@ def test_the_split_is_that_of_the_release(n: int) -> None:
 
 
 def test_the_subsampling_of_the_release_is_one_stream_over_the_clients() -> None:
-    """The release draws two samples per client from one stream: what it keeps, and validation examples of the rest."""
+    """The release draws two samples per client from one stream: what it keeps, and validation
+    examples of the rest."""
     options = DataOptions(fraction=0.5, test_share=0.0, subsampling="release")
     generator = np.random.RandomState(0)
     clients = [np.arange(5), np.arange(10, 17), np.arange(20, 24)]
@@ -97,7 +111,9 @@ def test_the_subsampling_of_the_release_has_its_own_seed_and_leaves_the_test_par
 
 
 def test_a_share_of_three_tenths_rounds_as_released_codes_do() -> None:
-    assert len(split_client(np.arange(700), DataOptions(test_share=0.3), 0).train) == 489  # int(700 * 0.7)
+    assert (
+        len(split_client(np.arange(700), DataOptions(test_share=0.3), 0).train) == 489
+    )  # int(700 * 0.7)
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet(alpha=0.3)", "classes(k=3)"])
@@ -110,7 +126,10 @@ def test_clients_share_no_example(partition: str) -> None:
 
 def test_an_example_used_twice_is_refused() -> None:
     nothing = np.empty(0, np.int64)
-    rows = [ClientRows(np.array([0, 1]), nothing, np.array([2])), ClientRows(np.array([3]), nothing, np.array([1]))]
+    rows = [
+        ClientRows(np.array([0, 1]), nothing, np.array([2])),
+        ClientRows(np.array([3]), nothing, np.array([1])),
+    ]
     with pytest.raises(DataError, match="example 1 and 0 others are used more than once"):
         check_disjoint(rows, 4)
 
@@ -130,8 +149,12 @@ def test_the_seed_may_follow_the_run() -> None:
 
 
 def test_clients_without_test_examples_are_noted() -> None:
-    divided = divide(DataOptions(partition="iid", clients=30, test_share=0.0), run_seed=0, dataset=colorful())
-    assert divided.notes == ["30 of 30 clients have no test examples: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and more."]
+    divided = divide(
+        DataOptions(partition="iid", clients=30, test_share=0.0), run_seed=0, dataset=colorful()
+    )
+    assert divided.notes == [
+        "30 of 30 clients have no test examples: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and more."
+    ]
     divided = divide(DataOptions(partition="iid", clients=29), run_seed=0, dataset=colorful())
     assert len(divided.rows[0].train) == 1  # two examples
     assert divided.notes[0].startswith("28 of 29 clients have no training examples: 1, 2,")
@@ -143,23 +166,47 @@ def test_clients_without_test_examples_are_noted() -> None:
         ({"dataset": "digitss"}, "unknown dataset 'digitss'; did you mean 'digits'?"),
         ({"partition": "iidd"}, "unknown partition 'iidd'"),
         ({"clients": -1}, "data.clients must be >= 0, got -1."),
-        ({"clients": 20, "new_clients": 20}, "data.new_clients must be less than the number of clients (20), got 20."),
+        (
+            {"clients": 20, "new_clients": 20},
+            "data.new_clients must be less than the number of clients (20), got 20.",
+        ),
         ({"new_clients": ("a", "a")}, "data.new_clients must be different names."),
         ({"new_clients": ("a",), "clients": 1}, "less than the number of clients (1), got 1"),
-        ({"new_clients": ("a",), "split": "s.json"}, "data.new_clients must be a number with data.split"),
+        (
+            {"new_clients": ("a",), "split": "s.json"},
+            "data.new_clients must be a number with data.split",
+        ),
         ({"fraction": 0.0}, "data.fraction must be > 0 and <= 1, got 0.0."),
         ({"test_share": 1.0}, "data.test_share must be >= 0 and < 1, got 1.0."),
         ({"val_fraction": "0.1"}, "data.val_fraction must be a number, got '0.1'."),
         ({"seed": -1}, "data.seed must be >= 0, got -1."),
-        ({"split": "s.json", "fraction": 0.5}, "data.fraction = 0.5 has no effect, because data.split is given"),
+        (
+            {"split": "s.json", "fraction": 0.5},
+            "data.fraction = 0.5 has no effect, because data.split is given",
+        ),
         ({"split": "s.json", "clients": 7}, "data.clients = 7 has no effect"),
-        ({"split": "s.json", "subsampling": "release"}, "data.subsampling = 'release' has no effect"),
-        ({"subsampling": "release"}, "data.subsampling = 'release' needs data.fraction < 1, got 1.0"),
-        ({"subsampling": "release", "fraction": 0.5, "train_size": 9}, "needs data.train_size = 0, got 9"),
-        ({"subsampling": "release", "fraction": 0.5, "val_fraction": 0.1}, "needs data.val_fraction = 0, got 0.1"),
+        (
+            {"split": "s.json", "subsampling": "release"},
+            "data.subsampling = 'release' has no effect",
+        ),
+        (
+            {"subsampling": "release"},
+            "data.subsampling = 'release' needs data.fraction < 1, got 1.0",
+        ),
+        (
+            {"subsampling": "release", "fraction": 0.5, "train_size": 9},
+            "needs data.train_size = 0, got 9",
+        ),
+        (
+            {"subsampling": "release", "fraction": 0.5, "val_fraction": 0.1},
+            "needs data.val_fraction = 0, got 0.1",
+        ),
         ({"subsampling": "released"}, "data.subsampling must be one of"),
         ({"mean": (0.5,)}, "data.mean needs data.std as well"),
-        ({"mean": (0.5,), "std": (0.5,), "normalize": "training"}, "data.normalize = 'training' has no effect"),
+        (
+            {"mean": (0.5,), "std": (0.5,), "normalize": "training"},
+            "data.normalize = 'training' has no effect",
+        ),
         ({"image_size": 32}, "data.image_size = 32 has no effect, because data.path is not given"),
         ({"seed": "runs"}, "data.seed must be a whole number or 'run', got 'runs'."),
         ({"dir": 1}, "data.dir must be text, got 1."),
@@ -177,7 +224,8 @@ def test_the_folder_option_is_where_files_are_looked_for(tmp_path: Path) -> None
 
 
 def published(rows: int = 600, classes: int = 6, subclasses: int = 3, domains: int = 0) -> Dataset:
-    """Return a data set whose last sixth is an official test part; subclasses lie within the classes."""
+    """Return a data set whose last sixth is an official test part; subclasses lie within the
+    classes."""
     generator = np.random.default_rng(1)
     fine = generator.permutation(np.arange(rows) % (classes * subclasses))
     return Dataset(
@@ -198,7 +246,9 @@ def held(dataset: Dataset, positions: np.ndarray, column: str = "y") -> set[int]
 
 
 def by_policy(test: Any, dataset: Dataset, **options: Any) -> Division:
-    return divide(DataOptions(test=test, clients=6, val_fraction=0.1, **options), run_seed=0, dataset=dataset)
+    return divide(
+        DataOptions(test=test, clients=6, val_fraction=0.1, **options), run_seed=0, dataset=dataset
+    )
 
 
 def test_official_test_examples_go_by_the_labels_of_a_client() -> None:
@@ -208,14 +258,18 @@ def test_official_test_examples_go_by_the_labels_of_a_client() -> None:
     for rows in division.rows:
         train = np.concatenate(rows[:2])
         assert train.max() < 500
-        assert rows.test.tolist() == [row for row in official if dataset.y[row] in held(dataset, train)]
+        assert rows.test.tolist() == [
+            row for row in official if dataset.y[row] in held(dataset, train)
+        ]
 
 
 def test_official_test_examples_go_by_the_subclasses_of_a_client() -> None:
     dataset = published()
     division = by_policy("by_subclass", dataset, partition="subclass_slices", fraction=0.9)
     for rows in division.rows:
-        assert held(dataset, rows.test, "subclasses") <= held(dataset, np.concatenate(rows[:2]), "subclasses")
+        assert held(dataset, rows.test, "subclasses") <= held(
+            dataset, np.concatenate(rows[:2]), "subclasses"
+        )
         assert 0 < len(held(dataset, rows.test, "subclasses")) <= 6
 
 
@@ -227,15 +281,23 @@ def test_all_official_test_examples_may_be_everybodys() -> None:
 
 def test_labels_are_looked_for_within_the_domains_of_a_client() -> None:
     dataset = published(domains=2)
-    division = by_policy("by_label", dataset, partition="domains(per_domain=3, alpha=1, min_size=0)")
+    division = by_policy(
+        "by_label", dataset, partition="domains(per_domain=3, alpha=1, min_size=0)"
+    )
     for rows in division.rows:
-        assert held(dataset, rows.test, "domains") <= held(dataset, np.concatenate(rows[:2]), "domains")
+        assert held(dataset, rows.test, "domains") <= held(
+            dataset, np.concatenate(rows[:2]), "domains"
+        )
 
 
 def test_sites_that_come_divided_keep_their_test_examples() -> None:
     dataset = published(domains=4)
     division = divide(DataOptions(), run_seed=0, dataset=dataset)
-    assert (division.options.partition, division.options.test, division.options.clients) == ("natural", "given", 4)
+    assert (division.options.partition, division.options.test, division.options.clients) == (
+        "natural",
+        "given",
+        4,
+    )
     assert division.client_names == ("site 0", "site 1", "site 2", "site 3")
     for site, rows in enumerate(division.rows):
         assert held(dataset, np.concatenate(rows), "domains") == {site}
@@ -252,7 +314,10 @@ def test_a_subset_is_the_same_number_of_every_class() -> None:
     other = by_policy("by_label", dataset, partition="iid", subset=120, seed=43)
     assert set(used) != set(np.concatenate([part for rows in other.rows for part in rows[:2]]))
     for wrong in (121, 600, 3):
-        with pytest.raises(ConfigError, match=r"data\.subset must be a multiple of 6, the number of classes, and at"):
+        with pytest.raises(
+            ConfigError,
+            match=r"data\.subset must be a multiple of 6, the number of classes, and at",
+        ):
             by_policy("by_label", dataset, partition="iid", subset=wrong)
 
 
@@ -261,19 +326,29 @@ def test_no_client_keeps_more_training_examples_than_asked_for() -> None:
     assert max(len(rows.train) for rows in division.rows) == 50
     full = divide(DataOptions(partition="dirichlet(alpha=0.5)"), run_seed=0)
     for rows, all_rows in zip(division.rows, full.rows, strict=True):
-        assert np.array_equal(rows.test, all_rows.test) and np.array_equal(rows.train, all_rows.train[:50])
+        assert np.array_equal(rows.test, all_rows.test) and np.array_equal(
+            rows.train, all_rows.train[:50]
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"test": "by_label"}, "data.test = 'by_label' needs an official test part, which data set 'digits'"),
+        (
+            {"test": "by_label"},
+            "data.test = 'by_label' needs an official test part, which data set 'digits'",
+        ),
         ({"test": "given"}, "needs an official test part"),
         ({"partition": "natural"}, "natural"),
-        ({"new_clients": 20}, "data.new_clients must be less than the number of clients (20), got 20."),
+        (
+            {"new_clients": 20},
+            "data.new_clients must be less than the number of clients (20), got 20.",
+        ),
     ],
 )
-def test_options_that_do_not_fit_the_data_are_refused(options: dict[str, Any], sentence: str) -> None:
+def test_options_that_do_not_fit_the_data_are_refused(
+    options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises((ConfigError, DataError)) as caught:
         divide(DataOptions(**options), run_seed=0)
     assert sentence in caught.value.message
@@ -293,7 +368,12 @@ def test_fewer_clients_than_sites_are_noted() -> None:
 def test_small_data_without_sites_have_fewer_clients_unless_asked() -> None:
     division = divide(DataOptions(partition="iid"), run_seed=0, dataset=colorful(90))
     assert division.options.clients == 4
-    assert divide(DataOptions(partition="iid", clients=20), run_seed=0, dataset=colorful(90)).options.clients == 20
+    assert (
+        divide(
+            DataOptions(partition="iid", clients=20), run_seed=0, dataset=colorful(90)
+        ).options.clients
+        == 20
+    )
 
 
 def named_sites():
@@ -301,11 +381,20 @@ def named_sites():
     domains = np.repeat([0, 1, 2], [30, 40, 50])
     y = np.arange(120) % 2
     x = np.zeros((120, 3), dtype=np.float32)
-    return Dataset(name="sites", x=x, y=y, num_classes=2, domains=domains, domain_names=("Bonn", "Lyon", "Oslo"))
+    return Dataset(
+        name="sites",
+        x=x,
+        y=y,
+        num_classes=2,
+        domains=domains,
+        domain_names=("Bonn", "Lyon", "Oslo"),
+    )
 
 
 def test_new_clients_by_name_come_last():
-    divided = divide(DataOptions(new_clients=("Lyon",), path="x"), run_seed=0, dataset=named_sites())
+    divided = divide(
+        DataOptions(new_clients=("Lyon",), path="x"), run_seed=0, dataset=named_sites()
+    )
     assert divided.client_names == ("Bonn", "Oslo", "Lyon") and divided.num_new == 1
     assert [len(rows.train) + len(rows.test) for rows in divided.rows] == [30, 50, 40]
     again = divide(divided.options, run_seed=0, dataset=named_sites())
@@ -321,4 +410,8 @@ def test_unknown_names_of_new_clients_are_refused():
     with pytest.raises(ConfigError, match="unknown client 'Lion'; did you mean 'Lyon'"):
         divide(DataOptions(new_clients=("Lion",), path="x"), run_seed=0, dataset=named_sites())
     with pytest.raises(ConfigError, match="the clients have no names with this partition"):
-        divide(DataOptions(new_clients=("Lyon",), path="x", partition="iid"), run_seed=0, dataset=named_sites())
+        divide(
+            DataOptions(new_clients=("Lyon",), path="x", partition="iid"),
+            run_seed=0,
+            dataset=named_sites(),
+        )

@@ -37,8 +37,16 @@ def leaf(tmp_path: Path) -> Path:
     """Write two training files and one of test, whose names sort otherwise than their numbers."""
     folder = tmp_path / "femnist"
     save(folder, "train/all_data_10_niid.json", content(late=entry([1.0], [61])))
-    save(folder, "train/all_data_2_niid.json", content(b=entry([0, 0.5], [3, 36]), a=entry([64 / 255], [10])))
-    save(folder, "test/all_data_2_niid.json", content(a=entry([1], [10]), new=entry([0.999], [0]), b=entry([], [])))
+    save(
+        folder,
+        "train/all_data_2_niid.json",
+        content(b=entry([0, 0.5], [3, 36]), a=entry([64 / 255], [10])),
+    )
+    save(
+        folder,
+        "test/all_data_2_niid.json",
+        content(a=entry([1], [10]), new=entry([0.999], [0]), b=entry([], [])),
+    )
     return folder
 
 
@@ -47,7 +55,11 @@ def test_writers_are_domains_in_the_order_of_the_files(tmp_path: Path, leaf: Pat
     assert dataset.domain_names == ("b", "a", "late", "new")
     assert dataset.domains is not None and dataset.domains.tolist() == [0, 0, 1, 2, 1, 3]
     assert dataset.y.tolist() == [3, 36, 10, 61, 10, 0] and dataset.num_official_train == 4
-    assert dataset.class_names[10] == "A" and dataset.class_names[36] == "a" and dataset.num_classes == 62
+    assert (
+        dataset.class_names[10] == "A"
+        and dataset.class_names[36] == "a"
+        and dataset.num_classes == 62
+    )
     assert dataset.x.shape == (6, 28, 28, 1) and not dataset.subset
     # truncated, not rounded: 127.5 is 127, 254.7 is 254
     assert dataset.x[:, 0, 0, 0].tolist() == [0, 127, 64, 255, 255, 254]
@@ -92,31 +104,76 @@ ROW = [0.5] * 784
         ('{"a": 1, "a": 2}', "an object repeats a key"),
         ("[1, 2]", "expected an object with users, num_samples, user_data, got list"),
         ({"users": []}, "got the keys ['users']"),
-        ({"users": "w", "num_samples": [1], "user_data": {"w": GOOD}}, "expected 'users' to be different names"),
-        ({"users": ["w", "w"], "num_samples": [1, 1], "user_data": {"w": GOOD}}, "expected 'users' to be different"),
-        ({"users": [["w"]], "num_samples": [1], "user_data": {"w": GOOD}}, "expected 'users' to be different"),
+        (
+            {"users": "w", "num_samples": [1], "user_data": {"w": GOOD}},
+            "expected 'users' to be different names",
+        ),
+        (
+            {"users": ["w", "w"], "num_samples": [1, 1], "user_data": {"w": GOOD}},
+            "expected 'users' to be different",
+        ),
+        (
+            {"users": [["w"]], "num_samples": [1], "user_data": {"w": GOOD}},
+            "expected 'users' to be different",
+        ),
         (content(**{"w\x1b[2J": GOOD}), "expected 'users' to be different names of at most 80"),
         (content(**{"w" * 81: GOOD}), "names of at most 80"),
-        ({"users": ["w"], "num_samples": [], "user_data": {"w": GOOD}}, "'num_samples' to have 1 numbers"),
-        ({"users": ["w"], "num_samples": [2], "user_data": {"w": GOOD}}, "1 images, 1 labels, 'num_samples' 2"),
-        ({"users": ["w"], "num_samples": ["1"], "user_data": {"w": GOOD}}, "1 images, 1 labels, 'num_samples' '1'"),
-        ({"users": ["w", "v"], "num_samples": [1, 1], "user_data": {"w": GOOD}}, "no other, got ['v']"),
+        (
+            {"users": ["w"], "num_samples": [], "user_data": {"w": GOOD}},
+            "'num_samples' to have 1 numbers",
+        ),
+        (
+            {"users": ["w"], "num_samples": [2], "user_data": {"w": GOOD}},
+            "1 images, 1 labels, 'num_samples' 2",
+        ),
+        (
+            {"users": ["w"], "num_samples": ["1"], "user_data": {"w": GOOD}},
+            "1 images, 1 labels, 'num_samples' '1'",
+        ),
+        (
+            {"users": ["w", "v"], "num_samples": [1, 1], "user_data": {"w": GOOD}},
+            "no other, got ['v']",
+        ),
         ({"users": [], "num_samples": [], "user_data": {"w": GOOD}}, "no other, got ['w']"),
         ({"users": [], "num_samples": [], "user_data": []}, "no other, got list"),
-        (content(w={"x": [ROW], "y": 3} | {"y": [3, 4]}), "of writer 'w' as many images and labels"),
-        ({"users": ["w"], "num_samples": [1], "user_data": {"w": [1]}}, "of writer 'w' lists 'x' and 'y', got list"),
-        ({"users": ["w"], "num_samples": [1], "user_data": {"w": {"x": [ROW]}}}, "lists 'x' and 'y', got ['x']"),
+        (
+            content(w={"x": [ROW], "y": 3} | {"y": [3, 4]}),
+            "of writer 'w' as many images and labels",
+        ),
+        (
+            {"users": ["w"], "num_samples": [1], "user_data": {"w": [1]}},
+            "of writer 'w' lists 'x' and 'y', got list",
+        ),
+        (
+            {"users": ["w"], "num_samples": [1], "user_data": {"w": {"x": [ROW]}}},
+            "lists 'x' and 'y', got ['x']",
+        ),
         (content(w=entry([0.5], [62])), "of writer 'w' labels from 0 to 61, got 62 at row 0"),
         (content(w=entry([0.5], [-1])), "got -1 at row 0"),
         (content(w=entry([0.5], [1.0])), "got 1.0 at row 0"),  # type: ignore[list-item]
         (content(w=entry([0.5], [True])), "got True at row 0"),
-        (content(w={"x": [ROW, ROW[1:]], "y": [1, 1]}), "images of 784 numbers from 0 to 1, got 783 numbers at row 1"),
+        (
+            content(w={"x": [ROW, ROW[1:]], "y": [1, 1]}),
+            "images of 784 numbers from 0 to 1, got 783 numbers at row 1",
+        ),
         (content(w={"x": [0.5], "y": [1]}), "got float at row 0"),
-        (content(w={"x": [[*ROW[1:], "0.5"]], "y": [1]}), "got a value that is not a number at row 0"),
-        (content(w={"x": [[*ROW[1:], None]], "y": [1]}), "got a value that is not a number at row 0"),
-        (content(w={"x": [[*ROW[1:], [0.5]]], "y": [1]}), "got a value that is not a number at row 0"),
+        (
+            content(w={"x": [[*ROW[1:], "0.5"]], "y": [1]}),
+            "got a value that is not a number at row 0",
+        ),
+        (
+            content(w={"x": [[*ROW[1:], None]], "y": [1]}),
+            "got a value that is not a number at row 0",
+        ),
+        (
+            content(w={"x": [[*ROW[1:], [0.5]]], "y": [1]}),
+            "got a value that is not a number at row 0",
+        ),
         (content(w={"x": [[*ROW[1:], float("nan")]], "y": [1]}), "NaN is not a JSON number"),
-        (json.dumps(content(w=entry([7], [1]))).replace("[7,", "[1e999,"), "got a pixel of inf at row 0"),
+        (
+            json.dumps(content(w=entry([7], [1]))).replace("[7,", "[1e999,"),
+            "got a pixel of inf at row 0",
+        ),
         (content(w={"x": [[*ROW[1:], 10**400]], "y": [1]}), "got a pixel of 1000"),
         (content(w={"x": [[*ROW[1:], 255]], "y": [1]}), "got a pixel of 255 at row 0"),
         (content(w={"x": [[*ROW[1:], -0.1]], "y": [1]}), "got a pixel of -0.1 at row 0"),
@@ -133,7 +190,9 @@ def test_damage_is_refused(tmp_path: Path, what: object, sentence: str) -> None:
 
 def test_a_writer_in_two_files_of_a_part_is_refused(tmp_path: Path, leaf: Path) -> None:
     path = save(leaf, "train/all_data_11_niid.json", content(a=GOOD))
-    with pytest.raises(DataError, match=r"writer 'a' a second time \(first in all_data_2_niid.json\)") as caught:
+    with pytest.raises(
+        DataError, match=r"writer 'a' a second time \(first in all_data_2_niid.json\)"
+    ) as caught:
         load_femnist(tmp_path)
     assert caught.value.path == str(path)
 
@@ -145,7 +204,9 @@ def test_no_example_at_all_is_refused(tmp_path: Path) -> None:
         load_femnist(tmp_path)
 
 
-def test_a_large_file_is_refused_unread(tmp_path: Path, leaf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_refused_unread(
+    tmp_path: Path, leaf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedtailor.data.readers.files.MAX_BYTES", 100)
     with pytest.raises(DataError, match="expected at most 100 bytes"):
         load_femnist(tmp_path)

@@ -52,11 +52,21 @@ class Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         self.server.asked.append(wanted)
         content = self.server.files.get(self.path.lstrip("/"))
-        status = self.server.statuses.pop(0) if self.server.statuses else 200 if content is not None else 404
+        status = (
+            self.server.statuses.pop(0)
+            if self.server.statuses
+            else 200
+            if content is not None
+            else 404
+        )
         if status != 200 or content is None:
             self.send_error(status)
             return
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.server.ranges else 0
+        start = (
+            int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if wanted and self.server.ranges
+            else 0
+        )
         if wanted and self.server.ranges and start >= len(content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -105,15 +115,23 @@ def refusal(folder: Path, table: dict) -> DataError:
 
 @pytest.mark.parametrize("algorithm", ["sha256", "md5"])
 @pytest.mark.parametrize("lengths", [True, False])
-def test_a_file_is_put_in_place_once(server: Server, tmp_path: Path, algorithm: str, lengths: bool) -> None:
+def test_a_file_is_put_in_place_once(
+    server: Server, tmp_path: Path, algorithm: str, lengths: bool
+) -> None:
     server.lengths = lengths
     table = published(server, algorithm=algorithm, size=len(CONTENT))
     seen: list[tuple[str, int, int]] = []
     for _ in range(2):
-        paths = fetch("mnist", tmp_path / "new", progress=lambda *told: seen.append(told), downloads=table)
+        paths = fetch(
+            "mnist", tmp_path / "new", progress=lambda *told: seen.append(told), downloads=table
+        )
         assert paths == [tmp_path / "new/MNIST/raw/file.bin"]
     assert paths[0].read_bytes() == CONTENT and server.asked == [""]
-    assert seen[0] == ("file.bin", 0, len(CONTENT)) and seen[-1] == ("file.bin", len(CONTENT), len(CONTENT))
+    assert seen[0] == ("file.bin", 0, len(CONTENT)) and seen[-1] == (
+        "file.bin",
+        len(CONTENT),
+        len(CONTENT),
+    )
     assert [path.name for path in paths[0].parent.iterdir()] == ["file.bin"]
 
 
@@ -121,7 +139,10 @@ def test_a_decompressed_file_is_taken_as_it_is(server: Server, tmp_path: Path) -
     table = published(server, path="MNIST/raw/images.gz")
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     (tmp_path / "MNIST/raw/images").write_text("anything")
-    assert fetch("mnist", tmp_path, downloads=table) == [tmp_path / "MNIST/raw/images"] and not server.asked
+    assert (
+        fetch("mnist", tmp_path, downloads=table) == [tmp_path / "MNIST/raw/images"]
+        and not server.asked
+    )
 
 
 def test_a_wrong_checksum_names_both_and_removes_the_file(server: Server, tmp_path: Path) -> None:
@@ -129,7 +150,10 @@ def test_a_wrong_checksum_names_both_and_removes_the_file(server: Server, tmp_pa
     server.files["file.bin"] = CONTENT[:-1] + b"!"
     error = refusal(tmp_path, table)
     assert table["mnist"][0].checksum.removeprefix("sha256:") in error.message
-    assert hashlib.sha256(server.files["file.bin"]).hexdigest() in error.message and "removed" in error.message
+    assert (
+        hashlib.sha256(server.files["file.bin"]).hexdigest() in error.message
+        and "removed" in error.message
+    )
     assert not list((tmp_path / "MNIST/raw").iterdir())
     server.files["file.bin"] = CONTENT
     assert fetch("mnist", tmp_path, downloads=table)
@@ -150,18 +174,26 @@ def test_a_connection_that_breaks_is_resumed(server: Server, tmp_path: Path) -> 
     assert server.asked == ["", "bytes=1000-", "bytes=3000-", "bytes=3000-", "bytes=8000-"]
 
 
-def test_a_connection_that_keeps_breaking_says_how_to_resume(server: Server, tmp_path: Path) -> None:
+def test_a_connection_that_keeps_breaking_says_how_to_resume(
+    server: Server, tmp_path: Path
+) -> None:
     server.cuts = [1000, 0, 0]
     table = published(server)
     error = refusal(tmp_path, table)
-    assert "after 1,000 bytes" in error.message and "same command" in error.message and "127.0.0.1" in error.message
+    assert (
+        "after 1,000 bytes" in error.message
+        and "same command" in error.message
+        and "127.0.0.1" in error.message
+    )
     assert (tmp_path / "MNIST/raw/file.bin.part").stat().st_size == 1000
     (path,) = fetch("mnist", tmp_path, downloads=table)
     assert path.read_bytes() == CONTENT and server.asked[-1] == "bytes=1000-"
 
 
 @pytest.mark.parametrize("cuts", [[1000], [1000, 3000, 2000]])
-def test_a_server_without_ranges_starts_over(server: Server, tmp_path: Path, cuts: list[int]) -> None:
+def test_a_server_without_ranges_starts_over(
+    server: Server, tmp_path: Path, cuts: list[int]
+) -> None:
     server.ranges, server.cuts = False, cuts
     (path,) = fetch("mnist", tmp_path, downloads=published(server))
     assert path.read_bytes() == CONTENT
@@ -172,7 +204,10 @@ def test_a_part_that_is_complete_or_too_long(server: Server, tmp_path: Path, ext
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     (tmp_path / "MNIST/raw/file.bin.part").write_bytes(CONTENT + bytes(extra))
     (path,) = fetch("mnist", tmp_path, downloads=published(server))
-    assert path.read_bytes() == CONTENT and server.asked == [f"bytes={len(CONTENT) + extra}-", ""][: 1 + bool(extra)]
+    assert (
+        path.read_bytes() == CONTENT
+        and server.asked == [f"bytes={len(CONTENT) + extra}-", ""][: 1 + bool(extra)]
+    )
 
 
 def test_a_missing_file_is_not_asked_for_again(server: Server, tmp_path: Path) -> None:
@@ -195,12 +230,18 @@ def test_a_server_that_is_not_there(server: Server, tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/file"
         error = refusal(tmp_path, {"mnist": (Download(url, "file", "md5:0"),)})
-    assert "cannot be reached" in error.message and "refused" in error.message and "0x" not in error.message
+    assert (
+        "cannot be reached" in error.message
+        and "refused" in error.message
+        and "0x" not in error.message
+    )
     assert error.message.endswith(f"put {url} into '{tmp_path}'.")
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), 0], ids=["known", "told by the server"])
-def test_no_space_is_said_before_a_byte_is_written(server: Server, tmp_path: Path, monkeypatch, size: int) -> None:
+def test_no_space_is_said_before_a_byte_is_written(
+    server: Server, tmp_path: Path, monkeypatch, size: int
+) -> None:
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     error = refusal(tmp_path, published(server, size=size))
     assert "needs 512,000 more bytes" in error.message and "1,000 left" in error.message
@@ -208,7 +249,9 @@ def test_no_space_is_said_before_a_byte_is_written(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lengths", [True, False], ids=["announced", "not announced"])
-def test_more_than_the_known_size_is_not_written(server: Server, tmp_path: Path, lengths: bool) -> None:
+def test_more_than_the_known_size_is_not_written(
+    server: Server, tmp_path: Path, lengths: bool
+) -> None:
     server.lengths = lengths
     error = refusal(tmp_path, published(server, size=len(CONTENT) - 1))
     got = f"{len(CONTENT):,}" if lengths else "more"
@@ -217,11 +260,15 @@ def test_more_than_the_known_size_is_not_written(server: Server, tmp_path: Path,
 
 
 @pytest.mark.parametrize("lengths", [True, False], ids=["announced", "not announced"])
-def test_a_file_of_unknown_size_has_a_limit_too(server: Server, tmp_path: Path, monkeypatch, lengths: bool) -> None:
+def test_a_file_of_unknown_size_has_a_limit_too(
+    server: Server, tmp_path: Path, monkeypatch, lengths: bool
+) -> None:
     monkeypatch.setattr(fetching, "MAX_UNKNOWN", 300_000)  # within the second chunk
     server.lengths = lengths
     error = refusal(tmp_path, published(server))
-    assert "expected at most 300,000 bytes" in error.message and not list((tmp_path / "MNIST/raw").iterdir())
+    assert "expected at most 300,000 bytes" in error.message and not list(
+        (tmp_path / "MNIST/raw").iterdir()
+    )
 
 
 def test_more_than_the_announced_rest_is_not_written(server: Server, tmp_path: Path) -> None:
@@ -229,12 +276,19 @@ def test_more_than_the_announced_rest_is_not_written(server: Server, tmp_path: P
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     (tmp_path / "MNIST/raw/file.bin.part").write_bytes(CONTENT[:1000])
     error = refusal(tmp_path, published(server))
-    assert server.asked == ["bytes=1000-"] and f"at most {len(CONTENT):,} bytes, got more" in error.message
+    assert (
+        server.asked == ["bytes=1000-"]
+        and f"at most {len(CONTENT):,} bytes, got more" in error.message
+    )
 
 
-def test_space_is_checked_while_a_file_of_unknown_size_comes(server: Server, tmp_path: Path, monkeypatch) -> None:
+def test_space_is_checked_while_a_file_of_unknown_size_comes(
+    server: Server, tmp_path: Path, monkeypatch
+) -> None:
     server.lengths = False
-    free = iter([10**9, 10**9, 10**9, 1000])  # before the request, at its start, after the first chunk
+    free = iter(
+        [10**9, 10**9, 10**9, 1000]
+    )  # before the request, at its start, after the first chunk
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free)))
     error = refusal(tmp_path, published(server))
     assert "1,000 left" in error.message and next(free, None) is None
@@ -283,25 +337,40 @@ GOOD = (("top/last", b"1"), ("top/sub/other", b"22"))
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 @pytest.mark.parametrize("strip", ["", "top"])
-def test_an_archive_is_unpacked_and_removed(server: Server, tmp_path: Path, kind: str, strip: str) -> None:
+def test_an_archive_is_unpacked_and_removed(
+    server: Server, tmp_path: Path, kind: str, strip: str
+) -> None:
     prefix = "in/" if strip else "in/top/"
     content = tar_of(*GOOD) if kind == "tar" else zip_of(*GOOD)
-    more = {"unpack": kind, "into": "in", "strip": strip, "unpacked": 2, "gives": (f"{prefix}last",)}
+    more = {
+        "unpack": kind,
+        "into": "in",
+        "strip": strip,
+        "unpacked": 2,
+        "gives": (f"{prefix}last",),
+    }
     table = published(server, content, path="in/file.archive", **more)
     for _ in range(2):
         assert fetch("mnist", tmp_path, downloads=table) == [tmp_path / prefix / "last"]
     assert (tmp_path / prefix / "sub/other").read_bytes() == b"22" and server.asked == [""]
-    assert sorted(path.name for path in (tmp_path / "in").rglob("*") if path.is_file()) == ["last", "other"]
+    assert sorted(path.name for path in (tmp_path / "in").rglob("*") if path.is_file()) == [
+        "last",
+        "other",
+    ]
 
 
 def test_what_stands_for_all_is_put_in_place_last(tmp_path: Path, monkeypatch) -> None:
     moved: list[str] = []
     replace = os.replace
     monkeypatch.setattr(
-        os, "replace", lambda source, target: (moved.append(Path(target).name), replace(source, target))
+        os,
+        "replace",
+        lambda source, target: (moved.append(Path(target).name), replace(source, target)),
     )
     (tmp_path / "a").write_bytes(tar_of(*GOOD))
-    unpack.unpack(tmp_path / "a", "tar", tmp_path, max_bytes=3, last=lambda path: path.name == "last")
+    unpack.unpack(
+        tmp_path / "a", "tar", tmp_path, max_bytes=3, last=lambda path: path.name == "last"
+    )
     assert moved == ["other", "last"]
 
 
@@ -314,8 +383,15 @@ def link(kind: bytes) -> tarfile.TarInfo:
 NAMES = ("../out", "top/../../out", "/abs", "top//x", "C:\\x", "a\\..\\b", "new\nline", "", "..")
 HOSTILE = [
     *((tar_of((name, b"1")), "tar", "names of files within a folder") for name in NAMES if name),
-    *((zip_of((name, b"1")), "zip", "names of files within a folder") for name in NAMES if name != "new\x00"),
-    *((tar_of(link(kind)), "tar", "plain files only") for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
+    *(
+        (zip_of((name, b"1")), "zip", "names of files within a folder")
+        for name in NAMES
+        if name != "new\x00"
+    ),
+    *(
+        (tar_of(link(kind)), "tar", "plain files only")
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
+    ),
     (zip_of(("link", b"/etc/passwd"), mode=0o120777), "zip", "plain files only"),
     (tar_of(("a", b"1"), ("a", b"2")), "tar", "each name once"),
     (tar_of(("a", bytes(5))), "tar", "at most 4 bytes"),
@@ -338,7 +414,9 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
     with pytest.raises(DataError, match=expected) as caught:
         unpack.unpack(folder / "archive", kind, folder, max_bytes=limit)
     assert caught.value.path == str(folder / "archive")
-    assert [path.name for path in folder.iterdir()] == ["archive"] and len(list(tmp_path.iterdir())) == 1
+    assert [path.name for path in folder.iterdir()] == ["archive"] and len(
+        list(tmp_path.iterdir())
+    ) == 1
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch) -> None:
@@ -349,7 +427,9 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_an_archive_without_its_files_is_refused(server: Server, tmp_path: Path) -> None:
-    table = published(server, tar_of(*GOOD), path="file.tar", unpack="tar", unpacked=10, gives=("top/absent",))
+    table = published(
+        server, tar_of(*GOOD), path="file.tar", unpack="tar", unpacked=10, gives=("top/absent",)
+    )
     assert "expected the file 'top/absent'" in refusal(tmp_path, table).message
 
 
@@ -384,7 +464,12 @@ def test_published_files_are_read_where_they_are(data_dir: Path) -> None:
             path = data_dir / download.path
             if path.is_file():
                 found += 1
-                assert len(gzip.decompress(path.read_bytes())) > 0 and path.stat().st_size == download.size
-                assert f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" == download.checksum
+                assert (
+                    len(gzip.decompress(path.read_bytes())) > 0
+                    and path.stat().st_size == download.size
+                )
+                assert (
+                    f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" == download.checksum
+                )
     if not found:
         pytest.skip("no compressed originals")

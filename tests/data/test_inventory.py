@@ -21,7 +21,10 @@ def records(folder: Path) -> dict[str, dict]:
 def test_every_data_set_has_a_record(tmp_path: Path) -> None:
     found = records(tmp_path / "nowhere")
     assert list(found) == sorted(DATASETS)
-    assert {name for name, record in found.items() if record["state"] == "included"} == {"digits", "synthetic"}
+    assert {name for name, record in found.items() if record["state"] == "included"} == {
+        "digits",
+        "synthetic",
+    }
     assert {record["state"] for record in found.values()} == {"included", "absent"}
     for name, record in found.items():
         assert json.loads(json.dumps(record)) == record
@@ -39,14 +42,25 @@ def test_one_data_set_is_described_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_files_are_counted_and_not_decoded(
-    tmp_path: Path, write_idx: Callable[..., dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch, compress: bool
+    tmp_path: Path,
+    write_idx: Callable[..., dict[str, np.ndarray]],
+    monkeypatch: pytest.MonkeyPatch,
+    compress: bool,
 ) -> None:
     write_idx(compress=compress)
-    for module, function in ((mnist, "load_mnist"), (digit5, "load_digit5"), (cifar, "load_cifar10")):
+    for module, function in (
+        (mnist, "load_mnist"),
+        (digit5, "load_digit5"),
+        (cifar, "load_cifar10"),
+    ):
         monkeypatch.setattr(module, function, lambda _: pytest.fail("decoded"))
     found = records(tmp_path)
     size = sum(path.stat().st_size for path in (tmp_path / "MNIST/raw").iterdir())
-    assert (found["mnist"]["state"], found["mnist"]["files"], found["mnist"]["bytes"]) == ("present", 4, size)
+    assert (found["mnist"]["state"], found["mnist"]["files"], found["mnist"]["bytes"]) == (
+        "present",
+        4,
+        size,
+    )
     assert found["digit5"]["state"] == "partial" and found["fashion_mnist"]["state"] == "absent"
     next((tmp_path / "MNIST/raw").glob("train-images*")).unlink()
     assert records(tmp_path)["mnist"]["state"] == "partial"
@@ -58,7 +72,10 @@ def test_unfinished_downloads_do_not_count(tmp_path: Path) -> None:
         (tmp_path / path).write_text("1")
     (tmp_path / "MNIST/raw/link").symlink_to("nowhere")
     found = records(tmp_path)
-    assert found["mnist"]["state"] == found["emnist_letters"]["state"] == "absent" and found["mnist"]["bytes"] == 0
+    assert (
+        found["mnist"]["state"] == found["emnist_letters"]["state"] == "absent"
+        and found["mnist"]["bytes"] == 0
+    )
 
 
 def test_what_is_put_there_by_hand_is_present_if_anything_is(tmp_path: Path) -> None:

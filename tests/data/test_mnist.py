@@ -19,7 +19,9 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
 def test_train_and_test_are_pooled_in_order(
     tmp_path: Path, write_idx: Write, name: str, folder: str, compress: bool
 ) -> None:
@@ -43,11 +45,17 @@ def test_sources_hold_the_digest_of_every_file(tmp_path: Path, write_idx: Write)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-def test_terms_and_published_size_come_from_the_table(tmp_path: Path, write_idx: Write, name: str) -> None:
+def test_terms_and_published_size_come_from_the_table(
+    tmp_path: Path, write_idx: Write, name: str
+) -> None:
     write_idx("MNIST" if name == "mnist" else "FashionMNIST")
     dataset, known = load_dataset(name, tmp_path), DATASETS[name]
     assert known.license and known.citation
-    assert (dataset.license, dataset.citation, dataset.official_size) == (known.license, known.citation, 70_000)
+    assert (dataset.license, dataset.citation, dataset.official_size) == (
+        known.license,
+        known.citation,
+        70_000,
+    )
 
 
 def test_a_plain_file_goes_before_its_compressed_form(tmp_path: Path, write_idx: Write) -> None:
@@ -56,7 +64,9 @@ def test_a_plain_file_goes_before_its_compressed_form(tmp_path: Path, write_idx:
     assert f"MNIST/raw/{IMAGES}" in load_dataset("mnist", tmp_path).sources
 
 
-def test_a_missing_file_is_named_with_the_way_to_point_at_it(tmp_path: Path, write_idx: Write) -> None:
+def test_a_missing_file_is_named_with_the_way_to_point_at_it(
+    tmp_path: Path, write_idx: Write
+) -> None:
     write_idx()
     (tmp_path / "MNIST/raw" / LABELS).unlink()
     with pytest.raises(DataError) as caught:
@@ -64,7 +74,9 @@ def test_a_missing_file_is_named_with_the_way_to_point_at_it(tmp_path: Path, wri
     message = caught.value.message
     assert LABELS in message and str(tmp_path / "MNIST/raw") in message
     assert "--data-dir" in message and "FEDTAILOR_DATA" in message
-    assert caught.value.path == str(tmp_path / "MNIST/raw" / LABELS) and caught.value.got == "missing"
+    assert (
+        caught.value.path == str(tmp_path / "MNIST/raw" / LABELS) and caught.value.got == "missing"
+    )
 
 
 def damage(tmp_path: Path, file: str, change: Callable[[bytes], bytes]) -> str:
@@ -76,12 +88,18 @@ def damage(tmp_path: Path, file: str, change: Callable[[bytes], bytes]) -> str:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda raw: raw[:-1], "expected 4704 values, as its header announces, got only 4703 (truncated)"),
+        (
+            lambda raw: raw[:-1],
+            "expected 4704 values, as its header announces, got only 4703 (truncated)",
+        ),
         (lambda raw: raw + b"\0", "expected 4704 values, as its header announces, got more"),
         (lambda raw: b"\0\0\x08\x01" + raw[4:], "expected magic number 0x00000803, got 0x00000801"),
         (lambda raw: raw[:9], "expected a header of 16 bytes, got 9 bytes (truncated)"),
         (lambda raw: b"", "expected magic number 0x00000803, got 0x."),
-        (lambda raw: raw[:4] + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 28) + raw[16:], "expected at most"),
+        (
+            lambda raw: raw[:4] + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 28) + raw[16:],
+            "expected at most",
+        ),
     ],
 )
 def test_damaged_images_are_refused(
@@ -104,7 +122,9 @@ def test_damaged_images_are_refused(
         lambda raw: raw[:100] + bytes(50) + raw[150:],
     ],
 )
-def test_damaged_compression_is_refused(tmp_path: Path, write_idx: Write, change: Callable[[bytes], bytes]) -> None:
+def test_damaged_compression_is_refused(
+    tmp_path: Path, write_idx: Write, change: Callable[[bytes], bytes]
+) -> None:
     write_idx(compress=True)
     path = damage(tmp_path, f"{IMAGES}.gz", change)
     with pytest.raises(DataError, match="expected") as caught:
@@ -129,7 +149,10 @@ def test_a_label_out_of_range_is_named(tmp_path: Path, write_idx: Write) -> None
     path = damage(tmp_path, LABELS, lambda raw: raw[:-1] + b"\x0b")
     with pytest.raises(DataError) as caught:
         load_dataset("mnist", tmp_path)
-    assert caught.value.message == f"labels of {path} must be whole numbers from 0 to 9, got 11 at row 5."
+    assert (
+        caught.value.message
+        == f"labels of {path} must be whole numbers from 0 to 9, got 11 at row 5."
+    )
     assert caught.value.path == path and caught.value.got == 11
 
 

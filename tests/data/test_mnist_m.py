@@ -19,7 +19,8 @@ PICTURE = "mnist_m_train/00000001.png"
 
 @pytest.fixture
 def pictures(tmp_path: Path, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Write the original release; return its arrays by the names that they have in the other layout."""
+    """Write the original release; return its arrays by the names that they have in the other
+    layout."""
     arrays = write_mnist_m_arrays(tmp_path, generator)
     for file in (tmp_path / "MNIST-M").iterdir():
         file.unlink()
@@ -30,8 +31,12 @@ def pictures(tmp_path: Path, generator: np.random.Generator) -> dict[str, np.nda
 def test_arrays(tmp_path: Path, generator: np.random.Generator) -> None:
     arrays = write_mnist_m_arrays(tmp_path, generator)
     dataset = load_dataset("mnist_m", tmp_path)
-    np.testing.assert_array_equal(dataset.x, np.concatenate([arrays["train_images.npy"], arrays["test_images.npy"]]))
-    np.testing.assert_array_equal(dataset.y, np.concatenate([arrays["train_labels.npy"], arrays["test_labels.npy"]]))
+    np.testing.assert_array_equal(
+        dataset.x, np.concatenate([arrays["train_images.npy"], arrays["test_images.npy"]])
+    )
+    np.testing.assert_array_equal(
+        dataset.y, np.concatenate([arrays["train_labels.npy"], arrays["test_labels.npy"]])
+    )
     assert dataset.num_official_train == 4 and dataset.subset and dataset.tested_on == "original"
     assert len(dataset.sources) == 4
 
@@ -53,11 +58,15 @@ def test_the_original_release_gives_the_same_and_goes_first(
     assert load_dataset("mnist_m", tmp_path).digest == first.digest
 
 
-def test_the_digest_of_the_pictures_follows_their_content(tmp_path: Path, pictures: dict[str, np.ndarray]) -> None:
+def test_the_digest_of_the_pictures_follows_their_content(
+    tmp_path: Path, pictures: dict[str, np.ndarray]
+) -> None:
     before = load_dataset("mnist_m", tmp_path).sources
     Image.new("RGB", (32, 32)).save(tmp_path / "MNIST-M" / PICTURE)
     after = load_dataset("mnist_m", tmp_path).sources
-    assert {file for file in before if before[file] != after[file]} == {"MNIST-M/mnist_m_train/*.png"}
+    assert {file for file in before if before[file] != after[file]} == {
+        "MNIST-M/mnist_m_train/*.png"
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,10 +84,15 @@ def test_the_digest_of_the_pictures_follows_their_content(tmp_path: Path, pictur
         ("\0.png 3", "in line 2"),
         ("x" * 10**6, "in line 2"),
         ("00000000.png 4", "got '00000000.png' a second time"),
-        ("99999999.png 4", "99999999.png: expected a PNG picture of 32x32 pixels in RGB, got FileNotFoundError"),
+        (
+            "99999999.png 4",
+            "99999999.png: expected a PNG picture of 32x32 pixels in RGB, got FileNotFoundError",
+        ),
     ],
 )
-def test_hostile_lines_are_refused(tmp_path: Path, pictures: dict[str, np.ndarray], line: str, sentence: str) -> None:
+def test_hostile_lines_are_refused(
+    tmp_path: Path, pictures: dict[str, np.ndarray], line: str, sentence: str
+) -> None:
     path = tmp_path / "MNIST-M/mnist_m_train_labels.txt"
     lines = path.read_text().split("\n")
     path.write_text("\n".join([lines[0], line, *lines[2:]]))
@@ -91,10 +105,17 @@ def png(width: int, height: int, data: bytes = b"") -> bytes:
     """Return a PNG that announces a size, whatever its data is."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
 
 
 def saved(picture: Image.Image, format: str = "PNG") -> bytes:
@@ -135,7 +156,10 @@ def objects() -> bytes:
 
 def lying(shape: str, kind: str = "|u1") -> bytes:
     """Return an array file whose header announces far more than there is."""
-    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    header = (
+        f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
+        + b"\n"
+    )
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(100)
 
 
@@ -143,7 +167,10 @@ def lying(shape: str, kind: str = "|u1") -> bytes:
     ("content", "sentence"),
     [
         (objects(), "Object arrays cannot be loaded"),
-        (pickle.dumps([1, 2]), "expected a NumPy array file (.npy), got a file that begins with b'\\x80"),
+        (
+            pickle.dumps([1, 2]),
+            "expected a NumPy array file (.npy), got a file that begins with b'\\x80",
+        ),
         (b"PK\x03\x04", "expected a NumPy array file"),
         (lying("(1000000000000, 32, 32, 3)"), "expected an intact array of numbers"),
         (lying("(10, 32, 32, 3)"), "expected an intact array of numbers"),
@@ -189,13 +216,18 @@ def test_pickles_of_other_releases_are_refused_in_words(tmp_path: Path, file: st
     path = tmp_path / "MNIST-M" / file
     path.parent.mkdir(parents=True)
     path.touch()
-    with pytest.raises(DataError, match=r"mnist_m_train_labels\.txt.*got a pickle, which is not read") as caught:
+    with pytest.raises(
+        DataError, match=r"mnist_m_train_labels\.txt.*got a pickle, which is not read"
+    ) as caught:
         load_dataset("mnist_m", tmp_path)
     assert caught.value.path == str(path)
 
 
 def test_missing_files_are_named(tmp_path: Path, generator: np.random.Generator) -> None:
-    with pytest.raises(DataError, match=r"train_images\.npy' was not found .* or 'MNIST-M/mnist_m_train_labels\.txt'"):
+    with pytest.raises(
+        DataError,
+        match=r"train_images\.npy' was not found .* or 'MNIST-M/mnist_m_train_labels\.txt'",
+    ):
         load_dataset("mnist_m", tmp_path)
     write_mnist_m_arrays(tmp_path, generator)
     (tmp_path / "MNIST-M/test_labels.npy").unlink()

@@ -23,7 +23,9 @@ def made(seed, rows, *shape):
     generator = np.random.default_rng(seed)
     if len(shape) == 3:
         return generator.integers(0, 256, (rows, *shape), dtype=np.uint8)
-    return (generator.normal(size=(rows, *shape)) * 10.0 ** generator.integers(-3, 6, shape)).astype(np.float32)
+    return (
+        generator.normal(size=(rows, *shape)) * 10.0 ** generator.integers(-3, 6, shape)
+    ).astype(np.float32)
 
 
 def bits(moments):
@@ -75,14 +77,18 @@ def test_sites_without_or_with_one_row_are_merged_too():
     one = moments_of(x, np.array([2]))
     assert (nobody.count, nobody.mean.tolist()) == (0, [0, 0]) and one.squares.tolist() == [0, 0]
     merged = merge_moments([nobody, moments_of(x, np.array([0, 1])), nobody, one])
-    assert merged.count == 3 and merged.mean.tolist() == [4, 7] and merged.squares.tolist() == [26, 0]
+    assert (
+        merged.count == 3 and merged.mean.tolist() == [4, 7] and merged.squares.tolist() == [26, 0]
+    )
     assert merge_moments([nobody, nobody]).count == 0
 
 
 def test_a_constant_feature_gets_the_deviation_1_however_large_it_is():
     x = np.full((1000, 2), 0.1, dtype=np.float32)
     x[:, 1] = 12345678.9
-    merged = merge_moments([moments_of(x, rows) for rows in np.split(np.arange(1000), [3, 300, 301])])
+    merged = merge_moments(
+        [moments_of(x, rows) for rows in np.split(np.arange(1000), [3, 300, 301])]
+    )
     found = normalization_of(merged, white=1.0)
     assert merged.squares.tolist() == [0, 0] and found.std == (1.0, 1.0)
     assert found.mean == (float(np.float32(0.1)), float(np.float32(12345678.9)))
@@ -91,21 +97,29 @@ def test_a_constant_feature_gets_the_deviation_1_however_large_it_is():
 def test_a_run_merges_its_known_clients_in_the_order_of_their_ids():
     x = made(3, 60, 4)
     dataset = Dataset(name="made", x=x, y=np.arange(60) % 2, num_classes=2, white=1.0)
-    divided = build(DataOptions(partition="iid", clients=5, new_clients=2), run_seed=0, dataset=dataset)
-    known = [moments_of(x[np.sort(rows.train)], np.arange(len(rows.train))) for rows in divided.rows[:3]]
+    divided = build(
+        DataOptions(partition="iid", clients=5, new_clients=2), run_seed=0, dataset=dataset
+    )
+    known = [
+        moments_of(x[np.sort(rows.train)], np.arange(len(rows.train))) for rows in divided.rows[:3]
+    ]
     sent = [Moments.from_record(json.loads(json.dumps(each.to_record())), 4) for each in known]
     assert normalization(divided) == normalization_of(merge_moments(sent), 1.0)
 
 
 def test_moments_of_other_features_do_not_fit():
     with pytest.raises(DataError, match="of 2 features, as those before, got 3"):
-        merge_moments([moments_of(made(0, 3, 2), np.arange(3)), moments_of(made(0, 3, 3), np.arange(3))])
+        merge_moments(
+            [moments_of(made(0, 3, 2), np.arange(3)), moments_of(made(0, 3, 3), np.arange(3))]
+        )
     with pytest.raises(ValueError, match="no sites"):
         merge_moments([])
 
 
 def test_white_scales_mean_and_deviation():
-    assert normalization_of(Moments(4, np.array([51.0]), np.array([4.0])), 255.0) == Normalization((0.2,), (1 / 255,))
+    assert normalization_of(Moments(4, np.array([51.0]), np.array([4.0])), 255.0) == Normalization(
+        (0.2,), (1 / 255,)
+    )
 
 
 @laws
@@ -113,7 +127,9 @@ def test_white_scales_mean_and_deviation():
 def test_a_record_keeps_every_bit(values):
     x = np.array(values, dtype=np.float32)[:, None]
     moments = moments_of(x, np.arange(len(x)))
-    assert bits(Moments.from_record(json.loads(json.dumps(moments.to_record())), 1)) == bits(moments)
+    assert bits(Moments.from_record(json.loads(json.dumps(moments.to_record())), 1)) == bits(
+        moments
+    )
 
 
 SOUND = {"count": 3, "mean": [1.0, 2], "squares": [0, 5.5]}
@@ -154,7 +170,10 @@ def test_a_hostile_record_is_refused(record):
 
 def test_the_largest_numbers_that_pass_can_be_merged():
     largest = float(np.finfo(np.float32).max)
-    ends = [{"count": 2**40, "mean": [sign * largest], "squares": [2**40 * 4 * largest**2]} for sign in (1, -1)]
+    ends = [
+        {"count": 2**40, "mean": [sign * largest], "squares": [2**40 * 4 * largest**2]}
+        for sign in (1, -1)
+    ]
     merged = merge_moments([Moments.from_record(each, 1) for each in ends * 50])
     found = normalization_of(merged, 1.0)
     assert math.isfinite(found.mean[0]) and math.isfinite(found.std[0])

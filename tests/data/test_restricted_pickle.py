@@ -60,7 +60,9 @@ def test_arrays_of_objects_are_refused(protocol: int) -> None:
     assert "an array of type 'object'" in refusal(raw)
 
 
-@pytest.mark.parametrize("kind", [np.dtype([("a", "O")]), np.dtype("f8"), np.dtype("U3"), np.dtype("M8[s]")])
+@pytest.mark.parametrize(
+    "kind", [np.dtype([("a", "O")]), np.dtype("f8"), np.dtype("U3"), np.dtype("M8[s]")]
+)
 def test_arrays_of_anything_but_whole_numbers_are_refused(kind: np.dtype[Any]) -> None:
     assert "an array of type" in refusal(pickle.dumps({"data": np.zeros(2, kind)}, protocol=2))
 
@@ -83,14 +85,26 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntC\x01btR
 @pytest.mark.parametrize(
     "raw",
     [
-        b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(I9\nt" + TYPE + b"I00\nC\x01atbs.",  # 9 values, 1 byte
+        b"\x80\x02}X\x04\x00\x00\x00data"
+        + ARRAY
+        + b"(I1\n(I9\nt"
+        + TYPE
+        + b"I00\nC\x01atbs.",  # 9 values, 1 byte
         b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(I1\ntNI00\nC\x01atbs.",  # no type
         b"\x80\x02}X\x04\x00\x00\x00datacnumpy\ndtype\n}X\x08\x00\x00\x00__init__Nsbs.",  # change of a class
         b"\x80\x02}X\x04\x00\x00\x00datacnumpy.core.multiarray\n_reconstruct\n}bs.",  # change of a function
         b"\x80\x02}X\x04\x00\x00\x00datac_codecs\nencode\nN}X\x09\x00\x00\x00from_bytesNs\x86bs.",  # the same, by slots
         b"\x80\x02}X\x04\x00\x00\x00datacnumpy\ndtype\n)\x81s.",  # a type that was never made
-        b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(I1\nt" + ARRAY + b"I00\nC\x01atbs.",  # an array as a type
-        b"\x80\x02}X\x04\x00\x00\x00data" + ARRAY + b"(I1\n(L99999999999999999999L\nt" + TYPE + b"I00\nC\x01atbs.",
+        b"\x80\x02}X\x04\x00\x00\x00data"
+        + ARRAY
+        + b"(I1\n(I1\nt"
+        + ARRAY
+        + b"I00\nC\x01atbs.",  # an array as a type
+        b"\x80\x02}X\x04\x00\x00\x00data"
+        + ARRAY
+        + b"(I1\n(L99999999999999999999L\nt"
+        + TYPE
+        + b"I00\nC\x01atbs.",
         b"\x80\x02}X\x04\x00\x00\x00datac_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf16\x86Rs.",
         b"\x80\x02]r\xff\xff\xff\xff.",  # a memo number that would allocate 64 GB
         b"\x80\x02]p99999999999\n.",  # the same in text

@@ -11,14 +11,19 @@ from fedtailor.data.setup_messages import setup_messages
 @pytest.fixture
 def hospitals(tmp_path):
     for site in "ab":
-        rows = "".join(f"{site}{n // 2},{n % 7 or ''},{n},{'uv'[n % 2]},{'xy'[n % 3 == 0]}\n" for n in range(30))
+        rows = "".join(
+            f"{site}{n // 2},{n % 7 or ''},{n},{'uv'[n % 2]},{'xy'[n % 3 == 0]}\n"
+            for n in range(30)
+        )
         (tmp_path / f"{site}.csv").write_text(f"patient,bmi,age,sex,label\n{rows}")
     return str(tmp_path)
 
 
 def messages(path, **options):
     divided = build(DataOptions(path=path, **options), run_seed=0)
-    return {field.name: field for field in setup_messages(divided.dataset, divided.division.options)}
+    return {
+        field.name: field for field in setup_messages(divided.dataset, divided.division.options)
+    }
 
 
 def test_the_messages_of_a_table(hospitals):
@@ -40,8 +45,16 @@ def test_the_messages_of_a_table(hospitals):
 
 
 def test_there_is_a_message_only_for_what_is_used(hospitals):
-    assert not {"count", "means", "squares"} & set(messages(hospitals, normalize="dataset", group="patient"))
-    assert not {"count", "means", "squares"} & set(messages(hospitals, mean=(0.0,), std=(1.0,), group="patient"))
+    assert not {"count", "means", "squares"} & set(
+        messages(hospitals, normalize="dataset", group="patient")
+    )
+    assert not {"count", "means", "squares"} & set(
+        messages(hospitals, mean=(0.0,), std=(1.0,), group="patient")
+    )
     digits = load_dataset("digits")
     assert setup_messages(digits, DataOptions()) == []
-    assert [field.shape for field in setup_messages(digits, DataOptions(normalize="training"))] == [(1,), (1,), (1,)]
+    assert [field.shape for field in setup_messages(digits, DataOptions(normalize="training"))] == [
+        (1,),
+        (1,),
+        (1,),
+    ]

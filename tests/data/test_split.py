@@ -14,7 +14,9 @@ from fedtailor.data.split import SplitRecord, read_split, split_digest
 
 @pytest.fixture(scope="module")
 def record() -> SplitRecord:
-    options = DataOptions(partition="dirichlet(alpha=0.5)", clients=8, new_clients=2, seed="run", dir="secret")
+    options = DataOptions(
+        partition="dirichlet(alpha=0.5)", clients=8, new_clients=2, seed="run", dir="secret"
+    )
     return split_record(divide(options, run_seed=5))
 
 
@@ -50,7 +52,9 @@ def test_a_changed_split_is_refused(tmp_path: Path, record: SplitRecord) -> None
     changed = json.loads(json.dumps(record))
     changed["clients"][0]["train"][0] += 1
     path = write(tmp_path / "split.json", changed)
-    with pytest.raises(DataError, match=f"expected positions with the digest {record['split_sha256']}") as caught:
+    with pytest.raises(
+        DataError, match=f"expected positions with the digest {record['split_sha256']}"
+    ) as caught:
         read_split(path)
     assert caught.value.path == str(path)
 
@@ -69,7 +73,9 @@ def test_a_changed_split_is_refused(tmp_path: Path, record: SplitRecord) -> None
     ],
     ids=range(8),
 )
-def test_what_is_no_split_is_refused_in_plain_words(tmp_path: Path, content: bytes, got: str) -> None:
+def test_what_is_no_split_is_refused_in_plain_words(
+    tmp_path: Path, content: bytes, got: str
+) -> None:
     path = tmp_path / "split.json"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -88,7 +94,9 @@ def test_what_is_no_split_is_refused_in_plain_words(tmp_path: Path, content: byt
         ("dataset", 1),
     ],
 )
-def test_entries_of_another_type_are_named(tmp_path: Path, record: SplitRecord, name: str, value: object) -> None:
+def test_entries_of_another_type_are_named(
+    tmp_path: Path, record: SplitRecord, name: str, value: object
+) -> None:
     with pytest.raises(DataError, match=f"got an entry of the wrong type: {name}.$"):
         read_split(write(tmp_path / "split.json", {**record, name: value}))
 

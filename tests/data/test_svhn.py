@@ -25,7 +25,11 @@ def test_images_and_labels(
 ) -> None:
     content = write_mat(tmp_path, generator, folder, do_compression=compressed)
     dataset = load_dataset(name, tmp_path)
-    assert dataset.x.dtype == np.uint8 and dataset.x.shape == (8, 32, 32, 3) and dataset.x.flags.c_contiguous
+    assert (
+        dataset.x.dtype == np.uint8
+        and dataset.x.shape == (8, 32, 32, 3)
+        and dataset.x.flags.c_contiguous
+    )
     for row in range(5):
         np.testing.assert_array_equal(dataset.x[row], content["X"][:, :, :, row])
     expected = content["y"].ravel().tolist()
@@ -37,14 +41,19 @@ def test_images_and_labels(
 def test_ten_is_digit_zero_in_any_type(tmp_path: Path, generator: np.random.Generator) -> None:
     content = write_mat(tmp_path, generator)
     for labels in (np.array([[10.0, 1, 2, 3, 9]]), np.array([[10], [1], [2], [3], [9]], np.int32)):
-        (tmp_path / TRAIN).write_bytes(mat_bytes({"other": {"a": 1}, "y": labels, "X": content["X"], "z": "text"}))
+        (tmp_path / TRAIN).write_bytes(
+            mat_bytes({"other": {"a": 1}, "y": labels, "X": content["X"], "z": "text"})
+        )
         assert load_dataset("svhn", tmp_path).y[:5].tolist() == [0, 1, 2, 3, 9]
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"X": np.zeros((32, 32, 3, 5))}, "expected 'X' as bytes (32, 32, 3, rows), got float64 (32, 32, 3, 5)"),
+        (
+            {"X": np.zeros((32, 32, 3, 5))},
+            "expected 'X' as bytes (32, 32, 3, rows), got float64 (32, 32, 3, 5)",
+        ),
         ({"X": np.zeros((5, 32, 32, 3), np.uint8)}, "got uint8 (5, 32, 32, 3)"),
         ({"X": np.zeros((32, 32, 3, 0), np.uint8)}, "got uint8 (32, 32, 3, 0)"),
         ({"X": np.zeros((32, 32, 3), np.uint8)}, "expected 'X' as bytes"),
@@ -52,11 +61,17 @@ def test_ten_is_digit_zero_in_any_type(tmp_path: Path, generator: np.random.Gene
         ({"X": {"a": 1}}, "expected arrays of numbers X and y, got no X"),
         ({"X": "text"}, "expected arrays of numbers X and y, got no X"),
         ({"X": np.zeros((32, 32, 3, 5), complex)}, "got values of type 9 in 'X'"),
-        ({"y": np.ones((4, 1), np.uint8)}, "expected 'y' with 5 numbers, one for each image, got the shape (4, 1)"),
+        (
+            {"y": np.ones((4, 1), np.uint8)},
+            "expected 'y' with 5 numbers, one for each image, got the shape (4, 1)",
+        ),
         ({"y": np.ones((5, 2), np.uint8)}, "got the shape (5, 2)"),
         ({"y": np.full((5, 1), 11)}, "must be whole numbers from 0 to 10, got 11 at row 0"),
         ({"y": np.full((5, 1), -1)}, "got -1 at row 0"),
-        ({"y": np.array([[1, 2, 3, 4, np.nan]])}, "expected labels as whole numbers from 0 to 10, got nan at row 4"),
+        (
+            {"y": np.array([[1, 2, 3, 4, np.nan]])},
+            "expected labels as whole numbers from 0 to 10, got nan at row 4",
+        ),
         ({"y": np.array([[1, 2, 3.5, 4, 5]])}, "got 3.5 at row 2"),
         ({"y": np.full((5, 1), np.inf)}, "got inf at row 0"),
     ],
@@ -71,11 +86,18 @@ def test_variables_that_make_no_sense_are_refused(
     assert sentence in caught.value.message and str(tmp_path / TRAIN) in caught.value.message
 
 
-def test_other_versions_are_refused_in_words(tmp_path: Path, generator: np.random.Generator) -> None:
+def test_other_versions_are_refused_in_words(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
     write_mat(tmp_path, generator)
     path = tmp_path / TRAIN
-    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(384) + b"\x89HDF\r\n\x1a\n")
-    with pytest.raises(DataError, match=r"expected a MATLAB file of version 5 to 7.2, got version 7.3 \(HDF5\).*-v7"):
+    path.write_bytes(
+        b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(384) + b"\x89HDF\r\n\x1a\n"
+    )
+    with pytest.raises(
+        DataError,
+        match=r"expected a MATLAB file of version 5 to 7.2, got version 7.3 \(HDF5\).*-v7",
+    ):
         load_dataset("svhn", tmp_path)
     for raw in (mat_bytes({"X": np.zeros((3, 2))}, format="4"), b"", b"\x89PNG", bytes(200)):
         path.write_bytes(raw)
@@ -83,10 +105,15 @@ def test_other_versions_are_refused_in_words(tmp_path: Path, generator: np.rando
             load_dataset("svhn", tmp_path)
 
 
-def test_a_missing_file_and_one_over_the_cap(tmp_path: Path, generator: np.random.Generator) -> None:
+def test_a_missing_file_and_one_over_the_cap(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
     write_mat(tmp_path, generator)
     os.truncate(tmp_path / TRAIN, svhn._MAX_BYTES + 1)  # sparse: takes no room
-    with pytest.raises(DataError, match=f"expected at most {svhn._MAX_BYTES} bytes, got {svhn._MAX_BYTES + 1} bytes"):
+    with pytest.raises(
+        DataError,
+        match=f"expected at most {svhn._MAX_BYTES} bytes, got {svhn._MAX_BYTES + 1} bytes",
+    ):
         load_dataset("svhn", tmp_path)
     (tmp_path / TRAIN).unlink()
     with pytest.raises(DataError, match=r"train_32x32\.mat' was not found"):
@@ -99,15 +126,32 @@ X_TAG = struct.pack("<II", 2, 15360)  # bytes, of the five images
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda raw: raw.replace(X_TAG, struct.pack("<II", 2, 2**32 - 16)), "4294967280 bytes for 'X' of shape"),
-        (lambda raw: raw.replace(X_TAG, struct.pack("<II", 200, 15360)), "got values of type 200 in 'X'"),
-        (lambda raw: raw.replace(X_TAG, struct.pack("<II", 9, 15360)), "15360 bytes for 'X' of shape"),
-        (lambda raw: raw.replace(struct.pack("<4i", 32, 32, 3, 5), struct.pack("<4i", 32, 32, -3, -5)), "(32, 32, -3"),
+        (
+            lambda raw: raw.replace(X_TAG, struct.pack("<II", 2, 2**32 - 16)),
+            "4294967280 bytes for 'X' of shape",
+        ),
+        (
+            lambda raw: raw.replace(X_TAG, struct.pack("<II", 200, 15360)),
+            "got values of type 200 in 'X'",
+        ),
+        (
+            lambda raw: raw.replace(X_TAG, struct.pack("<II", 9, 15360)),
+            "15360 bytes for 'X' of shape",
+        ),
+        (
+            lambda raw: raw.replace(
+                struct.pack("<4i", 32, 32, 3, 5), struct.pack("<4i", 32, 32, -3, -5)
+            ),
+            "(32, 32, -3",
+        ),
         (lambda raw: raw[:128] + raw[128:] * 2, "expected"),
         (lambda raw: raw[:9000], "truncated"),
         (lambda raw: raw[:131], "unpack requires a buffer of 8 bytes"),
         (lambda raw: raw[:128], "got no X and no y"),
-        (lambda raw: raw[:128] + struct.pack("<II", 77, 8) + raw[128:], "got an element of type 77"),
+        (
+            lambda raw: raw[:128] + struct.pack("<II", 77, 8) + raw[128:],
+            "got an element of type 77",
+        ),
     ],
 )
 def test_hostile_elements_are_refused(
@@ -131,7 +175,10 @@ def compressed(body: bytes, head: bytes) -> bytes:
     [
         (lambda body: body + bytes(2**22), "longer than it says"),
         (lambda body: body[:-20], "truncated"),
-        (lambda body: body.replace(X_TAG, struct.pack("<II", 2, 2**32 - 16)) + bytes(2**22), "4294967280 bytes"),
+        (
+            lambda body: body.replace(X_TAG, struct.pack("<II", 2, 2**32 - 16)) + bytes(2**22),
+            "4294967280 bytes",
+        ),
         (lambda body: b"\x01" + body[1:], "a compressed element that is not a variable"),
     ],
 )
@@ -155,7 +202,9 @@ def test_a_damaged_checksum_is_refused(tmp_path: Path, generator: np.random.Gene
         load_dataset("svhn", tmp_path)
 
 
-def test_a_variable_that_comes_twice_is_refused(tmp_path: Path, generator: np.random.Generator) -> None:
+def test_a_variable_that_comes_twice_is_refused(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
     content = write_mat(tmp_path, generator)
     raw = mat_bytes({"X": content["X"]})
     (tmp_path / TRAIN).write_bytes(raw + raw[128:] + mat_bytes({"y": content["y"]})[128:])
@@ -163,7 +212,9 @@ def test_a_variable_that_comes_twice_is_refused(tmp_path: Path, generator: np.ra
         load_dataset("svhn", tmp_path)
 
 
-def test_no_single_wrong_byte_ends_the_process(tmp_path: Path, generator: np.random.Generator) -> None:
+def test_no_single_wrong_byte_ends_the_process(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
     write_mat(tmp_path, generator, train=1, test=1)
     path = tmp_path / TRAIN
     raw = path.read_bytes()

@@ -9,7 +9,8 @@ from fedtailor.data.datasets import synthetic
 
 
 def accuracy(x: np.ndarray, y: np.ndarray, means: np.ndarray) -> float:
-    """Return how often the mean that is nearest is that of the right class; ``means`` is (rows, classes, features)."""
+    """Return how often the mean that is nearest is that of the right class; ``means`` is (rows,
+    classes, features)."""
     distances = np.square(x[:, np.newaxis] - means).sum(axis=2)
     return float((distances.argmin(axis=1) == y).mean())
 
@@ -37,19 +38,27 @@ def test_the_best_accuracy_is_that_of_the_nearest_true_mean() -> None:
     generator = np.random.default_rng(0)
     y = generator.integers(0, 10, 100_000)
     x = means[y] + generator.standard_normal((100_000, 16))
-    scores = x @ means.T - np.square(means).sum(axis=1) / 2  # of equal covariances and frequencies: Bayes' rule
+    scores = (
+        x @ means.T - np.square(means).sum(axis=1) / 2
+    )  # of equal covariances and frequencies: Bayes' rule
     simulated = (scores.argmax(axis=1) == y).mean()
     assert abs(simulated - best) < 4 * np.sqrt(best * (1 - best) / 100_000)
     assert abs(best - 0.9024884377513663) < 1e-9
 
 
 def test_the_examples_are_around_their_means() -> None:
-    dataset, means, best = load_dataset("synthetic"), synthetic.class_means(), synthetic.best_accuracy()
+    dataset, means, best = (
+        load_dataset("synthetic"),
+        synthetic.class_means(),
+        synthetic.best_accuracy(),
+    )
     assert dataset.domains is not None
     noise = dataset.x - means[dataset.domains, dataset.y]
     assert abs(noise.mean()) < 0.01 and abs(noise.std() - 1) < 0.01
     assert np.abs(np.cov(noise.T) - np.eye(16)).max() < 0.07
-    assert abs(accuracy(dataset.x, dataset.y, means[dataset.domains]) - best) < 4 * np.sqrt(best * (1 - best) / 6000)
+    assert abs(accuracy(dataset.x, dataset.y, means[dataset.domains]) - best) < 4 * np.sqrt(
+        best * (1 - best) / 6000
+    )
 
 
 def test_who_does_not_know_the_domain_is_far_from_the_best() -> None:
@@ -58,7 +67,9 @@ def test_who_does_not_know_the_domain_is_far_from_the_best() -> None:
     train, test = np.arange(4800), np.arange(4800, 6000)
 
     def means_of(rows: np.ndarray) -> np.ndarray:
-        return np.stack([dataset.x[rows][dataset.y[rows] == label].mean(axis=0) for label in range(10)])
+        return np.stack(
+            [dataset.x[rows][dataset.y[rows] == label].mean(axis=0) for label in range(10)]
+        )
 
     shared = means_of(train)
     own = np.stack([means_of(train[dataset.domains[train] == domain]) for domain in range(20)])

@@ -26,7 +26,13 @@ def task_of(dataset: Dataset, **changes: Any) -> Task:
 
 def colorful(rows: int = 30, **changes: Any) -> Dataset:
     x = np.random.default_rng(0).integers(0, 256, (rows, 4, 5, 3), dtype=np.uint8)
-    fields = {"name": "colorful", "x": x, "y": np.arange(rows) % 3, "num_classes": 3, "class_names": ("a", "b", "c")}
+    fields = {
+        "name": "colorful",
+        "x": x,
+        "y": np.arange(rows) % 3,
+        "num_classes": 3,
+        "class_names": ("a", "b", "c"),
+    }
     return Dataset(**{**fields, **changes})
 
 
@@ -34,7 +40,9 @@ def table(rows: int = 40) -> Dataset:
     """Return features of very different sizes; the third does not vary."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((rows, 3)) * [1e-3, 50, 0] + [0, 1e6, 7]
-    return colorful(rows, x=x.astype(np.float32), white=1.0, normalize=Normalization((0.0,), (1.0,)))
+    return colorful(
+        rows, x=x.astype(np.float32), white=1.0, normalize=Normalization((0.0,), (1.0,))
+    )
 
 
 def federation_of(dataset: Dataset, **options: Any) -> Federation:
@@ -44,7 +52,9 @@ def federation_of(dataset: Dataset, **options: Any) -> Federation:
 
 def values(federation: Federation) -> np.ndarray:
     """Return all examples as a model gets them."""
-    return gather(federation.examples(torch.arange(len(federation.y))), torch.arange(len(federation.y))).x.numpy()
+    return gather(
+        federation.examples(torch.arange(len(federation.y))), torch.arange(len(federation.y))
+    ).x.numpy()
 
 
 def test_images_stay_8_bit_and_are_normalized_when_used(float64: torch.dtype) -> None:
@@ -73,10 +83,14 @@ def test_channels_may_have_their_own_normalization(float64: torch.dtype) -> None
     np.testing.assert_array_equal(values(federation_of(dataset)).transpose(0, 2, 3, 1), expected)
 
 
-def test_images_of_floats_are_normalized_when_used_so_that_black_comes_in(float64: torch.dtype) -> None:
+def test_images_of_floats_are_normalized_when_used_so_that_black_comes_in(
+    float64: torch.dtype,
+) -> None:
     x = np.random.default_rng(0).random((30, 4, 5, 3), dtype=np.float32)
     federation = federation_of(colorful(x=x, white=1.0))
-    np.testing.assert_array_equal(values(federation).transpose(0, 2, 3, 1), (x.astype(np.float64) - 0.5) / 0.5)
+    np.testing.assert_array_equal(
+        values(federation).transpose(0, 2, 3, 1), (x.astype(np.float64) - 0.5) / 0.5
+    )
     moves = torch.tensor([[2, 0, 0]] * 30)
     moved = gather(federation.examples(torch.arange(30)), torch.arange(30), moves).x
     assert torch.equal(moved[:, :, :2], torch.full_like(moved[:, :, :2], -1.0))
@@ -107,7 +121,9 @@ def test_other_conditions_than_those_of_a_split_file_are_noted(tmp_path: Path) -
     path.write_text(json.dumps(split_record(divided.division, divided.conditions)))
     clean = build(DataOptions(split=str(path)), run_seed=0, dataset=dataset)
     assert any("differ from those in the split file" in note for note in clean.notes)
-    same = build(DataOptions(split=str(path), shift="cifar_s(clients=2)"), run_seed=0, dataset=dataset)
+    same = build(
+        DataOptions(split=str(path), shift="cifar_s(clients=2)"), run_seed=0, dataset=dataset
+    )
     assert (
         not any("differ from those in the split file" in note for note in same.notes)
         and same.conditions == divided.conditions
@@ -121,9 +137,13 @@ def test_new_clients_under_all_corruptions_need_new_clients() -> None:
 
 
 @pytest.mark.parametrize("make", [colorful, table])
-def test_training_examples_of_known_clients_may_give_mean_and_deviation(make: Any, float64: torch.dtype) -> None:
+def test_training_examples_of_known_clients_may_give_mean_and_deviation(
+    make: Any, float64: torch.dtype
+) -> None:
     dataset = make()
-    options = {} if dataset.x.ndim == 2 else {"normalize": "training"}  # tables: unless the options say otherwise
+    options = (
+        {} if dataset.x.ndim == 2 else {"normalize": "training"}
+    )  # tables: unless the options say otherwise
     federation = federation_of(dataset, new_clients=2, **options)
     rows = torch.cat([federation.splits[client].train for client in federation.known]).numpy()
     raw = np.moveaxis(dataset.x.astype(np.float64), -1, 1)
@@ -135,12 +155,16 @@ def test_training_examples_of_known_clients_may_give_mean_and_deviation(make: An
 
 def test_tables_can_be_used_as_they_are(float64: torch.dtype) -> None:
     dataset = table()
-    np.testing.assert_array_equal(values(federation_of(dataset, normalize="dataset")), dataset.x.astype(np.float64))
+    np.testing.assert_array_equal(
+        values(federation_of(dataset, normalize="dataset")), dataset.x.astype(np.float64)
+    )
 
 
 def test_a_task_for_other_data_is_refused() -> None:
     dataset = colorful()
     divided = build(DataOptions(partition="iid", clients=2), run_seed=0, dataset=dataset)
     for changes in ({"num_classes": 4}, {"input_shape": (1, 4, 5)}):
-        with pytest.raises(ConfigError, match=r"shape \(3, 4, 5\) in 3 classes, as data set 'colorful'"):
+        with pytest.raises(
+            ConfigError, match=r"shape \(3, 4, 5\) in 3 classes, as data set 'colorful'"
+        ):
             to_federation(divided, task_of(dataset, **changes))

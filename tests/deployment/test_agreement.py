@@ -22,12 +22,15 @@ def world_of(path, **values):
 
 
 def saying(**changes):
-    """Return a transport in which site 1 says something else of itself, and site 2 is never there."""
+    """Return a transport in which site 1 says something else of itself, and site 2 is never
+    there."""
 
     def make(sites):
         def answer(request):
             reply = sites[1].answer(request)
-            head = {key: value for key, value in {**reply.head, **changes}.items() if value is not None}
+            head = {
+                key: value for key, value in {**reply.head, **changes}.items() if value is not None
+            }
             return Envelope(head, reply.blobs)
 
         return FunctionTransport([sites[0].answer, answer, lambda request: None])
@@ -38,7 +41,10 @@ def saying(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fedtailor": "9.9.9"}, f"site 'hospital' has fedtailor 9.9.9, and the server has {fedtailor.__version__}"),
+        (
+            {"fedtailor": "9.9.9"},
+            f"site 'hospital' has fedtailor 9.9.9, and the server has {fedtailor.__version__}",
+        ),
         ({"protocol": 7}, "site 'hospital' has protocol 7, and the server has 1"),
         ({"torch": "1.0"}, "site 'hospital' has torch 1.0, and the server has .*allow_mixed"),
         ({"site": "practice"}, "registered as 'hospital' calls itself 'practice'"),
@@ -72,7 +78,9 @@ def test_sites_with_another_build_are_noted_if_that_is_allowed(tmp_path):
 
     world.serve(make)
     notes = [
-        event["text"] for event in read_run(tmp_path / "server" / "runs" / "0001").events if event["kind"] == "note"
+        event["text"]
+        for event in read_run(tmp_path / "server" / "runs" / "0001").events
+        if event["kind"] == "note"
     ]
     assert any("torch 2.12.0, NEON" in note and "last bits" in note for note in notes)
 
@@ -92,7 +100,11 @@ def test_a_site_that_was_updated_in_the_middle_of_a_run_is_left_out(tmp_path, mo
         return FunctionTransport([sites[0].answer, answer, sites[2].answer])
 
     world.serve(make)
-    reasons = [event["reason"] for event in read_run(tmp_path / "server/runs/0001").events if event["kind"] == "failed"]
+    reasons = [
+        event["reason"]
+        for event in read_run(tmp_path / "server/runs/0001").events
+        if event["kind"] == "failed"
+    ]
     assert reasons
     assert all("9.9.9" in reason and fedtailor.__version__ in reason for reason in reasons)
 
@@ -104,14 +116,22 @@ def test_data_that_change_during_a_run_are_refused(tmp_path):
     x, y = DATA["clinic"]
     (tmp_path / "sites" / "clinic" / "data" / "clinic" / "train.npz").unlink()
     write_arrays(tmp_path / "other", x[::-1], y[::-1])
-    (tmp_path / "other" / "train.npz").rename(tmp_path / "sites" / "clinic" / "data" / "clinic" / "train.npz")
+    (tmp_path / "other" / "train.npz").rename(
+        tmp_path / "sites" / "clinic" / "data" / "clinic" / "train.npz"
+    )
     answer = world.open()[0].answer(Envelope({"kind": "begin", "client": 0}, {"plan": plan}))
     assert "are not those with which the run began" in answer.head["refused"]
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("shift", "cifar_s(clients=50)"), ("partition", "iid"), ("split", "x.json"), ("subset", 100), ("clients", 3)],
+    [
+        ("shift", "cifar_s(clients=50)"),
+        ("partition", "iid"),
+        ("split", "x.json"),
+        ("subset", 100),
+        ("clients", 3),
+    ],
 )
 def test_options_that_need_all_data_in_one_place_are_refused(tmp_path, key, value):
     path = tmp_path / "federation.toml"
@@ -122,7 +142,9 @@ def test_options_that_need_all_data_in_one_place_are_refused(tmp_path, key, valu
 
 def test_an_experiment_file_of_a_simulation_is_a_federation_file(tmp_path):
     path = tmp_path / "federation.toml"
-    path.write_text('[data]\npath = "all"\nlabel_column = "y"\nimage_size = 8\n[engine]\nname = "workers"\n')
+    path.write_text(
+        '[data]\npath = "all"\nlabel_column = "y"\nimage_size = 8\n[engine]\nname = "workers"\n'
+    )
     config = load_federation(path).config
     assert config.data.image_size == 8
     assert config.engine.name == "reference"

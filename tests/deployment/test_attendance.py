@@ -1,4 +1,5 @@
-"""Who is there: what a server writes down of its sites, and what it still knows after it was started again."""
+"""Who is there: what a server writes down of its sites, and what it still knows after it was
+started again."""
 
 from fedtailor.deployment.attendance import read_attendance, write_attendance
 from sites import World, divide_digits, write_arrays
@@ -9,7 +10,9 @@ DATA = divide_digits(rows=20)
 def test_a_server_that_is_started_again_knows_when_it_heard_of_a_site(tmp_path):
     world = World(tmp_path).write(lambda folder, name: write_arrays(folder, *DATA[name]))
     server = tmp_path / "server"
-    write_attendance(server, {"clinic": {"online": True, "heard": 7.5, "waiting_since": 5.0, "problem": "late"}})
+    write_attendance(
+        server, {"clinic": {"online": True, "heard": 7.5, "waiting_since": 5.0, "problem": "late"}}
+    )
     seen = []
 
     def make(sites):

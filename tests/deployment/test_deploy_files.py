@@ -1,4 +1,5 @@
-"""The files under deploy/: they can be parsed, and what they name exists. No container runtime is needed."""
+"""The files under deploy/: they can be parsed, and what they name exists. No container runtime is
+needed."""
 
 import configparser
 import json
@@ -61,7 +62,9 @@ def test_compose_file():
         assert service["restart"] == "always"
         assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
         volumes = [volume.split(":")[0] for volume in service["volumes"]]
-        assert [name for name in volumes if not name.startswith(".") and name not in compose["volumes"]] == []
+        assert [
+            name for name in volumes if not name.startswith(".") and name not in compose["volumes"]
+        ] == []
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -83,7 +86,9 @@ def test_units_restart_and_have_no_privileges(path):
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_accepts_the_units(path, tmp_path):
     copy = tmp_path / path.name
-    copy.write_text(re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", path.read_text(), flags=re.MULTILINE))
+    copy.write_text(
+        re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", path.read_text(), flags=re.MULTILINE)
+    )
     done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if path.name in line]
     assert complaints == []

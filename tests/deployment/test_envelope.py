@@ -1,4 +1,5 @@
-"""Messages between server and site: the same after the way there, and nothing but DataError for damaged ones."""
+"""Messages between server and site: the same after the way there, and nothing but DataError for
+damaged ones."""
 
 import json
 import os
@@ -16,7 +17,15 @@ import pytest
 import fedtailor
 from fedtailor.core.errors import DataError
 from fedtailor.deployment import envelope as module
-from fedtailor.deployment.envelope import Envelope, from_bytes, head_from_text, head_to_text, receive, send, to_bytes
+from fedtailor.deployment.envelope import (
+    Envelope,
+    from_bytes,
+    head_from_text,
+    head_to_text,
+    receive,
+    send,
+    to_bytes,
+)
 
 MESSAGES = [
     Envelope({}),
@@ -26,7 +35,9 @@ MESSAGES = [
 
 
 def frame_of(text: bytes, blobs: bytes = b"", *, magic=b"FTEN", version=1, length=None) -> bytes:
-    return struct.pack("<4sII", magic, version, len(text) if length is None else length) + text + blobs
+    return (
+        struct.pack("<4sII", magic, version, len(text) if length is None else length) + text + blobs
+    )
 
 
 def frame_of_json(value: object, blobs: bytes = b"") -> bytes:
@@ -178,7 +189,9 @@ def test_the_modules_of_a_new_process_import_the_standard_library_only():
         "import sys; import fedtailor.deployment.envelope, fedtailor.deployment.resident; "
         "print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     )
-    source = str(Path(fedtailor.__file__).parents[1])  # without site, an installed package is not found
+    source = str(
+        Path(fedtailor.__file__).parents[1]
+    )  # without site, an installed package is not found
     command = [sys.executable, "-S", "-c", code]
     env = {**os.environ, "PYTHONPATH": source}
     output = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout

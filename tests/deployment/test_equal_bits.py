@@ -29,7 +29,10 @@ ALWAYS = {"fedpac", "knn_per", "pfedfda", "pfedvem", "scaffold"}
 
 def methods(always):
     """Return all methods; those not in ``always`` are slow."""
-    return [name if name in always else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ALGORITHMS)]
+    return [
+        name if name in always else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(ALGORITHMS)
+    ]
 
 
 @pytest.mark.parametrize("name", methods(ALWAYS))
@@ -64,11 +67,18 @@ def test_the_model_of_a_site_can_be_loaded_and_its_card_says_how_good_it_is(tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["scaffold", pytest.param("fedavg", marks=pytest.mark.slow), pytest.param("fedpac", marks=pytest.mark.slow)]
+    "name",
+    [
+        "scaffold",
+        pytest.param("fedavg", marks=pytest.mark.slow),
+        pytest.param("fedpac", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_selects_the_best_round_goes_back_to_it(tmp_path, name):
     evaluation = {"every": 1, "personalized_every": 1, "select": "best"}
     federation = {"rounds": 4, "participation": 0.7, "full_last_round": False}
-    world = world_of(tmp_path, algorithm={"name": name}, evaluation=evaluation, federation=federation)
+    world = world_of(
+        tmp_path, algorithm={"name": name}, evaluation=evaluation, federation=federation
+    )
     world.serve()
     assert_same_run(world, world.simulate())

@@ -17,7 +17,8 @@ class Planned:
     """A transport in which every site answers at a given second, counted from the first request."""
 
     def __init__(self, times, failures=()):
-        """Take the second of every site's answer; None: never. ``failures``: (second, site, failure)."""
+        """Take the second of every site's answer; None: never. ``failures``: (second, site,
+        failure)."""
         self.times = times
         self.failures = list(failures)
         self.now = 0.0
@@ -71,7 +72,9 @@ def test_it_ends_at_the_deadline_without_the_silent_ones():
 
 
 def test_after_the_quorum_the_others_are_given_the_grace():
-    answers, seconds, _ = ask(Planned({0: 3, 1: 5, 2: 40, 3: 12}), deadline=90, quorum=0.5, grace=10)
+    answers, seconds, _ = ask(
+        Planned({0: 3, 1: 5, 2: 40, 3: 12}), deadline=90, quorum=0.5, grace=10
+    )
     assert list(answers) == [0, 1, 3]
     assert seconds == 15
 
@@ -92,7 +95,9 @@ def test_requests_are_sent_again_to_those_that_are_silent_less_and_less_often():
 def test_a_site_that_is_away_may_still_answer_and_one_that_failed_too():
     away = SiteFailure("unavailable", "the node is gone")
     failed = SiteFailure("failed", "damaged")
-    answers, _, exchange = ask(Planned({0: 3, 1: 20, 2: None}, [(4, 1, away), (4, 2, failed)]), deadline=30)
+    answers, _, exchange = ask(
+        Planned({0: 3, 1: 20, 2: None}, [(4, 1, away), (4, 2, failed)]), deadline=30
+    )
     assert answers == {0: ANSWER, 1: ANSWER, 2: failed}
     assert exchange.attendance.failures == {2: "damaged"}
 
@@ -105,8 +110,18 @@ def test_answers_that_do_not_belong_to_the_request_are_dropped():
 
 
 def test_a_message_of_a_megabyte_takes_two_percent_more_at_most():
-    leaves = {f"layer{number}": {"weight": torch.zeros(200, 125), "bias": torch.zeros(200)} for number in range(11)}
+    leaves = {
+        f"layer{number}": {"weight": torch.zeros(200, 125), "bias": torch.zeros(200)}
+        for number in range(11)
+    }
     numbers = sum(4 * leaf.numel() for layer in leaves.values() for leaf in layer.values())
     assert numbers > 1_000_000
-    out = {"upload": {"values": {"model": leaves}}, "metrics": {"loss": torch.zeros(())}, "scores": ()}
-    assert len(to_bytes(Envelope({"kind": "train", "round": 7}, {"out": encode(out)}))) < 1.02 * numbers
+    out = {
+        "upload": {"values": {"model": leaves}},
+        "metrics": {"loss": torch.zeros(())},
+        "scores": (),
+    }
+    assert (
+        len(to_bytes(Envelope({"kind": "train", "round": 7}, {"out": encode(out)})))
+        < 1.02 * numbers
+    )

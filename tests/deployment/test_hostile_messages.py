@@ -1,4 +1,5 @@
-"""Messages that were changed on their way, or made to harm: they are refused in words, and nothing is imported."""
+"""Messages that were changed on their way, or made to harm: they are refused in words, and nothing
+is imported."""
 
 import json
 import os
@@ -62,7 +63,20 @@ def with_changed_head(frame, generator):
     envelope = from_bytes(frame)
     head = json.loads(json.dumps(envelope.head))
     key = generator.choice(sorted(head))
-    strange = [None, -1, 2**70, "x" * 5000, [], {}, [[[]]], True, 1e308, "\x00", "../../etc", {"a": {"b": []}}]
+    strange = [
+        None,
+        -1,
+        2**70,
+        "x" * 5000,
+        [],
+        {},
+        [[[]]],
+        True,
+        1e308,
+        "\x00",
+        "../../etc",
+        {"a": {"b": []}},
+    ]
     head[key] = generator.choice(strange)
     return to_bytes(Envelope(head, envelope.blobs))
 
@@ -87,14 +101,23 @@ def test_no_changed_request_harms_a_site(recorded):
             continue
         answer = site.answer(request)
         answered += 1
-        assert "failed" not in answer.head or answer.head["kind"] in ("train", "personalize"), answer.head
+        assert "failed" not in answer.head or answer.head["kind"] in ("train", "personalize"), (
+            answer.head
+        )
         json.dumps(answer.head, allow_nan=False)
     assert answered > COUNT / 10
-    assert not {name for name in set(sys.modules) - before if not name.startswith(("fedtailor", "torch", "numpy"))}
+    assert not {
+        name
+        for name in set(sys.modules) - before
+        if not name.startswith(("fedtailor", "torch", "numpy"))
+    }
 
 
 def test_no_changed_answer_harms_the_server(recorded):
-    kinds = {"train": (TrainRequest(), TrainReply), "personalize": (PersonalizeRequest(False, False), PersonalizeReply)}
+    kinds = {
+        "train": (TrainRequest(), TrainReply),
+        "personalize": (PersonalizeRequest(False, False), PersonalizeReply),
+    }
     agreement = read_agreement(recorded.path / "server" / "runs" / "0001")
     frames = [
         to_bytes(answer)
@@ -114,7 +137,11 @@ def test_no_changed_answer_harms_the_server(recorded):
         assert isinstance(reply, kind | Failure)
         read += 1
     assert read > COUNT / 10
-    assert not {name for name in set(sys.modules) - before if not name.startswith(("fedtailor", "torch", "numpy"))}
+    assert not {
+        name
+        for name in set(sys.modules) - before
+        if not name.startswith(("fedtailor", "torch", "numpy"))
+    }
 
 
 class Once:
@@ -147,11 +174,16 @@ def ask(agreement, request, answer):
     return list(ask_them(request, (), [0], 1))
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the system does not tell the peak of memory")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"),
+    reason="the system does not tell the peak of memory",
+)
 def test_an_answer_takes_at_most_twice_its_memory(recorded):
     agreement = read_agreement(recorded.path / "server" / "runs" / "0001")
     out = {"upload": {"values": {"body": {"x": torch.zeros(2**24)}}}, "metrics": {}, "scores": ()}
-    answer = Envelope({"kind": "train", "run": agreement.plan.run, "round": 1, "attempt": 0}, {"out": encode(out)})
+    answer = Envelope(
+        {"kind": "train", "run": agreement.plan.run, "round": 1, "attempt": 0}, {"out": encode(out)}
+    )
     del out
     size = len(answer.blobs["out"])
     with open("/proc/self/clear_refs", "w") as file:
@@ -170,7 +202,9 @@ def memory(name):
 
 
 @pytest.mark.parametrize("key", ["algorithm", "model"])
-def test_a_site_imports_no_method_or_model_that_it_does_not_allow(recorded, tmp_path, monkeypatch, key):
+def test_a_site_imports_no_method_or_model_that_it_does_not_allow(
+    recorded, tmp_path, monkeypatch, key
+):
     (tmp_path / "evil_method.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan

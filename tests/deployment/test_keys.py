@@ -1,4 +1,5 @@
-"""Keys and certificates, where `cryptography` is installed; the sentence about the extra where it is not."""
+"""Keys and certificates, where `cryptography` is installed; the sentence about the extra where it
+is not."""
 
 import ssl
 import subprocess
@@ -110,7 +111,9 @@ def test_fingerprints_are_those_of_ssh(cryptography, tmp_path):
     (tmp_path / "node.pub").write_text(f"{made.text} somebody@site\n")
     assert keys.read_public_key(tmp_path / "node.pub") == made, "the comment does not count"
     try:
-        done = subprocess.run(["ssh-keygen", "-l", "-f", tmp_path / "node.pub"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["ssh-keygen", "-l", "-f", tmp_path / "node.pub"], capture_output=True, text=True
+        )
     except FileNotFoundError:
         pytest.skip("no ssh-keygen here")
     assert made.fingerprint in done.stdout

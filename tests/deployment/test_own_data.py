@@ -1,11 +1,20 @@
-"""Sites with their own folders of pictures, tables with text and empty cells, and arrays: as a simulation of them."""
+"""Sites with their own folders of pictures, tables with text and empty cells, and arrays: as a
+simulation of them."""
 
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.input_specification import read_input_specification
 from fedtailor.deployment.agreement import merge_classes
-from sites import VALUES, World, assert_same_run, divide_digits, write_arrays, write_pictures, write_table
+from sites import (
+    VALUES,
+    World,
+    assert_same_run,
+    divide_digits,
+    write_arrays,
+    write_pictures,
+    write_table,
+)
 
 NAMES = ("clinic", "hospital", "office", "practice")
 
@@ -13,10 +22,14 @@ NAMES = ("clinic", "hospital", "office", "practice")
 def world_of(path, write, *, data=None, site=None, **values):
     """Return a world of four sites, one of them new."""
     settings = {**VALUES, "algorithm": {"name": "pfedfda"}, "data": data or {}, **values}
-    return World(path, names=NAMES, new=("hospital",), values=settings, site=site or {}).write(write)
+    return World(path, names=NAMES, new=("hospital",), values=settings, site=site or {}).write(
+        write
+    )
 
 
-@pytest.mark.parametrize("data", [{"image_size": 8}, {"normalize": "training", "val_fraction": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "data", [{"image_size": 8}, {"normalize": "training", "val_fraction": 0.2}], ids=str
+)
 def test_folders_of_pictures(tmp_path, data):
     world = world_of(tmp_path, write_pictures, data=data)
     world.serve()
@@ -24,7 +37,11 @@ def test_folders_of_pictures(tmp_path, data):
 
 
 def test_folders_of_pictures_that_come_with_a_test_part(tmp_path):
-    world = world_of(tmp_path, lambda folder, name: write_pictures(folder, name, divided=NAMES), data={"image_size": 8})
+    world = world_of(
+        tmp_path,
+        lambda folder, name: write_pictures(folder, name, divided=NAMES),
+        data={"image_size": 8},
+    )
     world.serve()
     assert_same_run(world, world.simulate())
 
@@ -36,7 +53,9 @@ def test_tables(tmp_path, site):
 
     world = world_of(tmp_path, write, site={"label_column": "diagnosis", **site})
     world.serve()
-    simulated = world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **site})
+    simulated = world.simulate(
+        data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **site}
+    )
     assert_same_run(world, simulated)
     served = read_input_specification(tmp_path / "server" / "runs" / "0001")
     inputs = read_input_specification(simulated)
@@ -46,8 +65,13 @@ def test_tables(tmp_path, site):
 
 
 def test_a_site_with_few_rows_does_not_say_its_means(tmp_path):
-    world = world_of(tmp_path, lambda folder, name: write_table(folder, name, rows=11 if name == "office" else 40))
-    with pytest.raises(RunError, match="site 'office' refuses: the site has 8 training examples: means and medians"):
+    world = world_of(
+        tmp_path,
+        lambda folder, name: write_table(folder, name, rows=11 if name == "office" else 40),
+    )
+    with pytest.raises(
+        RunError, match="site 'office' refuses: the site has 8 training examples: means and medians"
+    ):
         world.serve()
 
 
@@ -66,7 +90,9 @@ def test_pictures_of_two_sizes_are_refused_with_both(tmp_path):
         write_arrays(folder, x.repeat(2, axis=1).repeat(2, axis=2) if name == "office" else x, y)
 
     refused(
-        tmp_path, write, r"differ in shape: .* has \[1, (8, 8|16, 16)\], and .* has \[1, (8, 8|16, 16)\].*image_size"
+        tmp_path,
+        write,
+        r"differ in shape: .* has \[1, (8, 8|16, 16)\], and .* has \[1, (8, 8|16, 16)\].*image_size",
     )
 
 
@@ -74,7 +100,11 @@ def test_a_test_part_at_some_sites_only_is_refused(tmp_path):
     def write(folder, name):
         write_pictures(folder, name, divided=("practice",))
 
-    refused(tmp_path, write, "'practice' come with a test part, and those of 'clinic' do not: set data.test")
+    refused(
+        tmp_path,
+        write,
+        "'practice' come with a test part, and those of 'clinic' do not: set data.test",
+    )
 
 
 def test_tables_with_other_columns_are_refused(tmp_path):

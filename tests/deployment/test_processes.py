@@ -90,7 +90,9 @@ def test_a_supernode_that_gave_up_but_stays_is_started_again(tmp_path, stand_in)
 
 
 def test_a_site_that_waits_for_the_server_says_so(tmp_path, stand_in):
-    stand_in("import time; print('Connection attempt failed, retrying in 1 s', flush=True); time.sleep(600)")
+    stand_in(
+        "import time; print('Connection attempt failed, retrying in 1 s', flush=True); time.sleep(600)"
+    )
     site = site_of(tmp_path / "site")
     try:
         assert "does not answer" in wait_for(site.problem)
@@ -123,7 +125,9 @@ def test_ends_are_explained(name, code, output, said):
 
 def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatch):
     stand_in(FLWR)
-    monkeypatch.setattr(processes, "read_public_key", lambda path: PublicKey(path.read_text(), "SHA256:x"))
+    monkeypatch.setattr(
+        processes, "read_public_key", lambda path: PublicKey(path.read_text(), "SHA256:x")
+    )
     keys = {}
     for name in ("a", "b"):
         keys[name] = tmp_path / f"{name}.pub"
@@ -136,7 +140,9 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatc
         assert server.register(keys) == first
         assert (folder / "log").read_text().split().count("register") == 2
         noted = json.loads((folder / "nodes.json").read_text())
-        del noted["key of b"]  # as if the process had been killed between the registration and the note
+        del noted[
+            "key of b"
+        ]  # as if the process had been killed between the registration and the note
         (folder / "nodes.json").write_text(json.dumps(noted))
         again = server.register(keys)
         assert again["a"] == first["a"]
@@ -151,7 +157,9 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatc
 def test_a_refusal_of_flower_is_an_error_with_its_reason(tmp_path, stand_in):
     server = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000)
     try:
-        stand_in("import json; print(json.dumps({'success': False, 'error-message': 'no such app'}))")
+        stand_in(
+            "import json; print(json.dumps({'success': False, 'error-message': 'no such app'}))"
+        )
         with pytest.raises(RunError, match="no such app"):
             server.submit(tmp_path)
         stand_in("print('not JSON')")
@@ -163,7 +171,9 @@ def test_a_refusal_of_flower_is_an_error_with_its_reason(tmp_path, stand_in):
 
 def test_a_superlink_that_ends_at_once_is_an_error_with_its_last_words(tmp_path, stand_in):
     stand_in("print('address already in use'); raise SystemExit(1)")
-    server = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000, insecure=True)
+    server = ServerProcesses(
+        tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000, insecure=True
+    )
     try:
         with pytest.raises(RunError, match="address already in use"):
             server.start()

@@ -1,4 +1,5 @@
-"""When a request is sent again: later each time while a site works, soon where the request is known to be lost."""
+"""When a request is sent again: later each time while a site works, soon where the request is known
+to be lost."""
 
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
@@ -48,5 +49,9 @@ def test_a_site_that_works_for_long_is_asked_again_ever_later():
 
 
 def test_a_request_that_was_lost_is_sent_again_soon():
-    replies = [(1.0, 1, Envelope({})), (70.0, 0, SiteFailure("unavailable", "lost")), (200.0, 0, Envelope({}))]
+    replies = [
+        (1.0, 1, Envelope({})),
+        (70.0, 0, SiteFailure("unavailable", "lost")),
+        (200.0, 0, Envelope({})),
+    ]
     assert sent(replies, deadline=600.0, resend=20.0)[0] == [0.0, 20.0, 60.0, 90.0, 130.0]

@@ -85,7 +85,9 @@ def test_one_request_at_a_time_in_one_thread(served):
     path = served(answer)
     replies = []
     asking = [
-        threading.Thread(target=lambda n=n: replies.append(ask(path, Envelope({"n": n}), 30).head["n"]))
+        threading.Thread(
+            target=lambda n=n: replies.append(ask(path, Envelope({"n": n}), 30).head["n"])
+        )
         for n in range(6)
     ]
     for thread in asking:

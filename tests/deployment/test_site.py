@@ -1,4 +1,5 @@
-"""What a site keeps and what leaves it: states, models and their versions, the log, the share policy."""
+"""What a site keeps and what leaves it: states, models and their versions, the log, the share
+policy."""
 
 import hashlib
 import json
@@ -48,7 +49,9 @@ def test_the_log_names_everything_that_was_sent_by_digest_and_size(tmp_path):
     for lines, messages in ((sent, answers), (received, requests)):
         assert len(lines) == len(messages)
         for line, message in zip(lines, messages, strict=True):
-            assert line["blobs"] == {name: hashlib.sha256(blob).hexdigest() for name, blob in message.blobs.items()}
+            assert line["blobs"] == {
+                name: hashlib.sha256(blob).hexdigest() for name, blob in message.blobs.items()
+            }
             assert line["bytes"] == sum(map(len, message.blobs.values()))
     for line in sent:
         if line["bytes"]:
@@ -74,7 +77,9 @@ def test_the_bytes_that_a_run_reports_are_those_of_the_numbers_that_were_sent(tm
 
 def test_a_site_that_shares_nothing_sends_the_messages_of_the_method_only(tmp_path):
     world = world_of(
-        tmp_path, site={"share": []}, evaluation={"every": 1, "personalized_every": 1, "class_means": True}
+        tmp_path,
+        site={"share": []},
+        evaluation={"every": 1, "personalized_every": 1, "class_means": True},
     )
     result = world.serve()
     assert result["sites"] == {}
@@ -115,7 +120,9 @@ def test_a_changed_line_of_the_log_is_noticed(tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:3], *lines[4:]]))
     assert broken_line(folder) == 4
-    path.write_text("".join([*lines[:3], lines[3].replace('"way": "sent"', '"way": "lost"'), *lines[4:]]))
+    path.write_text(
+        "".join([*lines[:3], lines[3].replace('"way": "sent"', '"way": "lost"'), *lines[4:]])
+    )
     assert broken_line(folder) == 5
 
 
@@ -141,7 +148,10 @@ def test_models_have_versions_and_the_previous_one_can_be_put_back(tmp_path):
     federation.write_text(federation.read_text().replace("epochs = 1", "epochs = 2"))
     world.serve(run="0002")
     assert (folder / "model" / "models" / "clinic.safetensors").read_bytes() != first
-    assert [(each.number, each.in_use) for each in site_models.versions(folder)] == [(1, False), (2, True)]
+    assert [(each.number, each.in_use) for each in site_models.versions(folder)] == [
+        (1, False),
+        (2, True),
+    ]
     site_models.use(folder, site_models.previous(folder).number)
     assert (folder / "model" / "models" / "clinic.safetensors").read_bytes() == first
     assert fedtailor.load(folder / "model").model("clinic").predict(DATA["clinic"][0]).shape == (
@@ -162,8 +172,15 @@ def test_a_site_joins_a_finished_run_without_a_server(tmp_path):
     write_arrays(tmp_path / "late" / "practice", *DATA["practice"])
     run = fedtailor.load(tmp_path / "world" / "server" / "runs" / "0001")
     onboarded = run.onboard(tmp_path / "late", tmp_path / "out", name="practice")
-    assert onboarded.model("practice").predict(DATA["practice"][0]).shape == (len(DATA["practice"][1]),)
-    whole = World(tmp_path / "whole", names=names, new=("practice",), values={**values, "data": {"test_share": 0.0}})
+    assert onboarded.model("practice").predict(DATA["practice"][0]).shape == (
+        len(DATA["practice"][1]),
+    )
+    whole = World(
+        tmp_path / "whole",
+        names=names,
+        new=("practice",),
+        values={**values, "data": {"test_share": 0.0}},
+    )
     assert whole.order[-1] == "practice"
 
 
@@ -174,9 +191,17 @@ def test_states_are_kept_by_round_and_damage_is_noticed(tmp_path):
     state.save(Version(8, 1), {"w": torch.full((3,), 31.0)})
     state.save(Version(8, 1), {"w": torch.full((3,), 32.0)})
     state.keep([Version(2, 0)])
-    assert state.versions() == [Version(2, 0), Version(6, 0), Version(7, 0), Version(8, 0), Version(8, 1)]
+    assert state.versions() == [
+        Version(2, 0),
+        Version(6, 0),
+        Version(7, 0),
+        Version(8, 0),
+        Version(8, 1),
+    ]
     assert state.load(Version(8, 1))["w"].tolist() == [32.0] * 3
-    with pytest.raises(DataError, match="from round 1, and this site has kept the states of rounds 2, 6, 7, 8, 8"):
+    with pytest.raises(
+        DataError, match="from round 1, and this site has kept the states of rounds 2, 6, 7, 8, 8"
+    ):
         state.load(Version(1, 0))
     path = next((tmp_path / "states").glob("round-000002*"))
     raw = bytearray(path.read_bytes())
@@ -202,7 +227,11 @@ def test_a_request_of_an_earlier_round_that_comes_late_harms_nothing(tmp_path):
         def send(self, requests):
             super().send(requests)
             if requests[0].head.get("kind") == "train" and requests[0].head["round"] == 3:
-                kept = [request for client, request in self.sent if client == 0 and request.head.get("round") == 2]
+                kept = [
+                    request
+                    for client, request in self.sent
+                    if client == 0 and request.head.get("round") == 2
+                ]
                 self.answers[0](kept[0])
 
     world.serve(lambda sites: Late([site.answer for site in sites]))
@@ -240,6 +269,11 @@ def test_nobody_is_connected_to_a_server_that_does_not_run(tmp_path):
     assert read_attendance(tmp_path) == sites
     path = tmp_path / "attendance.json"
     path.write_text(json.dumps({"process": None, "time": 5.0, "sites": sites}))
-    assert read_attendance(tmp_path)["clinic"] == {"online": False, "heard": 5.0, "waiting_since": None, "problem": ""}
+    assert read_attendance(tmp_path)["clinic"] == {
+        "online": False,
+        "heard": 5.0,
+        "waiting_since": None,
+        "problem": "",
+    }
     path.write_text("[1]")
     assert read_attendance(tmp_path) == {}

@@ -92,7 +92,10 @@ def test_a_lost_connection_is_a_problem_until_something_is_received(program, sit
 
 
 def test_what_a_program_says_at_its_end_is_told_without_colors(program, site):
-    program("flower-supernode", "print('\\x1b[91mERROR \\x1b[0m: no luck', flush=True)\nraise SystemExit(1)")
+    program(
+        "flower-supernode",
+        "print('\\x1b[91mERROR \\x1b[0m: no luck', flush=True)\nraise SystemExit(1)",
+    )
     started = site()
     ended = wait_for(started.watch)
     assert explain(ended[0]) == "supernode ended with code 1: ERROR : no luck"

@@ -1,4 +1,5 @@
-"""Sites and servers that are killed, silent, late or hostile: the run ends as a simulation with the same absences."""
+"""Sites and servers that are killed, silent, late or hostile: the run ends as a simulation with the
+same absences."""
 
 import time
 
@@ -10,7 +11,15 @@ from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
 from fedtailor.deployment.site import open_site
 from fedtailor.deployment.state import SiteState
 from fedtailor.deployment.transport import SiteFailure
-from sites import ABSENCES, VALUES, FunctionTransport, World, assert_same_as_simulation, divide_digits, write_arrays
+from sites import (
+    ABSENCES,
+    VALUES,
+    FunctionTransport,
+    World,
+    assert_same_as_simulation,
+    divide_digits,
+    write_arrays,
+)
 
 DATA = divide_digits(rows=30)
 METHODS = ["fedavg", "scaffold", "fedrep", "pfedfda", "fedpac"]
@@ -35,13 +44,24 @@ class Patient(FunctionTransport):
 
 def world_of(path, name, **values):
     """Return a world of three sites."""
-    settings = {**VALUES, "algorithm": {"name": name}, "deploy": PATIENCE, "federation": {"rounds": 4}, **values}
-    return World(path, values=settings).write(lambda folder, site: write_arrays(folder, *DATA[site]))
+    settings = {
+        **VALUES,
+        "algorithm": {"name": name},
+        "deploy": PATIENCE,
+        "federation": {"rounds": 4},
+        **values,
+    }
+    return World(path, values=settings).write(
+        lambda folder, site: write_arrays(folder, *DATA[site])
+    )
 
 
 def some(values, always):
     """Return values as parameters; those that are not among ``always`` are slow."""
-    return [value if value in always else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [
+        value if value in always else pytest.param(value, marks=pytest.mark.slow)
+        for value in values
+    ]
 
 
 @pytest.mark.parametrize("moment", some(range(10), {7}))
@@ -65,7 +85,9 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path, moment):
 @pytest.mark.parametrize("moment", some(range(10), {3}))
 @pytest.mark.parametrize("after", [False, True], ids=["before the work", "before the answer"])
 def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment, after):
-    world = world_of(tmp_path, "scaffold" if after else "fedrep", deploy={**PATIENCE, "deadline": 30.0})
+    world = world_of(
+        tmp_path, "scaffold" if after else "fedrep", deploy={**PATIENCE, "deadline": 30.0}
+    )
 
     def killed_once(site, folder):
         state = {"site": site, "count": 0}
@@ -109,7 +131,9 @@ def test_a_silent_site_is_absent_and_goes_on_from_its_last_state(tmp_path, name)
 
     world.serve(make)
     run = assert_same_as_simulation(world)
-    assert [(event["round"], event["client"]) for event in run.events if event["kind"] == "absent"] == [(2, 1), (3, 1)]
+    assert [
+        (event["round"], event["client"]) for event in run.events if event["kind"] == "absent"
+    ] == [(2, 1), (3, 1)]
     assert all(sum(line["seconds"].values()) < PATIENCE["deadline"] + 2 for line in run.rounds)
 
 
@@ -162,7 +186,9 @@ BAD_ANSWERS = {
     "no tree": lambda answer: Envelope(answer.head, {"out": b"garbage" * 100}),
     "cut": lambda answer: Envelope(answer.head, {"out": answer.blobs["out"][:-7]}),
     "empty": lambda answer: Envelope(answer.head, {}),
-    "a metric that is not finite": changed(lambda out: {**out, "metrics": {"loss": torch.tensor(torch.nan)}}),
+    "a metric that is not finite": changed(
+        lambda out: {**out, "metrics": {"loss": torch.tensor(torch.nan)}}
+    ),
     "metrics of another form": changed(lambda out: {**out, "metrics": {"loss": torch.zeros(4)}}),
     "thousands of metrics": changed(
         lambda out: {**out, "metrics": {str(number): torch.zeros(()) for number in range(5000)}}
@@ -171,7 +197,9 @@ BAD_ANSWERS = {
     "says that it failed": lambda answer: Envelope({**answer.head, "failed": "\x1b[2Jno"}, {}),
     "refuses": lambda answer: Envelope({**answer.head, "refused": ["not", "text"]}, {}),
     "a problem of another form": lambda answer: Envelope({**answer.head, "problem": 7}, {}),
-    "another round": lambda answer: Envelope({**answer.head, "round": answer.head["round"] + 1}, answer.blobs),
+    "another round": lambda answer: Envelope(
+        {**answer.head, "round": answer.head["round"] + 1}, answer.blobs
+    ),
     "another site": lambda answer: Envelope({**answer.head, "client": 0}, answer.blobs),
     "another run": lambda answer: Envelope({**answer.head, "run": "x"}, answer.blobs),
     "lost on the way": lambda answer: SiteFailure("failed", "a damaged reply"),
@@ -179,7 +207,8 @@ BAD_ANSWERS = {
 
 
 @pytest.mark.parametrize(
-    "kind", some(BAD_ANSWERS, {"nan", "no upload", "cut", "metrics of another form", "another round"})
+    "kind",
+    some(BAD_ANSWERS, {"nan", "no upload", "cut", "metrics of another form", "another round"}),
 )
 @pytest.mark.parametrize("name", some(METHODS, {"fedpac"}))
 def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):

@@ -13,12 +13,12 @@ from fedtailor.core.errors import RunError
 from fedtailor.deployment import supervise
 from fedtailor.deployment.supervise import Child, Supervisor
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children of children are found in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="children of children are found in /proc"
+)
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-)
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 FORKS = """
 import os, subprocess, sys, time
 code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); %s; time.sleep(600)"
@@ -51,7 +51,9 @@ def supervisor(tmp_path, clock):
 
 
 def child(tmp_path, code, name="child"):
-    return Child(name, [sys.executable, "-c", code], dict(os.environ), tmp_path / f"{name}.log", tmp_path)
+    return Child(
+        name, [sys.executable, "-c", code], dict(os.environ), tmp_path / f"{name}.log", tmp_path
+    )
 
 
 def wait_for(condition):
@@ -160,7 +162,9 @@ def test_stop_ends_children_of_children(tmp_path):
 
 def test_children_of_a_child_that_died_are_ended_before_its_restart(tmp_path, clock, monkeypatch):
     with Supervisor(tmp_path / "state", clock) as supervisor:
-        supervisor.start(child(tmp_path, FORKS.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass")))
+        supervisor.start(
+            child(tmp_path, FORKS.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass"))
+        )
         wait_for(lambda: "up" in supervisor.output("child"))
         inner, escaped = (int(word) for word in supervisor.output("child").split()[1:])
         os.kill(supervisor.pid("child"), signal.SIGKILL)
@@ -198,9 +202,7 @@ time.sleep(600)
 def test_logs_are_appended_and_limited(tmp_path, supervisor, clock, monkeypatch):
     monkeypatch.setattr(supervise, "LARGEST_LOG", 2000)
     (tmp_path / "child.log").write_text("before\n")
-    code = (
-        "import sys, time\nprint('x' * 3000, flush=True)\nwhile True:\n print('later', flush=True)\n time.sleep(0.01)"
-    )
+    code = "import sys, time\nprint('x' * 3000, flush=True)\nwhile True:\n print('later', flush=True)\n time.sleep(0.01)"
     supervisor.start(child(tmp_path, code))
     moved = tmp_path / "child.log.1"
     wait_for(lambda: supervisor.watch() == [] and moved.exists())

@@ -1,4 +1,5 @@
-"""A site that answers wrongly in five ways, over Flower: the others train as if it had not answered."""
+"""A site that answers wrongly in five ways, over Flower: the others train as if it had not
+answered."""
 
 import json
 
@@ -26,7 +27,9 @@ def test_the_bad_answers_of_a_site_change_nothing_for_the_others(tmp_path, metho
         "evaluation": {"every": ROUNDS},
         "deploy": {"deadline": DEADLINE},
     }
-    world = World(tmp_path, values=values).write(lambda folder, name: write_arrays(folder, *data[name]))
+    world = World(tmp_path, values=values).write(
+        lambda folder, name: write_arrays(folder, *data[name])
+    )
     deployment = Deployment(world)
     bad = deployment.folder("hospital")
     (bad / "behaves.json").write_text(json.dumps(dict(enumerate(KINDS, start=1))))

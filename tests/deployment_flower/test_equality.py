@@ -1,4 +1,5 @@
-"""Three sites, a new one and a server as real processes with TLS and keys: the bits of a simulation.
+"""Three sites, a new one and a server as real processes with TLS and keys: the bits of a
+simulation.
 
 One deployment serves all methods: its sites stay, and the server is started for every run.
 """
@@ -8,7 +9,15 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
 from real_sites import Deployment
-from sites import VALUES, World, assert_same_run, divide_digits, write_arrays, write_pictures, write_table
+from sites import (
+    VALUES,
+    World,
+    assert_same_run,
+    divide_digits,
+    write_arrays,
+    write_pictures,
+    write_table,
+)
 
 NAMES = ("clinic", "hospital", "office", "practice")
 METHODS = ["fedavg", "scaffold", "fedrep", "pfedfda", "fedpac"]
@@ -25,7 +34,9 @@ pytestmark = pytest.mark.xdist_group("processes")
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
     data = divide_digits(NAMES, rows=40)
-    world = World(tmp_path_factory.mktemp("equality"), names=NAMES, new=("hospital",), values=SETTINGS)
+    world = World(
+        tmp_path_factory.mktemp("equality"), names=NAMES, new=("hospital",), values=SETTINGS
+    )
     world.write(lambda folder, name: write_arrays(folder, *data[name]))
     made = Deployment(world)
     made.start_sites()
@@ -35,7 +46,9 @@ def deployment(tmp_path_factory):
 
 def seconds_of(rounds):
     """Return the seconds of training and of evaluation of every round."""
-    return [tuple(round(line["seconds"][part], 1) for part in ("train", "evaluate")) for line in rounds]
+    return [
+        tuple(round(line["seconds"][part], 1) for part in ("train", "evaluate")) for line in rounds
+    ]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -44,7 +57,9 @@ def test_a_run_of_real_sites_has_the_bits_of_a_simulation(deployment, name):
     deployment.configure(algorithm={"name": name})
     seconds = deployment.serve_to_the_end(*(["--new"] if number > 1 else []))
     print(name, f"{seconds:.1f} s;", "rounds", seconds_of(deployment.rounds(number)))
-    assert_same_run(deployment.world, deployment.world.simulate(out=f"simulation-{name}"), run=f"{number:04d}")
+    assert_same_run(
+        deployment.world, deployment.world.simulate(out=f"simulation-{name}"), run=f"{number:04d}"
+    )
 
 
 OWN_DATA = {
@@ -57,12 +72,25 @@ OWN_DATA = {
 @pytest.mark.parametrize("kind", OWN_DATA)
 def test_sites_with_their_own_pictures_or_tables_have_the_bits_of_a_simulation(tmp_path, kind):
     write, data, site = OWN_DATA[kind]
-    values = {**SETTINGS, "algorithm": {"name": "pfedfda"}, "data": data, "federation": {"rounds": 2}}
+    values = {
+        **SETTINGS,
+        "algorithm": {"name": "pfedfda"},
+        "data": data,
+        "federation": {"rounds": 2},
+    }
     world = World(tmp_path, names=NAMES, new=("hospital",), values=values, site=site).write(write)
     deployment = Deployment(world)
     try:
         deployment.start_sites()
-        print(kind, f"{deployment.serve_to_the_end():.1f} s;", "rounds", seconds_of(deployment.rounds()))
+        print(
+            kind,
+            f"{deployment.serve_to_the_end():.1f} s;",
+            "rounds",
+            seconds_of(deployment.rounds()),
+        )
     finally:
         deployment.stop()
-    assert_same_run(world, world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **data}))
+    assert_same_run(
+        world,
+        world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **data}),
+    )

@@ -1,6 +1,8 @@
-"""Every process of a run that is killed, at three moments of a run: the run ends with the bits of a simulation.
+"""Every process of a run that is killed, at three moments of a run: the run ends with the bits of a
+simulation.
 
-One deployment serves all tests of this file: its sites stay, and the server is started for every run.
+One deployment serves all tests of this file: its sites stay, and the server is started for every
+run.
 """
 
 import signal
@@ -11,7 +13,15 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
 from real_sites import Deployment, children_of, left_of, wait
-from sites import ABSENCES, NAMES, VALUES, World, assert_same_as_simulation, divide_digits, write_arrays
+from sites import (
+    ABSENCES,
+    NAMES,
+    VALUES,
+    World,
+    assert_same_as_simulation,
+    divide_digits,
+    write_arrays,
+)
 
 ROUNDS = 5
 SETTINGS = {
@@ -46,7 +56,8 @@ def begin(deployment, **deploy):
 
 
 def end(deployment, number):
-    """Wait for the end of a run, and return what is recorded of it; it has the bits of a simulation."""
+    """Wait for the end of a run, and return what is recorded of it; it has the bits of a
+    simulation."""
     assert deployment.serving.wait(600) == 0, deployment.tails()
     run = assert_same_as_simulation(deployment.world, f"{number:04d}")
     assert [line["round"] for line in run.rounds] == list(range(1, ROUNDS + 1))

@@ -1,4 +1,5 @@
-"""A server and two sites as real processes with TLS and node keys, and what happens when parts of them die.
+"""A server and two sites as real processes with TLS and node keys, and what happens when parts of
+them die.
 
 One deployment serves all tests of this file, in their order: it takes half a minute to start.
 """
@@ -51,7 +52,9 @@ class Deployment:
         begun = time.monotonic()
         self.nodes = self.server.register(self.keys)
         self.times["register"] = time.monotonic() - begun
-        (self.run / "nodes.json").write_text(json.dumps({n: self.nodes[f"site{n}"] for n in range(SITES)}))
+        (self.run / "nodes.json").write_text(
+            json.dumps({n: self.nodes[f"site{n}"] for n in range(SITES)})
+        )
         begun = time.monotonic()
         for number in range(SITES):
             self.sites.append(self.site(self.folder / f"site{number}"))
@@ -63,7 +66,9 @@ class Deployment:
         self.times["first exchange"] = time.monotonic() - begun
 
     def site(self, folder, ca=None):
-        site = SiteProcesses(folder, "127.0.0.1", self.port, ca or self.folder / "server" / "ca.crt", folder / "node")
+        site = SiteProcesses(
+            folder, "127.0.0.1", self.port, ca or self.folder / "server" / "ca.crt", folder / "node"
+        )
         site.start([sys.executable, str(PROGRAMS / "echo_site.py"), str(folder)])
         return site
 
@@ -167,7 +172,9 @@ def test_a_resident_process_that_dies_is_started_again(deployment):
     assert len(after["heads"]) == SITES
     assert after["failures"] == []
     assert after["heads"]["0"]["pid"] != before["heads"]["0"]["pid"]
-    assert [event.code for event in deployment.events if event.name == "resident"] == [-signal.SIGKILL]
+    assert [event.code for event in deployment.events if event.name == "resident"] == [
+        -signal.SIGKILL
+    ]
 
 
 @pytest.mark.slow
@@ -190,7 +197,9 @@ def test_a_run_ends_and_nothing_is_left(deployment):
         deployment.server._flwr("stop", "123", "fedtailor")
     deployment.stop()
     assert [
-        path for path in Path("/proc").glob("[0-9]*") if str(deployment.folder).encode() in command_line(path)
+        path
+        for path in Path("/proc").glob("[0-9]*")
+        if str(deployment.folder).encode() in command_line(path)
     ] == []
 
 

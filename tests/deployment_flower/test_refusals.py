@@ -1,4 +1,5 @@
-"""What a person sees of sites that may not connect, and of sites that do not fit together: both values, in words."""
+"""What a person sees of sites that may not connect, and of sites that do not fit together: both
+values, in words."""
 
 import shutil
 import sys
@@ -79,7 +80,10 @@ def refused(command, text):
 
 
 def test_a_site_whose_key_is_not_registered_is_told_so(stranger):
-    refused(started(stranger), "the server refuses this site's key: it is not registered (`fedtailor deploy add`)")
+    refused(
+        started(stranger),
+        "the server refuses this site's key: it is not registered (`fedtailor deploy add`)",
+    )
 
 
 def test_a_site_whose_key_is_in_use_is_told_so(waiting, stranger):
@@ -90,7 +94,10 @@ def test_a_site_whose_key_is_in_use_is_told_so(waiting, stranger):
 def test_a_site_with_another_ca_is_told_so(stranger):
     make_server_keys(stranger / "other", ["localhost"])
     shutil.copy(stranger / "other" / "ca.crt", stranger / "ca.crt")
-    refused(started(stranger), "the server's certificate is not signed by this site's CA; copy ca.crt again")
+    refused(
+        started(stranger),
+        "the server's certificate is not signed by this site's CA; copy ca.crt again",
+    )
 
 
 def test_a_site_without_a_key_does_not_start(stranger):
@@ -102,7 +109,12 @@ def test_a_site_without_a_key_does_not_start(stranger):
 
 def test_a_node_without_a_key_cannot_connect(waiting, stranger):
     program = Path(sys.executable).parent / "flower-supernode"
-    options = ("--superlink", f"localhost:{waiting.port}", "--root-certificates", stranger / "ca.crt")
+    options = (
+        "--superlink",
+        f"localhost:{waiting.port}",
+        "--root-certificates",
+        stranger / "ca.crt",
+    )
     refused(started(stranger, program, *options, "--port", str(free_port())), "[code: 2001]")
 
 
@@ -142,13 +154,22 @@ MISFITS = {
         replace_in_options('name = "practice"', 'name = "hospital"'),
         "the site that is registered as 'practice' calls itself 'hospital'",
     ),
-    "version": (write_version, f"fedtailor is {__version__} there and 0.0.1 here: both sides need the same"),
+    "version": (
+        write_version,
+        f"fedtailor is {__version__} there and 0.0.1 here: both sides need the same",
+    ),
     "plan": (
         replace_in_options('data = "data"', 'data = "data"\nalgorithms = ["scaffold"]'),
         "site 'practice' refuses: its site.toml does not allow 'fedavg'. Allowed algorithms: scaffold",
     ),
-    "shape": (write_larger, "differ in shape: 'clinic' has [1, 8, 8], and 'practice' has [1, 16, 16]"),
-    "classes": (name_other_classes, "that the model does not know. Its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."),
+    "shape": (
+        write_larger,
+        "differ in shape: 'clinic' has [1, 8, 8], and 'practice' has [1, 16, 16]",
+    ),
+    "classes": (
+        name_other_classes,
+        "that the model does not know. Its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+    ),
 }
 
 

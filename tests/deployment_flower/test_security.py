@@ -25,7 +25,9 @@ def answer(tmp_path):
 
     def ask(path, method="POST"):
         async def once():
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="https://gate") as client:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app=app), base_url="https://gate"
+            ) as client:
                 request = client.build_request(method, "/", content=b"x")
                 request.url = httpx.URL("https://gate").copy_with(raw_path=path.encode())
                 return await client.send(request)
@@ -95,7 +97,16 @@ OTHER = _APP.replace("fedtailor.deployment.flower.client_app:client_app", "evil:
         fab(**{"pyproject.toml": "no toml ="}),
         fab(**{"pyproject.toml": _APP + "#" * 100_000}),
     ],
-    ids=["no archive", "other parts", "a file more", "our module again", "no file", "no parts", "no toml", "huge"],
+    ids=[
+        "no archive",
+        "other parts",
+        "a file more",
+        "our module again",
+        "no file",
+        "no parts",
+        "no toml",
+        "huge",
+    ],
 )
 def test_other_apps_are_refused(content):
     with pytest.raises(PermissionError, match="the server has sent an app"):

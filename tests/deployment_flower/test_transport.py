@@ -1,4 +1,5 @@
-"""The transport with a grid that the test answers by hand: whose replies count, and what damaged ones become."""
+"""The transport with a grid that the test answers by hand: whose replies count, and what damaged
+ones become."""
 
 import subprocess
 import sys
@@ -134,15 +135,21 @@ def test_a_reply_of_another_node_does_not_count(grid, transport):
 DAMAGED = {
     "nothing": RecordDict(),
     "kinds": RecordDict({"head": MetricRecord({"a": 1}), "blobs": ArrayRecord()}),
-    "more": RecordDict({"head": ConfigRecord({"head": "{}"}), "blobs": ArrayRecord(), "more": MetricRecord()}),
+    "more": RecordDict(
+        {"head": ConfigRecord({"head": "{}"}), "blobs": ArrayRecord(), "more": MetricRecord()}
+    ),
     "no text": RecordDict({"head": ConfigRecord({"head": 3}), "blobs": ArrayRecord()}),
     "no JSON": RecordDict({"head": ConfigRecord({"head": "{"}), "blobs": ArrayRecord()}),
     "a list": RecordDict({"head": ConfigRecord({"head": "[]"}), "blobs": ArrayRecord()}),
-    "an array": RecordDict({"head": ConfigRecord({"head": "{}"}), "blobs": ArrayRecord({"a": Array(np.ones(3))})}),
+    "an array": RecordDict(
+        {"head": ConfigRecord({"head": "{}"}), "blobs": ArrayRecord({"a": Array(np.ones(3))})}
+    ),
     "a name": RecordDict(
         {
             "head": ConfigRecord({"head": "{}"}),
-            "blobs": ArrayRecord({"../a": Array(dtype="uint8", shape=(1,), stype="fedtailor.1", data=b"x")}),
+            "blobs": ArrayRecord(
+                {"../a": Array(dtype="uint8", shape=(1,), stype="fedtailor.1", data=b"x")}
+            ),
         }
     ),
 }

@@ -1,4 +1,5 @@
-"""The contract on the stand-in device: what ``check_algorithm`` finds there that it does not find on the CPU."""
+"""The contract on the stand-in device: what ``check_algorithm`` finds there that it does not find
+on the CPU."""
 
 from functools import partial
 
@@ -18,5 +19,9 @@ def test_the_contract_holds_but_for_threads(method, monkeypatch):
     monkeypatch.setattr(runs, "simulate", partial(simulate, device=DEVICE))
     found = check_algorithm(method)
     assert len(found) == 1, found
-    assert found[0].startswith("Clients in threads get the same results, bit for bit: this could not be checked")
-    assert "is on the device stand_in:0" in found[0], "a thread has no part in the context of the device"
+    assert found[0].startswith(
+        "Clients in threads get the same results, bit for bit: this could not be checked"
+    )
+    assert "is on the device stand_in:0" in found[0], (
+        "a thread has no part in the context of the device"
+    )

@@ -1,4 +1,5 @@
-"""The copies to the host of a round: how many there are, and that each has a reason. docs/running.md lists them."""
+"""The copies to the host of a round: how many there are, and that each has a reason.
+docs/running.md lists them."""
 
 from collections import Counter
 
@@ -34,7 +35,9 @@ PFEDFDA = {
 def copies_of(method, engine):
     with stand_in_device.host_copies() as copies:
         both.reports(method, engine, DEVICE, rounds=1)
-    assert [copy for copy in copies if not copy.why] == [], "what looks at values in Python waits for a GPU"
+    assert [copy for copy in copies if not copy.why] == [], (
+        "what looks at values in Python waits for a GPU"
+    )
     return Counter(copy.why for copy in copies)
 
 

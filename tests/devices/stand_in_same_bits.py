@@ -1,4 +1,5 @@
-"""Runs on the stand-in device: every bit is that of the same run on the CPU, and tensors lie where they should."""
+"""Runs on the stand-in device: every bit is that of the same run on the CPU, and tensors lie where
+they should."""
 
 from dataclasses import replace
 
@@ -53,7 +54,12 @@ def test_a_run_of_every_method_has_the_same_bits(method, engine, model):
 def eight_bits():
     """Return a federation of images of 8 bits."""
     floats = both.federation("cnn")
-    x = (40.0 * floats.x + 128.0).clamp(0, 255).to(torch.uint8).contiguous(memory_format=torch.channels_last)
+    x = (
+        (40.0 * floats.x + 128.0)
+        .clamp(0, 255)
+        .to(torch.uint8)
+        .contiguous(memory_format=torch.channels_last)
+    )
     scale = torch.tensor([[255.0], [0.5], [0.2]])
     return replace(floats, x=x, scale=scale)
 
@@ -67,8 +73,14 @@ class Watching(Reference):
 
     def map(self, program, common, jobs):
         self.tables.append(common.x)
-        self.rows |= {each.rows.device for job in jobs for each in (job.inputs.train, job.inputs.test)}
-        assert {common.seed.device, common.round.device, *(job.inputs.client.device for job in jobs)} == {HOST}
+        self.rows |= {
+            each.rows.device for job in jobs for each in (job.inputs.train, job.inputs.test)
+        }
+        assert {
+            common.seed.device,
+            common.round.device,
+            *(job.inputs.client.device for job in jobs),
+        } == {HOST}
         return super().map(program, common, jobs)
 
 
@@ -95,7 +107,9 @@ def test_on_the_cpu_a_federation_is_not_copied():
 @pytest.mark.parametrize("robust", ["median", "trimmed_mean", "norm_clip", "krum"])
 def test_robust_means_have_the_same_bits(robust):
     data = both.federations.make_federation(both.federations.perceptron(), (5, 6, 4, 7, 9), ())
-    method = "pfedfda" if robust == "median" else "fedavg"  # a covariance's median is made positive definite
+    method = (
+        "pfedfda" if robust == "median" else "fedavg"
+    )  # a covariance's median is made positive definite
     compare(method, "reference", data=data, robust=robust, robust_share=0.2, personalized_every=0)
 
 
@@ -112,13 +126,29 @@ def test_a_tensor_that_an_algorithm_makes_on_the_cpu_fails_its_client_by_name():
             made = super().init_client(task, info, key)
             return made._replace(control={name: leaf.cpu() for name, leaf in made.control.items()})
 
-    with pytest.raises(FedtailorError, match="that is on the device cpu; it cannot be stored or sent"):
-        list(simulate(OnTheCpu(), both.federation(), Reference(), Schedule(rounds=1), seed=0, device=DEVICE))
+    with pytest.raises(
+        FedtailorError, match="that is on the device cpu; it cannot be stored or sent"
+    ):
+        list(
+            simulate(
+                OnTheCpu(),
+                both.federation(),
+                Reference(),
+                Schedule(rounds=1),
+                seed=0,
+                device=DEVICE,
+            )
+        )
 
 
 def test_the_complete_test_part_has_the_same_bits():
     data = both.federation()
-    compare("fedavg", "reference", data=replace(data, complete=torch.arange(len(data.y))), class_means=False)
+    compare(
+        "fedavg",
+        "reference",
+        data=replace(data, complete=torch.arange(len(data.y))),
+        class_means=False,
+    )
 
 
 def test_clients_whose_states_were_in_files_have_the_same_bits(tmp_path):
@@ -131,14 +161,24 @@ def test_clients_whose_states_were_in_files_have_the_same_bits(tmp_path):
             return storage.setdefault(name, Store(folder, name, modules=modules, in_memory=1))
 
         schedule = Schedule(rounds=3, personalized_every=1)
-        found = simulate(Scaffold(), both.federation(), Reference(), schedule, seed=3, storage=stored, device=device)
+        found = simulate(
+            Scaffold(),
+            both.federation(),
+            Reference(),
+            schedule,
+            seed=3,
+            storage=stored,
+            device=device,
+        )
         runs.append(list(found))
         assert list((tmp_path / device.type).glob("states-*")), "one state only is in memory"
     both.assert_same(*runs)
 
 
 def test_an_engine_of_threads_is_refused_on_the_device():
-    with pytest.raises(ConfigError, match=r"'workers' runs on the CPU only, got engine\.device = 'stand_in:0'"):
+    with pytest.raises(
+        ConfigError, match=r"'workers' runs on the CPU only, got engine\.device = 'stand_in:0'"
+    ):
         simulate(FedAvg(), both.federation(), Workers(2), Schedule(rounds=1), seed=0, device=DEVICE)
 
 
@@ -154,7 +194,9 @@ class ElsewhereAfterwards(FedAvg):
 def test_a_program_cannot_move_the_programs_after_it():
     runs = []
     for algorithm in (ElsewhereAfterwards(), FedAvg()):
-        found = simulate(algorithm, both.federation(), Reference(), Schedule(rounds=2), seed=0, device=DEVICE)
+        found = simulate(
+            algorithm, both.federation(), Reference(), Schedule(rounds=2), seed=0, device=DEVICE
+        )
         runs.append(list(found))
     both.assert_same(*runs)
     assert torch._C._len_torch_function_stack() == 0 and torch.zeros(()).device == HOST

@@ -32,7 +32,13 @@ def test_new_tensors_lie_on_the_device_of_the_context():
     assert current() == HOST
     with placed(DEVICE):
         assert current() == DEVICE
-        made = [torch.zeros(()), torch.eye(2), torch.arange(3), torch.tensor([1.0]), torch.full((2,), 0.5)]
+        made = [
+            torch.zeros(()),
+            torch.eye(2),
+            torch.arange(3),
+            torch.tensor([1.0]),
+            torch.full((2,), 0.5),
+        ]
         assert {tensor.device for tensor in made} == {DEVICE}
         with placed(DEVICE):
             assert torch.ones(2).device == DEVICE
@@ -60,7 +66,11 @@ def test_values_come_back_as_they_were_by_one_copy():
     with stand_in_device.host_copies() as copies:
         back = to_host(there, "a test")
     assert [(copy.operator, copy.why) for copy in copies] == [("to", "a test")]
-    assert back["word"] == "as it is" and isinstance(back["pair"], Pair) and isinstance(back["list"], list)
+    assert (
+        back["word"] == "as it is"
+        and isinstance(back["pair"], Pair)
+        and isinstance(back["list"], list)
+    )
     pairs = [
         (before["bytes"], back["bytes"]),
         *zip(before["pair"], back["pair"], strict=True),
@@ -68,8 +78,12 @@ def test_values_come_back_as_they_were_by_one_copy():
         *zip(before["list"][1], back["list"][1], strict=True),
     ]
     for expected, found in pairs:
-        assert found.device == HOST and found.dtype == expected.dtype and torch.equal(found, expected)
-        assert found.untyped_storage().nbytes() == found.numel() * found.element_size(), "in memory of its own"
+        assert (
+            found.device == HOST and found.dtype == expected.dtype and torch.equal(found, expected)
+        )
+        assert found.untyped_storage().nbytes() == found.numel() * found.element_size(), (
+            "in memory of its own"
+        )
     assert back["pair"].first.stride() == before["pair"].first.stride()
 
 
@@ -97,7 +111,9 @@ def test_on_the_host_nothing_is_copied():
 def test_comparisons_take_one_copy():
     one = torch.arange(3)
     pairs = [(one, one), (one[:0], one[:0])]
-    assert devices.are_equal(pairs, "a test") and not devices.are_equal([*pairs, (one, one + 1)], "a test")
+    assert devices.are_equal(pairs, "a test") and not devices.are_equal(
+        [*pairs, (one, one + 1)], "a test"
+    )
     there = to_device(pairs, DEVICE)
     with stand_in_device.host_copies() as copies:
         assert devices.are_equal(there, "a test")
@@ -114,7 +130,11 @@ def test_the_stand_in_device_refuses_tensors_of_the_cpu():
         with pytest.raises(RuntimeError, match="same device"):
             operation(here if operation == there.add else there)
     number = torch.tensor(2.0)
-    for operation in (number.mul_, lambda other: torch.stack([other[0], number]), lambda other: other.dot(number)):
+    for operation in (
+        number.mul_,
+        lambda other: torch.stack([other[0], number]),
+        lambda other: other.dot(number),
+    ):
         with pytest.raises(RuntimeError, match="same device"):
             operation(there)
     with pytest.raises(RuntimeError, match="numpy"):

@@ -1,4 +1,5 @@
-"""Whole runs on the stand-in device: files, records, resuming, and the option that names the device."""
+"""Whole runs on the stand-in device: files, records, resuming, and the option that names the
+device."""
 
 import json
 import tomllib
@@ -72,7 +73,10 @@ def test_a_run_writes_the_same_files_and_is_resumed(folder, monkeypatch):
 def test_auto_takes_the_engine_batched_on_another_device(folder, on_stand_in):
     prepared = assembly.assemble(settings(name="auto"), 1)
     assert prepared.engine.name == "batched"
-    assert prepared.choice.reason == "engine batched: on the device stand_in:0, many clients at a time."
+    assert (
+        prepared.choice.reason
+        == "engine batched: on the device stand_in:0, many clients at a time."
+    )
     assert prepared.config.engine.name == "batched"
 
 

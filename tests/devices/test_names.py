@@ -37,37 +37,59 @@ def test_auto_takes_the_first_cuda_device_or_the_cpu(monkeypatch, no_accelerator
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
 def test_a_device_that_is_not_there_is_refused_by_name(no_accelerator, name):
     with pytest.raises(
-        ConfigError, match=f"engine.device = '{name}' is not on this machine: here there is cpu only"
+        ConfigError,
+        match=f"engine.device = '{name}' is not on this machine: here there is cpu only",
     ) as caught:
         find(name)
     assert caught.value.key == "engine.device" and caught.value.allowed == ["auto", "cpu"]
 
 
 def test_mps_is_refused_because_it_has_no_float64(no_accelerator):
-    with pytest.raises(ConfigError, match=r"engine.device = 'mps' cannot be used: Apple's MPS has no float64"):
+    with pytest.raises(
+        ConfigError, match=r"engine.device = 'mps' cannot be used: Apple's MPS has no float64"
+    ):
         find("mps")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "", "cuda:0 ", "xpu"])
+@pytest.mark.parametrize(
+    "name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "", "cuda:0 ", "xpu"]
+)
 def test_names_of_other_devices_are_refused(name):
-    with pytest.raises(ConfigError, match=r"engine\.device must be auto, cpu, cuda, cuda:NUMBER or mps, got"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.device must be auto, cpu, cuda, cuda:NUMBER or mps, got"
+    ):
         EngineOptions(device=name)
 
 
 @pytest.mark.parametrize("engine", ["workers", "processes", "ray"])
 def test_engines_of_threads_and_processes_are_for_the_cpu(engine):
     with pytest.raises(
-        ConfigError, match=f"engine.name = '{engine}' runs on the CPU only.*take engine.name = 'batched'"
+        ConfigError,
+        match=f"engine.name = '{engine}' runs on the CPU only.*take engine.name = 'batched'",
     ):
         EngineOptions(name=engine, device="cuda")
     assert EngineOptions(name=engine, device="auto").device == "auto"
     assert EngineOptions(name=engine, device="cpu").device == "cpu"
 
 
-def test_the_command_says_in_one_sentence_that_a_device_is_not_there(tmp_path, capsys, no_accelerator):
-    arguments = ["run", "-a", "fedavg", "-d", "digits", "--device", "cuda:1", "--out", str(tmp_path / "x")]
+def test_the_command_says_in_one_sentence_that_a_device_is_not_there(
+    tmp_path, capsys, no_accelerator
+):
+    arguments = [
+        "run",
+        "-a",
+        "fedavg",
+        "-d",
+        "digits",
+        "--device",
+        "cuda:1",
+        "--out",
+        str(tmp_path / "x"),
+    ]
     assert main(arguments) == 3
     _, err = capsys.readouterr()
     assert len(err.splitlines()) == 1
-    assert err.startswith("error: engine.device = 'cuda:1' is not on this machine: here there is cpu only")
+    assert err.startswith(
+        "error: engine.device = 'cuda:1' is not on this machine: here there is cpu only"
+    )
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,5 @@
-"""Runs the tests of the stand-in device in new processes: PyTorch learns of no device after its first gradient."""
+"""Runs the tests of the stand-in device in new processes: PyTorch learns of no device after its
+first gradient."""
 
 import subprocess
 import sys
@@ -7,7 +8,12 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-QUICK = ("stand_in_ways.py", "stand_in_host_copies.py", "stand_in_same_bits.py", "stand_in_whole_runs.py")
+QUICK = (
+    "stand_in_ways.py",
+    "stand_in_host_copies.py",
+    "stand_in_same_bits.py",
+    "stand_in_whole_runs.py",
+)
 
 
 def run(files, *options):
@@ -26,7 +32,13 @@ def test_quick():
 @pytest.mark.parametrize("engine", ["reference", "batched"])
 @pytest.mark.parametrize("model", ["mlp", "cnn", "module"])
 def test_every_method(engine, model):
-    run(["stand_in_same_bits.py"], "-m", "slow", "-k", f"test_a_run_of_every_method and {engine} and {model}")
+    run(
+        ["stand_in_same_bits.py"],
+        "-m",
+        "slow",
+        "-k",
+        f"test_a_run_of_every_method and {engine} and {model}",
+    )
 
 
 @pytest.mark.slow

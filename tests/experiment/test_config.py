@@ -98,12 +98,26 @@ def test_resolved_configurations_are_complete_and_stable():
 
 
 def test_a_schedule_is_read_from_two_sections_and_written_to_them():
-    sections = {"federation": {"participation": "bernoulli(0.3)", "min_clients": 2}, "evaluation": {"every": 3}}
+    sections = {
+        "federation": {"participation": "bernoulli(0.3)", "min_clients": 2},
+        "evaluation": {"every": 3},
+    }
     schedule = make_config(sections).schedule
     assert schedule.participation == Participation(plan="bernoulli", probability=0.3, min_clients=2)
-    assert (schedule.rounds, schedule.train, schedule.evaluate_every, schedule.personalized_every) == (30, "auto", 3, 0)
+    assert (
+        schedule.rounds,
+        schedule.train,
+        schedule.evaluate_every,
+        schedule.personalized_every,
+    ) == (30, "auto", 3, 0)
     assert read_schedule(**schedule.sections()) == schedule
-    for value, written in ((0.5, 0.5), ("0.5", 0.5), ("fixed(4)", "fixed(4)"), ("all", "all"), (1, 1.0)):
+    for value, written in (
+        (0.5, 0.5),
+        ("0.5", 0.5),
+        ("fixed(4)", "fixed(4)"),
+        ("all", "all"),
+        (1, 1.0),
+    ):
         schedule = read_schedule({"participation": value}, {})
         assert schedule.sections()["federation"]["participation"] == written
 
@@ -112,10 +126,22 @@ def test_a_schedule_is_read_from_two_sections_and_written_to_them():
     ("key", "value", "sentence"),
     [
         ("evaluation.every", -1, "evaluation.every must be >= 0, got -1."),
-        ("evaluation.personalized_every", 1.5, "evaluation.personalized_every must be a whole number, got 1.5."),
-        ("federation.rounds", "5 rounds", "federation.rounds must be a whole number, got '5 rounds'."),
+        (
+            "evaluation.personalized_every",
+            1.5,
+            "evaluation.personalized_every must be a whole number, got 1.5.",
+        ),
+        (
+            "federation.rounds",
+            "5 rounds",
+            "federation.rounds must be a whole number, got '5 rounds'.",
+        ),
         ("federation.min_clients", 0, "federation.min_clients must be >= 1, got 0."),
-        ("federation.full_last_round", 1, "federation.full_last_round must be true or false, got 1."),
+        (
+            "federation.full_last_round",
+            1,
+            "federation.full_last_round must be true or false, got 1.",
+        ),
     ],
 )
 def test_errors_of_a_schedule_name_the_key_of_the_file(key, value, sentence):
@@ -126,7 +152,9 @@ def test_errors_of_a_schedule_name_the_key_of_the_file(key, value, sentence):
 
 
 def test_values_that_toml_lacks_are_left_out():
-    config = make_config({"algorithm": {"knob": None, "other": 1}, "model": {"options": {"hidden": None, "deep": 2}}})
+    config = make_config(
+        {"algorithm": {"knob": None, "other": 1}, "model": {"options": {"hidden": None, "deep": 2}}}
+    )
     written = tomllib.loads(to_toml(config))
     assert written["algorithm"] == {"name": "pfedfda", "preset": "reference", "other": 1}
     assert written["model"]["options"] == {"deep": 2}
@@ -139,7 +167,9 @@ def test_auto_is_resolved():
 
 
 def test_an_algorithm_overrides_training():
-    algorithm = make_algorithm(make_config({"training": {"lr": 0.1, "epochs": 3}, "algorithm": {"lr": 0.2}}))
+    algorithm = make_algorithm(
+        make_config({"training": {"lr": 0.1, "epochs": 3}, "algorithm": {"lr": 0.2}})
+    )
     assert (algorithm.training.lr, algorithm.training.epochs) == (0.2, 3)
 
 
@@ -188,8 +218,17 @@ def test_any_value_is_read_or_kept_as_text(text):
     assert value == text.strip() or not isinstance(value, str) or text.strip()[0] in "\"'"
 
 
-_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
-_NAMES = st.sampled_from(["data", "training", "algorithm", "seed", "seeds", "lr", "clients", "name", "engine", "x"])
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers())
+)
+_NAMES = st.sampled_from(
+    ["data", "training", "algorithm", "seed", "seeds", "lr", "clients", "name", "engine", "x"]
+)
 
 
 @given(st.dictionaries(_NAMES, _LEAVES | st.dictionaries(_NAMES, _LEAVES, max_size=3), max_size=4))
@@ -208,7 +247,15 @@ OPTIONS += [f"data.{each.name}" for each in fields(DataOptions)] + [
 ]
 OPTIONS += [f"training.{each.name}" for each in fields(Training)]
 OPTIONS += [f"engine.{each.name}" for each in fields(EngineOptions)]
-OPTIONS += ["algorithm.name", "algorithm.preset", "algorithm.lr", "algorithm.beta", "seed", "seeds", *SECTIONS]
+OPTIONS += [
+    "algorithm.name",
+    "algorithm.preset",
+    "algorithm.lr",
+    "algorithm.beta",
+    "seed",
+    "seeds",
+    *SECTIONS,
+]
 ODD = [
     [1, "x"],
     [[1]],
@@ -236,13 +283,16 @@ WORDS_OF_LIBRARIES = re.compile(
 
 @pytest.mark.parametrize("key", OPTIONS)
 def test_values_of_a_wrong_type_are_refused_in_our_words(key):
-    """Every option is given lists, tables, dates, texts and numbers: what it does not take is a ConfigError."""
+    """Every option is given lists, tables, dates, texts and numbers: what it does not take is a
+    ConfigError."""
     for value in ODD:
         try:
             make_algorithm(make_config({"data": {"clients": 3}}, [(key, value)]))
         except ConfigError as error:
             assert not WORDS_OF_LIBRARIES.search(error.message), error.message
-            assert key.split(".")[0] in error.message or error.key.startswith(("data.", "algorithm.")), error.message
+            assert key.split(".")[0] in error.message or error.key.startswith(
+                ("data.", "algorithm.")
+            ), error.message
             assert len(error.message) < 1000
             json.dumps(error.as_record())
 
@@ -262,14 +312,18 @@ def test_values_are_shown_as_a_file_would_write_them():
 
 @pytest.mark.parametrize("values", [5, None, "x.toml", Path("x.toml"), [1], Config()])
 def test_what_is_no_mapping_is_no_configuration(values):
-    with pytest.raises(ConfigError, match=r"make_config needs sections .* load_config reads a file\.") as caught:
+    with pytest.raises(
+        ConfigError, match=r"make_config needs sections .* load_config reads a file\."
+    ) as caught:
         make_config(values)
     assert caught.value.key == "config"
 
 
 @pytest.mark.parametrize("config", [{"data": {"clients": 3}}, "x.toml", Path("x.toml"), 5])
 def test_a_run_needs_a_configuration(config, tmp_path):
-    with pytest.raises(ConfigError, match=r"made by make_config\(\.\.\.\) or load_config\(PATH\), got "):
+    with pytest.raises(
+        ConfigError, match=r"made by make_config\(\.\.\.\) or load_config\(PATH\), got "
+    ):
         run(config, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

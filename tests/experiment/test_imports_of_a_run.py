@@ -25,11 +25,14 @@ def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engin
     modules = modules_after(tmp_path, "-a", "fedavg", "-d", "digits", "--engine", engine)
     unused = ("data.corruptions", "data.own", "data.split_files", "data.plot")
     unused += tuple(
-        f"simulation.engines.{name}" for name in ("batched", "processes", "child", "mapped_tables", "worker_process")
+        f"simulation.engines.{name}"
+        for name in ("batched", "processes", "child", "mapped_tables", "worker_process")
     )
     prefixes = tuple(f"fedtailor.{name}" for name in unused)
     assert [name for name in modules if name.startswith(prefixes)] == []
-    assert [name for name in modules if name.startswith("fedtailor.algorithms.")] == ["fedtailor.algorithms.fedavg"]
+    assert [name for name in modules if name.startswith("fedtailor.algorithms.")] == [
+        "fedtailor.algorithms.fedavg"
+    ]
     readers = [name for name in modules if name.startswith("fedtailor.data.datasets.")]
     assert sorted(readers) == ["fedtailor.data.datasets.digits", "fedtailor.data.datasets.known"]
 

@@ -1,4 +1,5 @@
-"""The trackers with their own libraries, where these are installed: what a run logs is read back."""
+"""The trackers with their own libraries, where these are installed: what a run logs is read
+back."""
 
 from pathlib import Path
 

@@ -14,7 +14,9 @@ def delong_error(positives, negatives):
     won = [[(p > n) + (p == n) / 2 for n in negatives] for p in positives]
     of_positives = [sum(row) / len(row) for row in won]
     of_negatives = [sum(column) / len(column) for column in zip(*won, strict=True)]
-    variance = np.var(of_positives, ddof=1) / len(positives) + np.var(of_negatives, ddof=1) / len(negatives)
+    variance = np.var(of_positives, ddof=1) / len(positives) + np.var(of_negatives, ddof=1) / len(
+        negatives
+    )
     return float(np.mean(of_positives)), math.sqrt(variance)
 
 
@@ -29,13 +31,17 @@ def test_for_many_examples_it_is_as_wide_as_delongs(true):
     assert found["low"] < area < found["high"]
 
 
-@pytest.mark.parametrize(("positives", "negatives", "true"), [(5, 20, 0.95), (5, 20, 0.8), (40, 60, 0.85)])
+@pytest.mark.parametrize(
+    ("positives", "negatives", "true"), [(5, 20, 0.95), (5, 20, 0.8), (40, 60, 0.85)]
+)
 def test_it_holds_the_true_value_about_as_often_as_it_says(positives, negatives, true):
     rng = np.random.default_rng(1)
     shift = math.sqrt(2) * stats.norm.ppf(true)
     ours = rng.normal(shift, 1, (400, positives, 1))
     others = rng.normal(0, 1, (400, 1, negatives))
-    intervals = [auroc_interval(area, positives, negatives) for area in (ours > others).mean((1, 2))]
+    intervals = [
+        auroc_interval(area, positives, negatives) for area in (ours > others).mean((1, 2))
+    ]
     held = np.mean([each["low"] <= true <= each["high"] for each in intervals])
     assert 0.93 <= held <= 0.99
 
@@ -49,7 +55,8 @@ def test_bounds_are_where_the_distance_is_1_96_standard_errors(positives, negati
             if 0 < bound < 1:
                 first = bound / (2 - bound)
                 second = 2 * bound**2 / (1 + bound)
-                # Hanley and McNeil's (n_p - 1) (Q1 - A^2) + (n_n - 1) (Q2 - A^2), with the mean of both factors
+                # Hanley and McNeil's (n_p - 1) (Q1 - A^2) + (n_n - 1) (Q2 - A^2), with the mean of
+                # both factors
                 others = (positives + negatives) / 2 - 1
                 variance = bound * (1 - bound) + others * (first + second - 2 * bound**2)
                 distance = abs(area - bound) / math.sqrt(variance / (positives * negatives))
@@ -62,7 +69,10 @@ def test_an_error_of_the_value_widens_it():
     plain = auroc_interval(0.8, 30, 40)
     wide = auroc_interval(0.8, 30, 40, error=0.05)
     assert wide["low"] == auroc_interval(0.75, 30, 40)["low"] < plain["low"]
-    assert wide["high"] == pytest.approx(auroc_interval(0.85, 30, 40)["high"]) and wide["high"] > plain["high"]
+    assert (
+        wide["high"] == pytest.approx(auroc_interval(0.85, 30, 40)["high"])
+        and wide["high"] > plain["high"]
+    )
     assert auroc_interval(0.99, 30, 40, error=0.05)["high"] == 1.0
 
 

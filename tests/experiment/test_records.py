@@ -41,7 +41,9 @@ def test_round_trip(tmp_path):
     with new_folder(tmp_path / "run") as folder:
         folder.write_split({"clients": [{"train": [1, 2]}]})
         folder.add_events([{"kind": "note", "text": "hello"}])
-        folder.add_round({"round": 1, "x": 0.5}, clients=[{"round": 1, "client": 0}], events=[{"round": 1}])
+        folder.add_round(
+            {"round": 1, "x": 0.5}, clients=[{"round": 1, "client": 0}], events=[{"round": 1}]
+        )
         folder.add_round({"round": 2, "x": float("nan")}, clients=[{"round": 2, "client": 0}])
         folder.write_models([("0", safetensors({"body/w": weight}), {"round": 2})])
         folder.finish({"metrics": {"loss": float("inf")}})
@@ -61,7 +63,11 @@ def test_round_trip(tmp_path):
 
 
 def test_the_state_says_how_a_run_ended(tmp_path):
-    assert_state = {KeyboardInterrupt("x"): "interrupted", ValueError("broken"): "failed", SystemExit(1): "failed"}
+    assert_state = {
+        KeyboardInterrupt("x"): "interrupted",
+        ValueError("broken"): "failed",
+        SystemExit(1): "failed",
+    }
     for number, (error, state) in enumerate(assert_state.items()):
         folder = new_folder(tmp_path / str(number))
         assert read_run(folder.path).status == {"state": "interrupted", "rounds_done": 0}
@@ -79,7 +85,9 @@ def test_the_state_says_how_a_run_ended(tmp_path):
 
 
 def test_a_run_of_several_seeds_counts_no_rounds_of_its_own(tmp_path):
-    with RunFolder.create(tmp_path / "run", config="seeds = [0, 1]", provenance={}, several_seeds=True) as folder:
+    with RunFolder.create(
+        tmp_path / "run", config="seeds = [0, 1]", provenance={}, several_seeds=True
+    ) as folder:
         assert set(read_run(folder.path).status) == {"state", "process"}
         folder.finish({})
     assert read_run(folder.path).status == {"state": "finished"}
@@ -141,14 +149,21 @@ def test_a_client_without_a_model_is_told_who_has_one(tmp_path):
 def test_what_is_no_run_folder_cannot_be_read(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("nope", "file", "."):
-        with pytest.raises(DataError, match=r"is not the folder of a run: it holds no experiment\.toml\."):
+        with pytest.raises(
+            DataError, match=r"is not the folder of a run: it holds no experiment\.toml\."
+        ):
             read_run(tmp_path / name)
 
 
 def test_models_appear_together(tmp_path, monkeypatch):
     folder = new_folder(tmp_path / "run")
-    models = [(str(client), safetensors({"w": np.full(2, client)}), {"round": 1}) for client in range(40)]
-    for operation, error in (("fsync", OSError(28, "No space left on device")), ("replace", KeyboardInterrupt())):
+    models = [
+        (str(client), safetensors({"w": np.full(2, client)}), {"round": 1}) for client in range(40)
+    ]
+    for operation, error in (
+        ("fsync", OSError(28, "No space left on device")),
+        ("replace", KeyboardInterrupt()),
+    ):
 
         def broken(*_, error=error):
             raise error
@@ -184,7 +199,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_killed_writer_leaves_whole_files(tmp_path):
-    """SIGKILL at an arbitrary moment: every file that is there can be read, and rounds are complete."""
+    """SIGKILL at an arbitrary moment: every file that is there can be read, and rounds are
+    complete."""
     script = (
         "import sys; from pathlib import Path; from fedtailor.experiment.records import RunFolder\n"
         "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', provenance={}).__enter__()\n"
@@ -197,7 +213,9 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
     for number in range(3):
         path = tmp_path / str(number)
         command = [sys.executable, "-c", script, str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}) as writer:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}
+        ) as writer:
             writer.stdout.readline()
             while writer.poll() is None and not (path / "rounds.jsonl").exists():
                 pass
@@ -274,7 +292,9 @@ def test_the_last_status_is_written_in_the_space_reserved_for_it(tmp_path, monke
 
 def test_a_status_that_cannot_be_written_does_not_say_that_the_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the first error"), new_folder(tmp_path / "run") as folder:
-        monkeypatch.setattr(atomic.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        monkeypatch.setattr(
+            atomic.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+        )
         raise ValueError("the first error")
     assert read_run(folder.path).status == {"state": "interrupted", "rounds_done": 0}
 
@@ -298,27 +318,44 @@ def test_a_process_that_nobody_waited_for_is_dead():
     script = "from fedtailor.core.process import this_process; print(repr(this_process()))"
     source = str(Path(atomic.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": source}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment
+    ) as child:
         process = ast.literal_eval(child.stdout.read().decode())
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still taken
+        os.waitid(
+            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT
+        )  # it has ended, and its number is still taken
         assert not lives(process)
     assert not lives(process) and not lives(None)
 
 
 def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
-    values = {"small": torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16), "flag": torch.tensor(True)}
+    values = {
+        "small": torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16),
+        "flag": torch.tensor(True),
+    }
     folder = new_folder(tmp_path / "run")
     folder.write_models([("0", save_torch(values), {})])
     tensors, _ = read_run(folder.path).model(0)
-    assert tensors["small"].dtype == np.float32 and tensors["small"].tolist() == [1.5, -2.0, float("inf")]
+    assert tensors["small"].dtype == np.float32 and tensors["small"].tolist() == [
+        1.5,
+        -2.0,
+        float("inf"),
+    ]
     assert tensors["flag"].shape == () and tensors["flag"]
-    folder.write_models([("1", save_torch({"tiny": torch.zeros(2, dtype=torch.float8_e4m3fn)}), {})])
-    with pytest.raises(DataError, match=r"the tensor 'tiny' of type F8_E4M3, which NumPy does not have"):
+    folder.write_models(
+        [("1", save_torch({"tiny": torch.zeros(2, dtype=torch.float8_e4m3fn)}), {})]
+    )
+    with pytest.raises(
+        DataError, match=r"the tensor 'tiny' of type F8_E4M3, which NumPy does not have"
+    ):
         read_run(folder.path).model(1)
 
 
 def test_a_run_of_several_seeds_does_not_lead_into_itself(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", config="seeds = [0]", provenance={}, several_seeds=True)
+    folder = RunFolder.create(
+        tmp_path / "run", config="seeds = [0]", provenance={}, several_seeds=True
+    )
     (folder.path / "seed-0").symlink_to(".")
     with pytest.raises(DataError, match="that of several seeds"):
         read_run(folder.path)
@@ -353,7 +390,10 @@ def test_lines_after_a_bookmark_can_be_removed(tmp_path):
     again = RunFolder(folder.path)
     assert again.objection(two) == again.objection(one) == again.objection(start) == ""
     again.rewind(one)
-    assert read_run(folder.path).rounds == [{"round": 1}] and not (folder.path / "events.jsonl").exists()
+    assert (
+        read_run(folder.path).rounds == [{"round": 1}]
+        and not (folder.path / "events.jsonl").exists()
+    )
     assert "does not begin with" in again.objection(two)
     again.add_round({"round": 2}, events=[{"round": 2}])
     assert again.bookmark() == two, "the same lines were written again"
@@ -368,7 +408,11 @@ def test_lines_after_a_bookmark_can_be_removed(tmp_path):
 def test_any_name_is_a_file_name_inside_its_folder(name):
     escaped = safe_name(name)
     assert escaped and escaped.isascii() and len(escaped) <= 200
-    assert not set(escaped) & set('/\\:*?"<>|\0 ') and escaped not in (".", "..") and not escaped.startswith(".")
+    assert (
+        not set(escaped) & set('/\\:*?"<>|\0 ')
+        and escaped not in (".", "..")
+        and not escaped.startswith(".")
+    )
 
 
 @given(st.text(), st.text())
@@ -378,7 +422,17 @@ def test_different_names_are_different_files(first, second):
 
 def test_hostile_client_names_stay_inside(tmp_path):
     folder = new_folder(tmp_path / "run")
-    names = ["../../escape", "/etc/passwd", "..", ".", "", "a" * 5000, "\ud800", "CON\x1b[31m", "=1+1"]
+    names = [
+        "../../escape",
+        "/etc/passwd",
+        "..",
+        ".",
+        "",
+        "a" * 5000,
+        "\ud800",
+        "CON\x1b[31m",
+        "=1+1",
+    ]
     folder.write_models((name, safetensors({"w": np.zeros(1)}), {}) for name in names)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert len(list((folder.path / "models").iterdir())) == 2 * len(names)
@@ -387,13 +441,19 @@ def test_hostile_client_names_stay_inside(tmp_path):
 
 
 def test_json_is_strict_and_plain():
-    assert to_json({"a": [float("nan"), 1.5, (float("-inf"),)], 3: None}) == '{"a": [null, 1.5, [null]], "3": null}'
+    assert (
+        to_json({"a": [float("nan"), 1.5, (float("-inf"),)], 3: None})
+        == '{"a": [null, 1.5, [null]], "3": null}'
+    )
     assert to_json("\u202e\x1b") == '"\\u202e\\u001b"'
     assert json.loads(to_json(range(3))) == [0, 1, 2]
 
 
 def test_an_interruption_that_a_library_turned_into_an_error_is_still_one(tmp_path):
-    with pytest.raises(RuntimeError), RunFolder.create(tmp_path / "run", config="", provenance={}) as folder:
+    with (
+        pytest.raises(RuntimeError),
+        RunFolder.create(tmp_path / "run", config="", provenance={}) as folder,
+    ):
         folder.add_round({"round": 1})
         try:
             raise KeyboardInterrupt

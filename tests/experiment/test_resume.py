@@ -1,4 +1,5 @@
-"""Resumed runs: the same bits as uninterrupted ones, the choices of the first start, and what is refused."""
+"""Resumed runs: the same bits as uninterrupted ones, the choices of the first start, and what is
+refused."""
 
 import hashlib
 import json
@@ -84,12 +85,17 @@ def test_an_interrupted_run_goes_on_with_its_last_checkpoint(folder):
     assert progress.rounds == [2, 3], "the checkpoint of round 2 was not written yet"
     assert progress.notes[0] == "resumed after round 1 of 3."
     same("one", "whole")
-    assert sorted(path.name for path in Path("one/checkpoints").glob("0*")) == ["000003.json", "000003.safetensors"]
+    assert sorted(path.name for path in Path("one/checkpoints").glob("0*")) == [
+        "000003.json",
+        "000003.safetensors",
+    ]
     assert not Path("one/state").exists()
     assert {"kind": "note", "round": 1, "text": progress.notes[0]} in read_run("one").events
 
 
-def test_an_interruption_while_a_checkpoint_is_written_leaves_nothing_unfinished(folder, monkeypatch):
+def test_an_interruption_while_a_checkpoint_is_written_leaves_nothing_unfinished(
+    folder, monkeypatch
+):
     from fedtailor.simulation import checkpoint
 
     run(config(), out="whole")
@@ -142,18 +148,30 @@ def test_without_checkpoints_a_run_begins_again(folder):
     assert not Path("one/checkpoints").exists()
     progress = resumed(config(checkpoint__every=0), "one")
     assert progress.rounds == [1, 2, 3]
-    assert progress.notes[0] == "no checkpoint can be used: the run begins again with its first round."
+    assert (
+        progress.notes[0] == "no checkpoint can be used: the run begins again with its first round."
+    )
     assert len(read_run("one").rounds) == 3 and not Path("one/checkpoints").exists()
 
 
 def test_a_finished_run_is_not_run_again(folder):
     result = run(config(), out="one")
-    before = {path: path.stat().st_mtime_ns for path in Path("one").rglob("*") if path.name != "status.json"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in Path("one").rglob("*")
+        if path.name != "status.json"
+    }
     progress = Stop(0)
     again = run(config(), out=folder / "one", progress=progress)
     assert json.loads(json.dumps({**result, "run": ""})) == {**again, "run": ""}
-    assert progress.rounds == [] and progress.notes == [f"'{folder / 'one'}' holds this run, and it has finished."]
-    after = {path: path.stat().st_mtime_ns for path in Path("one").rglob("*") if path.name != "status.json"}
+    assert progress.rounds == [] and progress.notes == [
+        f"'{folder / 'one'}' holds this run, and it has finished."
+    ]
+    after = {
+        path: path.stat().st_mtime_ns
+        for path in Path("one").rglob("*")
+        if path.name != "status.json"
+    }
     assert before == after
 
 
@@ -164,7 +182,9 @@ def test_several_seeds_go_on_within_the_seed_and_more_can_join(folder):
     assert read_run("one").status == {"state": "interrupted"}
     progress = resumed(config(seeds=[1, 0]), "one")
     assert progress.rounds == [2, 3], "seed 0 has finished"
-    assert read_run("one").result["seeds"] == [0, 1] and read_run("one").status == {"state": "finished"}
+    assert read_run("one").result["seeds"] == [0, 1] and read_run("one").status == {
+        "state": "finished"
+    }
     interrupted(three, "one", after=1, seed=2)
     assert read_run("one").result is None and read_run("one").config["seeds"] == [0, 1, 2]
     assert resumed(three, "one").rounds == [1, 2, 3]
@@ -226,7 +246,9 @@ def test_a_damaged_checkpoint_is_not_used_and_that_is_said(folder):
     newest.write_bytes(raw)
     progress = resumed(config(), "one")
     assert progress.rounds == [2, 3]
-    assert progress.notes[0].startswith("checkpoint not used: 'one/checkpoints/000002.safetensors' is damaged")
+    assert progress.notes[0].startswith(
+        "checkpoint not used: 'one/checkpoints/000002.safetensors' is damaged"
+    )
     assert progress.notes[0] in [event.get("text") for event in read_run("one").events]
     same("one", "whole")
 
@@ -292,7 +314,9 @@ def test_a_run_does_not_go_on_with_other_data(folder):
     with pytest.raises(DataError, match=r"'one' cannot be resumed: its split had the digest abab"):
         run(config(), out="one")
     assert read_run("one").status["state"] == "interrupted"
-    provenance.write_text(json.dumps({**stored, "versions": {**stored["versions"], "torch": "1.0"}}))
+    provenance.write_text(
+        json.dumps({**stored, "versions": {**stored["versions"], "torch": "1.0"}})
+    )
     progress = resumed(config(), "one")
     assert "torch 1.0 then" in progress.notes[1] and progress.rounds == [2, 3]
 
@@ -308,7 +332,10 @@ def test_provenance_is_that_of_the_software_with_which_a_run_begins(folder):
 
 def test_a_run_that_another_process_writes_is_left_alone(folder):
     interrupted(config(), "one", after=2)
-    with exclusive(Path("one")), pytest.raises(ConfigError, match="another process is writing to 'one'"):
+    with (
+        exclusive(Path("one")),
+        pytest.raises(ConfigError, match="another process is writing to 'one'"),
+    ):
         run(config(), out="one")
     resumed(config(), "one")
 
@@ -321,7 +348,8 @@ def test_what_is_no_run_is_refused(folder):
 
 
 def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, monkeypatch):
-    """Whether a client answers in time cannot be computed again, so the events of lost rounds decide."""
+    """Whether a client answers in time cannot be computed again, so the events of lost rounds
+    decide."""
     from fedtailor.core.engine import Failure, NoAnswer
     from fedtailor.simulation.engines.reference import Reference
 
@@ -348,7 +376,10 @@ def test_who_gave_no_answer_in_a_round_that_runs_again_gives_none_again(folder, 
 def test_a_resumed_run_keeps_the_device_that_auto_took(folder):
     begun = config(engine__device="cuda")
     assert with_first_choices(config(engine__device="auto"), begun, folder).engine.device == "cuda"
-    assert with_first_choices(config(engine__name="auto", engine__device="auto"), begun, folder).engine == begun.engine
+    assert (
+        with_first_choices(config(engine__name="auto", engine__device="auto"), begun, folder).engine
+        == begun.engine
+    )
     here = with_first_choices(config(engine__name="auto"), begun, folder)
     with pytest.raises(ConfigError, match=r"engine\.device is 'cuda' there and 'cpu' here"):
         refuse_other_configuration(here, begun, folder)

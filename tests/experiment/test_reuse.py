@@ -33,7 +33,8 @@ METHODS = {
 def config(algorithm="fedavg", **overrides):
     algorithm = {"name": algorithm} if isinstance(algorithm, str) else algorithm
     return make_config(
-        {**SMALL, "algorithm": algorithm}, [(key.replace("__", "."), value) for key, value in overrides.items()]
+        {**SMALL, "algorithm": algorithm},
+        [(key.replace("__", "."), value) for key, value in overrides.items()],
     )
 
 
@@ -41,14 +42,19 @@ def content(folder):
     """Return all that a run leaves but times, notes, and what it says of the reuse."""
     run = read_run(folder)
     records = [{**record, "seconds": None} for record in run.rounds]
-    result = {key: value for key, value in run.result.items() if key not in ("seconds", "run", "reused")}
+    result = {
+        key: value for key, value in run.result.items() if key not in ("seconds", "run", "reused")
+    }
     return {
         "rounds": records,
         "clients": run.clients,
         "events": [event for event in run.events if event["kind"] != "note"],
         "result": result,
         "models": {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())},
-        "server": [finished_runs.server_state(path) for path in sorted((folder / "checkpoints").glob("*.safetensors"))],
+        "server": [
+            finished_runs.server_state(path)
+            for path in sorted((folder / "checkpoints").glob("*.safetensors"))
+        ],
     }
 
 
@@ -110,7 +116,10 @@ def test_a_run_that_was_interrupted_is_continued(tmp_path):
 def test_a_last_round_with_everybody_is_not_continued(tmp_path):
     everybody = {"federation__full_last_round": True}
     run(config(**everybody), out=tmp_path / "short")
-    assert reused(config(federation__rounds=5, **everybody), tmp_path / "longer", tmp_path / "short") is None
+    assert (
+        reused(config(federation__rounds=5, **everybody), tmp_path / "longer", tmp_path / "short")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,9 @@ def test_the_personalization_is_resumed(trained, tmp_path, monkeypatch):
 
 def test_the_run_says_what_it_took_over(trained, tmp_path):
     run(config("fedavg_ft"), out=tmp_path / "run", reuse=[trained])
-    notes = [event["text"] for event in read_run(tmp_path / "run").events if event["kind"] == "note"]
+    notes = [
+        event["text"] for event in read_run(tmp_path / "run").events if event["kind"] == "note"
+    ]
     assert any(str(trained) in note and "after round 3 of" in note for note in notes)
 
 
@@ -208,7 +219,13 @@ def raise_data_error(*arguments):
 def test_lost_answers_are_not_taken_over(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "copy")
     manifest = next((folder / "checkpoints").glob("*.json"))
-    absent = {"kind": "absent", "round": 2, "client": 0, "stage": "local_update", "reason": "local_update: no answer"}
+    absent = {
+        "kind": "absent",
+        "round": 2,
+        "client": 0,
+        "stage": "local_update",
+        "reason": "local_update: no answer",
+    }
     lines = json.dumps(absent) + "\n"
     (folder / "events.jsonl").write_text(lines)
     record = json.loads(manifest.read_text())
@@ -228,7 +245,9 @@ def test_a_run_that_two_programs_have_trained_is_not_reused(tmp_path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             run(config(), out=tmp_path / "trained", progress=Stop(3))
     run(config(), out=tmp_path / "trained")
-    assert json.loads((tmp_path / "trained" / "provenance.json").read_text())["training_sha256"] == ""
+    assert (
+        json.loads((tmp_path / "trained" / "provenance.json").read_text())["training_sha256"] == ""
+    )
     assert reused(config("fedavg_ft"), tmp_path / "run", tmp_path / "trained") is None
 
 

@@ -1,4 +1,5 @@
-"""Records have a version: folders of every version are read, those of newer ones are refused, nothing is lost."""
+"""Records have a version: folders of every version are read, those of newer ones are refused,
+nothing is lost."""
 
 import json
 import shutil
@@ -13,7 +14,8 @@ from fedtailor.experiment.run import run
 from fedtailor.experiment.schema import SCHEMA_VERSION
 
 FOLDERS = Path(__file__).parent / "folders"
-"""A finished run of every version: pFedFDA, three clients of whom one is new, two rounds, validation examples.
+"""A finished run of every version: pFedFDA, three clients of whom one is new, two rounds,
+validation examples.
 
 That of a new version is made in this folder by
 
@@ -24,7 +26,9 @@ and its ``checkpoints``, which are no records, are removed.
 
 
 def test_there_is_a_folder_of_every_version():
-    assert {path.name for path in FOLDERS.iterdir()} == {f"version-{n}" for n in range(1, SCHEMA_VERSION + 1)}
+    assert {path.name for path in FOLDERS.iterdir()} == {
+        f"version-{n}" for n in range(1, SCHEMA_VERSION + 1)
+    }
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
@@ -44,7 +48,12 @@ def test_folders_of_every_version_are_read(version):
         ("personalized", "validation", "new"),
     }
     training = [line for line in found.clients if line["point"] == "training"]
-    assert {(line["round"], line["client"]) for line in training} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert {(line["round"], line["client"]) for line in training} == {
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    }
     assert all(0 <= line["training_metrics"]["beta_means"] <= 1 for line in training)
     for client in range(3):
         tensors, card = found.model(client)
@@ -85,9 +94,18 @@ def test_a_folder_that_an_older_version_began_holds_lines_of_both(tmp_path):
         mixed += [line for line in second if json.loads(line)["round"] == 2]
         (folder / name).write_text("".join(f"{line}\n" for line in mixed))
     found = read_run(folder)
-    assert [record.keys() >= {"training_metrics", "evaluations"} for record in found.rounds] == [True, True]
-    assert {each["group"] for record in found.rounds for each in record["evaluations"]} == {"known", "new"}
-    assert all(("training_metrics" if each["point"] == "training" else "group") in each for each in found.clients)
+    assert [record.keys() >= {"training_metrics", "evaluations"} for record in found.rounds] == [
+        True,
+        True,
+    ]
+    assert {each["group"] for record in found.rounds for each in record["evaluations"]} == {
+        "known",
+        "new",
+    }
+    assert all(
+        ("training_metrics" if each["point"] == "training" else "group") in each
+        for each in found.clients
+    )
 
 
 def test_figures_follow_from_what_is_recorded():
@@ -104,30 +122,49 @@ def test_figures_follow_from_what_is_recorded():
         gaps = sum(abs(correct - confidence) for _, _, confidence, correct in line["bins"])
         assert gaps / examples == pytest.approx(line["ece"], abs=1e-6)
         for label, share in line["recall"].items():
-            row = {predicted: count for each, predicted, count in line["confusion"] if each == int(label)}
+            row = {
+                predicted: count
+                for each, predicted, count in line["confusion"]
+                if each == int(label)
+            }
             assert row.get(int(label), 0) / sum(row.values()) == pytest.approx(share, abs=1e-12)
 
 
 def test_the_auroc_over_clients_follows_from_what_is_recorded():
-    """Histograms of the last round add up to the pooled figure, and bound the exact one of every client."""
+    """Histograms of the last round add up to the pooled figure, and bound the exact one of every
+    client."""
     found = read_run(FOLDERS / f"version-{SCHEMA_VERSION}")
     lines = [line for line in found.clients if "score_bins" in line]
-    assert {line["round"] for line in lines} == {2} == {line["round"] for line in found.clients if "auroc" in line}
+    assert (
+        {line["round"] for line in lines}
+        == {2}
+        == {line["round"] for line in found.clients if "auroc" in line}
+    )
     assert not any("auroc" in each["metrics"] for each in found.rounds[0]["evaluations"])
     for line in lines:
         for label, exact in line["auroc_by_class"].items():
             estimate, error = _auroc([line["score_bins"][label]])
             assert (estimate is None) == (exact is None)
             assert exact is None or abs(estimate - exact) <= error + 1e-12
-    evaluations = [each for each in found.rounds[1]["evaluations"] if each["test_set"] != "complete"]
+    evaluations = [
+        each for each in found.rounds[1]["evaluations"] if each["test_set"] != "complete"
+    ]
     for evaluation in evaluations:
         labels = ("point", "test_set", "group")
-        of_clients = [line for line in lines if all(line[name] == evaluation[name] for name in labels)]
-        pooled = [_auroc([line["score_bins"][str(label)] for line in of_clients]) for label in range(10)]
+        of_clients = [
+            line for line in lines if all(line[name] == evaluation[name] for name in labels)
+        ]
+        pooled = [
+            _auroc([line["score_bins"][str(label)] for line in of_clients]) for label in range(10)
+        ]
         defined = [pair for pair in pooled if pair[0] is not None]
         figures = evaluation["metrics"]["auroc"]
-        assert figures["pooled"] == pytest.approx(sum(value for value, _ in defined) / len(defined), abs=1e-12)
-        assert figures["pooled_error"] == pytest.approx(sum(error for _, error in defined) / len(defined), abs=1e-12)
+        assert figures["pooled"] == pytest.approx(
+            sum(value for value, _ in defined) / len(defined), abs=1e-12
+        )
+        assert figures["pooled_error"] == pytest.approx(
+            sum(error for _, error in defined) / len(defined), abs=1e-12
+        )
 
 
 def _auroc(histograms):

@@ -23,7 +23,11 @@ def finished(tmp_path, monkeypatch):
         x = rng.normal(size=(40, 3)) + y[:, None]
         (tmp_path / "own" / site).mkdir(parents=True)
         np.savez(tmp_path / "own" / site / "train.npz", x=x, y=y, class_names=np.array(NAMES))
-    values = {"data": {"path": "own"}, "algorithm": {"name": "fedavg_ft"}, "federation": {"rounds": 2}}
+    values = {
+        "data": {"path": "own"},
+        "algorithm": {"name": "fedavg_ft"},
+        "federation": {"rounds": 2},
+    }
     run(make_config(values), out="one")
     return read_run("one")
 
@@ -50,12 +54,18 @@ def test_figures_by_class_follow_from_confusion_and_auroc(finished):
                 examples += positives
             if found["auroc"] is not None:
                 areas.append(found["auroc"])
-                assert found["auroc_interval"] == auroc_interval(found["auroc"], positives, found["negatives"])
+                assert found["auroc_interval"] == auroc_interval(
+                    found["auroc"], positives, found["negatives"]
+                )
         found = over["by_class"][str(label)]
         assert found["sensitivity"]["pooled"] == pytest.approx(right / examples)
-        assert found["sensitivity"]["pooled_interval"] == wilson_interval(right / examples, examples)
+        assert found["sensitivity"]["pooled_interval"] == wilson_interval(
+            right / examples, examples
+        )
         interval = stats.ttest_1samp(areas, 0).confidence_interval(0.95)
-        assert found["auroc"]["clients"] == len(areas) == 3 and found["auroc"]["mean"] == pytest.approx(np.mean(areas))
+        assert found["auroc"]["clients"] == len(areas) == 3 and found["auroc"][
+            "mean"
+        ] == pytest.approx(np.mean(areas))
         assert found["auroc"]["mean_interval"]["low"] == pytest.approx(max(0, interval.low))
         assert found["auroc"]["mean_interval"]["high"] == pytest.approx(min(1, interval.high))
         low_and_high = found["auroc"]["pooled_interval"]

@@ -1,4 +1,5 @@
-"""A sweep tries what it was told to try, chooses by validation examples only, and trains nothing twice."""
+"""A sweep tries what it was told to try, chooses by validation examples only, and trains nothing
+twice."""
 
 import inspect
 import json
@@ -39,14 +40,19 @@ def scores(result):
     """Return the table of a sweep: everything but times and places."""
     return json.loads(
         json.dumps(result["methods"]),
-        object_hook=lambda table: {key: value for key, value in table.items() if key not in ("seconds", "run")},
+        object_hook=lambda table: {
+            key: value for key, value in table.items() if key not in ("seconds", "run")
+        },
     )
 
 
 def choice(result):
     """Return what a sweep has chosen, and by which scores."""
     return [
-        [(trial["values"], [step["by_seed"] for step in trial["steps"]], trial["rank"]) for trial in method["trials"]]
+        [
+            (trial["values"], [step["by_seed"] for step in trial["steps"]], trial["rank"])
+            for trial in method["trials"]
+        ]
         + [method["best"]["trial"], method["spread"]]
         for method in result["methods"]
     ] + [result["best"]["method"]]
@@ -130,7 +136,9 @@ def sites_config(monkeypatch, folder, *, permuted):
     "settings",
     [
         {"values": {"training.lr": [0.001, 0.05]}},
-        pytest.param({"values": {"training.lr": [0.001, 0.05, 0.5]}, "halving": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"values": {"training.lr": [0.001, 0.05, 0.5]}, "halving": 2}, marks=pytest.mark.slow
+        ),
     ],
     ids=["grid", "halving"],
 )
@@ -138,8 +146,13 @@ def test_the_choice_is_the_same_if_test_labels_are_permuted(settings, tmp_path, 
     found = {}
     for permuted in (False, True):
         data = sites_config(monkeypatch, tmp_path, permuted=permuted)
-        found[permuted] = sweep(data, methods=["fedavg_ft", "ditto"], **settings, out=tmp_path / str(permuted))
-    tests = [[method["test"]["personalized"]["mean"] for method in each["methods"]] for each in found.values()]
+        found[permuted] = sweep(
+            data, methods=["fedavg_ft", "ditto"], **settings, out=tmp_path / str(permuted)
+        )
+    tests = [
+        [method["test"]["personalized"]["mean"] for method in each["methods"]]
+        for each in found.values()
+    ]
     assert tests[0] != tests[1], "the test labels were permuted"
     assert choice(found[False]) == choice(found[True])
 
@@ -169,9 +182,16 @@ def test_the_best_on_validation_examples_is_chosen_and_of_equal_ones_the_first(t
     trials = method["trials"]
     assert trials[0]["validation"] == trials[1]["validation"] < trials[2]["validation"]
     assert [trial["rank"] for trial in trials] == [2, 3, 1]
-    assert method["best"] == trials[2] and result["best"] == {"method": "fedavg", "config": "best-fedavg.toml"}
+    assert method["best"] == trials[2] and result["best"] == {
+        "method": "fedavg",
+        "config": "best-fedavg.toml",
+    }
     spread = method["spread"]
-    assert (spread["min"], spread["max"], spread["trials"]) == (trials[0]["validation"], trials[2]["validation"], 3)
+    assert (spread["min"], spread["max"], spread["trials"]) == (
+        trials[0]["validation"],
+        trials[2]["validation"],
+        3,
+    )
     assert spread["median"] == trials[1]["validation"]
 
 
@@ -183,8 +203,13 @@ def test_the_scores_are_those_of_the_runs(finished):
     accuracy = found["metrics"]["validation"]["accuracy"]
     assert trial["validation"] == pytest.approx(accuracy["mean"])
     assert trial["standard_error"] == pytest.approx(accuracy["sem"]["mean"])
-    assert list(step["by_seed"]) == ["0", "1"] and np.mean(list(step["by_seed"].values())) == trial["validation"]
-    assert result["methods"][0]["test"]["personalized"] == found["metrics"]["personalized"]["accuracy"]
+    assert (
+        list(step["by_seed"]) == ["0", "1"]
+        and np.mean(list(step["by_seed"].values())) == trial["validation"]
+    )
+    assert (
+        result["methods"][0]["test"]["personalized"] == found["metrics"]["personalized"]["accuracy"]
+    )
     assert json.loads((folder / "sweep.json").read_text()) == json.loads(json.dumps(result))
 
 
@@ -203,7 +228,12 @@ def test_the_best_configuration_gives_the_same_bits(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "metrics", [{}, {"validation": {"clients": {"evaluated": 0}}}, {"validation": {"accuracy": {"mean": None}}}]
+    "metrics",
+    [
+        {},
+        {"validation": {"clients": {"evaluated": 0}}},
+        {"validation": {"accuracy": {"mean": None}}},
+    ],
 )
 def test_a_result_without_validation_scores_has_none(metrics):
     assert validation_accuracy(metrics) is None
@@ -211,7 +241,11 @@ def test_a_result_without_validation_scores_has_none(metrics):
 
 def test_without_validation_examples_nothing_is_chosen(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.2") as raised:
-        sweep(config(("data.val_fraction", 0.0)), values={"training.lr": [0.1]}, out=tmp_path / "sweep")
+        sweep(
+            config(("data.val_fraction", 0.0)),
+            values={"training.lr": [0.1]},
+            out=tmp_path / "sweep",
+        )
     assert raised.value.key == "data.val_fraction"
     assert not (tmp_path / "sweep").exists()
 
@@ -254,7 +288,9 @@ def stop_before_third_trial(sentence):
 @pytest.mark.parametrize(
     ("interruption", "trained"),
     [
-        pytest.param({"announce": stop_before_third_trial}, 4, id="between-trials", marks=pytest.mark.slow),
+        pytest.param(
+            {"announce": stop_before_third_trial}, 4, id="between-trials", marks=pytest.mark.slow
+        ),
         pytest.param({"progress": Stop(4)}, 5, id="within-a-trial"),
     ],
 )
@@ -277,7 +313,10 @@ def test_a_sweep_that_has_finished_trains_nothing_and_trials_can_be_added(copied
     assert count_rounds == []
     more = sweep(settings, **{**RANDOM, "trials": 3}, out=folder)
     assert len(count_rounds) == 2 * 2
-    values = [[trial["steps"][0]["by_seed"] for trial in each["methods"][0]["trials"]] for each in (first, more)]
+    values = [
+        [trial["steps"][0]["by_seed"] for trial in each["methods"][0]["trials"]]
+        for each in (first, more)
+    ]
     assert values[1][:2] == values[0] and len(values[1]) == 3
 
 
@@ -335,7 +374,10 @@ def test_the_best_go_on_and_continue_their_own_training(tmp_path, count_rounds):
     assert method["spread"]["rounds"] == 1 and method["spread"]["trials"] == 4
     assert "fedavg: trial 3 of 4, 1 of 4 rounds: training.lr=0.3" in said
     alone = run(
-        config(("federation.rounds", 4), ("training.lr", trials[method["best"]["trial"] - 1]["values"]["training.lr"])),
+        config(
+            ("federation.rounds", 4),
+            ("training.lr", trials[method["best"]["trial"] - 1]["values"]["training.lr"]),
+        ),
         out=tmp_path / "alone",
     )
     assert validation_accuracy(alone["metrics"]) == method["best"]["validation"]
@@ -346,7 +388,11 @@ def test_it_is_said_when_a_training_cannot_be_continued(tmp_path, count_rounds):
     partial = config(("federation.participation", "fixed(2)"), ("federation.rounds", 2))
     said = []
     result = sweep(
-        partial, values={"training.lr": [0.01, 0.1]}, halving=2, out=tmp_path / "sweep", announce=said.append
+        partial,
+        values={"training.lr": [0.01, 0.1]},
+        halving=2,
+        out=tmp_path / "sweep",
+        announce=said.append,
     )
     assert any("train again" in line and "federation.full_last_round" in line for line in said)
     assert len(count_rounds) == result["trained_rounds"] == 1 + 1 + 2
@@ -356,7 +402,9 @@ def test_halving_does_not_go_with_other_choices_of_rounds():
     watching = config(("evaluation.select", "best"), ("evaluation.personalized_every", 1))
     with pytest.raises(ConfigError, match=r"sweep\.halving .* evaluation\.select"):
         sweep(watching, values={"training.lr": [0.1]}, halving=2)
-    with pytest.raises(ConfigError, match=r"federation\.rounds cannot be varied with sweep\.halving"):
+    with pytest.raises(
+        ConfigError, match=r"federation\.rounds cannot be varied with sweep\.halving"
+    ):
         sweep(config(), values={"federation.rounds": [1, 2]}, halving=2)
 
 
@@ -379,7 +427,9 @@ def test_a_grid_has_every_combination_in_order():
         "training.lr=0.2, training.epochs=1",
         "training.lr=0.2, training.epochs=2",
     ]
-    assert [(trial.config.training.lr, trial.config.training.epochs) for trial in plan.trials][1] == (0.1, 2)
+    assert [(trial.config.training.lr, trial.config.training.epochs) for trial in plan.trials][
+        1
+    ] == (0.1, 2)
 
 
 def test_random_values_have_the_bounds_and_the_distribution_of_their_range():
@@ -389,12 +439,18 @@ def test_random_values_have_the_bounds_and_the_distribution_of_their_range():
         "training.epochs": "integers(2, 5)",
         "training.flip": [True, False],
     }
-    drawn = sweep_trials._points("fedavg", SweepOptions(values=values).space, SweepOptions(values=values, trials=400))
+    drawn = sweep_trials._points(
+        "fedavg", SweepOptions(values=values).space, SweepOptions(values=values, trials=400)
+    )
     columns = {key: np.array([point[key] for point in drawn]) for key in values}
     lr = np.log10(columns["training.lr"])
     momentum = columns["training.momentum"]
     assert -3 <= lr.min() < -2.9 and -0.1 < lr.max() <= 0 and abs(lr.mean() + 1.5) < 0.1
-    assert 0.2 <= momentum.min() < 0.21 and 0.59 < momentum.max() <= 0.6 and abs(momentum.mean() - 0.4) < 0.02
+    assert (
+        0.2 <= momentum.min() < 0.21
+        and 0.59 < momentum.max() <= 0.6
+        and abs(momentum.mean() - 0.4) < 0.02
+    )
     assert np.abs(np.bincount(columns["training.epochs"], minlength=6)[2:] - 100).max() < 40
     assert abs(np.corrcoef(lr, momentum)[0, 1]) < 0.15
     assert abs(columns["training.flip"].sum() - 200) < 40
@@ -423,7 +479,9 @@ def test_a_part_of_a_grid_is_drawn_without_repetition():
     assert len({str(trial) for trial in plan.trials}) == 8
 
 
-@pytest.mark.parametrize("values", [{"training.epochs": [1, 2]}, {"training.epochs": "integers(1, 2)"}])
+@pytest.mark.parametrize(
+    "values", [{"training.epochs": [1, 2]}, {"training.epochs": "integers(1, 2)"}]
+)
 def test_a_space_with_fewer_values_than_trials_is_tried_once(values):
     (plan,) = plans(values, trials=9)
     assert sorted(tried(plan, "training.epochs")) == [1, 2]
@@ -438,7 +496,11 @@ def test_methods_have_their_own_options_and_unequal_grids_are_said(tmp_path):
         "ditto.lr": [0.3],
     }
     tuned, ditto, head = plans(values, methods=("fedavg_ft", "ditto", "fedavg_ft(finetune=head)"))
-    assert (tuned.method, ditto.method, head.method) == ("fedavg_ft", "ditto", "fedavg_ft(finetune=head)")
+    assert (tuned.method, ditto.method, head.method) == (
+        "fedavg_ft",
+        "ditto",
+        "fedavg_ft(finetune=head)",
+    )
     assert (tuned.name, ditto.name, head.name) == ("fedavg_ft", "ditto", "fedavg_ft-2")
     assert set(tuned.trials[0].values) == {"training.lr", "algorithm.finetune_epochs"}
     assert ditto.trials[0].values == {"algorithm.penalty": 0.5, "algorithm.lr": 0.3}
@@ -450,7 +512,10 @@ def test_methods_have_their_own_options_and_unequal_grids_are_said(tmp_path):
 
 def test_methods_that_choose_on_validation_examples_themselves_are_named():
     values = {"training.lr": [0.1]}
-    assert "knn_per" in sweep_trials.optimistic_methods(plans(values, methods=("knn_per", "fedavg")))[0]
+    assert (
+        "knn_per"
+        in sweep_trials.optimistic_methods(plans(values, methods=("knn_per", "fedavg")))[0]
+    )
     for methods in (("knn_per",), ("ditto", "fedavg")):
         assert sweep_trials.optimistic_methods(plans(values, methods=methods)) == []
 
@@ -515,7 +580,13 @@ def test_a_method_with_nothing_to_vary_has_one_trial():
         ({"model.options.hidden.x": [1]}, "is not a section"),
         ({1: [0.1]}, "must be text"),
         ("training.lr", "must be a mapping"),
-        ({"training.lr": [k / 1000 for k in range(1, 201)], "training.epochs": list(range(1, 101))}, "20000 trials"),
+        (
+            {
+                "training.lr": [k / 1000 for k in range(1, 201)],
+                "training.epochs": list(range(1, 101)),
+            },
+            "20000 trials",
+        ),
     ],
     ids=str,
 )
@@ -533,7 +604,10 @@ def test_mistakes_are_errors_before_anything_is_written(values, words, tmp_path)
         ({"methods": ("ditto", "Ditto")}, "given twice"),
         ({"methods": ("dito",)}, "did you mean 'ditto'"),
         ({"methods": ("ditto(lr=0.1)",)}, "fixed: lr = 0.1"),
-        ({"methods": ("ditto(penalty=1)",), "values": {"ditto.penalty": [0.1]}}, "fixed: penalty = 1"),
+        (
+            {"methods": ("ditto(penalty=1)",), "values": {"ditto.penalty": [0.1]}},
+            "fixed: penalty = 1",
+        ),
         ({"halving": 1}, "at least 2"),
         ({"halving": -1}, "sweep.halving must be >= 0"),
         ({"trials": 10**9}, "sweep.trials must be"),
@@ -553,15 +627,21 @@ def test_options_that_no_method_would_use_are_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"\[algorithm\] holds options \(penalty\)"):
         sweep(ditto, methods=["fedavg"], values={"training.lr": [0.1]}, out=tmp_path / "sweep")
     (plan,) = make_plans(ditto, SweepOptions(values={"algorithm.penalty": [0.1]}))
-    assert plan.trials[0].config.algorithm.options == {"penalty": 0.1}, "those of the file are where a sweep begins"
+    assert plan.trials[0].config.algorithm.options == {"penalty": 0.1}, (
+        "those of the file are where a sweep begins"
+    )
     with pytest.raises(ConfigError, match="needs a configuration"):
         sweep("experiment.toml", values={})
 
 
 def test_the_section_of_a_file_is_read_and_written(tmp_path):
     path = tmp_path / "sweep.toml"
-    path.write_text('[sweep]\ntrials = 4\n[sweep.values]\ntraining.lr = [0.1]\n"training.epochs" = "integers(1, 9)"\n')
-    settings, options = load_sweep(path, [("sweep.trials", 5), ("sweep.values.training.lr", [0.2]), ("seed", 3)])
+    path.write_text(
+        '[sweep]\ntrials = 4\n[sweep.values]\ntraining.lr = [0.1]\n"training.epochs" = "integers(1, 9)"\n'
+    )
+    settings, options = load_sweep(
+        path, [("sweep.trials", 5), ("sweep.values.training.lr", [0.2]), ("seed", 3)]
+    )
     assert settings.seeds == (3,) and options.trials == 5
     assert options.values == {"training.lr": [0.2], "training.epochs": "integers(1, 9)"}
     path.write_text(sweep_to_toml(settings, options))
@@ -579,7 +659,9 @@ def test_the_section_of_a_file_is_read_and_written(tmp_path):
         assert words in raised.value.message
 
 
-@pytest.mark.parametrize(("name", "text"), [("comparison.json", "{"), ("sweep.toml", "["), ("sweep.toml", "")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("comparison.json", "{"), ("sweep.toml", "["), ("sweep.toml", "")]
+)
 def test_a_damaged_folder_is_an_error(name, text, copied):
     folder, _ = copied
     (folder / name).write_text(text)

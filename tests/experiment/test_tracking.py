@@ -104,16 +104,39 @@ def test_a_tracker_is_told_every_round_once_and_the_result(use, capsys):
     tracker = use(Recorder())
     result = run(config(), out="one", track=["TensorBoard"])
     assert sorted(tracker.rounds) == [1, 2, 3]
-    assert {"global/accuracy_mean", "global/accuracy_worst10", "global/accuracy_pooled"} <= tracker.rounds[1].keys()
-    assert {"global/loss", "global/ece", "training/loss", "seconds/train", "bytes/up"} <= tracker.rounds[1].keys()
-    assert "personalized/accuracy_mean" not in tracker.rounds[1] and "personalized/accuracy_mean" in tracker.rounds[2]
+    assert {
+        "global/accuracy_mean",
+        "global/accuracy_worst10",
+        "global/accuracy_pooled",
+    } <= tracker.rounds[1].keys()
+    assert {
+        "global/loss",
+        "global/ece",
+        "training/loss",
+        "seconds/train",
+        "bytes/up",
+    } <= tracker.rounds[1].keys()
+    assert (
+        "personalized/accuracy_mean" not in tracker.rounds[1]
+        and "personalized/accuracy_mean" in tracker.rounds[2]
+    )
     _, tracked, known_as, last = tracker.told[0]
-    assert (known_as, last, tracked.name, tracked.title) == ("", 0, "seed-1", "fedavg_ft, digits, seed 1")
-    assert tracked.options["training.epochs"] == 1 and tracked.options["algorithm.name"] == "fedavg_ft"
+    assert (known_as, last, tracked.name, tracked.title) == (
+        "",
+        0,
+        "seed-1",
+        "fedavg_ft, digits, seed 1",
+    )
+    assert (
+        tracked.options["training.epochs"] == 1 and tracked.options["algorithm.name"] == "fedavg_ft"
+    )
     kinds = [told[0] for told in tracker.told]
     assert kinds[-2:] == ["finish", "close"] and tracker.told[-1] == ("close", True)
     final = tracker.told[-2][1]
-    assert final["final/personalized/accuracy_mean"] == result["metrics"]["personalized"]["accuracy"]["mean"]
+    assert (
+        final["final/personalized/accuracy_mean"]
+        == result["metrics"]["personalized"]["accuracy"]["mean"]
+    )
     assert capsys.readouterr().out == "", "what a library prints is kept from stdout"
 
 
@@ -125,7 +148,9 @@ def untracked(tmp_path_factory):
     return finished_runs.content(folder)
 
 
-@pytest.mark.parametrize(("event", "error"), [*((event, RuntimeError) for event in EVENTS), ("write", SystemExit)])
+@pytest.mark.parametrize(
+    ("event", "error"), [*((event, RuntimeError) for event in EVENTS), ("write", SystemExit)]
+)
 def test_a_failing_tracker_never_stops_or_changes_a_run(use, untracked, event, error):
     use(Recorder(event, error))
     progress = Notes()
@@ -133,7 +158,9 @@ def test_a_failing_tracker_never_stops_or_changes_a_run(use, untracked, event, e
     assert finished_runs.content(Path("tracked")) == untracked
     switched_off = [text for text in progress.texts if "switched off" in text]
     assert len(switched_off) == 2, "each tracker has one note"
-    assert switched_off[0].startswith(f"Weights & Biases is switched off, and the run goes on: {error.__name__}: ")
+    assert switched_off[0].startswith(
+        f"Weights & Biases is switched off, and the run goes on: {error.__name__}: "
+    )
 
 
 def test_ctrl_c_in_a_tracker_interrupts_the_run(use):
@@ -193,7 +220,9 @@ def test_a_mark_that_cannot_be_read_starts_a_new_log(use, tmp_path):
         assert tracker.told[-2][2:] == ("", 0) and tracker.told[-1] == ("write", [1])
 
 
-def test_unknown_and_missing_trackers_are_named_before_anything_is_made(monkeypatch, capsys, tmp_path):
+def test_unknown_and_missing_trackers_are_named_before_anything_is_made(
+    monkeypatch, capsys, tmp_path
+):
     assert main(["run", "--track", "tensorbord", "--out", "one"]) == 3
     assert "did you mean 'tensorboard'?" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -207,7 +236,10 @@ def test_unknown_and_missing_trackers_are_named_before_anything_is_made(monkeypa
 
 
 def test_a_server_needs_no_database_library(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: ModuleSpec(name, None) if name == "mlflow" else None)
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: ModuleSpec(name, None) if name == "mlflow" else None,
+    )
     with pytest.raises(ConfigError, match="needs sqlalchemy, alembic"):
         trackers.check_trackers(["mlflow"])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
@@ -216,7 +248,20 @@ def test_a_server_needs_no_database_library(monkeypatch):
 
 def test_the_command_line_tracks_and_prints_one_object(use, capsys):
     tracker = use(Recorder())
-    command = ["run", "-a", "fedavg", "--clients", "3", "--rounds", "1", "--seeds", "4,2", "--out", "one", "--json"]
+    command = [
+        "run",
+        "-a",
+        "fedavg",
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--seeds",
+        "4,2",
+        "--out",
+        "one",
+        "--json",
+    ]
     assert main([*command, "--track", "wandb", "--track", "mlflow"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["run"] == "one" and told.out.count("\n") == 1
@@ -245,7 +290,12 @@ def test_several_receive_every_event_and_all_of_them_the_end():
 
 
 def test_numbers_that_are_not_finite_are_left_out():
-    evaluation = {"point": "global", "test_set": "clients", "group": "new", "metrics": {"loss": {"mean": None}}}
+    evaluation = {
+        "point": "global",
+        "test_set": "clients",
+        "group": "new",
+        "metrics": {"loss": {"mean": None}},
+    }
     evaluation["metrics"]["accuracy"] = {"mean": 0.5, "worst10": float("nan")}
     record = {"evaluations": [evaluation], "seconds": {"train": float("inf")}, "bytes": {"up": 3}}
     assert values_of(record) == {"new_clients/global/accuracy_mean": 0.5, "bytes/up": 3.0}
@@ -254,10 +304,13 @@ def test_numbers_that_are_not_finite_are_left_out():
 
 
 def tracked_twice(name, tmp_path):
-    """Track three rounds with a tracker of the package, as two processes would that were interrupted after round 2."""
+    """Track three rounds with a tracker of the package, as two processes would that were
+    interrupted after round 2."""
     folder = tmp_path / name
     folder.mkdir()
-    tracked = TrackedRun("seed-0", "fedavg, digits, seed 0", folder, {"seed": 0, "training": {"lr": 0.1}})
+    tracked = TrackedRun(
+        "seed-0", "fedavg, digits, seed 0", folder, {"seed": 0, "training": {"lr": 0.1}}
+    )
     tracker = trackers.make_tracker(name)
     log = tracker.start(tracked, "", 0)
     tracker.write([(1, {"global/loss": 3.0}), (2, {"global/loss": 2.0})])
@@ -272,7 +325,8 @@ def tracked_twice(name, tmp_path):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Return a function that puts modules in the place of a library, and imports the tracker anew."""
+    """Return a function that puts modules in the place of a library, and imports the tracker
+    anew."""
 
     def put(tracker, **modules):
         for name, content in modules.items():
@@ -323,15 +377,25 @@ def test_mlflow_goes_on_with_the_same_run(stand_in, tmp_path):
         def __getattr__(self, name):
             return lambda *values, **named: calls.append((name, *values, named))
 
-    named = {"Metric": lambda key, value, when, step: (key, value, step), "Param": lambda key, value: (key, value)}
+    named = {
+        "Metric": lambda key, value, when, step: (key, value, step),
+        "Param": lambda key, value: (key, value),
+    }
     stand_in("mlflow", mlflow={}, mlflow__entities=named, mlflow__tracking={"MlflowClient": Client})
     _, log = tracked_twice("mlflow", tmp_path)
     assert log == ("abc", 2)
     assert calls[0] == ("open", f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}")
-    metrics = [metric for call in calls if call[0] == "log_batch" for metric in call[2].get("metrics", [])]
-    assert metrics == [("global/loss", 4.0 - step, step) for step in (1, 2, 3)] + [("final/global/loss", 1.0, 0)]
+    metrics = [
+        metric for call in calls if call[0] == "log_batch" for metric in call[2].get("metrics", [])
+    ]
+    assert metrics == [("global/loss", 4.0 - step, step) for step in (1, 2, 3)] + [
+        ("final/global/loss", 1.0, 0)
+    ]
     assert ("log_batch", "abc", {"params": [("seed", "0"), ("training.lr", "0.1")]}) in calls
-    assert [call[1:3] for call in calls if call[0] == "set_terminated"] == [("abc", "KILLED"), ("abc", "FINISHED")]
+    assert [call[1:3] for call in calls if call[0] == "set_terminated"] == [
+        ("abc", "KILLED"),
+        ("abc", "FINISHED"),
+    ]
 
 
 def test_wandb_is_offline_and_writes_an_unfinished_run_again(stand_in, tmp_path, monkeypatch):
@@ -343,7 +407,9 @@ def test_wandb_is_offline_and_writes_an_unfinished_run_again(stand_in, tmp_path,
             self.steps = []
             self.summary = {}
             opened.append(self)
-            (tmp_path / "wandb" / "wandb" / f"offline-run-{len(opened)}-{options['id']}").mkdir(parents=True)
+            (tmp_path / "wandb" / "wandb" / f"offline-run-{len(opened)}-{options['id']}").mkdir(
+                parents=True
+            )
 
         def log(self, values, step, commit):
             self.steps.append((step, values["global/loss"]))
@@ -354,9 +420,14 @@ def test_wandb_is_offline_and_writes_an_unfinished_run_again(stand_in, tmp_path,
     stand_in("wandb", wandb={"init": Run, "Settings": dict})
     folder, log = tracked_twice("wandb", tmp_path)
     first, second = opened
-    assert first.options["mode"] == "offline" and first.options["id"] == second.options["id"] == log.known_as
+    assert (
+        first.options["mode"] == "offline"
+        and first.options["id"] == second.options["id"] == log.known_as
+    )
     assert (first.exit_code, second.exit_code) == (1, 0)
-    assert second.steps == [(1, 3.0), (2, 2.0), (3, 1.0)] and second.summary == {"final/global/loss": 1.0}
+    assert second.steps == [(1, 3.0), (2, 2.0), (3, 1.0)] and second.summary == {
+        "final/global/loss": 1.0
+    }
     assert [path.name for path in (folder / "wandb").iterdir()] == [f"offline-run-2-{log.known_as}"]
     monkeypatch.setenv("WANDB_MODE", "online")
     trackers.make_tracker("wandb").start(TrackedRun("seed-1", "", folder, {}), "", 0)

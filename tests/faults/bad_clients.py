@@ -36,7 +36,8 @@ class Fault(NamedTuple):
     """A kind of misbehavior."""
 
     outcome: Literal["absent", "failed", "quarantine", "harmless"]
-    """``failed`` and ``quarantine``: the run is that without the client; ``harmless``: that of a sound client."""
+    """``failed`` and ``quarantine``: the run is that without the client; ``harmless``: that of a
+    sound client."""
     act: object
     """``act(round)`` returns the client's update in place of ``round.update``."""
     not_in: tuple[str, ...] = ()
@@ -320,14 +321,18 @@ LEAVES = {
     "a NumPy array": lambda leaf: leaf.numpy(),
 }
 for _name, _make in LEAVES.items():
-    fault("failed" if _name in ("a list", "a NumPy array") else "quarantine", f"uploads {_name}")(with_leaf(_make))
+    fault("failed" if _name in ("a list", "a NumPy array") else "quarantine", f"uploads {_name}")(
+        with_leaf(_make)
+    )
 
 STRANGE_LEAVES = {
     "complex numbers": lambda leaf: leaf.to(torch.complex64),
     "a sparse tensor": torch.Tensor.to_sparse,
     "a tensor without values": lambda leaf: leaf.to("meta"),
     "a quantized tensor": lambda leaf: torch.quantize_per_tensor(leaf, 0.1, 0, torch.qint8),
-    "a nested tensor": lambda leaf: torch.nested.nested_tensor([leaf.flatten()[:2], leaf.flatten()[:1]]),
+    "a nested tensor": lambda leaf: torch.nested.nested_tensor(
+        [leaf.flatten()[:2], leaf.flatten()[:1]]
+    ),
     "a tensor of another class": lambda leaf: leaf.as_subclass(Subclass),
     "a tensor of a past gradient": escaped,
     "a tensor of 4 TB": lambda leaf: torch.ones(1).expand(10**12),
@@ -361,7 +366,9 @@ fault("quarantine", "no upload")(returning(lambda update: update._replace(upload
 fault("failed", "an upload that is a list")(returning(lambda update: update._replace(upload=[1])))
 fault("quarantine", "an empty upload")(returning(lambda update: update._replace(upload={})))
 fault("quarantine", "another field")(
-    returning(lambda update: update._replace(upload={**update.upload, "extra": update.upload["body"]}))
+    returning(
+        lambda update: update._replace(upload={**update.upload, "extra": update.upload["body"]})
+    )
 )
 fault("quarantine", "another reduction")(
     returning(lambda update: update._replace(upload={"body": Each(update.upload["body"].value)}))
@@ -372,14 +379,26 @@ fault("quarantine", "what stands for a reduced upload")(
 fault("quarantine", "a field without a reduction")(
     returning(lambda update: update._replace(upload={"body": update.upload["body"].value}))
 )
-fault("failed", "an upload that cannot be read")(returning(lambda update: update._replace(upload=RaisesWhenRead())))
-fault("failed", "an upload that lies")(returning(lambda update: update._replace(upload=Lies(body=1))))
+fault("failed", "an upload that cannot be read")(
+    returning(lambda update: update._replace(upload=RaisesWhenRead()))
+)
+fault("failed", "an upload that lies")(
+    returning(lambda update: update._replace(upload=Lies(body=1)))
+)
 fault("failed", "an upload 5,000 levels deep")(returning(lambda update: with_body(update, deep())))
-fault("quarantine", "an upload 20 levels deep")(returning(lambda update: with_body(update, deep(20))))
+fault("quarantine", "an upload 20 levels deep")(
+    returning(lambda update: with_body(update, deep(20)))
+)
 fault("failed", "an endless upload")(returning(lambda update: with_body(update, endless())))
-fault("failed", "names that are no texts")(returning(lambda update: with_body(update, {(1, 2): torch.ones(1)})))
-fault("failed", "a name of 10 MB")(returning(lambda update: with_body(update, {"x" * 10**7: torch.ones(1)})))
-fault("failed", "a name that cannot be written")(returning(lambda update: with_body(update, {"\udcff": torch.ones(1)})))
+fault("failed", "names that are no texts")(
+    returning(lambda update: with_body(update, {(1, 2): torch.ones(1)}))
+)
+fault("failed", "a name of 10 MB")(
+    returning(lambda update: with_body(update, {"x" * 10**7: torch.ones(1)}))
+)
+fault("failed", "a name that cannot be written")(
+    returning(lambda update: with_body(update, {"\udcff": torch.ones(1)}))
+)
 fault("quarantine", "names that collide")(
     returning(lambda update: with_body(update, {"a/b": torch.ones(1), "a": {"b": torch.ones(1)}}))
 )
@@ -407,10 +426,14 @@ for _name, _metrics in METRICS.items():
     fault("quarantine", f"a metric that is {_name}")(with_metrics(_metrics))
 fault("failed", "a complex metric")(with_metrics({"loss": torch.tensor(1j)}))
 fault("failed", "no metrics")(with_metrics(None))
-fault("quarantine", "10,000 metrics")(with_metrics(lambda: {str(n): torch.ones(()) for n in range(10_000)}))
+fault("quarantine", "10,000 metrics")(
+    with_metrics(lambda: {str(n): torch.ones(()) for n in range(10_000)})
+)
 fault("harmless", "uploads with a graph")(
     returning(
-        lambda update: with_body(update, tree.map(lambda leaf: leaf.requires_grad_() * 1, update.upload["body"].value))
+        lambda update: with_body(
+            update, tree.map(lambda leaf: leaf.requires_grad_() * 1, update.upload["body"].value)
+        )
     )
 )
 
@@ -442,21 +465,35 @@ def doing(action):
     return act
 
 
-fault("harmless", "writes to the broadcast")(doing(lambda round: first(round.download.shared).fill_(1e6)))
+fault("harmless", "writes to the broadcast")(
+    doing(lambda round: first(round.download.shared).fill_(1e6))
+)
 fault("harmless", "writes to the memory of the broadcast")(
     doing(lambda round: first(round.download.shared).numpy().fill(1e6))
 )
-fault("harmless", "removes from the broadcast")(doing(lambda round: round.download.shared.body.clear()))
+fault("harmless", "removes from the broadcast")(
+    doing(lambda round: round.download.shared.body.clear())
+)
 fault("harmless", "writes to its state")(doing(lambda round: first(round.state).fill_(1e6)))
-fault("harmless", "writes to its counts")(doing(lambda round: [leaf.zero_() for leaf in round.data.info]))
+fault("harmless", "writes to its counts")(
+    doing(lambda round: [leaf.zero_() for leaf in round.data.info])
+)
 fault("harmless", "writes to its positions")(doing(lambda round: round.data.train.rows.zero_()))
-fault("harmless", "writes to its weights of examples")(doing(lambda round: round.data.train.weight.zero_()))
-fault("harmless", "writes to its key")(doing(lambda round: [leaf.fill_(7) for leaf in round.key[:4]]))
+fault("harmless", "writes to its weights of examples")(
+    doing(lambda round: round.data.train.weight.zero_())
+)
+fault("harmless", "writes to its key")(
+    doing(lambda round: [leaf.fill_(7) for leaf in round.key[:4]])
+)
 fault("harmless", "resizes the scale")(doing(lambda round: round.data.train.scale.resize_(3, 5)))
 fault("failed", "writes to its examples")(doing(lambda round: round.data.train.x.mul_(100)))
 fault("failed", "writes to its labels")(doing(lambda round: round.data.train.y.zero_()))
-fault("failed", "writes to its examples unseen")(doing(lambda round: round.data.train.x.data.mul_(100)))
-fault("failed", "writes to the memory of its examples")(doing(lambda round: round.data.train.x.numpy().fill(100)))
+fault("failed", "writes to its examples unseen")(
+    doing(lambda round: round.data.train.x.data.mul_(100))
+)
+fault("failed", "writes to the memory of its examples")(
+    doing(lambda round: round.data.train.x.numpy().fill(100))
+)
 fault("failed", "resizes its examples")(doing(lambda round: round.data.train.x.resize_(0)))
 
 
@@ -464,7 +501,11 @@ fault("failed", "resizes its examples")(doing(lambda round: round.data.train.x.r
 def change_later(round):
     """Leave a thread that writes to the upload and the state once they are at the server."""
     update = copied(round.update)
-    targets = [first(update.upload["body"].value), first(update.state), first(round.download.shared)]
+    targets = [
+        first(update.upload["body"].value),
+        first(update.state),
+        first(round.download.shared),
+    ]
 
     def spoil():
         time.sleep(0.01)
@@ -490,17 +531,31 @@ def enter(context):
 fault("harmless", "takes four threads")(doing(lambda round: torch.set_num_threads(4)))
 fault("harmless", "turns gradients off")(doing(lambda round: torch.set_grad_enabled(False)))
 fault("harmless", "stays in inference mode")(doing(lambda round: enter(torch.inference_mode())))
-fault("harmless", "stays in autocast")(doing(lambda round: enter(torch.autocast("cpu", torch.bfloat16))))
-fault("harmless", "flushes small numbers to zero")(doing(lambda round: torch.set_flush_denormal(True)))
-fault("harmless", "makes float64 the default")(doing(lambda round: torch.set_default_dtype(torch.float64)))
-fault("harmless", "asks for deterministic algorithms")(doing(lambda round: torch.use_deterministic_algorithms(True)))
-fault("harmless", "lowers the precision")(doing(lambda round: torch.set_float32_matmul_precision("medium")))
-fault("harmless", "turns oneDNN off")(doing(lambda round: setattr(torch.backends.mkldnn, "enabled", False)))
+fault("harmless", "stays in autocast")(
+    doing(lambda round: enter(torch.autocast("cpu", torch.bfloat16)))
+)
+fault("harmless", "flushes small numbers to zero")(
+    doing(lambda round: torch.set_flush_denormal(True))
+)
+fault("harmless", "makes float64 the default")(
+    doing(lambda round: torch.set_default_dtype(torch.float64))
+)
+fault("harmless", "asks for deterministic algorithms")(
+    doing(lambda round: torch.use_deterministic_algorithms(True))
+)
+fault("harmless", "lowers the precision")(
+    doing(lambda round: torch.set_float32_matmul_precision("medium"))
+)
+fault("harmless", "turns oneDNN off")(
+    doing(lambda round: setattr(torch.backends.mkldnn, "enabled", False))
+)
 fault("harmless", "detects anomalies")(doing(lambda round: torch.autograd.set_detect_anomaly(True)))
 fault("harmless", "seeds PyTorch")(doing(lambda round: torch.manual_seed(0)))
 fault("harmless", "seeds NumPy")(doing(lambda round: np.random.seed(0)))
 fault("harmless", "seeds Python")(doing(lambda round: random.seed(0)))
-fault("harmless", "replaces NumPy's generator")(doing(lambda round: np.random.set_bit_generator(np.random.PCG64(0))))
+fault("harmless", "replaces NumPy's generator")(
+    doing(lambda round: np.random.set_bit_generator(np.random.PCG64(0)))
+)
 fault("harmless", "changes the folder")(doing(lambda round: os.chdir("/")))
 fault("harmless", "changes the environment")(
     doing(lambda round: os.environ.update(PYTHONHASHSEED="7", OMP_NUM_THREADS="9"))

@@ -1,7 +1,8 @@
 """Makes single file operations of this process fail, or ends the process there.
 
-Every operation below a folder is counted: opening for writing, each write, fsync, replace, rename, mkdir, unlink,
-rmdir, truncate and sendfile. :func:`watch` calls a function before each of them, and after it.
+Every operation below a folder is counted: opening for writing, each write, fsync, replace, rename,
+mkdir, unlink, rmdir, truncate and sendfile. :func:`watch` calls a function before each of them, and
+after it.
 """
 
 import builtins
@@ -13,8 +14,8 @@ from pathlib import Path
 
 CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "sendfile")
 FAULTS = ("ENOSPC", "EIO", "broken", "kill", "SIGINT", "SIGTERM")
-"""``ENOSPC`` and ``EIO``: this operation fails; ``broken``: all fail from this one on; else the process gets a signal
-before the operation, or after it."""
+"""``ENOSPC`` and ``EIO``: this operation fails; ``broken``: all fail from this one on; else the
+process gets a signal before the operation, or after it."""
 
 
 class Injected(OSError):
@@ -22,7 +23,8 @@ class Injected(OSError):
 
 
 class Watch:
-    """Counts operations below a folder, and calls ``before`` and ``after`` with the number and the name of each."""
+    """Counts operations below a folder, and calls ``before`` and ``after`` with the number and the
+    name of each."""
 
     def __init__(self, folder, before, after):
         self.folder = str(folder)
@@ -82,7 +84,9 @@ def watch(folder, before=lambda number, name: None, after=lambda number, name: N
         writes = any(letter in mode for letter in "wax+")
         if not writes or not isinstance(file, str | os.PathLike) or not watched.concerns(file):
             return plain_open(file, mode, buffering, encoding, errors, newline, **named)
-        raw = watched.around("open", lambda: WatchedFile(os.fspath(file), mode.replace("b", "").replace("t", "")))
+        raw = watched.around(
+            "open", lambda: WatchedFile(os.fspath(file), mode.replace("b", "").replace("t", ""))
+        )
         if buffering == 0:
             return raw
         binary = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -104,7 +108,8 @@ def wrapped(watched, name, original):
 
 
 def inject(folder, place, fault):
-    """Make one operation fail: the one of number ``place // 2``, and signals come before it or, if odd, after it."""
+    """Make one operation fail: the one of number ``place // 2``, and signals come before it or, if
+    odd, after it."""
 
     def error(kind):
         return Injected(getattr(errno, kind), os.strerror(getattr(errno, kind)))
@@ -135,13 +140,18 @@ BLOCK = 4096
 def fill(folder, budget):
     """Give a folder a disk of so many bytes, in blocks: what does not fit is not written.
 
-    A single write that is longer than what is left goes over the end; the disk is then as large as its content.
+    A single write that is longer than what is left goes over the end; the disk is then as large as
+    its content.
     """
     folder = Path(folder)
     size = budget
 
     def used():
-        lengths = [path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"]
+        lengths = [
+            path.stat().st_size
+            for path in folder.rglob("*")
+            if path.is_file() and path.suffix != ".log"
+        ]
         return sum(-(-length // BLOCK) * BLOCK for length in lengths)
 
     def before(number, name):

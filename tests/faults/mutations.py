@@ -1,4 +1,5 @@
-"""Files that are not what was written: mutated bytes, mutated values, and things that are not files with content."""
+"""Files that are not what was written: mutated bytes, mutated values, and things that are not files
+with content."""
 
 import copy
 import json
@@ -81,13 +82,20 @@ def mutate_bytes(chance, raw):
 def places(value, path=()):
     """Yield the path of every value within a value."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in items:
         yield from places(child, (*path, key))
 
 
 def mutate_value(chance, value):
-    """Return a value of JSON or TOML in which one value is another, or gone, or has another name."""
+    """Return a value of JSON or TOML in which one value is another, or gone, or has another
+    name."""
     path = chance.choice(list(places(value)))
     new = chance.choice([*VALUES, nested(60), nested(300)])
     if not path:
@@ -118,7 +126,8 @@ def mutate_json(chance, raw):
 
 
 def mutate_header(chance, raw):
-    """Return a safetensors file with a mutated header, or with a mutated structure of the tree within it."""
+    """Return a safetensors file with a mutated header, or with a mutated structure of the tree
+    within it."""
     (length,) = struct.unpack_from("<Q", raw)
     header = json.loads(raw[8 : 8 + length])
     metadata = header.get("__metadata__", {})
@@ -128,7 +137,9 @@ def mutate_header(chance, raw):
         name = chance.choice([name for name in header if name != "__metadata__"])
         kinds = ["BF16", "F8_E4M3", "F8_E5M2", "C64", "BOOL", "F64", "U64", "F4", "X"]
         header[name]["dtype"] = chance.choice(kinds)
-        header[name]["shape"] = chance.choice([header[name]["shape"], [], [0, 2**62], [2**40], [1] * 80])
+        header[name]["shape"] = chance.choice(
+            [header[name]["shape"], [], [0, 2**62], [2**40], [1] * 80]
+        )
     else:
         header = mutate_value(chance, header)
     text = json.dumps(header).encode()

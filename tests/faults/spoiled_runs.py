@@ -71,8 +71,8 @@ class Bench:
     def import_everything(self, out, algorithm):
         """Import in this process what a run imports, as a run in a fork tells.
 
-        This process itself computes nothing: libraries of linear algebra may crash in the threads of a fork if the
-        process before it had used them already (about once in 300 runs).
+        This process itself computes nothing: libraries of linear algebra may crash in the threads
+        of a fork if the process before it had used them already (about once in 300 runs).
         """
         import tomli_w
 
@@ -87,11 +87,14 @@ class Bench:
 
         assert wait(in_fork(run_and_tell)) == 0
         for name in json.loads(names.read_text()):
-            with contextlib.suppress(ImportError):  # names that are made while another module is imported
+            with contextlib.suppress(
+                ImportError
+            ):  # names that are made while another module is imported
                 importlib.import_module(name)
 
     def start(self, out=None, prepare=None):
-        """Start the run, or let it go on; return its exit code, or minus the signal that ended it."""
+        """Start the run, or let it go on; return its exit code, or minus the signal that ended
+        it."""
         return wait(in_fork(lambda: self.command_line(out, prepare)))
 
     def command_line(self, out=None, prepare=None, config=None):
@@ -114,7 +117,9 @@ class Bench:
         if self.run.exists():
             try:
                 before = read_run(self.run)
-                recorded = (self.run / "rounds.jsonl").read_bytes().count(b"\n") if before.rounds else 0
+                recorded = (
+                    (self.run / "rounds.jsonl").read_bytes().count(b"\n") if before.rounds else 0
+                )
                 if before.status["state"] not in states or before.status["rounds_done"] != recorded:
                     self.problems.append(f"{case}: exit codes {codes}, status {before.status}")
             except FedtailorError as error:
@@ -134,7 +139,9 @@ class Bench:
         counted = self.folder.parent / "count"
 
         def prepare():
-            file_operations.watch(self.folder, after=lambda number, name: counted.write_bytes(b"%d" % number))
+            file_operations.watch(
+                self.folder, after=lambda number, name: counted.write_bytes(b"%d" % number)
+            )
 
         if not counted.exists():
             self.start(prepare=prepare)
@@ -146,11 +153,19 @@ class Bench:
 
     def compare(self, case):
         found = finished_runs.content(self.run)
-        self.problems += [f"{case}: {name} differs" for name in self.expected if found[name] != self.expected[name]]
+        self.problems += [
+            f"{case}: {name} differs"
+            for name in self.expected
+            if found[name] != self.expected[name]
+        ]
 
     def check_loss(self, case, done, lost):
         """Check that at most so many rounds ran twice."""
-        resumed = [event.get("round", 0) for event in self.events() if "resumed after" in event.get("text", "")]
+        resumed = [
+            event.get("round", 0)
+            for event in self.events()
+            if "resumed after" in event.get("text", "")
+        ]
         if done - max(resumed, default=0) > lost:
             self.problems.append(f"{case}: went on after {resumed} of {done} rounds")
 
@@ -161,7 +176,11 @@ class Bench:
     def leftovers(self):
         """Return what is in the folder besides the finished run."""
         files = [path.relative_to(self.folder) for path in self.folder.rglob("*")]
-        left = [path for path in files if path.name.startswith(".") or "tmp" in path.name or path.name == "state"]
+        left = [
+            path
+            for path in files
+            if path.name.startswith(".") or "tmp" in path.name or path.name == "state"
+        ]
         return [str(path) for path in (*left, *self.temporary.glob("*fedtailor*"))]
 
     def clear(self, case):
@@ -173,7 +192,8 @@ class Bench:
 
 
 def in_fork(action):
-    """Start an action in a fork of this process; its exit code is what it returns. Return the number of the fork."""
+    """Start an action in a fork of this process; its exit code is what it returns. Return the
+    number of the fork."""
     pid = os.fork()
     if pid:
         return pid
@@ -194,13 +214,19 @@ def at_operations(bench, fault, part=0, parts=1, moments=None):
     total = bench.count_operations()
     signals = fault in ("kill", "SIGINT", "SIGTERM")
     places = [number for number in range(2 * total) if signals or number % 2 == 0]
-    places = places[part::parts] if moments is None else [places[int(moment * len(places))] for moment in moments]
+    places = (
+        places[part::parts]
+        if moments is None
+        else [places[int(moment * len(places))] for moment in moments]
+    )
     codes = {"kill": [-signal.SIGKILL], "SIGINT": [6], "SIGTERM": [6]}.get(fault, [0, 5])
     ended = {}
     rounds = []
     for place in places:
         case = f"{fault} at {place / 2} of {total}"
-        code = bench.start(prepare=lambda place=place: file_operations.inject(bench.folder, place, fault))
+        code = bench.start(
+            prepare=lambda place=place: file_operations.inject(bench.folder, place, fault)
+        )
         ended[code] = ended.get(code, 0) + 1
         if code not in codes:
             bench.problems.append(f"{case}: exit code {code}: {bench.last_words()}")
@@ -216,7 +242,9 @@ def at_operations(bench, fault, part=0, parts=1, moments=None):
 def on_full_disks(bench, budgets):
     """Run on disks of fractions of the space that the run needs."""
     bench.start()
-    need = sum(-(-path.stat().st_size // 4096) * 4096 for path in bench.run.rglob("*") if path.is_file())
+    need = sum(
+        -(-path.stat().st_size // 4096) * 4096 for path in bench.run.rglob("*") if path.is_file()
+    )
     bench.clear("measuring")
     ended = {}
     for fraction in budgets:
@@ -227,7 +255,11 @@ def on_full_disks(bench, budgets):
         if code not in (0, 5):
             bench.problems.append(f"{case}: exit code {code}: {bench.last_words()}")
         status = bench.run / "status.json"
-        if code == 5 and bench.run.exists() and not (status.exists() and "No space left" in status.read_text()):
+        if (
+            code == 5
+            and bench.run.exists()
+            and not (status.exists() and "No space left" in status.read_text())
+        ):
             bench.problems.append(f"{case}: the status does not say so")
         bench.check(case, [code], ["finished"] if code == 0 else ["failed"])
     return {"cases": len(budgets), "ended": ended}
@@ -248,7 +280,9 @@ def at_moments(bench, count, seed):
         time.sleep(moment)
         os.kill(pid, signal.SIGKILL)
         killed += wait(pid) == -signal.SIGKILL
-        rounds.append(bench.check(f"{bench.engine}, kill {number} after {moment:.3f} s", [-9], STATES))
+        rounds.append(
+            bench.check(f"{bench.engine}, kill {number} after {moment:.3f} s", [-9], STATES)
+        )
     return {"cases": count, "killed": killed, "rounds": rounds, "seconds": length}
 
 
@@ -267,7 +301,11 @@ def damaged(bench, count, seed):
     if bench.start(prepare=stop_before_the_end) != -signal.SIGKILL:
         bench.problems.append("the run was not killed after its last round")
     shutil.copytree(bench.run, original)
-    names = [path.name for path in sorted((original / "checkpoints").iterdir()) if is_needed(original, path.name)]
+    names = [
+        path.name
+        for path in sorted((original / "checkpoints").iterdir())
+        if is_needed(original, path.name)
+    ]
     outcomes = {}
     for number in range(count):
         shutil.rmtree(bench.run)
@@ -311,7 +349,9 @@ def is_needed(original, name):
     manifest = max((original / "checkpoints").glob("*.json"))
     stem = name.partition(".")[0]
     stores = json.loads(manifest.read_text())["stores"]
-    used = [f"{store}-{int(number):06d}.trees" for store, files in stores.items() for number in files]
+    used = [
+        f"{store}-{int(number):06d}.trees" for store, files in stores.items() for number in files
+    ]
     return stem == manifest.stem or name in used
 
 
@@ -340,7 +380,9 @@ def races(bench, count, racers=3):
             os.read(gate, 1)
 
         pids = [
-            in_fork(lambda config=config: bench.command_line(prepare=wait_for_the_others, config=config))
+            in_fork(
+                lambda config=config: bench.command_line(prepare=wait_for_the_others, config=config)
+            )
             for config in given
         ]
         os.close(gate)

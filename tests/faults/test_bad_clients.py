@@ -1,4 +1,5 @@
-"""One bad client ends no run, and changes no other client's result, whatever it does, on every engine."""
+"""One bad client ends no run, and changes no other client's result, whatever it does, on every
+engine."""
 
 import gc
 import os
@@ -27,10 +28,14 @@ from fedtailor.testing.runs import assert_close, assert_same_bits, run
 pytestmark = [
     # programs that misbehave for one client branch on data, so they cannot be stacked
     pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:engine .workers. runs the clients of this round again:RuntimeWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:engine .workers. runs the clients of this round again:RuntimeWarning"
+    ),
     pytest.mark.filterwarnings("ignore:.*prototype:UserWarning"),  # nested tensors
     pytest.mark.filterwarnings("ignore:.*quantiz.*"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # files that are not closed
+    pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),  # files that are not closed
 ]
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
@@ -70,7 +75,13 @@ def expected(federation):
     others = [client for client in range(len(SIZES)) if client != FAULTY]
     return {
         "sound": run(sound, Reference(), federation, rounds=ROUNDS),
-        "absent": run(sound, Reference(), federation, rounds=ROUNDS, participation=Planned(cohorts={ROUND: others})),
+        "absent": run(
+            sound,
+            Reference(),
+            federation,
+            rounds=ROUNDS,
+            participation=Planned(cohorts={ROUND: others}),
+        ),
     }
 
 
@@ -97,7 +108,11 @@ def cases():
             if engine in fault.not_in:
                 continue
             slow = engine != "reference" and kind not in SAMPLE
-            found.append(pytest.param(kind, engine, id=f"{kind}-{engine}", marks=[pytest.mark.slow] if slow else []))
+            found.append(
+                pytest.param(
+                    kind, engine, id=f"{kind}-{engine}", marks=[pytest.mark.slow] if slow else []
+                )
+            )
     return found
 
 
@@ -128,7 +143,8 @@ def test_one_bad_client_changes_nothing_for_the_others(kind, engine, engines, fe
 
 
 def assert_similar(first, second):
-    """Check that trees of float32 agree but for rounding: stacked clients are added up in another order."""
+    """Check that trees of float32 agree but for rounding: stacked clients are added up in another
+    order."""
     assert_close(tree.paths(first), tree.paths(second), tolerance=1e-5)
 
 
@@ -150,7 +166,11 @@ def surroundings():
         "numpy": repr(np.random.get_state()),
         "python": random.getstate(),
         "folder": os.getcwd(),
-        "environment": {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR")},
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("TORCHINDUCTOR")
+        },
         "recursion": sys.getrecursionlimit(),
         "warnings": list(warnings.filters),
         "streams": (sys.stdout, sys.stderr),
@@ -175,7 +195,9 @@ def test_an_interruption_by_a_client_ends_the_run_where_it_cannot_be_told_from_t
 
 
 @pytest.mark.parametrize("engine", ["reference", "batched"])
-def test_an_interruption_by_a_client_is_a_failure_of_it_where_the_user_cannot_send_one(engine, engines, federation):
+def test_an_interruption_by_a_client_is_a_failure_of_it_where_the_user_cannot_send_one(
+    engine, engines, federation
+):
     """As in a background job of a shell, which starts with the signal ignored."""
     bad = BadClient(training=TRAINING, kind="raises an interruption")
     with interrupts(signal.SIG_IGN):
@@ -240,22 +262,38 @@ class BadElsewhere(FedRep):
 @pytest.mark.parametrize("engine", ["reference", pytest.param("processes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["init_client", "init_per_client"])
 def test_a_client_that_cannot_begin_never_takes_part(method, engine, engines, federation):
-    found = run(BadElsewhere(training=TRAINING, method=method), engines[engine], federation, rounds=ROUNDS)
+    found = run(
+        BadElsewhere(training=TRAINING, method=method), engines[engine], federation, rounds=ROUNDS
+    )
     others = [client for client in range(len(SIZES)) if client != FAULTY]
     plan = Planned(cohorts=dict.fromkeys((1, 2), others))
-    wanted = run(FedRep(training=TRAINING, head_epochs=1), Reference(), federation, rounds=ROUNDS, participation=plan)
+    wanted = run(
+        FedRep(training=TRAINING, head_epochs=1),
+        Reference(),
+        federation,
+        rounds=ROUNDS,
+        participation=plan,
+    )
     for report in found.reports:
-        assert [(event["kind"], event["client"]) for event in report.events] == [("failed", FAULTY)] * 2
+        assert [(event["kind"], event["client"]) for event in report.events] == [
+            ("failed", FAULTY)
+        ] * 2
         assert report.trained == others
     for client in others:
         assert_same_bits(found.reports[-1].personal[client], wanted.reports[-1].personal[client])
 
 
 @pytest.mark.parametrize("method", ["personalize", "nothing", "a list", "sparse"])
-def test_a_client_without_a_model_is_left_out_of_the_evaluation(method, engines, federation, expected):
-    found = run(BadElsewhere(training=TRAINING, method=method), Reference(), federation, rounds=ROUNDS)
+def test_a_client_without_a_model_is_left_out_of_the_evaluation(
+    method, engines, federation, expected
+):
+    found = run(
+        BadElsewhere(training=TRAINING, method=method), Reference(), federation, rounds=ROUNDS
+    )
     report = found.reports[-1]
-    assert sorted(report.personal) == [client for client in range(len(SIZES) + 1) if client != FAULTY]
+    assert sorted(report.personal) == [
+        client for client in range(len(SIZES) + 1) if client != FAULTY
+    ]
     assert [(event["kind"], event["client"]) for event in report.events] == [("failed", FAULTY)]
     for client, personal in report.personal.items():
         assert_same_bits(personal, expected["sound"].reports[-1].personal[client])
@@ -263,7 +301,12 @@ def test_a_client_without_a_model_is_left_out_of_the_evaluation(method, engines,
 
 def test_the_only_new_client_ends_no_run(federation, expected):
     new = len(SIZES)
-    found = run(BadElsewhere(training=TRAINING, method="onboard", client=new), Reference(), federation, rounds=ROUNDS)
+    found = run(
+        BadElsewhere(training=TRAINING, method="onboard", client=new),
+        Reference(),
+        federation,
+        rounds=ROUNDS,
+    )
     report = found.reports[-1]
     assert [(event["kind"], event["client"]) for event in report.events] == [("failed", new)]
     (evaluation,) = [each for each in report.evaluations if each.group == "new"]
@@ -271,7 +314,11 @@ def test_the_only_new_client_ends_no_run(federation, expected):
 
 
 def test_a_diagnostic_that_is_no_number_is_not_recorded(federation):
-    report = run(BadElsewhere(training=TRAINING, method="diagnostics"), Reference(), federation, rounds=1).reports[0]
+    report = run(
+        BadElsewhere(training=TRAINING, method="diagnostics"), Reference(), federation, rounds=1
+    ).reports[0]
     assert len(report.personal) == len(SIZES) + 1
-    assert {event["reason"] for event in report.events} == {"personalize: diagnostic 'strange' is not a single number"}
+    assert {event["reason"] for event in report.events} == {
+        "personalize: diagnostic 'strange' is not a single number"
+    }
     assert all("strange" not in evaluation.diagnostics for evaluation in report.evaluations)

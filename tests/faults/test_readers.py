@@ -1,4 +1,5 @@
-"""Readers of our own files raise errors of the package only, whatever the files hold, in bounded time and memory."""
+"""Readers of our own files raise errors of the package only, whatever the files hold, in bounded
+time and memory."""
 
 import hashlib
 import json
@@ -55,7 +56,10 @@ def _read_run(folder):
 
 def _read_checkpoints(folder):
     place = folder / "checkpoints"
-    kept = {name: Store(place, name, modules=["fedtailor"], in_memory=2**20) for name in ("states", "per_client")}
+    kept = {
+        name: Store(place, name, modules=["fedtailor"], in_memory=2**20)
+        for name in ("states", "per_client")
+    }
     restored, _ = Checkpoints(place, kept, modules=["fedtailor"]).restore(
         lambda notes: RunFolder(folder).objection(notes.get("records"))
     )
@@ -89,11 +93,15 @@ def corpus(tmp_path_factory):
         fedtailor.run(make_config(settings), out=killed, progress=_Stop())
     (folder / "run" / "events.jsonl").write_text('{"kind": "note", "round": 1, "text": "a note"}\n')
     with (killed / "events.jsonl").open("a") as file:
-        file.write('{"kind": "absent", "round": 9, "client": 1, "reason": "no answer", "stage": "train"}\n')
+        file.write(
+            '{"kind": "absent", "round": 9, "client": 1, "reason": "no answer", "stage": "train"}\n'
+        )
     (folder / "config.toml").write_text(to_toml(make_config(settings)))
     shutil.copy(folder / "run" / "split.json", folder)
     (folder / "record").mkdir()
-    (folder / "record" / "one.json").write_text(to_json({"digest": "x", "seed": 0, "result": {"metrics": {}}}))
+    (folder / "record" / "one.json").write_text(
+        to_json({"digest": "x", "seed": 0, "result": {"metrics": {}}})
+    )
     plan = {"runs": [{"paper": "pfedfda", "table": "1", "seeds": [0]}]}
     (folder / "plan.toml").write_text(tomli_w.dumps(plan))
     dataset = load_digits(Path())
@@ -116,7 +124,9 @@ def _resign_manifest(path):
         manifest = json.loads(path.read_text())
         del manifest["sha256"]
         text = to_json(manifest)
-        path.write_text(to_json({**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}) + "\n")
+        path.write_text(
+            to_json({**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}) + "\n"
+        )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         pass
 
@@ -153,15 +163,20 @@ def _resign_cache(path):
 
 
 def targets(corpus):
-    """Return (file, its reader, the folder that is given to it, how a stranger would make the rest agree)."""
+    """Return (file, its reader, the folder that is given to it, how a stranger would make the rest
+    agree)."""
     dataset = load_digits(Path())
     found = []
     for name in ("experiment.toml", "provenance.json", "status.json", "split.json", "result.json"):
         found.append((corpus / "run" / name, _read_run, corpus / "run", None))
     for name in ("rounds.jsonl", "clients.jsonl", "events.jsonl", "models/0.json"):
         found.append((corpus / "run" / name, _read_run, corpus / "run", None))
-    found.append((corpus / "run" / "models" / "0.safetensors", _read_run, corpus / "run", _resign_model))
-    found.append((corpus / "run" / "class_means.safetensors", _read_run, corpus / "run", _resign_class_means))
+    found.append(
+        (corpus / "run" / "models" / "0.safetensors", _read_run, corpus / "run", _resign_model)
+    )
+    found.append(
+        (corpus / "run" / "class_means.safetensors", _read_run, corpus / "run", _resign_class_means)
+    )
     for path in sorted((corpus / "killed" / "checkpoints").iterdir()):
         resign = {".json": _resign_manifest, ".safetensors": _resign_content}.get(path.suffix)
         found.append((path, _read_checkpoints, corpus / "killed", resign))
@@ -169,7 +184,14 @@ def targets(corpus):
         found.append((corpus / "killed" / name, _read_checkpoints, corpus / "killed", None))
     found.append((corpus / "config.toml", load_config, corpus / "config.toml", None))
     found.append((corpus / "plan.toml", read_plan, corpus / "plan.toml", None))
-    found.append((corpus / "split.json", lambda path: read_split_file(path, dataset), corpus / "split.json", None))
+    found.append(
+        (
+            corpus / "split.json",
+            lambda path: read_split_file(path, dataset),
+            corpus / "split.json",
+            None,
+        )
+    )
     found.append((corpus / "record" / "one.json", _read_record, corpus, None))
     found.append((corpus / "cached" / "meta.json", _read_cached, corpus, _resign_cache))
     found.append((corpus / "cached" / "x.npy", _read_cached, corpus, None))
@@ -184,7 +206,11 @@ def spoil(chance, path, resign):
     if kind < 0.1:
         path.unlink()
         return mutations.put_no_file(chance, path)
-    text_of = {".json": mutations.mutate_json, ".jsonl": mutations.mutate_json, ".safetensors": mutations.mutate_header}
+    text_of = {
+        ".json": mutations.mutate_json,
+        ".jsonl": mutations.mutate_json,
+        ".safetensors": mutations.mutate_header,
+    }
     mutate = text_of.get(path.suffix)
     if path.suffix == ".toml":
         mutate = mutate_toml
@@ -199,8 +225,15 @@ def spoil(chance, path, resign):
 def mutate_toml(chance, raw):
     while True:
         try:
-            return tomli_w.dumps(mutations.mutate_value(chance, tomllib.loads(raw.decode()))).encode()
-        except (TypeError, AttributeError, ValueError, RecursionError):  # TOML cannot hold every value
+            return tomli_w.dumps(
+                mutations.mutate_value(chance, tomllib.loads(raw.decode()))
+            ).encode()
+        except (
+            TypeError,
+            AttributeError,
+            ValueError,
+            RecursionError,
+        ):  # TOML cannot hold every value
             continue
 
 

@@ -1,4 +1,5 @@
-"""Runs that are spoiled at every file operation, at random moments, on full disks, and together: all of them go on.
+"""Runs that are spoiled at every file operation, at random moments, on full disks, and together:
+all of them go on.
 
 Full counts: ``make test-faults-full``, which sets FEDTAILOR_FAULTS=full.
 """
@@ -22,7 +23,8 @@ PERSONAL = ("scaffold", "fedpac", "fedrep", "pfedfda")
 
 
 def spoil(folder, jobs, algorithm="scaffold", engine="reference"):
-    """Do jobs in a process of their own; check that there are no problems, and return the outcomes."""
+    """Do jobs in a process of their own; check that there are no problems, and return the
+    outcomes."""
     specification = {"run": {"algorithm": algorithm, "engine": engine}, "jobs": jobs}
     command = [sys.executable, spoiled_runs.__file__, str(folder), json.dumps(specification)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -53,7 +55,9 @@ def test_a_sample_of_everything(tmp_path):
 @pytest.mark.parametrize("fault", file_operations.FAULTS)
 def test_faults_at_file_operations(tmp_path, fault):
     """All operations in the full version, else one in nine."""
-    (outcome,) = spoil(tmp_path, [{"kind": "operations", "fault": fault, "parts": 1 if FULL else 9}])
+    (outcome,) = spoil(
+        tmp_path, [{"kind": "operations", "fault": fault, "parts": 1 if FULL else 9}]
+    )
     signals = 2 if fault in ("kill", "SIGINT", "SIGTERM") else 1
     assert outcome["cases"] >= signals * outcome["operations"] // (1 if FULL else 9)
 
@@ -67,7 +71,9 @@ def test_other_methods_are_killed_at_file_operations(tmp_path, algorithm):
 
 @pytest.mark.slow
 def test_full_disks(tmp_path):
-    budgets = [number / 100 for number in range(150)] if FULL else [number / 10 for number in range(15)]
+    budgets = (
+        [number / 100 for number in range(150)] if FULL else [number / 10 for number in range(15)]
+    )
     (outcome,) = spoil(tmp_path, [{"kind": "disks", "budgets": budgets}])
     assert outcome["ended"]["5"] >= 8
 
@@ -85,7 +91,9 @@ def test_killed_at_random_moments(tmp_path, engine, algorithm):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedpac"])
 def test_damaged_checkpoints(tmp_path, algorithm):
-    (outcome,) = spoil(tmp_path, [{"kind": "damage", "count": 250 if FULL else 30, "seed": 0}], algorithm)
+    (outcome,) = spoil(
+        tmp_path, [{"kind": "damage", "count": 250 if FULL else 30, "seed": 0}], algorithm
+    )
     assert set(outcome["outcomes"]) == {"checkpoint before used", "copy used"}
 
 

@@ -1,8 +1,10 @@
-"""Random histories of a federation: answers that are lost, late or damaged, crashes, and damaged checkpoints.
+"""Random histories of a federation: answers that are lost, late or damaged, crashes, and damaged
+checkpoints.
 
-Clients drop out and come back; their answers come in any order, twice, late or damaged; the server crashes, goes on
-from its last checkpoint, and finds it damaged. The result must be that of an undisturbed run in which those clients
-took no part in those rounds: a committed round never changes, and no answer counts twice or in another round.
+Clients drop out and come back; their answers come in any order, twice, late or damaged; the server
+crashes, goes on from its last checkpoint, and finds it damaged. The result must be that of an
+undisturbed run in which those clients took no part in those rounds: a committed round never
+changes, and no answer counts twice or in another round.
 """
 
 import os
@@ -16,7 +18,13 @@ from typing import NamedTuple
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
@@ -64,7 +72,15 @@ class Weather(NamedTuple):
 
 CLIENTS = 7
 some = st.frozensets(st.integers(0, CLIENTS - 1), max_size=2)
-weathers = st.builds(Weather, some, some, some, st.booleans(), st.integers(0, 99), st.sampled_from([100, 100, 0, 2, 4]))
+weathers = st.builds(
+    Weather,
+    some,
+    some,
+    some,
+    st.booleans(),
+    st.integers(0, 99),
+    st.sampled_from([100, 100, 0, 2, 4]),
+)
 
 
 class Line:
@@ -80,7 +96,9 @@ class Line:
 
     def train(self, request, shared, clients, round, reduction=None):
         arriving = list(self.earlier) if self.weather.late else []
-        held = replace(request, hold=True)  # they keep their new states until the server has accepted them
+        held = replace(
+            request, hold=True
+        )  # they keep their new states until the server has accepted them
         answers = list(self.clients.train(held, shared, clients, round))
         self.earlier = answers
         for client, reply in answers:
@@ -117,17 +135,32 @@ class Server:
         self.problems = []
         if folder is not None:
             modules = readable_modules(self.algorithm)
-            stores = {what: Store(folder, what, modules=modules, in_memory=0) for what in ("states", "per_client")}
+            stores = {
+                what: Store(folder, what, modules=modules, in_memory=0)
+                for what in ("states", "per_client")
+            }
             self.checkpoints = Checkpoints(folder, stores, modules=modules)
             restored, self.problems = self.checkpoints.restore(lambda notes: "")
             state = None if restored is None else restored.state
         self.done = 0 if state is None else state.round
         again = [event for event in events if event["round"] > self.done]
-        storage = {"trained": {}, "personal": {}, "states": {}, "per_client": {}, **stores}.__getitem__
+        storage = {
+            "trained": {},
+            "personal": {},
+            "states": {},
+            "per_client": {},
+            **stores,
+        }.__getitem__
         clients = LocalClients(self.algorithm, federation, Reference(), seed=SEED, storage=storage)
         self.line = Line(clients)
         self.rounds = federate(
-            self.algorithm, federation.roster, self.line, SCHEDULE, seed=SEED, resume=state, events=again
+            self.algorithm,
+            federation.roster,
+            self.line,
+            SCHEDULE,
+            seed=SEED,
+            resume=state,
+            events=again,
         )
 
 
@@ -182,7 +215,11 @@ class Federation(RuleBasedStateMachine):
         assert self.restart(0) == []
 
     @precondition(lambda self: len(list(self.folder.glob("*.json"))) == 2)
-    @rule(place=st.floats(0, 1, exclude_max=True), suffix=st.sampled_from([".json", ".safetensors"]), cut=st.booleans())
+    @rule(
+        place=st.floats(0, 1, exclude_max=True),
+        suffix=st.sampled_from([".json", ".safetensors"]),
+        cut=st.booleans(),
+    )
     def crash_and_damage_the_last_checkpoint(self, place, suffix, cut):
         path = max(self.folder.glob(f"*{suffix}"))
         raw = bytearray(path.read_bytes())
@@ -214,7 +251,9 @@ class Federation(RuleBasedStateMachine):
 
 
 def run_histories(count):
-    run_state_machine_as_test(Federation, settings=settings(max_examples=count, stateful_step_count=15, deadline=None))
+    run_state_machine_as_test(
+        Federation, settings=settings(max_examples=count, stateful_step_count=15, deadline=None)
+    )
 
 
 def test_a_few_histories():

@@ -12,14 +12,20 @@ from golden.network import confusion, features
 
 def server_of(shared):
     """Return body and Gaussian of a download as arrays."""
-    return harness.arrays(shared.body), fda.Gaussian(shared.means.numpy(), shared.covariance.numpy())
+    return harness.arrays(shared.body), fda.Gaussian(
+        shared.means.numpy(), shared.covariance.numpy()
+    )
 
 
-def assert_run(recorder, federation, algorithm, constants=fda.RELEASED, *, rounds=2, tolerance=1e-11, slack=0.0):
-    """Compare every update, aggregate and evaluation of a run in which all clients that can take part do.
+def assert_run(
+    recorder, federation, algorithm, constants=fda.RELEASED, *, rounds=2, tolerance=1e-11, slack=0.0
+):
+    """Compare every update, aggregate and evaluation of a run in which all clients that can take
+    part do.
 
-    ``slack``: how much worse than the best of all grid points the objective of the library's beta may be; without
-    any, it must be the same grid point. Returns the betas of (training, evaluation), by (round, client).
+    ``slack``: how much worse than the best of all grid points the objective of the library's beta
+    may be; without any, it must be the same grid point. Returns the betas of (training,
+    evaluation), by (round, client).
     """
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
     clients = [client for client in federation.known if len(federation.splits[client].train)]
@@ -29,14 +35,22 @@ def assert_run(recorder, federation, algorithm, constants=fda.RELEASED, *, round
         updates = []
         for client in clients:
             visit = recorder.visit(round, "train", client)
-            search = partial(accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack)
-            updates.append(update_of(visit, federation, client, body, shared, algorithm.training, constants, search))
+            search = partial(
+                accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack
+            )
+            updates.append(
+                update_of(
+                    visit, federation, client, body, shared, algorithm.training, constants, search
+                )
+            )
             assert_update(visit, federation, client, updates[-1], constants, tolerance)
             trained[round, client] = updates[-1][2].tolist()
         body, shared = fda.server_average(updates, sizes)
         for client in [*federation.known, *federation.new]:
             visit = recorder.visit(round, "personalize", client)
-            search = partial(accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack)
+            search = partial(
+                accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack
+            )
             expected = evaluation_of(visit, federation, client, body, shared, constants, search)
             assert_evaluation(visit, federation, client, body, expected, constants, tolerance)
             evaluated[round, client] = expected[2].tolist()
@@ -44,13 +58,16 @@ def assert_run(recorder, federation, algorithm, constants=fda.RELEASED, *, round
 
 
 def accept(given, search, slack, z, y, halves, shared, pi, constants):
-    """Return the beta that ``search`` finds, or ``given`` if its objective is worse by ``slack`` at most."""
+    """Return the beta that ``search`` finds, or ``given`` if its objective is worse by ``slack`` at
+    most."""
     best = search(z, y, halves, shared, pi, constants)
     if given.tolist() == best.tolist() or slack == 0:
         return best
     pair = np.stack([given, best], 1)
     worse = fda.objective(z, y, halves, shared, pi, constants, *pair)
-    assert worse[0] - worse[1] <= slack * (1 + abs(worse[1])), f"J is {worse[0]} at {given}, {worse[1]} at {best}"
+    assert worse[0] - worse[1] <= slack * (1 + abs(worse[1])), (
+        f"J is {worse[0]} at {given}, {worse[1]} at {best}"
+    )
     return given
 
 
@@ -58,14 +75,17 @@ def update_of(visit, federation, client, body, shared, training, constants, sear
     """Compute a client's update from the order of batches and the folds that the library drew."""
     x, y = harness.examples(federation, client)
     (batches,) = visit.plans
-    harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+    harness.assert_epochs(
+        batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+    )
     labels = np.concatenate([y[batch] for batch in batches])
     halves = halves_of(visit, labels, np.arange(len(labels)))
     return fda.local_round(body, shared, x, y, batches, halves, training, constants, search)
 
 
 def halves_of(visit, labels, kept):
-    """Return the rows of both halves; assert that they are stratified and leave out classes with a single row."""
+    """Return the rows of both halves; assert that they are stratified and leave out classes with a
+    single row."""
     if not visit.folds:
         return None
     (halves,) = visit.folds
@@ -84,7 +104,9 @@ def assert_update(visit, federation, client, update, constants, tolerance):
     assert state.beta.tolist() == beta.tolist()
     assert [float(metrics[name]) for name in ("beta_means", "beta_covariance")] == beta.tolist()
     assert set(upload) == {"body", "means", "covariance"}
-    assert {float(entry.weight) for entry in upload.values()} == {len(federation.splits[client].train)}
+    assert {float(entry.weight) for entry in upload.values()} == {
+        len(federation.splits[client].train)
+    }
     harness.assert_close(upload["body"].value, body, tolerance)
     harness.assert_close(upload["means"].value, gaussian.means, tolerance)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, tolerance)
@@ -121,4 +143,6 @@ def assert_scores(scores, expected, y, tolerance):
     """Compare scores with those of the expected logits."""
     correct, loss = confusion(expected, y)
     assert scores.class_correct.tolist() == correct.tolist()
-    assert abs(float(scores.loss_sum) - loss) <= len(y) * tolerance * max(1.0, np.abs(expected).max())
+    assert abs(float(scores.loss_sum) - loss) <= len(y) * tolerance * max(
+        1.0, np.abs(expected).max()
+    )

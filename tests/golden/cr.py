@@ -1,4 +1,5 @@
-"""Expected side of FedCR: a Gaussian layer on a network with one hidden layer, its gradients by hand, NumPy float64."""
+"""Expected side of FedCR: a Gaussian layer on a network with one hidden layer, its gradients by
+hand, NumPy float64."""
 
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ class Setting(NamedTuple):
 
     beta: float = 5e-4
     mean_of_probabilities: bool = False
-    """In the likelihood and in predictions, as the paper; otherwise means of cross-entropies and of logits."""
+    """In the likelihood and in predictions, as the paper; otherwise means of cross-entropies and of
+    logits."""
 
 
 def encode(w, x):
@@ -83,11 +85,14 @@ def gradient(w, classes, x, y, noise, setting):
 
 
 def step(w, slope, velocity, training):
-    """Clip the whole gradient, add weight decay, SGD with momentum; change ``w`` and ``velocity`` in place."""
+    """Clip the whole gradient, add weight decay, SGD with momentum; change ``w`` and ``velocity``
+    in place."""
     norm = np.sqrt(sum((g**2).sum() for g in slope.values()))
     factor = min(1.0, training.clip_norm / (norm + 1e-6)) if training.clip_norm else 1.0
     for name, g in slope.items():
-        velocity[name] = training.momentum * velocity.get(name, 0) + factor * g + training.weight_decay * w[name]
+        velocity[name] = (
+            training.momentum * velocity.get(name, 0) + factor * g + training.weight_decay * w[name]
+        )
         w[name] = w[name] - training.lr * velocity[name]
     return factor
 
@@ -95,8 +100,8 @@ def step(w, slope, velocity, training):
 def local_round(w, classes, x, y, batches, noises, last, training, setting):
     """Train; multiply the Gaussians of the steps from ``last`` on, class by class.
 
-    Returns the model, {class: (precision, precision times mean)}, the mean loss, the mean KL of the collected
-    Gaussians, and the smallest factor of clipping.
+    Returns the model, {class: (precision, precision times mean)}, the mean loss, the mean KL of the
+    collected Gaussians, and the smallest factor of clipping.
     """
     w, velocity, losses, gaps, factors = dict(w), {}, [], [], []
     products = {}
@@ -114,7 +119,8 @@ def local_round(w, classes, x, y, batches, noises, last, training, setting):
 
 
 def server_round(classes, bodies, products):
-    """Average the bodies, each with the same weight; N(0, 1) times all products of a class, where there is one."""
+    """Average the bodies, each with the same weight; N(0, 1) times all products of a class, where
+    there is one."""
     body = {name: np.mean([b[name] for b in bodies], axis=0) for name in bodies[0]}
     means, stds = classes.means.copy(), classes.stds.copy()
     for label in range(len(means)):
@@ -137,7 +143,8 @@ def tune_head(w, x, y, batches, noises, training, setting):
 
 
 def predict(w, x, noise, setting):
-    """Average over samples whose noise (S, V) all examples share: logits, or the logarithm of mean probabilities."""
+    """Average over samples whose noise (S, V) all examples share: logits, or the logarithm of mean
+    probabilities."""
     mean, std, *_ = encode(w, x)
     _, scores = sampled(w, mean, std, np.broadcast_to(noise, (len(x), *noise.shape)))
     if setting.mean_of_probabilities:

@@ -44,7 +44,8 @@ def shrink(covariance, amount):
 
 
 def discriminant(means, covariance, pi, shrinkage):
-    """W = (S^-1 mu^T)^T and b = -1/2 diag(mu W^T) + log pi, with S shrunk. Leading axes are kept."""
+    """W = (S^-1 mu^T)^T and b = -1/2 diag(mu W^T) + log pi, with S shrunk. Leading axes are
+    kept."""
     weight = np.linalg.solve(shrink(covariance, shrinkage), np.swapaxes(means, -1, -2))
     weight = np.swapaxes(weight, -1, -2)
     return weight, -0.5 * (means * weight).sum(-1) + np.log(pi)
@@ -81,7 +82,11 @@ def estimate(z, y, global_means, constants, min_count=1):
             own = rows.mean(0)
             scatter += (rows - own).T @ (rows - own)
             means[label] = own if len(rows) >= min_count else means[label]
-    covariance = scatter / max(len(z) - 1, 1) + constants.offset * np.ones((d, d)) + constants.ridge * np.eye(d)
+    covariance = (
+        scatter / max(len(z) - 1, 1)
+        + constants.offset * np.ones((d, d))
+        + constants.ridge * np.eye(d)
+    )
     return Gaussian(means, nearest_pd(covariance))
 
 
@@ -92,7 +97,8 @@ def blend(local, shared, beta):
 
 
 def objective(z, y, halves, shared, pi, constants, beta_means, beta_covariance):
-    """J(beta) for arrays of betas (k,): the sum over both folds of the mean loss on the other half."""
+    """J(beta) for arrays of betas (k,): the sum over both folds of the mean loss on the other
+    half."""
     total = np.zeros(len(beta_means))
     by_mean, by_covariance = beta_means[:, None, None], beta_covariance[:, None, None]
     for half, other in (halves, halves[::-1]):
@@ -125,7 +131,9 @@ def search_multi(z, y, halves, shared, pi, constants):
         return np.zeros(2)
     center = np.array([2**11, 2**11])
     for step, reach in ((2**6, 2**11), (1, 2**6)):
-        first, second = (np.arange(max(c - reach, 0), min(c + reach, 2**12) + 1, step) for c in center)
+        first, second = (
+            np.arange(max(c - reach, 0), min(c + reach, 2**12) + 1, step) for c in center
+        )
         pairs = np.stack(np.meshgrid(first, second, indexing="ij"), -1).reshape(-1, 2)
         values = objective(z, y, halves, shared, pi, constants, *(pairs.T / 2**12))
         center = smallest(pairs, values)
@@ -143,8 +151,8 @@ SEARCH = {"single": search_single, "multi": search_multi, "none": search_none}
 def local_round(body, shared, x, y, batches, halves, training, constants, search):
     """A client's round: returns its body, its blended Gaussian and beta, which ``search`` finds.
 
-    The head is made from the global Gaussian and the client's prior, and stays; features are kept from every batch of
-    every epoch, from before its step.
+    The head is made from the global Gaussian and the client's prior, and stays; features are kept
+    from every batch of every epoch, from before its step.
     """
     pi = prior(y, len(shared.means), constants.smoothing)
     head = dict(zip(HEAD, discriminant(*shared, pi, constants.shrinkage)))
@@ -155,15 +163,21 @@ def local_round(body, shared, x, y, batches, halves, training, constants, search
 
 
 def evaluation(body, shared, x, y, kept, halves, constants, search):
-    """A client's Gaussian, prior and beta at evaluation, from one pass over the ``kept`` positions."""
+    """A client's Gaussian, prior and beta at evaluation, from one pass over the ``kept``
+    positions."""
     pi = prior(y, len(shared.means), constants.smoothing)
     z = features(body, x)
     beta = search(z, y, halves, shared, pi, constants)
-    return blend(estimate(z[kept], y[kept], shared.means, constants, min_count=3), shared, beta), pi, beta
+    return (
+        blend(estimate(z[kept], y[kept], shared.means, constants, min_count=3), shared, beta),
+        pi,
+        beta,
+    )
 
 
 def server_average(updates, sizes):
-    """n_i-weighted means of bodies, class means and covariances; the same weight for every class."""
+    """n_i-weighted means of bodies, class means and covariances; the same weight for every
+    class."""
     bodies, gaussians = [body for body, *_ in updates], [gaussian for _, gaussian, *_ in updates]
     columns = average([dict(enumerate(gaussian)) for gaussian in gaussians], sizes)
     return average(bodies, sizes), Gaussian(*columns.values())

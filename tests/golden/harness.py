@@ -1,4 +1,5 @@
-"""Runs the library on two small clients, and records what it was given: downloads, orders of batches, folds."""
+"""Runs the library on two small clients, and records what it was given: downloads, orders of
+batches, folds."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ from fedtailor.training import blocks
 
 CLASSES, INPUTS, HIDDEN = 3, 3, 4
 LABELS = ([0, 0, 1, 0, 2, 0, 1, 0, 1, 0, 2, 1, 0], [1, 1, 2, 1, 1, 1, 1])
-"""Training labels: uneven sizes, a class with two examples, one with a single, one that is absent."""
+"""Training labels: uneven sizes, a class with two examples, one with a single, one that is
+absent."""
 TEST_SIZE = 6
 
 
@@ -28,9 +30,12 @@ def task(hidden=HIDDEN):
 
 
 def make_federation(labels=LABELS, *, seed=11, num_new=0, change=None, hidden=HIDDEN):
-    """Return clients whose rows lie scattered in the table; ``change(x, splits)`` edits the inputs in place."""
+    """Return clients whose rows lie scattered in the table; ``change(x, splits)`` edits the inputs
+    in place."""
     draw = np.random.default_rng(seed)
-    parts = [np.concatenate([own, draw.integers(0, CLASSES, TEST_SIZE)]).astype(int) for own in labels]
+    parts = [
+        np.concatenate([own, draw.integers(0, CLASSES, TEST_SIZE)]).astype(int) for own in labels
+    ]
     y = np.concatenate(parts)
     centers = 1.5 * draw.normal(size=(CLASSES, INPUTS))
     x = centers[y] + draw.normal(size=(len(y), INPUTS))
@@ -45,7 +50,9 @@ def make_federation(labels=LABELS, *, seed=11, num_new=0, change=None, hidden=HI
         start += len(part)
     if change is not None:
         change(table_x, splits)
-    return Federation(torch.from_numpy(table_x), torch.from_numpy(table_y), splits, task(hidden), num_new=num_new)
+    return Federation(
+        torch.from_numpy(table_x), torch.from_numpy(table_y), splits, task(hidden), num_new=num_new
+    )
 
 
 def examples(federation, client, part="train"):
@@ -81,7 +88,8 @@ def arrays(tree):
 
 @dataclass
 class Visit:
-    """One program of one client: what went in, the random choices made on the way, what came out."""
+    """One program of one client: what went in, the random choices made on the way, what came
+    out."""
 
     shared: Any
     plans: list[Any] = field(default_factory=list)
@@ -108,7 +116,9 @@ class Recorder:
             (ExampleSet, "keep", self._keep_kept),
         ):
             original = getattr(module, name)
-            monkeypatch.setattr(module, name, lambda *a, original=original, keep=keep: keep(original(*a)))
+            monkeypatch.setattr(
+                module, name, lambda *a, original=original, keep=keep: keep(original(*a))
+            )
 
     def _keep_plan(self, plan):
         self.current.plans.append([batch.numpy() for batch in plan.batches])
@@ -139,7 +149,9 @@ class Recorder:
     def run(self, algorithm, federation, *, rounds=2, seed=5, **schedule):
         """Run rounds with evaluations after each; return the recorder."""
         options = {"evaluate_every": 1, "personalized_every": 1, **schedule}
-        self.reports += simulate(algorithm, federation, self, Schedule(rounds=rounds, **options), seed=seed)
+        self.reports += simulate(
+            algorithm, federation, self, Schedule(rounds=rounds, **options), seed=seed
+        )
         return self
 
     def visit(self, round, program, client):
@@ -150,7 +162,8 @@ class Recorder:
 
 
 def assert_epochs(batches, count, size, epochs, *, drop_last=False):
-    """Assert that batches divide ``epochs`` permutations of ``count`` examples as the specification says."""
+    """Assert that batches divide ``epochs`` permutations of ``count`` examples as the specification
+    says."""
     size = min(size, count)
     sizes = [size] * (count // size) + [count % size] * (count % size > 0 and not drop_last)
     assert [len(batch) for batch in batches] == sizes * epochs
@@ -168,5 +181,8 @@ def assert_close(given, expected, tolerance=1e-12):
         return
     given = given.numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     assert given.dtype == np.float64 and given.shape == expected.shape
-    worst, scale = np.abs(given - expected).max(initial=0), max(1.0, np.abs(expected).max(initial=0))
+    worst, scale = (
+        np.abs(given - expected).max(initial=0),
+        max(1.0, np.abs(expected).max(initial=0)),
+    )
     assert worst <= tolerance * scale, f"differs by {worst:.2e}, of {scale:.2e}"

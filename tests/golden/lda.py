@@ -1,4 +1,5 @@
-"""Expected side: FedLDA in NumPy float64, for the network of :mod:`golden.network`; gradients by hand."""
+"""Expected side: FedLDA in NumPy float64, for the network of :mod:`golden.network`; gradients by
+hand."""
 
 import numpy as np
 

@@ -1,4 +1,5 @@
-"""Expected side: a network with one hidden layer, its gradient by hand, and SGD, in NumPy float64."""
+"""Expected side: a network with one hidden layer, its gradient by hand, and SGD, in NumPy
+float64."""
 
 import numpy as np
 
@@ -43,8 +44,8 @@ def gradient(w, x, y):
 def sgd(w, x, y, batches, training, names=ALL):
     """SGD with coupled weight decay, v <- m v + (g + a w), w <- w - lr v, from v = 0.
 
-    Only ``names`` are updated. Returns the new parameters, and the features and labels of every batch as they were
-    before its step.
+    Only ``names`` are updated. Returns the new parameters, and the features and labels of every
+    batch as they were before its step.
     """
     w = {name: value.copy() for name, value in w.items()}
     velocity = {name: np.zeros_like(w[name]) for name in names}

@@ -1,4 +1,5 @@
-"""APFL against Deng et al. 2020, Algorithm 1: w moves on every batch, then v by the gradient at their mixture."""
+"""APFL against Deng et al. 2020, Algorithm 1: w moves on every batch, then v by the gradient at
+their mixture."""
 
 from dataclasses import replace
 
@@ -51,7 +52,9 @@ def round_of(w, v, alpha, x, y, batches, training, adaptive, frozen=False):
         if not frozen:
             shared.step(gradient(shared.params, x[batch], y[batch]))
         slope = gradient(mix(own.params, shared.params, alpha), x[batch], y[batch])
-        derivative = sum((slope[name] * (own.params[name] - shared.params[name])).sum() for name in slope)
+        derivative = sum(
+            (slope[name] * (own.params[name] - shared.params[name])).sum() for name in slope
+        )
         own.step({name: alpha * value for name, value in slope.items()})
         if adaptive and number == 0:
             alpha = min(max(alpha - training.lr * derivative, 0.0), 1.0)
@@ -61,7 +64,8 @@ def round_of(w, v, alpha, x, y, batches, training, adaptive, frozen=False):
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("training", [PLAIN, HEAVY, CLIPPED], ids=["plain", "heavy", "clipped"])
 def test_three_rounds(recorder, training, adaptive):
-    """v moves by the gradient at the mixture, is not overwritten by it, and alpha moves once per round, undecayed."""
+    """v moves by the gradient at the mixture, is not overwritten by it, and alpha moves once per
+    round, undecayed."""
     federation = harness.make_federation()
     recorder.run(APFL(training=training, alpha=0.4, adaptive=adaptive), federation, rounds=3)
     w = harness.initial(federation)
@@ -81,7 +85,9 @@ def test_three_rounds(recorder, training, adaptive):
             state, upload, metrics, _ = visit.output
             harness.assert_close(upload["model"].value, new)
             harness.assert_close(state.model, own[client])
-            assert abs(float(state.alpha) - alphas[client]) < 1e-12 and float(metrics["alpha"]) == float(state.alpha)
+            assert abs(float(state.alpha) - alphas[client]) < 1e-12 and float(
+                metrics["alpha"]
+            ) == float(state.alpha)
             assert int(metrics["steps"]) == 2 * len(batches)
         w = average(sent, SIZES)
         for client in (0, 1):
@@ -130,17 +136,27 @@ def test_a_step_of_the_global_model_is_taken_once(recorder):
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_the_global_model_is_that_of_fedavg(monkeypatch, kind, alpha):
     """Whatever alpha is; buffers of batch normalization and dropout included."""
-    federation = harness.make_federation() if kind == "perceptron" else make_federation(module(), (9, 14), ())
+    federation = (
+        harness.make_federation()
+        if kind == "perceptron"
+        else make_federation(module(), (9, 14), ())
+    )
     one, two = (
         harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
         for algorithm in (APFL(training=CLIPPED, alpha=alpha), FedAvg(training=CLIPPED))
     )
-    harness.assert_close(one.visit(3, "score", 0).shared, harness.arrays(two.visit(3, "score", 0).shared))
+    harness.assert_close(
+        one.visit(3, "score", 0).shared, harness.arrays(two.visit(3, "score", 0).shared)
+    )
 
 
 @pytest.mark.parametrize("kind", ["perceptron", "module"])
 def test_with_alpha_0_personal_models_are_those_of_fedavg(recorder, kind):
-    federation = harness.make_federation() if kind == "perceptron" else make_federation(module(), (9, 14), ())
+    federation = (
+        harness.make_federation()
+        if kind == "perceptron"
+        else make_federation(module(), (9, 14), ())
+    )
     recorder.run(APFL(training=HEAVY, alpha=0.0), federation)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
     for client in (0, 1):
@@ -157,13 +173,18 @@ def test_with_alpha_1_personal_models_are_those_of_local(monkeypatch):
     for client in (0, 1):
         alone = harness.arrays(two.visit(3, "personalize", client).output[0])
         harness.assert_close(one.visit(3, "personalize", client).output[0], alone)
-    assert APFL(alpha=1).warnings(harness.task()) == ["with alpha 1, this is Local, but only the cohort trains."]
+    assert APFL(alpha=1).warnings(harness.task()) == [
+        "with alpha 1, this is Local, but only the cohort trains."
+    ]
 
 
 def test_the_default_is_a_mixture():
     assert APFL().alpha == 0.25 and not APFL().adaptive and APFL().warnings(harness.task()) == []
     adam = replace(PLAIN, optimizer="adam")
-    assert "Adam is not used" in APFL(training=adam, adaptive=True, alpha=1.0).warnings(harness.task())[0]
+    assert (
+        "Adam is not used"
+        in APFL(training=adam, adaptive=True, alpha=1.0).warnings(harness.task())[0]
+    )
 
 
 def test_alpha_stays_between_0_and_1(recorder):
@@ -172,7 +193,9 @@ def test_alpha_stays_between_0_and_1(recorder):
     training = Training(lr=3.0, epochs=1, batch_size=5)
     recorder.run(APFL(training=training, alpha=0.5, adaptive=True), federation, rounds=4)
     alphas = [
-        float(recorder.visit(round, "train", client).output[0].alpha) for round in range(1, 5) for client in (0, 1)
+        float(recorder.visit(round, "train", client).output[0].alpha)
+        for round in range(1, 5)
+        for client in (0, 1)
     ]
     assert all(0 <= alpha <= 1 for alpha in alphas) and {0.0, 1.0} & set(alphas)
 
@@ -189,16 +212,21 @@ def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
     visit = recorder.visit(first, "train", late)
     w = harness.arrays(visit.shared.model)
     x, y = harness.examples(federation, late)
-    _, own, _ = round_of(w, harness.initial(federation), 0.25, x, y, visit.plans[0], HEAVY, adaptive=False)
+    _, own, _ = round_of(
+        w, harness.initial(federation), 0.25, x, y, visit.plans[0], HEAVY, adaptive=False
+    )
     harness.assert_close(visit.output[0].model, own)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_new_client_trains_its_own_model_and_not_the_global_one(recorder, adaptive, optimizer):
-    """A generic fine-tuning of the global model would leave the mixture untrained; Adam is not used."""
+    """A generic fine-tuning of the global model would leave the mixture untrained; Adam is not
+    used."""
     federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(APFL(training=replace(CLIPPED, optimizer=optimizer), adaptive=adaptive), federation)
+    recorder.run(
+        APFL(training=replace(CLIPPED, optimizer=optimizer), adaptive=adaptive), federation
+    )
     visit = recorder.visit(2, "personalize", 2)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
     x, y = harness.examples(federation, 2)

@@ -1,4 +1,5 @@
-"""Ditto against Li et al. 2021, Algorithm 1: FedAvg, and beside it steps down CE(v) + (lambda / 2) |v - w^t|^2."""
+"""Ditto against Li et al. 2021, Algorithm 1: FedAvg, and beside it steps down CE(v) + (lambda / 2)
+|v - w^t|^2."""
 
 from dataclasses import replace
 
@@ -31,7 +32,9 @@ def held(v, center, x, y, batches, training, penalty):
     for batch in batches:
         slope = gradient(v, x[batch], y[batch])
         for name in v:
-            total = slope[name] + penalty * (v[name] - center[name]) + training.weight_decay * v[name]
+            total = (
+                slope[name] + penalty * (v[name] - center[name]) + training.weight_decay * v[name]
+            )
             velocity[name] = training.momentum * velocity[name] + total
             v[name] = v[name] - training.lr * velocity[name]
     return v
@@ -39,7 +42,8 @@ def held(v, center, x, y, batches, training, penalty):
 
 @pytest.mark.parametrize("training", [TRAINING, PLAIN])
 def test_three_rounds(recorder, training):
-    """The center is the received model, not the one trained for the server; the phases do not see each other."""
+    """The center is the received model, not the one trained for the server; the phases do not see
+    each other."""
     federation = harness.make_federation()
     recorder.run(Ditto(training=training, penalty=0.7, personal_epochs=3), federation, rounds=3)
     w = harness.initial(federation)
@@ -64,15 +68,22 @@ def test_three_rounds(recorder, training):
             personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal, own[client])
             x, y = harness.examples(federation, client, "test")
-            assert by_set["clients"].class_correct.tolist() == confusion(logits(own[client], x), y)[0].tolist()
+            assert (
+                by_set["clients"].class_correct.tolist()
+                == confusion(logits(own[client], x), y)[0].tolist()
+            )
             harness.assert_close(recorder.visit(round, "score", client).shared, w)
 
 
 def test_defaults_are_not_degenerate():
-    """A default penalty of 0, or a single epoch of the personal model, are pitfalls of a popular library."""
+    """A default penalty of 0, or a single epoch of the personal model, are pitfalls of a popular
+    library."""
     default = Ditto()
     assert (default.penalty, default.personal_epochs) == (1.0, 5)
-    assert (describe(default.adaptation), describe(default.onboarding)) == ("none", "5 epochs of all layers")
+    assert (describe(default.adaptation), describe(default.onboarding)) == (
+        "none",
+        "5 epochs of all layers",
+    )
     assert default.warnings(harness.task()) == []
 
 
@@ -89,7 +100,9 @@ def test_without_penalty_it_is_local_beside_fedavg(monkeypatch):
     for client in (0, 1):
         personal = harness.arrays(own.visit(3, "personalize", client).output[0])
         harness.assert_close(both.visit(3, "personalize", client).output[0], personal)
-    harness.assert_close(both.visit(3, "score", 0).shared, harness.arrays(shared.visit(3, "score", 0).shared))
+    harness.assert_close(
+        both.visit(3, "score", 0).shared, harness.arrays(shared.visit(3, "score", 0).shared)
+    )
     assert Ditto(penalty=0).warnings(harness.task()) == [
         "with penalty 0, personal models are those of Local, and a FedAvg runs beside them."
     ]
@@ -106,7 +119,8 @@ def test_without_personal_epochs_clients_predict_with_the_global_model(recorder)
 
 
 def test_a_large_penalty_holds_models_at_the_received_one(recorder):
-    """lr times penalty is 1: one step of the penalty leads to the center, whatever the own model was."""
+    """lr times penalty is 1: one step of the penalty leads to the center, whatever the own model
+    was."""
     federation = harness.make_federation()
     training = Training(lr=1e-4, epochs=1, batch_size=0)
     recorder.run(Ditto(training=training, penalty=1e4, personal_epochs=1), federation, rounds=3)
@@ -120,7 +134,8 @@ def test_a_large_penalty_holds_models_at_the_received_one(recorder):
 
 
 def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
-    """Its own model is the initial one, which would drag the mean down; it starts there when it is drawn."""
+    """Its own model is the initial one, which would drag the mean down; it starts there when it is
+    drawn."""
     federation = harness.make_federation()
     recorder.run(Ditto(training=TRAINING), federation, rounds=4, participation=ONE)
     drawn = [report.cohort[0] for report in recorder.reports]
@@ -144,7 +159,9 @@ def test_a_new_client_trains_its_own_model_from_the_global_one(recorder):
     visit = recorder.visit(2, "personalize", 2)
     w = harness.arrays(recorder.visit(2, "score", 0).shared)
     (batches,) = visit.plans
-    harness.assert_close(visit.output[0], held(w, w, *harness.examples(federation, 2), batches, TRAINING, 1.0))
+    harness.assert_close(
+        visit.output[0], held(w, w, *harness.examples(federation, 2), batches, TRAINING, 1.0)
+    )
 
 
 def test_buffers_are_averaged_for_the_server_and_personal_beside_it(monkeypatch):
@@ -157,9 +174,14 @@ def test_buffers_are_averaged_for_the_server_and_personal_beside_it(monkeypatch)
     assert len(names) == 2
     models = [both.visit(2, "personalize", client).output[0] for client in (0, 1)]
     for name in names:
-        mean, counted = both.visit(2, "score", 0).shared[name], both.visit(2, "train", 0).output[1]["model"].value[name]
+        mean, counted = (
+            both.visit(2, "score", 0).shared[name],
+            both.visit(2, "train", 0).output[1]["model"].value[name],
+        )
         assert torch.isfinite(mean).all() and not torch.equal(mean, counted)
-        assert not torch.equal(models[0][name], models[1][name]) and not torch.equal(models[0][name], mean)
+        assert not torch.equal(models[0][name], models[1][name]) and not torch.equal(
+            models[0][name], mean
+        )
     assert shared.visit(2, "score", 0).shared.keys() == both.visit(2, "score", 0).shared.keys()
 
 

@@ -1,4 +1,5 @@
-"""FedALA against Zhang et al. 2023, Algorithm 1: mixing weights by projected gradient steps, then local training."""
+"""FedALA against Zhang et al. 2023, Algorithm 1: mixing weights by projected gradient steps, then
+local training."""
 
 import numpy as np
 import pytest
@@ -24,7 +25,10 @@ HEAVY = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=4
 
 def mix(w, received, old):
     """theta = l + (g - l) * W where there are weights, theta = g elsewhere."""
-    return {name: old[name] + (received[name] - old[name]) * w[name] if name in w else received[name] for name in ALL}
+    return {
+        name: old[name] + (received[name] - old[name]) * w[name] if name in w else received[name]
+        for name in ALL
+    }
 
 
 def learn(w, received, old, x, y, batches, lr):
@@ -50,11 +54,15 @@ def assert_sampled(batches, kept, size, epochs):
 
 
 @pytest.mark.parametrize("training", [PLAIN, HEAVY])
-@pytest.mark.parametrize(("layers", "names", "lr"), [(1, HEAD, 1.0), (2, ALL, 8.0), (5, ALL, 200.0)])
+@pytest.mark.parametrize(
+    ("layers", "names", "lr"), [(1, HEAD, 1.0), (2, ALL, 8.0), (5, ALL, 200.0)]
+)
 def test_four_rounds(recorder, training, layers, names, lr):
     """Momentum and decay of the training section do not touch the weights."""
     federation = harness.make_federation()
-    recorder.run(FedALA(training=training, layers=layers, weight_lr=lr, first_epochs=3), federation, rounds=4)
+    recorder.run(
+        FedALA(training=training, layers=layers, weight_lr=lr, first_epochs=3), federation, rounds=4
+    )
     g = harness.initial(federation)
     old, weights = [g, g], [ones(g, names), ones(g, names)]
     for round, epochs in ((1, 0), (2, 3), (3, 1), (4, 1)):
@@ -80,21 +88,35 @@ def test_four_rounds(recorder, training, layers, names, lr):
             expected = mix(weights[client], g, old[client])
             harness.assert_close(personal, expected)
             x, y = harness.examples(federation, client, "test")
-            assert abs(float(by_set["clients"].loss_sum) - confusion(logits(expected, x), y)[1]) < 1e-11
+            assert (
+                abs(float(by_set["clients"].loss_sum) - confusion(logits(expected, x), y)[1])
+                < 1e-11
+            )
     assert min(weight.min() for w in weights for weight in w.values()) < 0.999
     if lr > 100:
         assert any((weight == 0).any() for w in weights for weight in w.values())
 
 
 def test_the_sample_differs_by_round_and_client(recorder):
-    recorder.run(FedALA(training=PLAIN), harness.make_federation(labels=([0, 1, 2] * 5,) * 2), rounds=3)
-    kept = {tuple(recorder.visit(round, "train", client).kept) for round in (1, 2, 3) for client in (0, 1)}
+    recorder.run(
+        FedALA(training=PLAIN), harness.make_federation(labels=([0, 1, 2] * 5,) * 2), rounds=3
+    )
+    kept = {
+        tuple(recorder.visit(round, "train", client).kept)
+        for round in (1, 2, 3)
+        for client in (0, 1)
+    }
     assert len(kept) == 6
 
 
 def test_the_defaults_are_those_of_the_paper():
     one = FedALA()
-    assert (one.layers, one.weight_lr, one.sample_share, one.primary_evaluation) == (1, 1.0, 0.8, "personalized")
+    assert (one.layers, one.weight_lr, one.sample_share, one.primary_evaluation) == (
+        1,
+        1.0,
+        0.8,
+        "personalized",
+    )
 
 
 def test_lower_layers_are_those_of_the_received_model(recorder):
@@ -111,18 +133,23 @@ def test_lower_layers_are_those_of_the_received_model(recorder):
 @pytest.mark.parametrize("option", ["weight_lr", "sample_share"])
 def test_with_weights_that_are_not_learned_it_is_fedavg(option):
     for task in (harness.task(), module()):
-        federation = make_federation(task) if task.input_shape == (4,) else harness.make_federation()
+        federation = (
+            make_federation(task) if task.input_shape == (4,) else harness.make_federation()
+        )
         ours, plain = (
             run(one, Reference(), federation, rounds=3)
             for one in (FedALA(training=HEAVY, layers=9, **{option: 0.0}), FedAvg(training=HEAVY))
         )
         for key, output in plain.of("personalize").items():
             for name, leaf in output[0].items():
-                assert torch.allclose(ours.of("personalize")[key][0][name], leaf, rtol=0, atol=1e-12), (key, name)
+                assert torch.allclose(
+                    ours.of("personalize")[key][0][name], leaf, rtol=0, atol=1e-12
+                ), (key, name)
 
 
 def test_with_one_client_the_old_model_is_the_received_one(recorder):
-    """Both ends of the mixture agree, so there is nothing to learn: W stays 1 and training is that of FedAvg."""
+    """Both ends of the mixture agree, so there is nothing to learn: W stays 1 and training is that
+    of FedAvg."""
     federation = harness.make_federation(labels=harness.LABELS[:1])
     recorder.run(FedALA(training=HEAVY, weight_lr=100.0), federation, rounds=3)
     w = harness.initial(federation)
@@ -134,14 +161,18 @@ def test_with_one_client_the_old_model_is_the_received_one(recorder):
 
 
 def test_who_never_trained_has_the_global_model(recorder):
-    """And the first epochs come in the second round that a client trains, whichever that is of the run."""
+    """And the first epochs come in the second round that a client trains, whichever that is of the
+    run."""
     federation = harness.make_federation()
     cohorts = Planned(cohorts={1: [0], 2: [0], 3: [0, 1], 4: [1]})
-    recorder.run(FedALA(training=PLAIN, first_epochs=4), federation, rounds=4, participation=cohorts)
+    recorder.run(
+        FedALA(training=PLAIN, first_epochs=4), federation, rounds=4, participation=cohorts
+    )
     g = harness.arrays(recorder.visit(2, "score", 1).shared)
     harness.assert_close(recorder.visit(2, "personalize", 1).output[0], g)
     epochs = {
-        (round, client): len(recorder.visit(round, "train", client).plans[0]) / -(-int(0.8 * SIZES[client]) // 5)
+        (round, client): len(recorder.visit(round, "train", client).plans[0])
+        / -(-int(0.8 * SIZES[client]) // 5)
         for round, client in [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
     }
     assert epochs == {(1, 0): 0, (2, 0): 4, (3, 0): 1, (3, 1): 0, (4, 1): 4}
@@ -165,10 +196,13 @@ def test_a_new_client_trains_then_learns_its_weights(recorder):
 
 
 def test_small_clients(recorder):
-    """Pitfall: clients smaller than a batch train too; a single example is no sample for the weights."""
+    """Pitfall: clients smaller than a batch train too; a single example is no sample for the
+    weights."""
     federation = harness.make_federation(labels=([0, 1, 2, 1, 1, 0], [1], [2, 2]))
     recorder.run(FedALA(training=Training(lr=0.1, epochs=1, batch_size=50)), federation, rounds=3)
-    steps = {client: int(recorder.visit(2, "train", client).output[2]["steps"]) for client in (0, 1, 2)}
+    steps = {
+        client: int(recorder.visit(2, "train", client).output[2]["steps"]) for client in (0, 1, 2)
+    }
     assert steps == {0: 11, 1: 1, 2: 11}
     for client in (0, 1, 2):
         visit = recorder.visit(3, "train", client)
@@ -183,7 +217,14 @@ def test_a_round_without_steps_does_not_count():
     download = Download(one.init_server(task, new_key(5)))
     for client, rounds in ((0, 1), (1, 0)):
         state = one.init_client(task, federation.info(client), new_key(5))
-        assert int(one.local_update(task, download, state, federation.data(client), new_key(0)).state.rounds) == rounds
+        assert (
+            int(
+                one.local_update(
+                    task, download, state, federation.data(client), new_key(0)
+                ).state.rounds
+            )
+            == rounds
+        )
 
 
 def test_layers_are_counted_from_the_end_without_buffers():
@@ -192,15 +233,24 @@ def test_layers_are_counted_from_the_end_without_buffers():
     for layers, prefixes in [(1, "6"), (2, "46"), (3, "146"), (4, "0146"), (9, "0146")]:
         federation = make_federation(task)
         weights = FedALA(layers=layers).init_client(task, federation.info(0), new_key(0)).weights
-        assert set(weights) == {f"{prefix}.{kind}" for prefix in prefixes for kind in ("weight", "bias")}
+        assert set(weights) == {
+            f"{prefix}.{kind}" for prefix in prefixes for kind in ("weight", "bias")
+        }
 
 
 def test_buffers_of_a_personal_model_are_those_received():
-    record = run(FedALA(training=HEAVY, layers=4, weight_lr=50.0), Reference(), make_federation(module()), rounds=3)
+    record = run(
+        FedALA(training=HEAVY, layers=4, weight_lr=50.0),
+        Reference(),
+        make_federation(module()),
+        rounds=3,
+    )
     g = record.reports[-1].personal[5]  # of a client without examples
     for client in (4, 6):
         personal = record.reports[-1].personal[client]
-        assert all(torch.equal(personal[name], g[name]) for name in ("1.running_mean", "1.running_var"))
+        assert all(
+            torch.equal(personal[name], g[name]) for name in ("1.running_mean", "1.running_var")
+        )
         assert not torch.equal(personal["1.weight"], g["1.weight"])
 
 
@@ -211,7 +261,10 @@ def test_warnings_and_refusals():
     for option in ("weight_lr", "sample_share"):
         (sentence,) = FedALA(**{option: 0.0}).warnings(task)
         assert sentence.startswith(f"with {option} 0") and sentence.endswith("this is FedAvg.")
-    assert describe(FedALA().onboarding) == "a round's training of all layers, then 10 epochs of mixing weights"
+    assert (
+        describe(FedALA().onboarding)
+        == "a round's training of all layers, then 10 epochs of mixing weights"
+    )
     for wrong in ({"layers": 0}, {"sample_share": 1.5}, {"weight_lr": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             FedALA(**wrong)

@@ -1,4 +1,5 @@
-"""FedAvg against McMahan et al. 2017, Algorithm 1: w <- sum_i (n_i / n) w_i, after SGD on every client."""
+"""FedAvg against McMahan et al. 2017, Algorithm 1: w <- sum_i (n_i / n) w_i, after SGD on every
+client."""
 
 from functools import partial
 
@@ -39,7 +40,9 @@ def test_the_gradient_by_hand_is_a_gradient():
 def test_two_rounds(recorder, training):
     federation = harness.make_federation()
     recorder.run(FedAvg(training=training), federation)
-    assert_batches = partial(harness.assert_epochs, epochs=training.epochs, drop_last=training.drop_last)
+    assert_batches = partial(
+        harness.assert_epochs, epochs=training.epochs, drop_last=training.drop_last
+    )
     w = harness.initial(federation)
     for round in (1, 2):
         trained = []
@@ -63,12 +66,15 @@ def test_two_rounds(recorder, training):
 
 def test_orders_differ_by_round_and_client(recorder):
     recorder.run(FedAvg(training=WHOLE), harness.make_federation(labels=([0, 1, 2] * 4,) * 2))
-    orders = {tuple(batch) for visit in recorder.visits.values() for plan in visit.plans for batch in plan}
+    orders = {
+        tuple(batch) for visit in recorder.visits.values() for plan in visit.plans for batch in plan
+    }
     assert len(orders) == 2 * 2 * WHOLE.epochs
 
 
 def test_weights_are_those_of_the_cohort(recorder):
-    """With one client a round, the global model is that client's, whatever the sizes of the others."""
+    """With one client a round, the global model is that client's, whatever the sizes of the
+    others."""
     federation = harness.make_federation()
     one = Participation(plan="fixed", count=1, full_last_round=False)
     recorder.run(FedAvg(training=HEAVY), federation, rounds=3, participation=one)

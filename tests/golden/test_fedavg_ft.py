@@ -1,4 +1,5 @@
-"""FedAvg-FT: federated averaging; a copy of the final model is tuned on the client's data and never sent back."""
+"""FedAvg-FT: federated averaging; a copy of the final model is tuned on the client's data and never
+sent back."""
 
 import pytest
 
@@ -24,13 +25,17 @@ def test_two_rounds(recorder, training, finetune, names):
         for client in (0, 1):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.model, w)
-            trained.append(sgd(w, *harness.examples(federation, client), visit.plans[0], training)[0])
+            trained.append(
+                sgd(w, *harness.examples(federation, client), visit.plans[0], training)[0]
+            )
         w = average(trained, SIZES)
         for client in (0, 1):
             x, y = harness.examples(federation, client)
             visit = recorder.visit(round, "personalize", client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, 3, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, 3, drop_last=training.drop_last
+            )
             tuned, *_ = sgd(w, x, y, batches, training, names)
             personal, diagnostics, by_set, _ = visit.output
             scores = by_set["clients"]

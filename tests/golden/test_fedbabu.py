@@ -1,4 +1,5 @@
-"""FedBABU against Oh et al. 2022: the body trained under a fixed random head; every client tunes a copy at the end."""
+"""FedBABU against Oh et al. 2022: the body trained under a fixed random head; every client tunes a
+copy at the end."""
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ def test_two_rounds(recorder, training, finetune, names):
             harness.assert_close(visit.shared.body, harness.part(w, BODY))
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             trained.append(sgd(w, x, y, batches, training, BODY)[0])
             harness.assert_close(visit.output[1]["body"].value, harness.part(trained[-1], BODY))
             assert int(visit.output[2]["steps"]) == len(batches)
@@ -40,13 +43,18 @@ def test_two_rounds(recorder, training, finetune, names):
             x, y = harness.examples(federation, client)
             visit = recorder.visit(round, "personalize", client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, 3, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, 3, drop_last=training.drop_last
+            )
             tuned, *_ = sgd(w, x, y, batches, training, names)
             personal, diagnostics, by_set, _ = visit.output
             harness.assert_close(personal.model, tuned)
             assert int(diagnostics["steps"]) == len(batches)
             x, y = harness.examples(federation, client, "test")
-            for scores, params in ((by_set["clients"], tuned), (recorder.visit(round, "score", client).output, w)):
+            for scores, params in (
+                (by_set["clients"], tuned),
+                (recorder.visit(round, "score", client).output, w),
+            ):
                 correct, loss = confusion(logits(params, x), y)
                 assert scores.class_correct.tolist() == correct.tolist()
                 assert abs(float(scores.loss_sum) - loss) < 1e-11
@@ -54,7 +62,8 @@ def test_two_rounds(recorder, training, finetune, names):
 
 @pytest.mark.parametrize("num_new", [0, 1])
 def test_all_have_one_head_that_nobody_trains_or_sends(recorder, num_new):
-    """Pitfall: a head whose gradient is zeroed drifts under momentum and decay; here not a bit of it changes."""
+    """Pitfall: a head whose gradient is zeroed drifts under momentum and decay; here not a bit of
+    it changes."""
     federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=num_new)
     heavy = Training(lr=0.1, momentum=0.9, weight_decay=0.1, steps=100, batch_size=5)
     recorder.run(FedBABU(training=heavy), federation)
@@ -63,13 +72,16 @@ def test_all_have_one_head_that_nobody_trains_or_sends(recorder, num_new):
         state, upload, *_ = recorder.visit(2, "train", client).output
         scored = recorder.visit(2, "score", client).shared.model
         for name in HEAD:
-            assert torch.equal(state[name], harness.initial_params(federation)[name]) and torch.equal(
-                scored[name], harness.initial_params(federation)[name]
-            )
+            assert torch.equal(
+                state[name], harness.initial_params(federation)[name]
+            ) and torch.equal(scored[name], harness.initial_params(federation)[name])
         assert set(upload) == set(recorder.visit(2, "train", client).shared._fields) == {"body"}
     numbers = sum(harness.initial_params(federation)[name].numel() for name in BODY)
     for report in recorder.reports:
-        assert report.bytes_down == 4 * numbers * cohort and report.bytes_up == 4 * (numbers + 1) * cohort
+        assert (
+            report.bytes_down == 4 * numbers * cohort
+            and report.bytes_up == 4 * (numbers + 1) * cohort
+        )
 
 
 def test_tuning_of_the_head_leaves_the_body_with_its_buffers(recorder):
@@ -102,7 +114,9 @@ def test_without_tuning_all_predict_with_the_global_model(recorder):
     federation = harness.make_federation()
     algorithm = FedBABU(training=TRAINING, finetune_epochs=0)
     recorder.run(algorithm, federation)
-    assert algorithm.warnings(federation.common_task) and not FedBABU().warnings(federation.common_task)
+    assert algorithm.warnings(federation.common_task) and not FedBABU().warnings(
+        federation.common_task
+    )
     scored = recorder.visit(2, "score", 0).shared.model
     for client in (0, 1):
         personal = recorder.visit(2, "personalize", client).output[0].model
@@ -119,5 +133,7 @@ def test_it_is_not_fedper(recorder):
 
 
 def test_a_wrong_option_is_refused():
-    with pytest.raises(ConfigError, match=r"FedBABU\.finetune must be one of 'all', 'head', got 'body'"):
+    with pytest.raises(
+        ConfigError, match=r"FedBABU\.finetune must be one of 'all', 'head', got 'body'"
+    ):
         FedBABU(finetune="body")

@@ -1,4 +1,5 @@
-"""FedBN: normalization layers, parameters and statistics, stay with their clients; the other layers are averaged."""
+"""FedBN: normalization layers, parameters and statistics, stay with their clients; the other layers
+are averaged."""
 
 from dataclasses import replace
 
@@ -33,7 +34,8 @@ EPSILON, MOMENTUM = 1e-5, 0.1
 
 
 def make_federation(labels=harness.LABELS, **options):
-    """Clients with a linear layer, batch normalization, ReLU and a linear head; no layer is called "bn"."""
+    """Clients with a linear layer, batch normalization, ReLU and a linear head; no layer is called
+    "bn"."""
     layers = [nn.Linear(harness.INPUTS, harness.HIDDEN), nn.BatchNorm1d(harness.HIDDEN), nn.ReLU()]
     module = nn.Sequential(*layers, nn.Linear(harness.HIDDEN, harness.CLASSES))
     model = from_module(module, input_shape=(harness.INPUTS,), num_classes=harness.CLASSES)
@@ -56,7 +58,8 @@ def predict(w, x):
 
 
 def gradient(w, x, y):
-    """Gradient of the mean cross-entropy with the statistics of the batch, and the new running statistics."""
+    """Gradient of the mean cross-entropy with the statistics of the batch, and the new running
+    statistics."""
     n, before = len(y), x @ w["0.weight"].T + w["0.bias"]
     mean, var = before.mean(0), before.var(0)
     deviation = np.sqrt(var + EPSILON)
@@ -86,7 +89,9 @@ def sgd(w, x, y, batches, training, names):
         slope, statistics = gradient(w, x[batch], y[batch])
         moved = {}
         for name in names:
-            velocity[name] = training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            velocity[name] = (
+                training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            )
             moved[name] = w[name] - training.lr * velocity[name]
         w = {**w, **moved, **statistics}
     return w
@@ -103,7 +108,9 @@ def test_two_rounds(recorder, training):
             harness.assert_close(visit.shared.model, pick(models[client], OTHERS))
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             models[client] = sgd(models[client], x, y, batches, training, NORM + OTHERS)
             state, upload, _, scores = visit.output
             harness.assert_close(state, pick(models[client], NORM + STATISTICS))
@@ -165,7 +172,9 @@ def test_without_normalization_layers_it_is_fedavg(recorder):
         one, two = tree.paths(visit.output), tree.paths(visits[1][key].output)
         assert one.keys() == two.keys()
         assert all(torch.equal(leaf, two[path]) for path, leaf in one.items()), key
-    assert FedBN().warnings(federation.common_task) == ["the model has no normalization layers: this is FedAvg."]
+    assert FedBN().warnings(federation.common_task) == [
+        "the model has no normalization layers: this is FedAvg."
+    ]
     assert FedBN().warnings(make_federation().common_task) == []
 
 
@@ -179,7 +188,8 @@ def test_without_normalization_layers_it_is_fedavg(recorder):
     ids=["resnet18_gn", "wideresnet16", "wideresnet16-batch"],
 )
 def test_normalization_layers_are_never_sent(model):
-    """They go by the kind of their layer, whatever its name: also a shortcut's, also group normalization."""
+    """They go by the kind of their layer, whatever its name: also a shortcut's, also group
+    normalization."""
     task = Task(model, 4, (3, 8, 8))
     sent = set(FedBN().messages(task)["model"].leaf_shapes())
     own = set(FedBN().init_client(task, (), new_key(1)))

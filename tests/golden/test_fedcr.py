@@ -1,6 +1,8 @@
-"""FedCR against its specification (Zhang et al. 2023, and the released code), two clients, two rounds.
+"""FedCR against its specification (Zhang et al. 2023, and the released code), two clients, two
+rounds.
 
-The expected side, ``tests/golden/cr.py``, is given the order of examples and the normal numbers that the library draws.
+The expected side, ``tests/golden/cr.py``, is given the order of examples and the normal numbers
+that the library draws.
 """
 
 import numpy as np
@@ -19,9 +21,14 @@ V = 2
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5, clip_norm=0.2)
 DROPPING = Training(lr=0.3, epochs=3, batch_size=4, drop_last=True)
 VARIANTS = {
-    "reference": (FedCR(latent_dim=V, samples=3, prediction_samples=4, head_epochs=2, beta=0.05), cr.Setting(0.05)),
+    "reference": (
+        FedCR(latent_dim=V, samples=3, prediction_samples=4, head_epochs=2, beta=0.05),
+        cr.Setting(0.05),
+    ),
     "paper": (
-        FedCR.from_preset("paper", latent_dim=V, samples=3, prediction_samples=4, head_epochs=2, beta=0.05),
+        FedCR.from_preset(
+            "paper", latent_dim=V, samples=3, prediction_samples=4, head_epochs=2, beta=0.05
+        ),
         cr.Setting(0.05, mean_of_probabilities=True),
     ),
     "private bodies": (FedCR(latent_dim=V, aggregate_body=False, head_epochs=3), cr.Setting()),
@@ -40,7 +47,10 @@ def draws(round, client, purpose, step, shape, *, seed=5):
 def noises(round, client, purpose, batches, samples):
     """Return the noise of every batch of a phase."""
     purpose = (*purpose, "noise")
-    return [draws(round, client, purpose, step, (len(batch), samples, V)) for step, batch in enumerate(batches)]
+    return [
+        draws(round, client, purpose, step, (len(batch), samples, V))
+        for step, batch in enumerate(batches)
+    ]
 
 
 def given(algorithm, training):
@@ -57,7 +67,9 @@ class Expected:
         initial = GaussianModel(task.model, V, task.num_classes).init(new_key(5).common("model"))
         self.federation, self.algorithm, self.setting = federation, algorithm, setting
         start = harness.arrays(initial)
-        self.heads = {client: {name: start[name] for name in cr.HEAD} for client in federation.known}
+        self.heads = {
+            client: {name: start[name] for name in cr.HEAD} for client in federation.known
+        }
         body = {name: value for name, value in start.items() if name not in cr.HEAD}
         self.bodies = dict.fromkeys(federation.known, body)
         self.classes = cr.Classes(np.zeros((task.num_classes, V)), np.ones((task.num_classes, V)))
@@ -71,14 +83,18 @@ class Expected:
             products.append(own)
         body, self.classes = cr.server_round(self.classes, bodies, products)
         shared = self.algorithm.aggregate_body
-        self.bodies = {client: body if shared else bodies[client] for client in self.federation.known}
+        self.bodies = {
+            client: body if shared else bodies[client] for client in self.federation.known
+        }
 
     def _assert_update(self, visit, round, client):
         algorithm, training = self.algorithm, self.algorithm.training
         self._assert_download(visit.shared)
         x, y = harness.examples(self.federation, client)
         (batches,) = visit.plans
-        harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+        harness.assert_epochs(
+            batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+        )
         start = {**self.bodies[client], **self.heads[client]}
         drawn = noises(round, client, ("train",), batches, algorithm.samples)
         last = len(batches) - len(batches) // training.epochs
@@ -107,7 +123,9 @@ class Expected:
         harness.assert_close(shared.stds, self.classes.stds)
 
     def _assert_upload(self, upload, body, products):
-        fields = {"precisions", "weighted_means"} | ({"body"} if self.algorithm.aggregate_body else set())
+        fields = {"precisions", "weighted_means"} | (
+            {"body"} if self.algorithm.aggregate_body else set()
+        )
         assert set(upload) == fields
         if "body" in fields:
             harness.assert_close(upload["body"].value, body)
@@ -126,14 +144,20 @@ class Expected:
             (batches,) = visit.plans
             training = algorithm.training
             harness.assert_epochs(
-                batches, len(y), training.batch_size, algorithm.head_epochs, drop_last=training.drop_last
+                batches,
+                len(y),
+                training.batch_size,
+                algorithm.head_epochs,
+                drop_last=training.drop_last,
             )
             drawn = noises(round, client, ("personalize", "head"), batches, algorithm.samples)
             start = {**self.bodies[client], **self.heads[client]}
             w = cr.tune_head(start, x, y, batches, drawn, training, self.setting)
             harness.assert_close(personal.model, w)
             assert int(diagnostics["steps"]) == len(batches)
-            noise = draws(round, client, ("personalize", "prediction"), 0, (algorithm.prediction_samples, V))
+            noise = draws(
+                round, client, ("personalize", "prediction"), 0, (algorithm.prediction_samples, V)
+            )
             harness.assert_close(personal.noise, noise)
             x, _ = harness.examples(self.federation, client, "test")
             logits = algorithm.predict(self.federation.common_task, personal, torch.from_numpy(x))
@@ -160,7 +184,8 @@ def test_two_rounds(recorder, training, variant):
 
 
 def test_what_is_sent(recorder):
-    """Body + 2 V numbers per class down, body + 2 V numbers per class that the client has up; never a head."""
+    """Body + 2 V numbers per class down, body + 2 V numbers per class that the client has up; never
+    a head."""
     federation = harness.make_federation()
     recorder.run(FedCR(training=TRAINING, latent_dim=V), federation, rounds=1)
     body = harness.INPUTS * harness.HIDDEN + harness.HIDDEN + harness.HIDDEN * 2 * V + 2 * V
@@ -169,7 +194,9 @@ def test_what_is_sent(recorder):
     assert recorder.reports[0].bytes_down == 4 * 2 * (body + 2 * V * harness.CLASSES)
     masks = 2 * 2  # two sums of two clients: a bit for each class
     assert recorder.reports[0].bytes_up == 4 * (2 * body + 2 * V * sum(present)) + masks
-    assert set(recorder.visit(1, "train", 0).shared.body) == set(recorder.visit(1, "train", 0).output[1]["body"].value)
+    assert set(recorder.visit(1, "train", 0).shared.body) == set(
+        recorder.visit(1, "train", 0).output[1]["body"].value
+    )
 
 
 def test_without_bodies_the_class_gaussians_alone_are_sent(recorder):
@@ -183,4 +210,9 @@ def test_the_presets_are_what_they_say():
     assert FedCR.from_preset("reference") == FedCR()
     paper = FedCR.from_preset("paper")
     assert (paper.likelihood, paper.prediction) == ("log_expected", "mean_probabilities")
-    assert (paper.beta, paper.samples, paper.prediction_samples, paper.head_epochs) == (5e-4, 18, 18, 10)
+    assert (paper.beta, paper.samples, paper.prediction_samples, paper.head_epochs) == (
+        5e-4,
+        18,
+        18,
+        10,
+    )

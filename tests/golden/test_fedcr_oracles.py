@@ -1,4 +1,5 @@
-"""What must hold for FedCR whatever the numbers, and on clients that hardly have data or damaged data."""
+"""What must hold for FedCR whatever the numbers, and on clients that hardly have data or damaged
+data."""
 
 from dataclasses import replace
 
@@ -34,7 +35,8 @@ def stochastic(task=None):
 
 
 def test_without_noise_and_alignment_gradients_are_those_of_a_bottleneck():
-    """FedPer with a linear layer of V units in front of the head; what is left of the noise has deviation 1e-6."""
+    """FedPer with a linear layer of V units in front of the head; what is left of the noise has
+    deviation 1e-6."""
     task = stochastic()
     params = task.model.init(new_key(0))
     params["gaussian.weight"][V:], params["gaussian.bias"][V:] = 0.0, -1000.0
@@ -43,7 +45,9 @@ def test_without_noise_and_alignment_gradients_are_those_of_a_bottleneck():
     batch = Batch(x, y, torch.ones(7))
     classes = Gaussians(torch.ones(CLASSES, V), torch.full((CLASSES, V), 0.1))
     params = {name: value.requires_grad_() for name, value in params.items()}
-    output = alignment_loss(task, params, classes, batch, new_key(0), samples=3, kind="expected_log", beta=0.0)
+    output = alignment_loss(
+        task, params, classes, batch, new_key(0), samples=3, kind="expected_log", beta=0.0
+    )
     found = torch.autograd.grad(output.loss, list(params.values()))
     hidden = (x @ params["hidden.weight"].T + params["hidden.bias"]).relu()
     z = hidden @ params["gaussian.weight"][:V].T + params["gaussian.bias"][:V]
@@ -55,14 +59,20 @@ def test_without_noise_and_alignment_gradients_are_those_of_a_bottleneck():
 
 
 def received(parts):
-    """Return what the server makes of (precision, mean, classes) of some clients, without bodies."""
+    """Return what the server makes of (precision, mean, classes) of some clients, without
+    bodies."""
     uploads = []
     for precision, mean, held in parts:
         rows = torch.zeros(CLASSES)
         rows[list(held)] = 1.0
         precisions = torch.full((CLASSES, V), float(precision)) * rows[:, None]
-        uploads.append({"precisions": Sum(precisions, rows), "weighted_means": Sum(precisions * mean, rows)})
-    return {name: reduce_field(dict(enumerate([upload[name] for upload in uploads]))) for name in uploads[0]}
+        uploads.append(
+            {"precisions": Sum(precisions, rows), "weighted_means": Sum(precisions * mean, rows)}
+        )
+    return {
+        name: reduce_field(dict(enumerate([upload[name] for upload in uploads])))
+        for name in uploads[0]
+    }
 
 
 def test_a_class_that_nobody_has_stays_and_others_become_sharper_with_every_expert():
@@ -70,7 +80,9 @@ def test_a_class_that_nobody_has_stays_and_others_become_sharper_with_every_expe
     old = ServerState((), torch.full((CLASSES, V), 7.0), torch.full((CLASSES, V), 0.3))
     last = torch.ones(V)
     for count in (1, 2, 5):
-        new, _ = one.aggregate(old, received([(4.0, 3.0, (0, 1))] * count), Cohort(torch.arange(count), 9, 1, 1))
+        new, _ = one.aggregate(
+            old, received([(4.0, 3.0, (0, 1))] * count), Cohort(torch.arange(count), 9, 1, 1)
+        )
         assert_same_bits((new.means[2], new.stds[2]), (old.means[2], old.stds[2]))
         harness.assert_close(new.stds[:2] ** -2, np.full((2, V), 1 + 4.0 * count))
         harness.assert_close(new.means[:2], np.full((2, V), 12.0 * count / (1 + 4.0 * count)))
@@ -122,7 +134,8 @@ def test_tuning_changes_no_bit_of_the_body(augmented):
 
 
 def test_cached_features_change_nothing():
-    """Inputs that are no images cannot be mirrored, so the flag only makes the tuning compute features anew."""
+    """Inputs that are no images cannot be mirrored, so the flag only makes the tuning compute
+    features anew."""
     federation = make_federation(TASKS["mlp"](), (6, 9), ())
     runs = [
         run(replace(ONE, training=replace(TRAINING, flip=flip)), Reference(), federation, rounds=1)
@@ -162,14 +175,18 @@ def test_a_prediction_depends_on_its_example_alone(recorder, prediction):
     assert not torch.equal(personal.noise, other.noise)
 
 
-@pytest.mark.parametrize("labels", [[2], [1, 1, 1], [0, 2]], ids=["one example", "one class", "two examples"])
+@pytest.mark.parametrize(
+    "labels", [[2], [1, 1, 1], [0, 2]], ids=["one example", "one class", "two examples"]
+)
 def test_small_clients(recorder, labels):
     federation = harness.make_federation((USUAL, labels))
     recorder.run(ONE, federation)
     assert recorder.reports[0].events == recorder.reports[1].events == []
     upload = recorder.visit(1, "train", 1).output[1]
     assert set(np.flatnonzero(upload["precisions"].rows)) == set(labels)
-    if labels == [2]:  # a product of one: the Gaussian of the last step, whose deviations start near softplus(0)
+    if labels == [
+        2
+    ]:  # a product of one: the Gaussian of the last step, whose deviations start near softplus(0)
         std = upload["precisions"].value[2].rsqrt()
         assert (std > 0.3).all() and (std < 1.5).all()
 
@@ -199,11 +216,15 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch):
 
     federation = harness.make_federation((*harness.LABELS, USUAL), change=damage)
     damaged = harness.Recorder(monkeypatch).run(ONE, federation)
-    alone = harness.Recorder(monkeypatch).run(ONE, replace(federation, splits=federation.splits[:2]))
+    alone = harness.Recorder(monkeypatch).run(
+        ONE, replace(federation, splits=federation.splits[:2])
+    )
     for report in damaged.reports:
         assert [event["client"] for event in report.events if event["kind"] == "quarantine"] == [2]
     for client in (0, 1):
-        first, second = (recording.visit(2, "personalize", client) for recording in (damaged, alone))
+        first, second = (
+            recording.visit(2, "personalize", client) for recording in (damaged, alone)
+        )
         assert_same_bits(first.shared, second.shared)
         assert_same_bits(first.output, second.output)
 
@@ -252,26 +273,35 @@ def test_engines_agree(kind, options):
 
 def test_engines_agree_with_augmentation():
     training = replace(TRAINING, crop_padding=2, flip=True)
-    one, federation = replace(ONE, training=training), make_federation(TASKS["cnn"](), (1, 4, 9), (3,))
+    one, federation = (
+        replace(ONE, training=training),
+        make_federation(TASKS["cnn"](), (1, 4, 9), (3,)),
+    )
     assert_close_runs(run(one, Reference(), federation), run(one, Batched(32), federation))
 
 
 def mixed(one, other):
     """Return a federation whose clients have one model and another in turn."""
     federation = make_federation(one)
-    return replace(federation, client_tasks=[(one, other)[client % 2] for client in range(len(federation.splits))])
+    return replace(
+        federation,
+        client_tasks=[(one, other)[client % 2] for client in range(len(federation.splits))],
+    )
 
 
 @pytest.mark.parametrize("engine", [Batched(), Batched(2)])
 def test_private_bodies_may_differ_in_architecture(float64, engine):
-    """Clients then share the Gaussians of the classes alone, which have V dimensions whatever the body."""
+    """Clients then share the Gaussians of the classes alone, which have V dimensions whatever the
+    body."""
     small = TASKS["mlp"]()
     wide = small._replace(model=mlp((4,), small.num_classes, hidden=9))
     algorithm = replace(ONE, aggregate_body=False)
     runs = [run(algorithm, how, mixed(small, wide)) for how in (Reference(), engine)]
     assert_close_runs(*runs, tolerance=1e-11)
     personal = runs[0].reports[-1].personal
-    shapes = {client: tuple(model.model["hidden.weight"].shape) for client, model in personal.items()}
+    shapes = {
+        client: tuple(model.model["hidden.weight"].shape) for client, model in personal.items()
+    }
     assert shapes[0] == (5, 4) and shapes[1] == (9, 4)
 
 

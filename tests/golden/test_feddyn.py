@@ -27,7 +27,8 @@ COHORTS = Planned(cohorts={2: [1], 3: [0]})
 
 
 def regularized_sgd(start, x, y, batches, training, alpha, g):
-    """SGD with momentum and coupled decay on CE - <g, w - start> + alpha / 2 |w - start|^2; w and the mean loss."""
+    """SGD with momentum and coupled decay on CE - <g, w - start> + alpha / 2 |w - start|^2; w and
+    the mean loss."""
     w, velocity, losses = dict(start), dict.fromkeys(ALL, 0.0), []
     for batch in batches:
         move = {name: w[name] - start[name] for name in ALL}
@@ -45,17 +46,22 @@ def watch_servers(monkeypatch):
     """Return the list that every new server state goes into."""
     servers = []
     original = FedDyn.aggregate
-    monkeypatch.setattr(FedDyn, "aggregate", lambda *a: servers.append(original(*a)[0]) or (servers[-1], ()))
+    monkeypatch.setattr(
+        FedDyn, "aggregate", lambda *a: servers.append(original(*a)[0]) or (servers[-1], ())
+    )
     return servers
 
 
 @pytest.mark.parametrize("training", [PLAIN, HEAVY], ids=["plain", "heavy"])
 @pytest.mark.parametrize("alpha", [0.01, 0.5])
 def test_four_rounds(recorder, monkeypatch, training, alpha):
-    """h moves by the sum over the cohort divided by the population; the mean over the cohort is a plain one."""
+    """h moves by the sum over the cohort divided by the population; the mean over the cohort is a
+    plain one."""
     servers = watch_servers(monkeypatch)
     federation = harness.make_federation()
-    recorder.run(FedDyn(training=training, alpha=alpha), federation, rounds=4, participation=COHORTS)
+    recorder.run(
+        FedDyn(training=training, alpha=alpha), federation, rounds=4, participation=COHORTS
+    )
     w = harness.initial(federation)
     h, own = harness.zeros(w), [harness.zeros(w), harness.zeros(w)]
     for report, server in zip(recorder.reports, servers, strict=True):
@@ -74,7 +80,9 @@ def test_four_rounds(recorder, monkeypatch, training, alpha):
             harness.assert_close(state.gradient, own[client])
             assert int(metrics["steps"]) == len(batches)
             assert float(metrics["loss"]) == pytest.approx(loss, abs=1e-12)
-        h = {name: h[name] - alpha / 2 * sum(new[name] - w[name] for new in trained) for name in ALL}
+        h = {
+            name: h[name] - alpha / 2 * sum(new[name] - w[name] for new in trained) for name in ALL
+        }
         w = {name: np.mean([new[name] for new in trained], 0) - h[name] / alpha for name in ALL}
         harness.assert_close(server.gradient, h)
         harness.assert_close(server.model, w)
@@ -91,14 +99,17 @@ def test_h_is_the_mean_of_all_clients_gradients(monkeypatch):
     cohorts = Planned(cohorts={1: [0, 2], 2: [1], 3: [1, 2]})
     federation = make_federation(perceptron(), (8, 5, 9, 0), ())
     record = run(FedDyn(training=PLAIN), Reference(), federation, rounds=3, participation=cohorts)
-    states = {client: output[0].gradient for (_, client), output in record.of("train").items()}  # the last of each
+    states = {
+        client: output[0].gradient for (_, client), output in record.of("train").items()
+    }  # the last of each
     for name, h in servers[-1].gradient.items():
         total = sum(state[name] for state in states.values())
         assert torch.allclose(total / 4, h, rtol=0, atol=1e-12) and h.abs().max() > 1e-5
 
 
 def test_the_first_round_of_clients_is_fedproxs(monkeypatch):
-    """While nothing is accumulated, clients only feel the distance; the server goes twice as far as their mean."""
+    """While nothing is accumulated, clients only feel the distance; the server goes twice as far as
+    their mean."""
     servers = watch_servers(monkeypatch)
     federation = make_federation(perceptron(), (8, 5, 9), ())
     dyn, prox = (
@@ -108,7 +119,9 @@ def test_the_first_round_of_clients_is_fedproxs(monkeypatch):
     uploads = [dyn.of("train")[1, client][1]["model"].value for client in range(3)]
     for client, upload in enumerate(uploads):
         other = prox.of("train")[1, client][1]["model"].value
-        assert all(torch.allclose(leaf, other[name], rtol=0, atol=1e-13) for name, leaf in upload.items())
+        assert all(
+            torch.allclose(leaf, other[name], rtol=0, atol=1e-13) for name, leaf in upload.items()
+        )
     initial = federation.common_task.model.init(new_key(3).common("model"))
     for name, leaf in servers[0].model.items():
         mean = sum(upload[name] for upload in uploads) / 3
@@ -116,27 +129,35 @@ def test_the_first_round_of_clients_is_fedproxs(monkeypatch):
 
 
 def test_it_ends_where_the_mean_gradient_vanishes():
-    """Many local steps on clients of different classes carry FedAvg away from every stationary point."""
+    """Many local steps on clients of different classes carry FedAvg away from every stationary
+    point."""
     federation = harness.make_federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
     training = Training(lr=0.2, epochs=10, batch_size=0)
     norms = []
     for one in (FedAvg(training=training), FedDyn(training=training, alpha=1.0)):
-        record = run(one, Reference(), federation, rounds=30, evaluate_every=0, personalized_every=0)
+        record = run(
+            one, Reference(), federation, rounds=30, evaluate_every=0, personalized_every=0
+        )
         w = harness.arrays(record.reports[-1].personal[0])
         slopes = [gradient(w, *harness.examples(federation, client)) for client in (0, 1)]
-        norms.append(np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2)
+        norms.append(
+            np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2
+        )
     assert norms[1] < 0.05 < 0.3 < norms[0]
 
 
 def test_gradients_are_those_at_the_local_minimum(recorder):
-    """After long local training g_i is the gradient of the client's loss where it ended, in every round."""
+    """After long local training g_i is the gradient of the client's loss where it ended, in every
+    round."""
     federation = harness.make_federation()
     training = Training(lr=0.1, batch_size=0, epochs=200)
     recorder.run(FedDyn(training=training, alpha=5.0), federation)
     for round in (1, 2):
         for client in (0, 1):
             state, upload, *_ = recorder.visit(round, "train", client).output
-            slope = gradient(harness.arrays(upload["model"].value), *harness.examples(federation, client))
+            slope = gradient(
+                harness.arrays(upload["model"].value), *harness.examples(federation, client)
+            )
             for name in ALL:
                 np.testing.assert_allclose(state.gradient[name].numpy(), slope[name], atol=1e-8)
                 assert np.abs(slope[name]).max() > 1e-3
@@ -158,7 +179,8 @@ def test_buffers_are_plain_averages_without_a_correction(monkeypatch):
 
 
 def test_buffers_are_not_penalized():
-    """While parameters hardly move, running statistics do, and the recorded loss does not feel it."""
+    """While parameters hardly move, running statistics do, and the recorded loss does not feel
+    it."""
     federation = make_federation(federations.module(), (9, 14), ())
     still = Training(lr=1e-13, epochs=3, batch_size=5)
     plain, strong = (
@@ -176,7 +198,9 @@ def test_no_step_no_change():
     task = federation.common_task
     model = one.init_server(task, new_key(0)).model
     state = tree.map(lambda leaf: leaf + 0.2, one.init_client(task, federation.info(1), new_key(0)))
-    update = one.local_update(one.bind(task), Download(ModelState(model)), state, federation.data(1), new_key(0))
+    update = one.local_update(
+        one.bind(task), Download(ModelState(model)), state, federation.data(1), new_key(0)
+    )
     assert_same_bits(update.state, state)
     assert_same_bits(update.upload["model"].value, model)
 

@@ -1,6 +1,7 @@
 """FedLDA against its specification (McLaughlin and Su 2023), two clients, two rounds.
 
-What stands in ``tests/golden/lda.py`` was written from the equations, without the library's arithmetic.
+What stands in ``tests/golden/lda.py`` was written from the equations, without the library's
+arithmetic.
 """
 
 from dataclasses import replace
@@ -32,16 +33,27 @@ def assert_run(recorder, federation, algorithm, *, rounds=2):
             visit = recorder.visit(round, "train", client)
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), algorithm.training.batch_size, algorithm.training.epochs)
+            harness.assert_epochs(
+                batches, len(y), algorithm.training.batch_size, algorithm.training.epochs
+            )
             updates[client] = lda.local_round(body, shared, x, y, batches, algorithm)
             assert_update(visit, federation, client, *updates[client], shared, algorithm)
         body, shared = lda.server_average(list(updates.values()), sizes)
         for client in [*federation.known, *federation.new]:
-            own = updates[client][0] if algorithm.evaluated_body == "local" and client in updates else body
+            own = (
+                updates[client][0]
+                if algorithm.evaluated_body == "local" and client in updates
+                else body
+            )
             personal, _, scores, _ = recorder.visit(round, "personalize", client).output
             assert_personal(personal, federation, client, own, shared, algorithm)
             x, y = harness.examples(federation, client, "test")
-            assert_scores(scores["clients"], logits_of(federation, client, own, shared, algorithm), y, TOLERANCE)
+            assert_scores(
+                scores["clients"],
+                logits_of(federation, client, own, shared, algorithm),
+                y,
+                TOLERANCE,
+            )
 
 
 def logits_of(federation, client, body, shared, algorithm):
@@ -50,10 +62,13 @@ def logits_of(federation, client, body, shared, algorithm):
 
 
 def assert_update(visit, federation, client, body, gaussian, shared, algorithm):
-    """Compare a client's upload, and its scores right after training: its own body, the server's Gaussian."""
+    """Compare a client's upload, and its scores right after training: its own body, the server's
+    Gaussian."""
     _, upload, metrics, scores = visit.output
     assert set(upload) == {"body", "means", "covariance"}
-    assert {float(entry.weight) for entry in upload.values()} == {len(federation.splits[client].train)}
+    assert {float(entry.weight) for entry in upload.values()} == {
+        len(federation.splits[client].train)
+    }
     harness.assert_close(upload["body"].value, body, TOLERANCE)
     harness.assert_close(upload["means"].value, gaussian.means, TOLERANCE)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, TOLERANCE)
@@ -61,7 +76,9 @@ def assert_update(visit, federation, client, body, gaussian, shared, algorithm):
     condition = np.linalg.cond(fda.shrink(shared.covariance, algorithm.shrinkage))
     harness.assert_close(metrics["max_head_weight"], np.abs(weight).max(), TOLERANCE)
     harness.assert_close(metrics["covariance_condition"], condition, 1e-9)
-    harness.assert_close(metrics["feature_scale"], np.sqrt(np.diag(shared.covariance)).mean(), TOLERANCE)
+    harness.assert_close(
+        metrics["feature_scale"], np.sqrt(np.diag(shared.covariance)).mean(), TOLERANCE
+    )
     _, y = harness.examples(federation, client, "test")
     assert_scores(scores, logits_of(federation, client, body, shared, algorithm), y, TOLERANCE)
 
@@ -72,7 +89,9 @@ def assert_personal(personal, federation, client, body, shared, algorithm):
     harness.assert_close(personal.means, shared.means, TOLERANCE)
     harness.assert_close(personal.covariance, shared.covariance, TOLERANCE)
     labels = harness.examples(federation, client)[1]
-    harness.assert_close(personal.prior, fda.prior(labels, harness.CLASSES, algorithm.prior_smoothing))
+    harness.assert_close(
+        personal.prior, fda.prior(labels, harness.CLASSES, algorithm.prior_smoothing)
+    )
     x, _ = harness.examples(federation, client, "test")
     given = FedLDA().predict(federation.common_task, personal, torch.from_numpy(x))
     harness.assert_close(given, logits_of(federation, client, body, shared, algorithm), TOLERANCE)
@@ -101,8 +120,13 @@ def test_two_rounds(recorder, options):
 
 
 def test_the_paper_preset_is_lda_as_written(recorder):
-    """Empirical frequencies, the covariance as it is estimated, and its inverse: nothing is added anywhere."""
-    assert dict(FedLDA.presets["paper"]) == {"prior_smoothing": 1e-300, "cov_ridge": 0.0, "shrinkage": 0.0}
+    """Empirical frequencies, the covariance as it is estimated, and its inverse: nothing is added
+    anywhere."""
+    assert dict(FedLDA.presets["paper"]) == {
+        "prior_smoothing": 1e-300,
+        "cov_ridge": 0.0,
+        "shrinkage": 0.0,
+    }
     federation = harness.make_federation()
     algorithm = FedLDA.from_preset("paper", training=TRAINING)
     recorder.run(algorithm, federation)
@@ -139,7 +163,9 @@ def test_a_class_without_any_example_keeps_its_initial_mean(recorder):
     federation = harness.make_federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
     recorder.run(FedLDA(training=TRAINING), federation)
     assert_run(recorder, federation, FedLDA(training=TRAINING))
-    first, last = (recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize")))
+    first, last = (
+        recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize"))
+    )
     harness.assert_close(last, first.numpy())
 
 
@@ -150,7 +176,10 @@ def test_new_clients_and_those_without_data_need_their_class_frequencies_only(re
     recorder.run(algorithm, federation)
     assert_run(recorder, federation, algorithm)
     for client in (2, 3):
-        assert recorder.visit(2, "personalize", client).plans == [] and (1, "train", client) not in recorder.visits
+        assert (
+            recorder.visit(2, "personalize", client).plans == []
+            and (1, "train", client) not in recorder.visits
+        )
 
 
 def test_what_the_server_starts_with(recorder):
@@ -158,9 +187,15 @@ def test_what_the_server_starts_with(recorder):
     recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
     initial = harness.initial(federation)
-    assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(BODY)
+    assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(
+        BODY
+    )
     assert np.array_equal(shared.covariance, np.eye(harness.HIDDEN))
-    assert np.abs(shared.means).max() <= 0.1 and shared.means.min() < -0.05 and shared.means.max() > 0.05
+    assert (
+        np.abs(shared.means).max() <= 0.1
+        and shared.means.min() < -0.05
+        and shared.means.max() > 0.05
+    )
 
 
 def test_the_global_model_has_equally_likely_classes(recorder):
@@ -169,12 +204,15 @@ def test_the_global_model_has_equally_likely_classes(recorder):
     for client in federation.known:
         body, shared = server_of(recorder.visit(1, "personalize", client).shared)
         x, y = harness.examples(federation, client, "test")
-        expected = fda.classify(features(body, x), shared, np.full(harness.CLASSES, 1 / 3), fda.RELEASED)
+        expected = fda.classify(
+            features(body, x), shared, np.full(harness.CLASSES, 1 / 3), fda.RELEASED
+        )
         assert_scores(recorder.visit(1, "score", client).output, expected, y, TOLERANCE)
 
 
 def test_bytes_of_a_round(recorder):
-    """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; neither head nor prior is sent."""
+    """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; neither head nor prior
+    is sent."""
     federation = harness.make_federation()
     recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
     d, classes = harness.HIDDEN, harness.CLASSES
@@ -192,10 +230,14 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch):
     algorithm = FedLDA(training=TRAINING)
     federation = harness.make_federation((*harness.LABELS, USUAL), change=not_a_number)
     damaged = harness.Recorder(monkeypatch).run(algorithm, federation)
-    alone = harness.Recorder(monkeypatch).run(algorithm, replace(federation, splits=federation.splits[:2]))
+    alone = harness.Recorder(monkeypatch).run(
+        algorithm, replace(federation, splits=federation.splits[:2])
+    )
     for report in damaged.reports:
         (event,) = [event for event in report.events if event["kind"] == "quarantine"]
         assert event["client"] == 2 and "not finite" in event["reason"]
     for client in (0, 1):
         first, second = (run.visit(2, "personalize", client).output for run in (damaged, alone))
-        assert all(torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(second), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(second), strict=True)
+        )

@@ -1,6 +1,8 @@
-"""What must hold for FedLDA whatever the numbers: limits, symmetries, and how the covariance is centered.
+"""What must hold for FedLDA whatever the numbers: limits, symmetries, and how the covariance is
+centered.
 
-The body is the identity in most of these (inputs are not negative), so features are whatever a test asks for.
+The body is the identity in most of these (inputs are not negative), so features are whatever a test
+asks for.
 """
 
 import numpy as np
@@ -25,7 +27,9 @@ def client_with(z, y, classes):
     d = z.shape[1]
     task = Task(mlp((d,), classes, hidden=d), classes, (d,))
     rows = torch.arange(len(y))
-    federation = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    federation = Federation(
+        torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task
+    )
     return task, federation.data(0)
 
 
@@ -41,23 +45,34 @@ def blobs(seed=0, *, n=30, d=4, classes=3):
     draw = np.random.default_rng(seed)
     means = 10 + draw.normal(size=(classes, d))
     y = draw.integers(0, classes, n)
-    return means[y] + draw.normal(size=(n, d)), y, 10 + draw.normal(size=(classes, d)), np.cov(draw.normal(size=(d, 9)))
+    return (
+        means[y] + draw.normal(size=(n, d)),
+        y,
+        10 + draw.normal(size=(classes, d)),
+        np.cov(draw.normal(size=(d, 9))),
+    )
 
 
 def upload_of(algorithm, z, y, means, covariance):
     """Return the means and the covariance that a client uploads which does not train."""
     task, data = client_with(z, y, len(means))
-    update = algorithm.local_update(algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0))
+    update = algorithm.local_update(
+        algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0)
+    )
     return (update.upload[name].value.numpy() for name in ("means", "covariance"))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.2, 0.5, 1.0])
 def test_centering_by_blended_means_adds_the_distance_of_the_means(beta):
     z, y, means, covariance = blobs()
-    _, given = upload_of(FedLDA(momentum=beta, cov_ridge=0.0, training=STILL), z, y, means, covariance)
+    _, given = upload_of(
+        FedLDA(momentum=beta, cov_ridge=0.0, training=STILL), z, y, means, covariance
+    )
     constants = fda.Constants(ridge=0.0, offset=0.0)
     local = fda.estimate(z, y, means, constants)
-    gaps = [np.outer(a - b, a - b) * (y == c).sum() for c, (a, b) in enumerate(zip(local.means, means))]
+    gaps = [
+        np.outer(a - b, a - b) * (y == c).sum() for c, (a, b) in enumerate(zip(local.means, means))
+    ]
     expected = local.covariance + beta**2 * np.sum(gaps, 0) / (len(y) - 1)
     harness.assert_close(given, beta * covariance + (1 - beta) * expected, 1e-11)
 
@@ -104,7 +119,11 @@ def test_batches_of_one_pay_no_penalty(recorder, monkeypatch):
     """Bit for bit the training without one, whichever mean centers."""
     training = Training(lr=0.1, epochs=2, batch_size=1)
     bodies = []
-    for options in ({"penalty": 0.0}, {"penalty": 9.0}, {"penalty": 9.0, "penalty_centering": "batch"}):
+    for options in (
+        {"penalty": 0.0},
+        {"penalty": 9.0},
+        {"penalty": 9.0, "penalty_centering": "batch"},
+    ):
         algorithm = FedLDA(training=training, **options)
         run = harness.Recorder(monkeypatch).run(algorithm, harness.make_federation(), rounds=1)
         bodies.append(run.visit(1, "train", 0).output[1]["body"].value)
@@ -119,18 +138,24 @@ def test_penalty_of_uncorrelated_features_is_0_and_scales_quadratically():
     z = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 5)))
     groups = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0])
     for chosen, count in ((groups, 3), (torch.zeros_like(groups), 3)):
-        once, thrice = (correlation(factor * z, chosen, torch.ones(9), count) for factor in (1.0, 3.0))
+        once, thrice = (
+            correlation(factor * z, chosen, torch.ones(9), count) for factor in (1.0, 3.0)
+        )
         assert torch.isclose(thrice, 9 * once, rtol=1e-13)
     expected = np.cov(z.numpy().T)
     expected = np.abs(expected - np.diag(np.diag(expected))).sum() / 5
-    harness.assert_close(correlation(z, torch.zeros_like(groups), torch.ones(9), 3), np.asarray(expected))
+    harness.assert_close(
+        correlation(z, torch.zeros_like(groups), torch.ones(9), 3), np.asarray(expected)
+    )
 
 
 def test_rows_of_weight_0_change_no_penalty():
     z = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 5)))
     groups, weight = torch.tensor([0, 1, 1, 0, 1, 1, 0, 1, 0]), torch.tensor([1.0] * 6 + [0.0] * 3)
     harness.assert_close(
-        correlation(z, groups, weight, 2), correlation(z[:6], groups[:6], torch.ones(6), 2).numpy(), 1e-15
+        correlation(z, groups, weight, 2),
+        correlation(z[:6], groups[:6], torch.ones(6), 2).numpy(),
+        1e-15,
     )
 
 
@@ -139,18 +164,24 @@ def test_clients_differ_by_their_priors_alone():
     heads, priors = [], []
     for y in (np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 1, 2, 2, 2])):
         task, data = client_with(z, y, 3)
-        personal = FedLDA().personalize(FedLDA().bind(task), Download(server(means, covariance)), (), data, new_key(0))
+        personal = FedLDA().personalize(
+            FedLDA().bind(task), Download(server(means, covariance)), (), data, new_key(0)
+        )
         heads.append(personal.head)
         priors.append(fda.prior(y, 3))
     assert torch.equal(heads[0].weight, heads[1].weight)
-    harness.assert_close(heads[0].bias - heads[1].bias, np.log(priors[0]) - np.log(priors[1]), 1e-12)
+    harness.assert_close(
+        heads[0].bias - heads[1].bias, np.log(priors[0]) - np.log(priors[1]), 1e-12
+    )
 
 
 def test_a_prior_can_rule_classes_out():
     z, y, means, covariance = blobs(n=6)
     task, data = client_with(z, np.zeros_like(y), 3)
     algorithm = FedLDA(prior_smoothing=1e-300)
-    personal = algorithm.personalize(algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0))
+    personal = algorithm.personalize(
+        algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0)
+    )
     probabilities = algorithm.predict(task, personal, data.train.x).softmax(1)
     assert torch.isfinite(personal.head.bias).all()
     assert float(probabilities[:, 1:].max()) < 1e-250
@@ -164,7 +195,8 @@ def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
     fresh = algorithm.init_client(task, data.info, key)
     update = algorithm.local_update(algorithm.bind(task), download, fresh, data, key)
     before, after = (
-        algorithm.personalize(algorithm.bind(task), download, state, data, key) for state in (fresh, update.state)
+        algorithm.personalize(algorithm.bind(task), download, state, data, key)
+        for state in (fresh, update.state)
     )
     assert isinstance(update.state, ClientState)
     for name in BODY:
@@ -174,7 +206,8 @@ def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
 
 
 def test_a_covariance_without_an_inverse_has_no_classifier():
-    """Without shrinkage, neither the least-squares solution nor the inverse of a rounding error stands in for one."""
+    """Without shrinkage, neither the least-squares solution nor the inverse of a rounding error
+    stands in for one."""
     z, y, means, covariance = blobs(n=6)
     task, data = client_with(z, y, 3)
     algorithm = FedLDA.from_preset("paper")
@@ -190,17 +223,21 @@ def test_a_covariance_without_an_inverse_has_no_classifier():
 
 
 def test_a_run_without_a_classifier_stops_with_a_sentence(recorder):
-    """With momentum 0 and as many examples as features, the covariance of features is singular from the first round."""
+    """With momentum 0 and as many examples as features, the covariance of features is singular from
+    the first round."""
     federation = harness.make_federation(([0, 1, 2], [1, 2, 0]))
     algorithm = FedLDA.from_preset("paper", momentum=0.0, training=Training(lr=0.1, epochs=1))
-    with pytest.raises(RunError, match=r"round 1: none of 2 clients did usable work; .* not recorded"):
+    with pytest.raises(
+        RunError, match=r"round 1: none of 2 clients did usable work; .* not recorded"
+    ):
         recorder.run(algorithm, federation, rounds=9)
     (sentence,) = algorithm.warnings(harness.task())
     assert "not positive definite" in sentence and FedLDA().warnings(harness.task()) == []
 
 
 def test_features_that_are_always_zero_leave_the_classifier_finite(recorder):
-    """The share of the initial identity halves every round; after 60 rounds only shrinking keeps S regular."""
+    """The share of the initial identity halves every round; after 60 rounds only shrinking keeps S
+    regular."""
 
     def no_inputs(x, splits):
         x[:] = 0

@@ -1,4 +1,5 @@
-"""FedPAC against Xu et al. 2023: statistics, head, aligned body, class means; heads combined by a quadratic program."""
+"""FedPAC against Xu et al. 2023: statistics, head, aligned body, class means; heads combined by a
+quadratic program."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -31,7 +32,9 @@ def assert_same_bits(one, other, names):
 def means_of(w, x, y):
     """Mean feature of every class, 0 without examples."""
     z = features(w, x)
-    return np.stack([z[y == c].mean(0) if (y == c).any() else np.zeros(z.shape[1]) for c in range(CLASSES)])
+    return np.stack(
+        [z[y == c].mean(0) if (y == c).any() else np.zeros(z.shape[1]) for c in range(CLASSES)]
+    )
 
 
 def statistics(w, x, y):
@@ -55,7 +58,9 @@ def train_body(w, x, y, batches, training, targets, penalty):
         slope["hidden.weight"] = slope["hidden.weight"] + back.T @ x[batch]
         slope["hidden.bias"] = slope["hidden.bias"] + back.sum(0)
         for name in BODY:
-            velocity[name] = training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            velocity[name] = (
+                training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            )
             w[name] = w[name] - training.lr * velocity[name]
     return w
 
@@ -83,11 +88,15 @@ def assert_training(visit, federation, client, head, means, known, algorithm):
     training, rate = algorithm.training, replace(algorithm.training, lr=algorithm.head_lr)
     x, y = harness.examples(federation, client)
     for batches, epochs in zip(visit.plans, (algorithm.head_epochs, training.epochs), strict=True):
-        harness.assert_epochs(batches, len(y), training.batch_size, epochs, drop_last=training.drop_last)
+        harness.assert_epochs(
+            batches, len(y), training.batch_size, epochs, drop_last=training.drop_last
+        )
     w = {**harness.arrays(visit.shared.body), **head}
     targets, found = np.where(known[:, None] > 0, means, means_of(w, x, y)), statistics(w, x, y)
     w, *_ = sgd(w, x, y, visit.plans[0], rate, HEAD)
-    w = train_body(w, x, y, visit.plans[1], training, targets, algorithm.penalty if known.any() else 0.0)
+    w = train_body(
+        w, x, y, visit.plans[1], training, targets, algorithm.penalty if known.any() else 0.0
+    )
     assert_upload(visit.output, w, found, means_of(w, x, y), y, algorithm)
     assert int(visit.output[2]["steps"]) == sum(map(len, visit.plans))
     return w, *found, means_of(w, x, y), np.bincount(y, minlength=CLASSES)
@@ -106,18 +115,30 @@ def assert_run(recorder, federation, algorithm, *, rounds=2, cohorts=None):
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.body, body)
             harness.assert_close(visit.shared.class_means, means)
-            trained.append(assert_training(visit, federation, client, heads[client], means, known, algorithm))
+            trained.append(
+                assert_training(visit, federation, client, heads[client], means, known, algorithm)
+            )
         ws, variances, parts, own, counts = zip(*trained)
         body = average([harness.part(w, BODY) for w in ws], [count.sum() for count in counts])
         total, summed = sum(counts), sum(count[:, None] * mean for count, mean in zip(counts, own))
-        means, known = np.where(total[:, None] > 0, summed / np.maximum(total, 1)[:, None], means), known + total
+        means, known = (
+            np.where(total[:, None] > 0, summed / np.maximum(total, 1)[:, None], means),
+            known + total,
+        )
         weights[round] = np.eye(len(cohort))
         if algorithm.combine_heads:
-            weights[round] = np.stack([best_mixture(variances, parts, i) for i in range(len(cohort))])
+            weights[round] = np.stack(
+                [best_mixture(variances, parts, i) for i in range(len(cohort))]
+            )
         for client, row in zip(cohort, weights[round]):
             heads[client] = {name: sum(a * w[name] for a, w in zip(row, ws)) for name in HEAD}
         for client in federation.known:
-            assert_personal(recorder.visit(round, "personalize", client), federation, client, {**body, **heads[client]})
+            assert_personal(
+                recorder.visit(round, "personalize", client),
+                federation,
+                client,
+                {**body, **heads[client]},
+            )
     return weights
 
 
@@ -150,18 +171,24 @@ def assert_upload(output, w, found, means, y, algorithm):
 
 
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
-@pytest.mark.parametrize("options", [{}, {"penalty": 5.0, "head_epochs": 2, "head_lr": 0.3}, {"combine_heads": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"penalty": 5.0, "head_epochs": 2, "head_lr": 0.3}, {"combine_heads": False}]
+)
 def test_two_rounds(recorder, training, options):
-    """Pitfalls: the head has epochs and a rate of its own, statistics are of before, means weigh counts."""
+    """Pitfalls: the head has epochs and a rate of its own, statistics are of before, means weigh
+    counts."""
     federation, algorithm = harness.make_federation(), FedPAC(training=training, **options)
     recorder.run(algorithm, federation)
     weights = assert_run(recorder, federation, algorithm)
     if algorithm.combine_heads:
-        assert any((row > 0.05).all() for rows in weights.values() for row in rows)  # somebody listens to another
+        assert any(
+            (row > 0.05).all() for rows in weights.values() for row in rows
+        )  # somebody listens to another
 
 
 def test_rows_go_to_the_clients_they_are_for(recorder):
-    """Pitfalls: rows are by client, not by place in the list of uploads; a class nobody has sent has the own mean."""
+    """Pitfalls: rows are by client, not by place in the list of uploads; a class nobody has sent
+    has the own mean."""
     federation, algorithm = harness.make_federation(THREE), FedPAC(training=TRAINING)
     cohorts = {1: [1], 2: [0, 2], 3: [1, 2]}
     recorder.run(algorithm, federation, rounds=4, participation=Planned(cohorts=cohorts))
@@ -191,13 +218,20 @@ def test_the_first_round_aligns_nothing(recorder):
     recorder.reports.clear()
     for penalty in (0.0, 10.0):
         recorder.run(FedPAC(training=TRAINING, penalty=penalty), federation, rounds=1)
-    assert_same_bits(recorder.reports[0].personal[0].model, recorder.reports[1].personal[0].model, BODY + HEAD)
+    assert_same_bits(
+        recorder.reports[0].personal[0].model, recorder.reports[1].personal[0].model, BODY + HEAD
+    )
 
 
 def test_without_alignment_and_combination_it_is_fedrep(recorder):
-    """With one epoch of the head, at the rate of the body; the two then send the same of the models, too."""
+    """With one epoch of the head, at the rate of the body; the two then send the same of the
+    models, too."""
     federation = harness.make_federation(THREE)
-    recorder.run(FedPAC(training=TRAINING, penalty=0.0, combine_heads=False, head_lr=TRAINING.lr), federation, rounds=3)
+    recorder.run(
+        FedPAC(training=TRAINING, penalty=0.0, combine_heads=False, head_lr=TRAINING.lr),
+        federation,
+        rounds=3,
+    )
     recorder.run(FedRep(training=TRAINING, head_epochs=1), federation, rounds=3)
     for client in federation.known:
         for name, value in recorder.reports[2].personal[client].model.items():
@@ -212,10 +246,15 @@ def test_a_client_alone_keeps_its_own_head(recorder):
 
 
 def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch):
-    """Pitfall: a failure must not hand out another client's head; here the cohort's ids are not 0, 1, ..."""
-    monkeypatch.setattr(_head_mixing, "least_quadratic", lambda p: torch.full(p.shape[:2], torch.nan, dtype=p.dtype))
+    """Pitfall: a failure must not hand out another client's head; here the cohort's ids are not 0,
+    1, ..."""
+    monkeypatch.setattr(
+        _head_mixing, "least_quadratic", lambda p: torch.full(p.shape[:2], torch.nan, dtype=p.dtype)
+    )
     federation = harness.make_federation(THREE)
-    recorder.run(FedPAC(training=TRAINING), federation, rounds=1, participation=Planned(cohorts={1: [1, 2]}))
+    recorder.run(
+        FedPAC(training=TRAINING), federation, rounds=1, participation=Planned(cohorts={1: [1, 2]})
+    )
     for client in (1, 2):
         sent = recorder.visit(1, "train", client).output[1]["head"].value
         assert_same_bits(recorder.reports[0].personal[client].model, sent, HEAD)
@@ -224,20 +263,32 @@ def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch)
 @pytest.mark.parametrize("combine_heads", [True, False])
 def test_a_frozen_group_stays_bit_for_bit(recorder, combine_heads):
     """Neither momentum nor decay may move it."""
-    federation, frozen = harness.make_federation(), Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=0)
-    recorder.run(FedPAC(training=frozen, head_epochs=2, combine_heads=combine_heads), federation, rounds=1)
+    federation, frozen = (
+        harness.make_federation(),
+        Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=0),
+    )
+    recorder.run(
+        FedPAC(training=frozen, head_epochs=2, combine_heads=combine_heads), federation, rounds=1
+    )
     start = federation.common_task.model.init(new_key(5).common("model"))
     visit = recorder.visit(1, "train", 0)
     assert_same_bits(visit.output[1]["body"].value, start, BODY)
     trained = replace(frozen, epochs=3)
-    recorder.run(FedPAC(training=trained, head_epochs=0, combine_heads=combine_heads), federation, rounds=1)
+    recorder.run(
+        FedPAC(training=trained, head_epochs=0, combine_heads=combine_heads), federation, rounds=1
+    )
     assert_same_bits(recorder.visit(1, "train", 0).output[0].head, start, HEAD)
-    assert not torch.equal(recorder.visit(1, "train", 0).output[1]["body"].value["hidden.bias"], start["hidden.bias"])
+    assert not torch.equal(
+        recorder.visit(1, "train", 0).output[1]["body"].value["hidden.bias"], start["hidden.bias"]
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"combine_heads": False, "onboard_epochs": 2}])
 def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options):
-    federation, algorithm = harness.make_federation(THREE, num_new=1), FedPAC(training=TRAINING, **options)
+    federation, algorithm = (
+        harness.make_federation(THREE, num_new=1),
+        FedPAC(training=TRAINING, **options),
+    )
     recorder.run(algorithm, federation)
     assert (2, "train", 2) not in recorder.visits
     visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(federation, 2)
@@ -258,16 +309,24 @@ def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options
 
 @pytest.mark.parametrize("combine_heads", [True, False])
 def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_heads):
-    """Pitfall: the tuning must use the head's own rate, as the head's epochs in a round do; a new client tunes too."""
+    """Pitfall: the tuning must use the head's own rate, as the head's epochs in a round do; a new
+    client tunes too."""
     federation = harness.make_federation(THREE, num_new=1)
-    algorithm = FedPAC(training=TRAINING, head_lr=0.03, finetune_epochs=3, combine_heads=combine_heads)
+    algorithm = FedPAC(
+        training=TRAINING, head_lr=0.03, finetune_epochs=3, combine_heads=combine_heads
+    )
     at_head_rate = replace(TRAINING, lr=algorithm.head_lr)
     recorder.run(replace(algorithm, finetune_epochs=0), federation)
-    plain = {client: harness.arrays(recorder.reports[-1].personal[client].model) for client in range(3)}
+    plain = {
+        client: harness.arrays(recorder.reports[-1].personal[client].model) for client in range(3)
+    }
     recorder.run(algorithm, federation)
     assert describe(algorithm.adaptation) == "3 epochs of the head"
     for client in range(3):
-        visit, (x, y) = recorder.visit(2, "personalize", client), harness.examples(federation, client)
+        visit, (x, y) = (
+            recorder.visit(2, "personalize", client),
+            harness.examples(federation, client),
+        )
         batches = visit.plans[-1]
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 3)
         w, *_ = sgd(plain[client], x, y, batches, at_head_rate, HEAD)
@@ -276,7 +335,8 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_he
 
 
 def test_no_part_of_the_state_is_kept_without_use(recorder):
-    """A combined head is the server's: clients do not store what they sent; heads of their own have no flag."""
+    """A combined head is the server's: clients do not store what they sent; heads of their own have
+    no flag."""
     federation = harness.make_federation()
     start = federation.common_task.model.init(new_key(5).common("model"))
     recorder.run(FedPAC(training=TRAINING), federation, rounds=1)
@@ -290,13 +350,23 @@ def test_no_part_of_the_state_is_kept_without_use(recorder):
 
 def test_what_is_disclosed():
     """Heads and statistics of single clients reach the server only to be combined."""
-    together, apart = (FedPAC(combine_heads=combine).messages(harness.task()) for combine in (True, False))
-    assert {name for name, field in together.items() if field.reduction == "each"} == {"head", "statistics"}
-    assert not {name for name, field in apart.items() if field.reduction == "each"} and "head" not in apart
+    together, apart = (
+        FedPAC(combine_heads=combine).messages(harness.task()) for combine in (True, False)
+    )
+    assert {name for name, field in together.items() if field.reduction == "each"} == {
+        "head",
+        "statistics",
+    }
+    assert (
+        not {name for name, field in apart.items() if field.reduction == "each"}
+        and "head" not in apart
+    )
 
 
 def test_options():
-    assert FedPAC() == FedPAC(penalty=1.0, head_epochs=1, head_lr=0.1, combine_heads=True, onboard_epochs=5)
+    assert FedPAC() == FedPAC(
+        penalty=1.0, head_epochs=1, head_lr=0.1, combine_heads=True, onboard_epochs=5
+    )
     assert FedPAC().warnings(harness.task()) == []
     assert len(FedPAC(penalty=0.0, head_epochs=0).warnings(harness.task())) == 2
     for wrong in ({"penalty": -1.0}, {"head_lr": 0.0}, {"head_epochs": -1}, {"onboard_epochs": -1}):

@@ -1,4 +1,5 @@
-"""FedPer against Arivazhagan et al. 2019: body and own head trained together; bodies averaged, heads kept."""
+"""FedPer against Arivazhagan et al. 2019: body and own head trained together; bodies averaged,
+heads kept."""
 
 import pytest
 import torch
@@ -32,13 +33,18 @@ def test_two_rounds(recorder, training):
             harness.assert_close(visit.shared.body, body)
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             trained.append(sgd({**body, **heads[client]}, x, y, batches, training, ALL)[0])
             state, upload, metrics, _ = visit.output
             harness.assert_close(state, harness.part(trained[-1], HEAD))
             harness.assert_close(upload["body"].value, harness.part(trained[-1], BODY))
             assert set(upload) == {"body"} and int(metrics["steps"]) == len(batches)
-        body, heads = average([harness.part(w, BODY) for w in trained], SIZES), [harness.part(w, HEAD) for w in trained]
+        body, heads = (
+            average([harness.part(w, BODY) for w in trained], SIZES),
+            [harness.part(w, HEAD) for w in trained],
+        )
         for client in (0, 1):
             personal, diagnostics, by_set, _ = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**body, **heads[client]})
@@ -51,9 +57,12 @@ def test_two_rounds(recorder, training):
 
 
 def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
-    """Pitfall: scores of the cohort alone flatter, so clients with a stale head, or the initial one, count too."""
+    """Pitfall: scores of the cohort alone flatter, so clients with a stale head, or the initial
+    one, count too."""
     federation = harness.make_federation((*harness.LABELS, NEWCOMER))
-    recorder.run(FedPer(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
+    recorder.run(
+        FedPer(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]})
+    )
     body = recorder.visit(2, "train", 0).output[1]["body"].value
     heads = [recorder.visit(2, "train", 0).output[0], recorder.visit(1, "train", 1).output[0]]
     heads.append(harness.part(harness.initial_params(federation), HEAD))
@@ -80,7 +89,8 @@ def test_a_new_client_trains_the_initial_head_on_the_final_body(recorder):
 
 @pytest.mark.parametrize("num_new", [0, 1])
 def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
-    """The protocol of FedCR; momentum and decay must not move the frozen body, nor tuning the client's state."""
+    """The protocol of FedCR; momentum and decay must not move the frozen body, nor tuning the
+    client's state."""
     federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=num_new)
     recorder.run(FedPer(training=TRAINING, finetune_epochs=10), federation)
     tuned = "10 epochs of the head"
@@ -95,7 +105,9 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
         assert len(onboarding) == (client == 2 and num_new)
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 10)
         if onboarding:
-            start = harness.arrays({**body, **harness.part(harness.initial_params(federation), HEAD)})
+            start = harness.arrays(
+                {**body, **harness.part(harness.initial_params(federation), HEAD)}
+            )
             start, *_ = sgd(start, x, y, onboarding[0], TRAINING, HEAD)
         else:
             start = harness.arrays({**body, **recorder.visit(1, "train", client).output[0]})
@@ -127,7 +139,9 @@ def test_buffers_belong_to_the_body(recorder):
         assert set(state) == {"6.weight", "6.bias"} and set(names) < set(upload["body"].value)
         personal = recorder.visit(1, "personalize", client).output[0].model
         for name in ("1.running_mean", "1.running_var"):
-            assert not torch.equal(upload["body"].value[name], harness.initial_params(federation)[name])
+            assert not torch.equal(
+                upload["body"].value[name], harness.initial_params(federation)[name]
+            )
             values = [upload["body"].value[name].numpy() for _, upload, *_ in sent]
             harness.assert_close(personal[name], (5 * values[0] + 9 * values[1]) / 14)
 
@@ -135,6 +149,8 @@ def test_buffers_belong_to_the_body(recorder):
 def test_what_it_says_of_its_options():
     task = harness.task()
     assert FedPer().warnings(task) == [] and describe(FedPer().adaptation) == "none"
-    assert FedPer(onboard_epochs=0).warnings(task) and not FedPer(onboard_epochs=0, finetune_epochs=1).warnings(task)
+    assert FedPer(onboard_epochs=0).warnings(task) and not FedPer(
+        onboard_epochs=0, finetune_epochs=1
+    ).warnings(task)
     with pytest.raises(ConfigError, match=r"FedPer\.finetune_epochs must be >= 0, got -1"):
         FedPer(finetune_epochs=-1)

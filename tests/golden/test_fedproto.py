@@ -1,4 +1,5 @@
-"""FedProto: models of the clients' own, trained towards global class means, which are all that is sent."""
+"""FedProto: models of the clients' own, trained towards global class means, which are all that is
+sent."""
 
 from dataclasses import replace
 
@@ -45,7 +46,9 @@ def sgd(w, x, y, batches, training, means, known, penalty):
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
     for batch in batches:
         slope = loss_gradient(w, x[batch], y[batch], means, known, penalty)
-        velocity = {n: training.momentum * velocity[n] + slope[n] + training.weight_decay * w[n] for n in w}
+        velocity = {
+            n: training.momentum * velocity[n] + slope[n] + training.weight_decay * w[n] for n in w
+        }
         w = {n: w[n] - training.lr * velocity[n] for n in w}
     return w
 
@@ -65,13 +68,16 @@ def scores_of(w, x, means, known):
 def assert_scores(scores, expected, y):
     correct, loss = confusion(expected, y)
     assert scores.class_correct.tolist() == correct.tolist()
-    assert np.isclose(float(scores.loss_sum), loss, rtol=0, atol=1e-11)  # infinite for classes without a prototype
+    assert np.isclose(
+        float(scores.loss_sum), loss, rtol=0, atol=1e-11
+    )  # infinite for classes without a prototype
 
 
 @pytest.mark.parametrize("labels", [harness.LABELS, MISSING], ids=["all", "missing"])
 @pytest.mark.parametrize(("training", "penalty"), [(TRAINING, 1.0), (DROPPING, 0.3)])
 def test_two_rounds(recorder, labels, training, penalty):
-    """Means are weighted by class counts (not equally); those of a dropped last batch count, and no model is sent."""
+    """Means are weighted by class counts (not equally); those of a dropped last batch count, and no
+    model is sent."""
     federation = harness.make_federation(labels)
     recorder.run(FedProto(training=training, penalty=penalty), federation)
     models = [harness.initial(federation)] * 2
@@ -84,7 +90,9 @@ def test_two_rounds(recorder, labels, training, penalty):
             assert visit.shared.prototypes.known.tolist() == known.tolist()
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             models[client] = sgd(models[client], x, y, batches, training, means, known, penalty)
             sent.append(class_means(models[client], x, y))
             state, upload, _, scores = visit.output
@@ -95,7 +103,9 @@ def test_two_rounds(recorder, labels, training, penalty):
             own, counts = sent[-1]
             merged = np.where(known[:, None] > 0, means, own)
             x, y = harness.examples(federation, client, "test")
-            assert_scores(scores, scores_of(models[client], x, merged, np.maximum(known, counts > 0)), y)
+            assert_scores(
+                scores, scores_of(models[client], x, merged, np.maximum(known, counts > 0)), y
+            )
         total = sum(counts for _, counts in sent)
         means = sum(counts[:, None] * own for own, counts in sent) / np.maximum(total, 1)[:, None]
         known = (total > 0).astype(float)
@@ -122,7 +132,10 @@ def test_a_class_without_a_prototype_never_wins():
 def test_without_penalty_and_with_heads_it_is_local(recorder):
     federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
     visits = []
-    for algorithm in (FedProto(training=TRAINING, penalty=0.0, prediction="head"), Local(training=TRAINING)):
+    for algorithm in (
+        FedProto(training=TRAINING, penalty=0.0, prediction="head"),
+        Local(training=TRAINING),
+    ):
         recorder.run(algorithm, federation, rounds=3)
         visits.append([recorder.visit(3, "personalize", client).output for client in (0, 1, 2)])
     for one, two in zip(*visits):
@@ -135,7 +148,9 @@ def test_warnings():
     task = harness.task()
     alone = "with penalty 0, every client trains alone"
     assert FedProto().warnings(task) == []
-    assert FedProto(penalty=0).warnings(task) == [f"{alone}; predictions use the prototypes of all."]
+    assert FedProto(penalty=0).warnings(task) == [
+        f"{alone}; predictions use the prototypes of all."
+    ]
     assert FedProto(penalty=0, prediction="head").warnings(task) == [f"{alone}."]
 
 
@@ -157,8 +172,15 @@ def test_a_new_client_trains_towards_the_prototypes_as_long_as_the_others(record
 
 
 def deep_task(features=harness.HIDDEN):
-    """A deeper network, with dropout and batch normalization, whose features have the given length."""
-    layers = [nn.Linear(harness.INPUTS, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, features)]
+    """A deeper network, with dropout and batch normalization, whose features have the given
+    length."""
+    layers = [
+        nn.Linear(harness.INPUTS, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(6, features),
+    ]
     module = nn.Sequential(*layers, nn.ReLU(), nn.Linear(features, harness.CLASSES))
     model = from_module(module, input_shape=(harness.INPUTS,), num_classes=harness.CLASSES)
     return Task(model, harness.CLASSES, (harness.INPUTS,))
@@ -166,12 +188,16 @@ def deep_task(features=harness.HIDDEN):
 
 def test_two_architectures_share_prototypes():
     """Stacked by architecture or one by one, clients of both get the same global means."""
-    federation = harness.make_federation((*harness.LABELS, [0, 1, 2, 2], [2, 0, 1, 1, 0]), num_new=1)
+    federation = harness.make_federation(
+        (*harness.LABELS, [0, 1, 2, 2], [2, 0, 1, 1, 0]), num_new=1
+    )
     tasks = [federation.common_task, deep_task()]
     federation = replace(federation, client_tasks=[tasks[client % 2] for client in range(4)])
     finals = []
     for engine in (Reference(), Batched(32)):
-        reports = list(simulate(FedProto(training=TRAINING), federation, engine, Schedule(rounds=2), seed=5))
+        reports = list(
+            simulate(FedProto(training=TRAINING), federation, engine, Schedule(rounds=2), seed=5)
+        )
         finals.append(reports[-1].personal)
         assert not reports[-1].events and set(finals[-1]) == {0, 1, 2, 3}
     for client, personal in finals[0].items():
@@ -182,7 +208,9 @@ def test_two_architectures_share_prototypes():
 
 def test_features_of_another_length_are_refused():
     federation = harness.make_federation()
-    federation = replace(federation, client_tasks=[federation.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))])
+    federation = replace(
+        federation, client_tasks=[federation.common_task, Task(mlp((3,), 3, hidden=9), 3, (3,))]
+    )
     with pytest.raises(ConfigError, match="client 1"):
         list(simulate(FedProto(), federation, Reference(), Schedule(rounds=1), seed=0))
 
@@ -194,11 +222,15 @@ def test_wrong_options_are_refused(options):
 
 
 def test_prototypes_and_rounds_of_partial_cohorts(recorder):
-    """What was sent by others before stays, and a new client trains as long as a client did on average: one round."""
+    """What was sent by others before stays, and a new client trains as long as a client did on
+    average: one round."""
     labels = ([0, 0, 0, 0, 0, 0], [1, 2, 1, 2, 2, 1, 2], NEW)
     federation, plan = harness.make_federation(labels, num_new=1), Planned(cohorts={1: [0], 2: [1]})
     recorder.run(FedProto(training=TRAINING), federation, participation=plan)
-    sent = [recorder.visit(round, "train", client).output[1]["prototypes"].value for round, client in ((1, 0), (2, 1))]
+    sent = [
+        recorder.visit(round, "train", client).output[1]["prototypes"].value
+        for round, client in ((1, 0), (2, 1))
+    ]
     assert recorder.visit(2, "train", 1).shared.prototypes.known.tolist() == [1, 0, 0]
     visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(federation, 2)
     means, known = (part.numpy() for part in visit.shared.prototypes)

@@ -1,4 +1,5 @@
-"""FedProx against Li et al. 2020, Algorithm 2: SGD on CE(w) + (mu / 2) |w - w^t|^2, then the mean by examples."""
+"""FedProx against Li et al. 2020, Algorithm 2: SGD on CE(w) + (mu / 2) |w - w^t|^2, then the mean
+by examples."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,8 @@ HEAVY = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=3, batch_size=5
 
 
 def proximal_sgd(start, x, y, batches, training, penalty):
-    """SGD with momentum and coupled decay on the proximal objective; returns w and the objective's mean over steps."""
+    """SGD with momentum and coupled decay on the proximal objective; returns w and the objective's
+    mean over steps."""
     w, velocity, losses = dict(start), dict.fromkeys(ALL, 0.0), []
     for batch in batches:
         distance = sum(((w[name] - start[name]) ** 2).sum() for name in ALL)
@@ -38,7 +40,8 @@ def proximal_sgd(start, x, y, batches, training, penalty):
 @pytest.mark.parametrize("training", [PLAIN, HEAVY], ids=["plain", "heavy"])
 @pytest.mark.parametrize("penalty", [0.1, 2.0])
 def test_two_rounds(recorder, training, penalty):
-    """The center is the received model in every round, and the recorded loss holds the square of the distance."""
+    """The center is the received model in every round, and the recorded loss holds the square of
+    the distance."""
     federation = harness.make_federation()
     recorder.run(FedProx(training=training, penalty=penalty), federation)
     w = harness.initial(federation)
@@ -72,7 +75,10 @@ def test_the_default_penalty_is_not_degenerate(recorder):
 
 def test_without_penalty_it_is_fedavg():
     federation = federations.make_federation(federations.module())
-    runs = [run(one, Reference(), federation) for one in (FedProx(training=HEAVY, penalty=0.0), FedAvg(training=HEAVY))]
+    runs = [
+        run(one, Reference(), federation)
+        for one in (FedProx(training=HEAVY, penalty=0.0), FedAvg(training=HEAVY))
+    ]
     assert_close_runs(*runs, tolerance=0.0)
 
 
@@ -81,7 +87,12 @@ def test_one_step_is_that_of_fedavg():
     federation = harness.make_federation()
     for epochs, same in ((1, True), (2, False)):
         one, two = (
-            run(make(training=replace(PLAIN, batch_size=0, epochs=epochs)), Reference(), federation, rounds=1)
+            run(
+                make(training=replace(PLAIN, batch_size=0, epochs=epochs)),
+                Reference(),
+                federation,
+                rounds=1,
+            )
             for make in (partial(FedProx, penalty=5.0), FedAvg)
         )
         distance = max(
@@ -94,10 +105,17 @@ def test_one_step_is_that_of_fedavg():
 def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
     """At the minimum, grad CE(w) + mu (w - w^t) = 0: mu itself, neither half of it nor twice."""
     federation = harness.make_federation()
-    recorder.run(FedProx(training=Training(lr=0.1, batch_size=0, epochs=200), penalty=5.0), federation, rounds=1)
+    recorder.run(
+        FedProx(training=Training(lr=0.1, batch_size=0, epochs=200), penalty=5.0),
+        federation,
+        rounds=1,
+    )
     for client in (0, 1):
         visit = recorder.visit(1, "train", client)
-        start, end = harness.arrays(visit.shared.model), harness.arrays(visit.output[1]["model"].value)
+        start, end = (
+            harness.arrays(visit.shared.model),
+            harness.arrays(visit.output[1]["model"].value),
+        )
         slope = gradient(end, *harness.examples(federation, client))
         for name in ALL:
             np.testing.assert_allclose(slope[name], 5.0 * (start[name] - end[name]), atol=1e-9)
@@ -105,10 +123,13 @@ def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
 
 
 def test_buffers_are_averaged_and_not_penalized(recorder):
-    """While parameters hardly move, running statistics do, and the recorded loss does not feel it."""
+    """While parameters hardly move, running statistics do, and the recorded loss does not feel
+    it."""
     federation = federations.make_federation(federations.module(), (9, 14), ())
     still = Training(lr=1e-13, epochs=3, batch_size=5)
-    plain, near = (run(one(training=still), Reference(), federation, rounds=1) for one in (FedAvg, FedProx))
+    plain, near = (
+        run(one(training=still), Reference(), federation, rounds=1) for one in (FedAvg, FedProx)
+    )
     assert_close_runs(plain, near, tolerance=1e-9)
     strong = run(FedProx(training=still, penalty=1e3), Reference(), federation, rounds=1)
     uploads = [strong.of("train")[1, client][1]["model"].value for client in (0, 1)]
@@ -130,7 +151,10 @@ def test_a_new_client_predicts_with_the_global_model(recorder):
     visit = recorder.visit(2, "personalize", 2)
     assert visit.plans == []
     harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))
-    assert recorder.reports[-1].evaluations[-1].adaptation == "none" and FedProx.primary_evaluation == "global"
+    assert (
+        recorder.reports[-1].evaluations[-1].adaptation == "none"
+        and FedProx.primary_evaluation == "global"
+    )
 
 
 def test_a_negative_penalty_is_refused():

@@ -1,4 +1,5 @@
-"""FedRep against Collins et al. 2021, Algorithm 1: the head on the received body, then the body under that head."""
+"""FedRep against Collins et al. 2021, Algorithm 1: the head on the received body, then the body
+under that head."""
 
 from dataclasses import replace
 
@@ -29,7 +30,8 @@ def assert_same_bits(one, other, names):
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 @pytest.mark.parametrize("head_epochs", [1, 3])
 def test_two_rounds(recorder, training, head_epochs):
-    """Pitfalls: the epochs of the head come on top of the body's, and no momentum goes from phase to phase."""
+    """Pitfalls: the epochs of the head come on top of the body's, and no momentum goes from phase
+    to phase."""
     federation = harness.make_federation()
     recorder.run(FedRep(training=training, head_epochs=head_epochs), federation)
     w = harness.initial(federation)
@@ -42,14 +44,19 @@ def test_two_rounds(recorder, training, head_epochs):
             harness.assert_close(visit.shared.body, body)
             x, y = harness.examples(federation, client)
             for batches, epochs in zip(visit.plans, (head_epochs, training.epochs), strict=True):
-                harness.assert_epochs(batches, len(y), training.batch_size, epochs, drop_last=training.drop_last)
+                harness.assert_epochs(
+                    batches, len(y), training.batch_size, epochs, drop_last=training.drop_last
+                )
             with_head, *_ = sgd({**body, **heads[client]}, x, y, visit.plans[0], training, HEAD)
             trained.append(sgd(with_head, x, y, visit.plans[1], training, BODY)[0])
             state, upload, metrics, _ = visit.output
             harness.assert_close(state, harness.part(trained[-1], HEAD))
             harness.assert_close(upload["body"].value, harness.part(trained[-1], BODY))
             assert set(upload) == {"body"} and int(metrics["steps"]) == sum(map(len, visit.plans))
-        body, heads = average([harness.part(w, BODY) for w in trained], SIZES), [harness.part(w, HEAD) for w in trained]
+        body, heads = (
+            average([harness.part(w, BODY) for w in trained], SIZES),
+            [harness.part(w, HEAD) for w in trained],
+        )
         for client in (0, 1):
             personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**body, **heads[client]})
@@ -81,9 +88,13 @@ def test_without_head_epochs_heads_stay_and_the_body_trains_alone(recorder):
     federation = harness.make_federation()
     algorithm = FedRep(training=TRAINING, head_epochs=0)
     recorder.run(algorithm, federation)
-    assert algorithm.warnings(federation.common_task) and not FedRep().warnings(federation.common_task)
+    assert algorithm.warnings(federation.common_task) and not FedRep().warnings(
+        federation.common_task
+    )
     for client in (0, 1):
-        assert_same_bits(recorder.visit(2, "train", client).output[0], harness.initial_params(federation), HEAD)
+        assert_same_bits(
+            recorder.visit(2, "train", client).output[0], harness.initial_params(federation), HEAD
+        )
         visit = recorder.visit(1, "train", client)
         x, y = harness.examples(federation, client)
         moved, *_ = sgd(harness.initial(federation), x, y, visit.plans[1], TRAINING, BODY)
@@ -100,7 +111,9 @@ def test_without_head_epochs_it_is_fedbabu(recorder):
     harness.assert_close(found[0], harness.arrays(found[1]))
 
 
-@pytest.mark.parametrize("make", [harness.make_federation, lambda: make_federation(module(), (5, 9), ())])
+@pytest.mark.parametrize(
+    "make", [harness.make_federation, lambda: make_federation(module(), (5, 9), ())]
+)
 def test_the_phase_of_the_head_leaves_the_body(recorder, make):
     """Its buffers too, although the head's phase sees every example."""
     federation = make()
@@ -108,14 +121,20 @@ def test_the_phase_of_the_head_leaves_the_body(recorder, make):
     names = federation.common_task.names("body", "buffer")
     for client in (0, 1):
         assert_same_bits(
-            recorder.visit(1, "train", client).output[1]["body"].value, harness.initial_params(federation), names
+            recorder.visit(1, "train", client).output[1]["body"].value,
+            harness.initial_params(federation),
+            names,
         )
-        assert len(recorder.visit(1, "train", client).plans[0]) == 10 * -(-len(federation.splits[client].train) // 5)
+        assert len(recorder.visit(1, "train", client).plans[0]) == 10 * -(
+            -len(federation.splits[client].train) // 5
+        )
 
 
 def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
     federation = harness.make_federation((*harness.LABELS, NEWCOMER))
-    recorder.run(FedRep(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
+    recorder.run(
+        FedRep(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]})
+    )
     body = recorder.visit(2, "train", 0).output[1]["body"].value
     heads = [
         recorder.visit(2, "train", 0).output[0],
@@ -146,13 +165,17 @@ def test_a_wrong_option_is_refused():
 
 
 def test_a_copy_of_the_head_is_tuned_if_asked_for(recorder):
-    """FedCR's protocol: every client tunes its head on the final body; its state stays as it was."""
+    """FedCR's protocol: every client tunes its head on the final body; its state stays as it
+    was."""
     federation = harness.make_federation()
     recorder.run(FedRep(training=TRAINING, head_epochs=1, finetune_epochs=2), federation)
     for client in (0, 1):
         visit = recorder.visit(2, "personalize", client)
         x, y = harness.examples(federation, client)
-        start = {**harness.arrays(visit.shared.body), **harness.arrays(recorder.visit(2, "train", client).output[0])}
+        start = {
+            **harness.arrays(visit.shared.body),
+            **harness.arrays(recorder.visit(2, "train", client).output[0]),
+        }
         (batches,) = visit.plans
         harness.assert_epochs(batches, len(y), TRAINING.batch_size, 2)
         harness.assert_close(visit.output[0].model, sgd(start, x, y, batches, TRAINING, HEAD)[0])

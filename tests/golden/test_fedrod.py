@@ -1,4 +1,5 @@
-"""FedRoD: balanced softmax for body and generic head, plain risk for the personal head, in one step."""
+"""FedRoD: balanced softmax for body and generic head, plain risk for the personal head, in one
+step."""
 
 from functools import partial
 
@@ -59,12 +60,16 @@ def both(w, head, x):
 
 
 def network_head(network, labels):
-    """Head, hidden units and their inputs of the hyper-network, for the frequencies of a client's classes."""
+    """Head, hidden units and their inputs of the hyper-network, for the frequencies of a client's
+    classes."""
     frequencies = counts_of(labels) / len(labels)
     before = network["inner.weight"] @ frequencies + network["inner.bias"]
     numbers = network["outer.weight"] @ np.maximum(before, 0) + network["outer.bias"]
     size = harness.CLASSES * harness.HIDDEN
-    head = {"head.weight": numbers[:size].reshape(harness.CLASSES, harness.HIDDEN), "head.bias": numbers[size:]}
+    head = {
+        "head.weight": numbers[:size].reshape(harness.CLASSES, harness.HIDDEN),
+        "head.bias": numbers[size:],
+    }
     return head, before, frequencies
 
 
@@ -85,7 +90,10 @@ class Momentum:
     """SGD with coupled weight decay."""
 
     def __init__(self, w, training):
-        self.velocity, self.training = {name: np.zeros_like(value) for name, value in w.items()}, training
+        self.velocity, self.training = (
+            {name: np.zeros_like(value) for name, value in w.items()},
+            training,
+        )
 
     def step(self, w, slope):
         result = {}
@@ -103,7 +111,10 @@ def local(w, own, labels, x, y, batches, training, *, hyper):
         head = network_head(own, labels)[0] if hyper else own
         slope = head_gradient(w, head, x[batch], y[batch])
         slope = network_gradient(own, labels, slope) if hyper else slope
-        w, own = first.step(w, generic_gradient(w, x[batch], y[batch], counts)), second.step(own, slope)
+        w, own = (
+            first.step(w, generic_gradient(w, x[batch], y[batch], counts)),
+            second.step(own, slope),
+        )
     return w, own
 
 
@@ -116,7 +127,8 @@ def assert_scores(scores, expected, y):
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 @pytest.mark.parametrize("variant", ["linear", "hyper"])
 def test_two_rounds(recorder, variant, training):
-    """The personal loss reaches neither body nor generic head, and predictions take the sum of both heads."""
+    """The personal loss reaches neither body nor generic head, and predictions take the sum of both
+    heads."""
     federation, hyper = harness.make_federation(), variant == "hyper"
     recorder.run(FedRoD(training=training, variant=variant, hyper_hidden=HIDDEN), federation)
     first = recorder.visit(1, "train", 0).shared
@@ -130,7 +142,9 @@ def test_two_rounds(recorder, variant, training):
             harness.assert_close(visit.shared.model, w)
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             model, own[client] = local(w, own[client], y, x, y, batches, training, hyper=hyper)
             trained.append(model)
             upload = visit.output[1]
@@ -154,10 +168,15 @@ def test_two_rounds(recorder, variant, training):
 
 
 def test_balanced_clients_have_the_global_model_of_fedavg(recorder):
-    """With equal counts, log n_c adds the same to all logits; the personal heads change nothing of the global model."""
+    """With equal counts, log n_c adds the same to all logits; the personal heads change nothing of
+    the global model."""
     federation = harness.make_federation(labels=([0, 1, 2] * 4, [2, 0, 1] * 2))
     models = []
-    for algorithm in (FedAvg(training=TRAINING), FedRoD(training=TRAINING), FedRoD(training=TRAINING, variant="hyper")):
+    for algorithm in (
+        FedAvg(training=TRAINING),
+        FedRoD(training=TRAINING),
+        FedRoD(training=TRAINING, variant="hyper"),
+    ):
         recorder.run(algorithm, federation)
         shared = recorder.visit(2, "score", 0).shared
         models.append(harness.arrays(getattr(shared, "model", shared)))
@@ -175,13 +194,16 @@ def test_the_hyper_network_starts_near_zero_and_heads_at_zero(recorder):
         head = network_head(network, labels)[0]
         assert 0 < max(np.abs(value).max() for value in head.values()) < 0.02
     state = FedRoD().init_client(federation.common_task, federation.info(0), new_key(5))
-    assert {name: tuple(value.shape) for name, value in state.items()} == federation.common_task.shapes("head")
+    assert {
+        name: tuple(value.shape) for name, value in state.items()
+    } == federation.common_task.shapes("head")
     assert not any(value.any() for value in state.values())
 
 
 @pytest.mark.parametrize("variant", ["linear", "hyper"])
 def test_a_new_client(recorder, variant):
-    """``linear`` trains its head alone, body and generic head bit-identical; ``hyper`` needs class counts only."""
+    """``linear`` trains its head alone, body and generic head bit-identical; ``hyper`` needs class
+    counts only."""
     federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
     recorder.run(FedRoD(training=TRAINING, variant=variant, onboard_epochs=3), federation)
     visit, shared = recorder.visit(2, "personalize", 2), recorder.visit(2, "personalize", 0).shared
@@ -204,7 +226,8 @@ def test_a_new_client(recorder, variant):
 
 
 def test_the_frozen_model_of_a_new_client_runs_in_evaluation_mode(recorder):
-    """Without dropout and batch statistics: its head is one trained on features that stay as they are."""
+    """Without dropout and batch statistics: its head is one trained on features that stay as they
+    are."""
     federation = make_federation(module(), (9, 14), (7,))
     recorder.run(FedRoD(training=TRAINING, onboard_epochs=3), federation, rounds=1)
     visit, task = recorder.visit(1, "personalize", 2), federation.common_task
@@ -221,7 +244,8 @@ def test_the_frozen_model_of_a_new_client_runs_in_evaluation_mode(recorder):
 
 @pytest.mark.parametrize("counts", [[3.0, 0.0, 2.0], [0.0, 0.0, 0.0]])
 def test_labels_without_a_count_and_clients_without_examples_are_finite(counts):
-    """Counted in an epoch that dropped its last batch, a class of the client would have log 0 on its own label."""
+    """Counted in an epoch that dropped its last batch, a class of the client would have log 0 on
+    its own label."""
     scores, y = torch.randn(4, 3), torch.tensor([1, 0, 2, 1])
 
     def loss(scores, weight):
@@ -236,9 +260,14 @@ def test_labels_without_a_count_and_clients_without_examples_are_finite(counts):
 
 
 def test_counts_are_of_all_examples_though_the_last_batch_is_dropped(recorder):
-    """A single example of a class may be in the batch that is dropped: the class is present all the same."""
+    """A single example of a class may be in the batch that is dropped: the class is present all the
+    same."""
     federation = harness.make_federation(labels=([0, 0, 0, 0, 1], [1, 2, 1, 2, 2]))
-    recorder.run(FedRoD(training=Training(lr=0.1, epochs=1, batch_size=4, drop_last=True)), federation, rounds=4)
+    recorder.run(
+        FedRoD(training=Training(lr=0.1, epochs=1, batch_size=4, drop_last=True)),
+        federation,
+        rounds=4,
+    )
     dropped = set()
     for (_, program, client), visit in recorder.visits.items():
         if program == "train":
@@ -248,7 +277,9 @@ def test_counts_are_of_all_examples_though_the_last_batch_is_dropped(recorder):
     assert 1 in dropped
 
 
-@pytest.mark.parametrize("options", [{"variant": "both"}, {"hyper_hidden": 0}, {"onboard_epochs": -1}])
+@pytest.mark.parametrize(
+    "options", [{"variant": "both"}, {"hyper_hidden": 0}, {"onboard_epochs": -1}]
+)
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         FedRoD(**options)

@@ -25,7 +25,13 @@ V = 2
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5, clip_norm=2.0)
 WHOLE = Training(lr=0.1, epochs=2, batch_size=0)
-OPTIONS = {"latent_dim": V, "l2_weight": 0.05, "cmi_weight": 0.2, "samples": 3, "prediction_samples": 4}
+OPTIONS = {
+    "latent_dim": V,
+    "l2_weight": 0.05,
+    "cmi_weight": 0.2,
+    "samples": 3,
+    "prediction_samples": 4,
+}
 REFERENCES = ("mean", "raw", "scale")
 
 
@@ -46,7 +52,11 @@ def gradient(w, x, y, noise, algorithm):
     norm = np.sqrt((z**2).sum(2))
     value = norm**2 if algorithm.squared_norm else norm
     loss += algorithm.l2_weight * value.mean()
-    by_z = algorithm.l2_weight / (n * samples) * (2 * z if algorithm.squared_norm else z / norm[..., None])
+    by_z = (
+        algorithm.l2_weight
+        / (n * samples)
+        * (2 * z if algorithm.squared_norm else z / norm[..., None])
+    )
     by_mean, by_std = by_mean + by_z.sum(1), by_std + (by_z * noise).sum(1)
     c, r, t, a = w["scale"], w["mean"][y], np.log1p(np.exp(w["raw"]))[y], algorithm.cmi_weight / n
     gap = np.log(t / (c * std)) + ((c * std) ** 2 + (c * mean - r) ** 2) / (2 * t**2) - 0.5
@@ -54,7 +64,10 @@ def gradient(w, x, y, noise, algorithm):
     by_mean = by_mean + a * c * (c * mean - r) / t**2
     by_std = by_std + a * (c**2 * std / t**2 - 1 / std)
     slope["scale"] = a * (c * std**2 / t**2 + mean * (c * mean - r) / t**2 - 1 / c).sum()
-    by_r, by_t = a * (r - c * mean) / t**2, a * (1 / t - ((c * std) ** 2 + (c * mean - r) ** 2) / t**3)
+    by_r, by_t = (
+        a * (r - c * mean) / t**2,
+        a * (1 / t - ((c * std) ** 2 + (c * mean - r) ** 2) / t**3),
+    )
     slope["mean"], slope["raw"] = np.zeros_like(w["mean"]), np.zeros_like(w["raw"])
     np.add.at(slope["mean"], y, by_r)
     np.add.at(slope["raw"], y, by_t / (1 + np.exp(-w["raw"][y])))
@@ -66,7 +79,9 @@ def gradient(w, x, y, noise, algorithm):
 
 def initial(federation):
     task = federation.common_task
-    w = harness.arrays(GaussianModel(task.model, V, task.num_classes).init(new_key(5).common("model")))
+    w = harness.arrays(
+        GaussianModel(task.model, V, task.num_classes).init(new_key(5).common("model"))
+    )
     return w | {"mean": np.zeros((3, V)), "raw": np.ones((3, V)), "scale": np.ones(())}
 
 
@@ -101,9 +116,12 @@ def assert_scores(found, w, x, y, algorithm):
     assert abs(float(found.loss_sum) - loss) < 1e-10
 
 
-@pytest.mark.parametrize("options", [{}, {"squared_norm": True, "samples": 1}, {"finetune_epochs": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"squared_norm": True, "samples": 1}, {"finetune_epochs": 3}]
+)
 def test_two_rounds(recorder, options):
-    """Clients start from the broadcast, the server takes their mean, references included (releases do neither)."""
+    """Clients start from the broadcast, the server takes their mean, references included (releases
+    do neither)."""
     federation = harness.make_federation()
     algorithm = FedSR(training=TRAINING, **{**OPTIONS, **options})
     recorder.run(algorithm, federation)
@@ -117,7 +135,9 @@ def test_two_rounds(recorder, options):
             (batches,) = visit.plans
             own, velocity, losses = dict(w), {}, []
             for number, batch in enumerate(batches):
-                noise = noise_of(round, client, ("train", "noise"), number, len(batch), algorithm.samples)
+                noise = noise_of(
+                    round, client, ("train", "noise"), number, len(batch), algorithm.samples
+                )
                 loss, slope = gradient(own, x[batch], y[batch], noise, algorithm)
                 step(own, slope, velocity, TRAINING)
                 losses.append(loss)
@@ -125,15 +145,21 @@ def test_two_rounds(recorder, options):
             harness.assert_close(flat(upload), own, 1e-11)
             assert {float(entry.weight) for entry in upload.values()} == {len(y)}
             assert float(metrics["loss"]) == pytest.approx(np.mean(losses), rel=1e-10)
-            assert_scores(visit.output[3], own, *harness.examples(federation, client, "test"), algorithm)
+            assert_scores(
+                visit.output[3], own, *harness.examples(federation, client, "test"), algorithm
+            )
             trained.append(own)
         before, w = w, average(trained, SIZES)
-        assert all(np.abs(w[name] - before[name]).max() > 1e-4 for name in (*HEAD, *REFERENCES)), "the server moves"
+        assert all(np.abs(w[name] - before[name]).max() > 1e-4 for name in (*HEAD, *REFERENCES)), (
+            "the server moves"
+        )
         for client in (0, 1):
             visit = recorder.visit(round, "personalize", client)
             expected = w
             if algorithm.finetune_epochs:
-                expected = tuned(w, *harness.examples(federation, client), visit, round, client, algorithm)
+                expected = tuned(
+                    w, *harness.examples(federation, client), visit, round, client, algorithm
+                )
             network = {name: value for name, value in expected.items() if name not in REFERENCES}
             harness.assert_close(visit.output[0].model, network, 1e-11)
             test = harness.examples(federation, client, "test")
@@ -162,7 +188,10 @@ def test_tuning_leaves_the_body_as_it_is(recorder):
 def test_the_sign_of_the_scale_is_that_of_the_references():
     """With both turned around nothing changes: the deviation of C z is |C| s."""
     federation, method = harness.make_federation(), FedSR(training=TRAINING, **OPTIONS)
-    task, (x, y) = method.with_gaussian_layer(federation.common_task), (federation.x[:6], federation.y[:6])
+    task, (x, y) = (
+        method.with_gaussian_layer(federation.common_task),
+        (federation.x[:6], federation.y[:6]),
+    )
     model, generator = task.model.init(new_key(1)), torch.Generator().manual_seed(0)
     mean, raw = (torch.randn(harness.CLASSES, V, generator=generator) for _ in range(2))
     losses = []
@@ -174,7 +203,8 @@ def test_the_sign_of_the_scale_is_that_of_the_references():
 
 
 class Deterministic(GaussianModel):
-    """The network without its noise: features are the means, the deviations of the layer are unused."""
+    """The network without its noise: features are the means, the deviations of the layer are
+    unused."""
 
     def features(self, params, x, **options):
         z, buffers = super().features(params, x, **options)
@@ -202,15 +232,25 @@ def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
     ]
     for client in (0, 1):
         other = runs[0].visit(2, "personalize", client).output[0]
-        harness.assert_close(runs[1].visit(2, "personalize", client).output[0].model, harness.arrays(other))
+        harness.assert_close(
+            runs[1].visit(2, "personalize", client).output[0].model, harness.arrays(other)
+        )
 
 
 def test_defaults_and_what_is_refused():
     task = harness.task()
     one = FedSR()
-    assert (one.l2_weight, one.cmi_weight, one.finetune_epochs, describe(one.adaptation)) == (0.01, 0.001, 0, "none")
+    assert (one.l2_weight, one.cmi_weight, one.finetune_epochs, describe(one.adaptation)) == (
+        0.01,
+        0.001,
+        0,
+        "none",
+    )
     assert FedSR.from_preset("paper") == FedSR(squared_norm=True)
-    assert one.warnings(task) == [] and describe(FedSR(finetune_epochs=10).adaptation) == "10 epochs of the head"
+    assert (
+        one.warnings(task) == []
+        and describe(FedSR(finetune_epochs=10).adaptation) == "10 epochs of the head"
+    )
     for wrong in ({"l2_weight": -1.0}, {"samples": 0}, {"latent_dim": 0}, {"squared_norm": 1}):
         with pytest.raises(ConfigError):
             FedSR(**wrong)

@@ -1,4 +1,5 @@
-"""IFCA against Ghosh et al. 2020: a choice by training loss, then federated averaging within every cluster."""
+"""IFCA against Ghosh et al. 2020: a choice by training loss, then federated averaging within every
+cluster."""
 
 from dataclasses import replace
 
@@ -31,7 +32,10 @@ SIZES = [len(labels) for labels in LABELS]
 
 
 def initial(federation, count, seed=5):
-    keys = [new_key(seed).common(purpose) for purpose in ["model", *(f"model {j}" for j in range(1, count))]]
+    keys = [
+        new_key(seed).common(purpose)
+        for purpose in ["model", *(f"model {j}" for j in range(1, count))]
+    ]
     return [harness.arrays(federation.common_task.model.init(key)) for key in keys]
 
 
@@ -50,8 +54,8 @@ def clusters(recorder, round, clients, program="train"):
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_three_rounds(recorder, count):
-    """All models go down; choice, training, mean within the cluster; a cluster that nobody chose stays as it was,
-    bit for bit, whatever momentum and decay."""
+    """All models go down; choice, training, mean within the cluster; a cluster that nobody chose
+    stays as it was, bit for bit, whatever momentum and decay."""
     federation = harness.make_federation(LABELS)
     recorder.run(IFCA(training=TRAINING, clusters=count), federation, rounds=3)
     models, used = initial(federation, count), set()
@@ -67,9 +71,13 @@ def test_three_rounds(recorder, count):
             own, *_ = sgd(models[j], x, y, batches, TRAINING)
             _, upload, metrics, _ = visit.output
             assert metrics["cluster"] == j and metrics["steps"] == len(batches)
-            assert upload["models"].weight.tolist() == [SIZES[client] if k == j else 0 for k in range(count)]
+            assert upload["models"].weight.tolist() == [
+                SIZES[client] if k == j else 0 for k in range(count)
+            ]
             harness.assert_close(row(upload["models"].value, j), own)
-            assert not any(row(upload["models"].value, k)["head.weight"].any() for k in range(count) if k != j)
+            assert not any(
+                row(upload["models"].value, k)["head.weight"].any() for k in range(count) if k != j
+            )
             groups.setdefault(j, []).append((own, SIZES[client]))
         models = [average(*zip(*groups[j])) if j in groups else w for j, w in enumerate(models)]
         used |= set(groups)
@@ -104,8 +112,13 @@ def test_one_cluster_is_fedavg(recorder):
             assert sent.weight == mean.weight
             assert all(torch.equal(leaf[0], mean.value[name]) for name, leaf in sent.value.items())
         else:
-            assert all(torch.equal(leaf, model[0][name]) for name, leaf in visit.output[0].model.items())
-        assert all(torch.equal(*pair) for pair in zip(*(tree.leaves(run[-1]) for run in (visit.output, model))))
+            assert all(
+                torch.equal(leaf, model[0][name]) for name, leaf in visit.output[0].model.items()
+            )
+        assert all(
+            torch.equal(*pair)
+            for pair in zip(*(tree.leaves(run[-1]) for run in (visit.output, model)))
+        )
     assert one.warnings(federation.common_task) == ["with one cluster, this is FedAvg."]
     assert IFCA().warnings(federation.common_task) == []
 
@@ -118,11 +131,14 @@ def test_all_models_go_down_and_one_comes_up(recorder, count):
     assert recorder.reports[0].bytes_down == 4 * 4 * count * numbers
     assert recorder.reports[0].bytes_up == 4 * 4 * (numbers + count)
     task = federation.common_task
-    assert most_bytes_up(IFCA(clusters=count).messages(task), task) == 4 * (numbers + count), "what is announced"
+    assert most_bytes_up(IFCA(clusters=count).messages(task), task) == 4 * (numbers + count), (
+        "what is announced"
+    )
 
 
 def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recorder, monkeypatch):
-    """Pitfall: identical initializations. Ties go to the model of lowest index, so that all remain there for ever."""
+    """Pitfall: identical initializations. Ties go to the model of lowest index, so that all remain
+    there for ever."""
     federation, one = harness.make_federation(LABELS), IFCA(training=TRAINING, clusters=3)
     models = one.init_server(federation.common_task, new_key(5)).models
     assert all(len(np.unique(leaf.numpy(), axis=0)) == 3 for leaf in models.values())
@@ -136,7 +152,9 @@ def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recor
 
 def planted(seed):
     """Return eight clients of two groups, between which the three labels are permuted."""
-    federation = make_federation(perceptron(), (30,) * 8, (12, 12), test_size=40, distance=3.0, seed=seed)
+    federation = make_federation(
+        perceptron(), (30,) * 8, (12, 12), test_size=40, distance=3.0, seed=seed
+    )
     y = federation.y.clone()
     for client in (1, 3, 5, 7, 9):
         rows = torch.cat(federation.splits[client])
@@ -145,16 +163,25 @@ def planted(seed):
 
 
 def final(cls, seed):
-    """Return the mean accuracy of known and new clients of planted groups, and each one's diagnostics."""
+    """Return the mean accuracy of known and new clients of planted groups, and each one's
+    diagnostics."""
     algorithm = cls(training=Training(lr=0.1, epochs=2, batch_size=10))
-    *_, report = simulate(algorithm, planted(seed), Reference(), Schedule(rounds=12, evaluate_every=0), seed=seed)
+    *_, report = simulate(
+        algorithm, planted(seed), Reference(), Schedule(rounds=12, evaluate_every=0), seed=seed
+    )
     known, new = (e for e in report.evaluations if e.point == "personalized")
-    accuracies = [float(s.class_correct.sum() / s.class_total.sum()) for s in (*known.scores, *new.scores)]
-    return np.mean(accuracies), {**known.diagnostics.get("cluster", {}), **new.diagnostics.get("cluster", {})}
+    accuracies = [
+        float(s.class_correct.sum() / s.class_total.sum()) for s in (*known.scores, *new.scores)
+    ]
+    return np.mean(accuracies), {
+        **known.diagnostics.get("cluster", {}),
+        **new.diagnostics.get("cluster", {}),
+    }
 
 
 def test_planted_clusters_are_recovered():
-    """In most runs: all clients may choose the same model at first, and remain there; the paper restarts for that."""
+    """In most runs: all clients may choose the same model at first, and remain there; the paper
+    restarts for that."""
     recovered = []
     for seed in range(6):
         accuracy, groups = final(IFCA, seed)
@@ -188,19 +215,29 @@ def test_a_new_client_chooses_and_trains_nothing(recorder):
         models = [harness.arrays(row(visit.shared.models, j)) for j in range(3)]
         j = chosen(models, *harness.examples(federation, client))
         harness.assert_close(visit.output[0].model, models[j])
-        assert visit.output[0].cluster == j and visit.plans == [] and (2, "train", client) not in recorder.visits
+        assert (
+            visit.output[0].cluster == j
+            and visit.plans == []
+            and (2, "train", client) not in recorder.visits
+        )
 
 
 def test_the_choice_is_made_in_evaluation_mode():
-    """Dropout must not decide: no key gives another choice, and no other example does by batch normalization."""
+    """Dropout must not decide: no key gives another choice, and no other example does by batch
+    normalization."""
     layers = [nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)]
     task = Task(from_module(nn.Sequential(*layers), input_shape=(3,), num_classes=3), 3, (3,))
     federation = replace(harness.make_federation(LABELS), common_task=task)
     models = IFCA(clusters=4).init_server(task, new_key(1)).models
     for client in range(4):
-        picks = [choose(task, models, federation.data(client).train, new_key(seed)) for seed in range(5)]
+        picks = [
+            choose(task, models, federation.data(client).train, new_key(seed)) for seed in range(5)
+        ]
         assert len({int(pick.cluster) for pick in picks}) == 1
-        assert all(torch.equal(leaf, models[name][picks[0].cluster]) for name, leaf in picks[0].model.items())
+        assert all(
+            torch.equal(leaf, models[name][picks[0].cluster])
+            for name, leaf in picks[0].model.items()
+        )
 
 
 def test_a_broken_model_is_not_chosen():
@@ -211,7 +248,9 @@ def test_a_broken_model_is_not_chosen():
         spoiled = {name: leaf.clone() for name, leaf in models.items()}
         spoiled["head.weight"][broken] = value
         for client in range(4):
-            pick = choose(federation.common_task, spoiled, federation.data(client).train, new_key(0))
+            pick = choose(
+                federation.common_task, spoiled, federation.data(client).train, new_key(0)
+            )
             assert pick.cluster != broken
 
 
@@ -226,7 +265,9 @@ def test_padding_of_infinite_loss_does_not_choose():
     padded, chosen = data._replace(rows=rows, weight=weight), []
     for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
         turned = {name: leaf[order] for name, leaf in models.items()}
-        first, second = (int(choose(task, turned, part, new_key(0)).cluster) for part in (data, padded))
+        first, second = (
+            int(choose(task, turned, part, new_key(0)).cluster) for part in (data, padded)
+        )
         assert first == second
         chosen.append(first)
     assert sorted(chosen) == [0, 1, 2]
@@ -240,19 +281,33 @@ def test_a_client_without_examples_changes_nothing():
     done = one.local_update(task, Download(server), (), data, new_key(0))
     received = {
         "models": reduce_field(
-            dict(enumerate([done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))]))
+            dict(
+                enumerate(
+                    [done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))]
+                )
+            )
         )
     }
     after, _ = one.aggregate(server, received, None)
     for name, leaf in server.models.items():
-        assert torch.equal(after.models[name], leaf) and torch.equal(done.personal.model[name], leaf[0])
+        assert torch.equal(after.models[name], leaf) and torch.equal(
+            done.personal.model[name], leaf[0]
+        )
     assert done.metrics["steps"] == 0 and done.metrics["cluster"] == 0
 
 
 def test_says_what_it_is():
-    assert (describe(IFCA().adaptation), describe(IFCA(clusters=1).adaptation)) == ("choice among 2 models", "none")
+    assert (describe(IFCA().adaptation), describe(IFCA(clusters=1).adaptation)) == (
+        "choice among 2 models",
+        "none",
+    )
     assert IFCA.primary_evaluation == "personalized"
     federation = harness.make_federation(LABELS)
-    assert IFCA().global_model(federation.common_task, IFCA().init_server(federation.common_task, new_key(0))) is None
+    assert (
+        IFCA().global_model(
+            federation.common_task, IFCA().init_server(federation.common_task, new_key(0))
+        )
+        is None
+    )
     with pytest.raises(ConfigError, match=r"IFCA.clusters must be >= 1, got 0"):
         IFCA(clusters=0)

@@ -1,4 +1,5 @@
-"""kNN-Per against Marfoq et al. 2022: FedAvg, mixed with a kernel over the nearest training examples."""
+"""kNN-Per against Marfoq et al. 2022: FedAvg, mixed with a kernel over the nearest training
+examples."""
 
 from dataclasses import replace
 
@@ -28,7 +29,8 @@ TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_siz
 
 
 def by_neighbors(z, known, labels, neighbors, scale):
-    """Sum exp(-||z - z_j|| / sigma) over the k nearest by class, divided by the sum over all of them."""
+    """Sum exp(-||z - z_j|| / sigma) over the k nearest by class, divided by the sum over all of
+    them."""
     result = np.zeros((len(z), harness.CLASSES))
     for row, query in enumerate(z):
         distance = np.sqrt(((known - query) ** 2).sum(1))
@@ -44,7 +46,8 @@ def probabilities(w, x, near, mixing):
 
 
 def with_validation(federation, counts):
-    """Return the federation in which the last training examples of each client are for validation."""
+    """Return the federation in which the last training examples of each client are for
+    validation."""
     splits = []
     for split, count in zip(federation.splits, counts, strict=True):
         cut = len(split.train) - count
@@ -58,13 +61,17 @@ def global_after(recorder, federation, rounds, clients=(0, 1)):
     for round in range(1, rounds + 1):
         visits = [recorder.visit(round, "train", client) for client in clients]
         parts = [harness.examples(federation, client) for client in clients]
-        trained = [sgd(w, *part, visit.plans[0], TRAINING)[0] for part, visit in zip(parts, visits, strict=True)]
+        trained = [
+            sgd(w, *part, visit.plans[0], TRAINING)[0]
+            for part, visit in zip(parts, visits, strict=True)
+        ]
         w = average(trained, [len(y) for _, y in parts])
     return w
 
 
 @pytest.mark.parametrize(
-    ("neighbors", "scale", "mixing"), [(10, 1.0, 0.5), (3, 0.3, 0.7), (1, 2.0, 1.0), (50, 5.0, 0.25), (4, 1.0, 0.0)]
+    ("neighbors", "scale", "mixing"),
+    [(10, 1.0, 0.5), (3, 0.3, 0.7), (1, 2.0, 1.0), (50, 5.0, 0.25), (4, 1.0, 0.0)],
 )
 def test_two_rounds(recorder, neighbors, scale, mixing):
     """With k = 50, fewer examples than neighbors: all of them are."""
@@ -82,22 +89,34 @@ def test_two_rounds(recorder, neighbors, scale, mixing):
         assert float(numbers["mixing"]) == float(personal.mixing) == mixing
         known = features(w, x), y
         x, y = harness.examples(federation, client, "test")
-        expected = probabilities(w, x, by_neighbors(features(w, x), *known, neighbors, scale), mixing)
+        expected = probabilities(
+            w, x, by_neighbors(features(w, x), *known, neighbors, scale), mixing
+        )
         given = algorithm.predict(federation.common_task, personal, torch.from_numpy(x)).exp()
         assert np.abs(given.numpy() - expected).max() < 1e-12
         scores = by_set["clients"]
         right = expected.argmax(1) == y
-        assert scores.class_correct.tolist() == np.bincount(y[right], minlength=harness.CLASSES).tolist()
+        assert (
+            scores.class_correct.tolist()
+            == np.bincount(y[right], minlength=harness.CLASSES).tolist()
+        )
         if mixing < 1:
-            assert abs(float(scores.loss_sum) + np.log(expected[np.arange(len(y)), y]).sum()) < 1e-11
+            assert (
+                abs(float(scores.loss_sum) + np.log(expected[np.arange(len(y)), y]).sum()) < 1e-11
+            )
 
 
 def test_training_and_the_global_model_are_those_of_fedavg():
-    ours, plain = (run(one(training=TRAINING), Reference(), make_federation(module())) for one in (KNNPer, FedAvg))
+    ours, plain = (
+        run(one(training=TRAINING), Reference(), make_federation(module()))
+        for one in (KNNPer, FedAvg)
+    )
     for key, output in plain.of("train").items():
         assert_same_bits(ours.of("train")[key][1], output[1])
     for key, scores in plain.of("score").items():
-        assert float(ours.of("score")[key].loss_sum) == pytest.approx(float(scores.loss_sum), abs=1e-12)
+        assert float(ours.of("score")[key].loss_sum) == pytest.approx(
+            float(scores.loss_sum), abs=1e-12
+        )
         assert_same_bits(ours.of("score")[key].class_correct, scores.class_correct)
 
 
@@ -126,14 +145,19 @@ def test_without_examples_a_client_predicts_with_the_global_model():
 
 
 def test_padding_is_never_a_neighbor():
-    """Rows of weight 0 sit right at the query, others are far away; without others, nothing is remembered."""
+    """Rows of weight 0 sit right at the query, others are far away; without others, nothing is
+    remembered."""
     z = torch.zeros(1, 2)
     table = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
     labels = torch.tensor([0, 1, 0, 2])
-    near = neighbor_probabilities(Memory(table, labels, torch.tensor([0.0, 1.0, 0.0, 1.0])), z, 3, 3, 1.0)
+    near = neighbor_probabilities(
+        Memory(table, labels, torch.tensor([0.0, 1.0, 0.0, 1.0])), z, 3, 3, 1.0
+    )
     value = 1 / (1 + np.exp(-1))
     assert np.abs(near.numpy() - [[0, value, 1 - value]]).max() < 1e-12
-    assert neighbor_probabilities(Memory(table, labels, torch.zeros(4)), z, 3, 3, 1.0).tolist() == [[0, 0, 0]]
+    assert neighbor_probabilities(Memory(table, labels, torch.zeros(4)), z, 3, 3, 1.0).tolist() == [
+        [0, 0, 0]
+    ]
 
 
 def test_remote_inputs_have_neighbors_too():
@@ -144,7 +168,8 @@ def test_remote_inputs_have_neighbors_too():
 
 
 def test_of_equals_the_first_are_neighbors():
-    """Features of dead units are 0 for many examples: which count must not depend on how clients are stacked."""
+    """Features of dead units are 0 for many examples: which count must not depend on how clients
+    are stacked."""
     memory = Memory(torch.ones(6, 2), torch.tensor([2, 1, 1, 0, 0, 0]), torch.ones(6))
     near = neighbor_probabilities(memory, torch.zeros(1, 2), 3, 3, 1.0)
     assert torch.allclose(near, torch.tensor([[0.0, 2.0, 1.0]]) / 3)
@@ -158,41 +183,65 @@ def blur(x, splits):
 @pytest.mark.parametrize("mixing", [0.5, 0.0, 1.0])
 def test_validation_examples_choose_the_mixture(recorder, mixing):
     """The most right predictions of a grid; of equals the nearest to the default."""
-    federation = with_validation(harness.make_federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 0))
+    federation = with_validation(
+        harness.make_federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 0)
+    )
     recorder.run(KNNPer(training=TRAINING, neighbors=3, mixing=mixing), federation, rounds=1)
     w = global_after(recorder, federation, 1)
     (x, y), (val_x, val_y) = harness.examples(federation, 0), harness.examples(federation, 0, "val")
     near = by_neighbors(features(w, val_x), features(w, x), y, 3, 1.0)
-    right = [(probabilities(w, val_x, near, step / 10).argmax(1) == val_y).sum() for step in range(11)]
+    right = [
+        (probabilities(w, val_x, near, step / 10).argmax(1) == val_y).sum() for step in range(11)
+    ]
     best = [step / 10 for step in range(11) if right[step] == max(right)]
     assert 1 < len(best) < 11
     expected = min(best, key=lambda value: abs(value - mixing))
-    assert float(recorder.visit(1, "personalize", 0).output[0].mixing) == pytest.approx(expected, abs=1e-15)
+    assert float(recorder.visit(1, "personalize", 0).output[0].mixing) == pytest.approx(
+        expected, abs=1e-15
+    )
     assert float(recorder.visit(1, "personalize", 1).output[0].mixing) == mixing
 
 
 def test_padding_does_not_vote_on_the_mixture():
-    """Whichever example fills the rows of weight 0: most of them are told better by one of the two."""
-    federation = with_validation(harness.make_federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 17))
+    """Whichever example fills the rows of weight 0: most of them are told better by one of the
+    two."""
+    federation = with_validation(
+        harness.make_federation((harness.LABELS[0] * 3,) * 2, change=blur), (17, 17)
+    )
     one, task, data = KNNPer(neighbors=3), federation.common_task, federation.data(0)
     download, found = Download(ModelState(task.model.init(new_key(1)))), []
     for extra in range(len(federation.y)):
         rows = torch.cat([data.val.rows, torch.full((40,), extra)])
         padded = data.val._replace(rows=rows, weight=torch.cat([data.val.weight, torch.zeros(40)]))
-        found.append(float(one.personalize(one.bind(task), download, (), data._replace(val=padded), new_key(0)).mixing))
-    assert set(found) == {float(one.personalize(one.bind(task), download, (), data, new_key(0)).mixing)}
+        found.append(
+            float(
+                one.personalize(
+                    one.bind(task), download, (), data._replace(val=padded), new_key(0)
+                ).mixing
+            )
+        )
+    assert set(found) == {
+        float(one.personalize(one.bind(task), download, (), data, new_key(0)).mixing)
+    }
 
 
 def test_all_engines_choose_the_same_mixture():
-    """Clients with many, few and no validation examples in one stack; memories come back without padding."""
+    """Clients with many, few and no validation examples in one stack; memories come back without
+    padding."""
     federation = with_validation(make_federation(perceptron()), (0, 1, 2, 5, 9, 0, 8, 3, 0))
     one = KNNPer(training=TRAINING, neighbors=4)
     expected = run(one, Reference(), federation)
     for engine in (Workers(2), Batched(32), Batched(2), Padded(Batched(3)), Padded(Reference())):
         assert_close_runs(expected, run(one, engine, federation))
-    found = {client: float(output[0].mixing) for (_, client), output in expected.of("personalize").items()}
+    found = {
+        client: float(output[0].mixing)
+        for (_, client), output in expected.of("personalize").items()
+    }
     assert len(set(found.values())) > 2 and found[0] == 0.5
-    sizes = {client: len(model.memory.value.labels) for client, model in expected.reports[-1].personal.items()}
+    sizes = {
+        client: len(model.memory.value.labels)
+        for client, model in expected.reports[-1].personal.items()
+    }
     assert sizes == {client: len(split.train) for client, split in enumerate(federation.splits)}
 
 
@@ -204,18 +253,29 @@ def test_a_new_client_is_treated_as_a_known_one(recorder):
     assert (2, "train", 2) not in recorder.visits
     w = global_after(recorder, federation, 2)
     visit = recorder.visit(2, "personalize", 2)
-    harness.assert_close(visit.output[0].memory.value.features, features(w, harness.examples(federation, 2)[0]))
+    harness.assert_close(
+        visit.output[0].memory.value.features, features(w, harness.examples(federation, 2)[0])
+    )
     assert visit.plans == []
-    twins = replace(federation, splits=[federation.splits[0], federation.splits[1], federation.splits[1]])
+    twins = replace(
+        federation, splits=[federation.splits[0], federation.splits[1], federation.splits[1]]
+    )
     record = run(KNNPer(training=TRAINING), Reference(), twins)
     assert_same_bits(*(record.of("personalize")[2, client][0] for client in (1, 2)))
 
 
 def test_warnings_and_refusals():
     one, task = KNNPer(), harness.task()
-    assert (one.neighbors, one.mixing, describe(one.adaptation)) == (10, 0.5, "10 nearest neighbors")
+    assert (one.neighbors, one.mixing, describe(one.adaptation)) == (
+        10,
+        0.5,
+        "10 nearest neighbors",
+    )
     assert describe(KNNPer(neighbors=1).adaptation) == "1 nearest neighbor"
-    assert describe(KNNPer(mixing=0.0).adaptation) == "nearest neighbors where validation examples favor them"
+    assert (
+        describe(KNNPer(mixing=0.0).adaptation)
+        == "nearest neighbors where validation examples favor them"
+    )
     assert one.warnings(task) == [] and len(KNNPer(mixing=0.0).warnings(task)) == 1
     for wrong in ({"neighbors": 0}, {"kernel_scale": 0.0}, {"mixing": 1.1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

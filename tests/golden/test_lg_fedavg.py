@@ -1,4 +1,5 @@
-"""LG-FedAvg against Liang et al. 2020: all layers trained together; upper ones averaged, lower ones kept."""
+"""LG-FedAvg against Liang et al. 2020: all layers trained together; upper ones averaged, lower ones
+kept."""
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ NEWCOMER = [0, 2, 2, 1, 0, 2]
 
 @pytest.mark.parametrize("training", [TRAINING, DROPPING])
 def test_two_rounds(recorder, training):
-    """Pitfall: some code shares the first layers and keeps the last ones, the reverse of the paper."""
+    """Pitfall: some code shares the first layers and keeps the last ones, the reverse of the
+    paper."""
     federation = harness.make_federation()
     recorder.run(LGFedAvg(training=training), federation)
     w = harness.initial(federation)
@@ -36,7 +38,9 @@ def test_two_rounds(recorder, training):
             harness.assert_close(visit.shared.shared, head)
             x, y = harness.examples(federation, client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             trained.append(sgd({**bodies[client], **head}, x, y, batches, training, ALL)[0])
             state, upload, metrics, _ = visit.output
             harness.assert_close(state, harness.part(trained[-1], BODY))
@@ -58,7 +62,9 @@ def test_two_rounds(recorder, training):
 
 def test_lower_layers_of_other_rounds_are_evaluated_under_the_new_head(recorder):
     federation = harness.make_federation((*harness.LABELS, NEWCOMER))
-    recorder.run(LGFedAvg(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]}))
+    recorder.run(
+        LGFedAvg(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]})
+    )
     head = recorder.visit(2, "train", 0).output[1]["shared"].value
     bodies = [
         recorder.visit(2, "train", 0).output[0],
@@ -88,14 +94,21 @@ def test_tuning_trains_lower_layers_under_the_frozen_shared_ones_and_is_not_kept
     """The final round of FedCR's released code; a new client tunes after onboarding."""
     federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
     recorder.run(LGFedAvg(training=TRAINING), federation)
-    plain = [harness.arrays(recorder.visit(2, "personalize", client).output[0].model) for client in range(3)]
+    plain = [
+        harness.arrays(recorder.visit(2, "personalize", client).output[0].model)
+        for client in range(3)
+    ]
     recorder.run(LGFedAvg(training=TRAINING, finetune_epochs=3), federation)
     for client in range(3):
         visit = recorder.visit(2, "personalize", client)
         x, y = harness.examples(federation, client)
         harness.assert_epochs(visit.plans[-1], len(y), TRAINING.batch_size, 3)
-        harness.assert_close(visit.output[0].model, sgd(plain[client], x, y, visit.plans[-1], TRAINING, BODY)[0])
-        assert all(torch.equal(visit.output[0].model[name], visit.shared.shared[name]) for name in HEAD)
+        harness.assert_close(
+            visit.output[0].model, sgd(plain[client], x, y, visit.plans[-1], TRAINING, BODY)[0]
+        )
+        assert all(
+            torch.equal(visit.output[0].model[name], visit.shared.shared[name]) for name in HEAD
+        )
         assert int(visit.output[0].steps) == len(visit.plans[-1])
     assert describe(LGFedAvg().adaptation) == "none"
     assert describe(LGFedAvg(finetune_epochs=3).adaptation) == "3 epochs of the lower layers"
@@ -103,7 +116,9 @@ def test_tuning_trains_lower_layers_under_the_frozen_shared_ones_and_is_not_kept
 
 def test_tuning_under_two_shared_layers_leaves_both(recorder):
     federation = make_federation(module(), (5, 9), ())
-    recorder.run(LGFedAvg(training=TRAINING, shared_layers=2, finetune_epochs=2), federation, rounds=1)
+    recorder.run(
+        LGFedAvg(training=TRAINING, shared_layers=2, finetune_epochs=2), federation, rounds=1
+    )
     for client in (0, 1):
         visit = recorder.visit(1, "personalize", client)
         shared = visit.shared.shared
@@ -126,17 +141,24 @@ def test_with_all_layers_shared_it_is_fedavg(recorder):
 
 
 def test_two_of_three_layers(recorder):
-    """What a client trains in the first round is FedAvg's; then the lower part stays, and buffers with their layer."""
+    """What a client trains in the first round is FedAvg's; then the lower part stays, and buffers
+    with their layer."""
     federation = make_federation(module(), (5, 9), ())
     recorder.run(LGFedAvg(training=TRAINING, shared_layers=2), federation, rounds=1)
-    shared, own = {"4.weight", "4.bias", "6.weight", "6.bias"}, {"0.weight", "0.bias", "1.running_mean"}
+    shared, own = (
+        {"4.weight", "4.bias", "6.weight", "6.bias"},
+        {"0.weight", "0.bias", "1.running_mean"},
+    )
     visits = [recorder.visit(1, "train", client).output for client in (0, 1)]
     personal = [recorder.visit(1, "personalize", client).output[0].model for client in (0, 1)]
     recorder.run(FedAvg(training=TRAINING), federation, rounds=1)
     for client, (state, upload, *_) in enumerate(visits):
         assert set(upload["shared"].value) == shared and own < set(state)
         expected = recorder.visit(1, "train", client).output[1]["model"].value
-        assert all(torch.equal(expected[name], leaf) for name, leaf in {**state, **upload["shared"].value}.items())
+        assert all(
+            torch.equal(expected[name], leaf)
+            for name, leaf in {**state, **upload["shared"].value}.items()
+        )
         assert all(torch.equal(personal[client][name], state[name]) for name in state)
     assert all(torch.equal(personal[0][name], personal[1][name]) for name in shared)
     assert not torch.equal(personal[0]["1.running_mean"], personal[1]["1.running_mean"])
@@ -177,9 +199,14 @@ def test_layers_are_counted_from_the_head_and_normalizations_go_with_the_one_bef
     numbers = layer_numbers(task)
     assert set(numbers) == set(task.model.groups)
     for number, names in enumerate(layers):
-        assert {name.rpartition(".")[0] for name, of in numbers.items() if of == number} == set(names.split())
+        assert {name.rpartition(".")[0] for name, of in numbers.items() if of == number} == set(
+            names.split()
+        )
     for count in range(1, len(layers) + 1):
-        prefixes = {name.rpartition(".")[0] for name in LGFedAvg(shared_layers=count).messages(task)["shared"].shapes}
+        prefixes = {
+            name.rpartition(".")[0]
+            for name in LGFedAvg(shared_layers=count).messages(task)["shared"].shapes
+        }
         assert prefixes == set(" ".join(layers[-count:]).split())
     message = rf"algorithm\.shared_layers must be at most {len(layers)}, the layers of the model, got {len(layers) + 1}"
     with pytest.raises(ConfigError, match=message):

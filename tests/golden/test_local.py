@@ -23,7 +23,9 @@ def test_models_continue_and_momentum_starts_anew(recorder, training):
             x, y = harness.examples(federation, client)
             visit = recorder.visit(round, "train", client)
             (batches,) = visit.plans
-            harness.assert_epochs(batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last)
+            harness.assert_epochs(
+                batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
+            )
             w, *_ = sgd(w, x, y, batches, training)
             personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
             scores = by_set["clients"]
@@ -41,7 +43,11 @@ def test_who_trains(recorder, train):
     recorder.run(Local(training=TRAINING), federation, rounds=3, participation=ONE, train=train)
     drawn = {(report.round, client) for report in recorder.reports for client in report.cohort}
     trained = {(round, client) for round, program, client in recorder.visits if program == "train"}
-    assert trained == (drawn if train == "cohort" else {(round, client) for round in (1, 2, 3) for client in (0, 1)})
+    assert trained == (
+        drawn
+        if train == "cohort"
+        else {(round, client) for round in (1, 2, 3) for client in (0, 1)}
+    )
     for client in (0, 1):
         w = harness.initial(federation)
         for round in sorted(round for round, who in trained if who == client):
@@ -53,4 +59,6 @@ def test_who_trains(recorder, train):
 def test_nothing_is_sent(recorder):
     recorder.run(Local(training=TRAINING), harness.make_federation())
     assert [(report.bytes_up, report.bytes_down) for report in recorder.reports] == [(0, 0), (0, 0)]
-    assert all(visit.output[1] == {} for (_, name, _), visit in recorder.visits.items() if name == "train")
+    assert all(
+        visit.output[1] == {} for (_, name, _), visit in recorder.visits.items() if name == "train"
+    )

@@ -1,7 +1,8 @@
-"""The evaluation point ``local``: the model right after a client's training, before the server has seen it.
+"""The evaluation point ``local``: the model right after a client's training, before the server has
+seen it.
 
-What a client keeps and uploads is compared with NumPy in the golden test of its method; here, that the model which is
-scored at ``local`` is made of these parts, and not of the received ones.
+What a client keeps and uploads is compared with NumPy in the golden test of its method; here, that
+the model which is scored at ``local`` is made of these parts, and not of the received ones.
 """
 
 import numpy as np
@@ -15,7 +16,10 @@ from golden.network import confusion, logits
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 OPTIONS = {"ditto": {"penalty": 0.7}, "fedrep": {"head_epochs": 3}}
 
-UPLOADED = {name: lambda visit: sent(visit, "model") for name in ("fedavg", "fedavg_ft", "feddyn", "fedprox")}
+UPLOADED = {
+    name: lambda visit: sent(visit, "model")
+    for name in ("fedavg", "fedavg_ft", "feddyn", "fedprox")
+}
 LOCAL = UPLOADED | {
     "ditto": lambda visit: visit.output[0].model,
     "fedala": lambda visit: sent(visit, "model"),
@@ -23,13 +27,17 @@ LOCAL = UPLOADED | {
     "fedpac": lambda visit: {**sent(visit, "body"), **sent(visit, "head")},
     "fedper": lambda visit: {**visit.output[0], **sent(visit, "body")},
     "fedrep": lambda visit: {**visit.output[0], **sent(visit, "body")},
-    "ifca": lambda visit: {name: leaf[int(visit.output[2]["cluster"])] for name, leaf in sent(visit, "models").items()},
+    "ifca": lambda visit: {
+        name: leaf[int(visit.output[2]["cluster"])] for name, leaf in sent(visit, "models").items()
+    },
     "knn_per": lambda visit: sent(visit, "model"),
     "lg_fedavg": lambda visit: {**visit.output[0], **sent(visit, "shared")},
     "local": lambda visit: visit.output[0],
     "moon": lambda visit: sent(visit, "model"),
     "perfedavg": lambda visit: sent(visit, "model"),
-    "scaffold": lambda visit: {name: x + sent(visit, "delta")[name] for name, x in visit.shared.model.items()},
+    "scaffold": lambda visit: {
+        name: x + sent(visit, "delta")[name] for name, x in visit.shared.model.items()
+    },
 }
 """Method -> the model that a training visit leaves."""
 ELSEWHERE = {
@@ -45,7 +53,8 @@ ELSEWHERE = {
     "pfedme",
     "pfedvem",
 }
-"""Methods whose own test compares the scores, as their models do not predict by one network's logits alone."""
+"""Methods whose own test compares the scores, as their models do not predict by one network's
+logits alone."""
 
 
 def sent(visit, name):
@@ -58,7 +67,10 @@ def test_what_is_scored_is_the_model_after_local_training(recorder, name):
     recorder.run(load_algorithm(name)(training=TRAINING, **OPTIONS.get(name, {})), federation)
     for round in (1, 2):
         for client in (0, 1):
-            visit, (x, y) = recorder.visit(round, "train", client), harness.examples(federation, client, "test")
+            visit, (x, y) = (
+                recorder.visit(round, "train", client),
+                harness.examples(federation, client, "test"),
+            )
             scores = visit.output[3]
             correct, loss = confusion(logits(harness.arrays(LOCAL[name](visit)), x), y)
             assert scores.class_correct.tolist() == correct.tolist()

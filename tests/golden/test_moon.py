@@ -1,4 +1,5 @@
-"""MOON against Li et al. 2021: cross-entropy plus a contrast of features with those of two frozen models."""
+"""MOON against Li et al. 2021: cross-entropy plus a contrast of features with those of two frozen
+models."""
 
 import numpy as np
 import pytest
@@ -29,15 +30,19 @@ def cosine(z, other):
 
 
 def cosine_slope(z, other):
-    """a / (|z| |a|) - cos(z, a) z / |z|^2, row by row; rows of 0 need none, their units do not answer."""
+    """a / (|z| |a|) - cos(z, a) z / |z|^2, row by row; rows of 0 need none, their units do not
+    answer."""
     lengths = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (z, other)]
     own, others = (np.where(length > 0, length, 1) for length in lengths)
     return other / (own * others) - cosine(z, other)[:, None] * z / own**2
 
 
 def contrast(w, frozen, x, temperature):
-    """Mean of -log(exp(near / t) / (exp(near / t) + exp(far / t))), near to the first of the frozen models."""
-    near, far = (np.exp(cosine(features(w, x), features(model, x)) / temperature) for model in frozen)
+    """Mean of -log(exp(near / t) / (exp(near / t) + exp(far / t))), near to the first of the frozen
+    models."""
+    near, far = (
+        np.exp(cosine(features(w, x), features(model, x)) / temperature) for model in frozen
+    )
     return -np.log(near / (near + far)).mean()
 
 
@@ -46,7 +51,13 @@ def slope_of(w, frozen, x, y, penalty, temperature):
     z = features(w, x)
     near, far = (features(model, x) for model in frozen)
     doubt = 1 / (1 + np.exp((cosine(z, near) - cosine(z, far)) / temperature))
-    back = doubt[:, None] / temperature * (cosine_slope(z, far) - cosine_slope(z, near)) / len(y) * (z > 0)
+    back = (
+        doubt[:, None]
+        / temperature
+        * (cosine_slope(z, far) - cosine_slope(z, near))
+        / len(y)
+        * (z > 0)
+    )
     slope = gradient(w, x, y)
     slope["hidden.weight"] = slope["hidden.weight"] + penalty * back.T @ x
     slope["hidden.bias"] = slope["hidden.bias"] + penalty * back.sum(0)
@@ -54,7 +65,8 @@ def slope_of(w, frozen, x, y, penalty, temperature):
 
 
 def local_round(received, previous, x, y, batches, algorithm):
-    """SGD with momentum and coupled decay from the received model; return model, and the mean loss."""
+    """SGD with momentum and coupled decay from the received model; return model, and the mean
+    loss."""
     training, options = algorithm.training, (algorithm.penalty, algorithm.temperature)
     w, velocity, losses = dict(received), {name: np.zeros_like(received[name]) for name in ALL}, []
     for batch in batches:
@@ -63,7 +75,9 @@ def local_round(received, previous, x, y, batches, algorithm):
         losses.append(cross_entropy(logits(w, part[0]), part[1]) + algorithm.penalty * value)
         slope = slope_of(w, (received, previous), *part, *options)
         for name in ALL:
-            velocity[name] = training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            velocity[name] = (
+                training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            )
         w = {name: w[name] - training.lr * velocity[name] for name in ALL}
     return w, np.mean(losses)
 
@@ -71,7 +85,9 @@ def local_round(received, previous, x, y, batches, algorithm):
 def test_the_gradient_by_hand_is_a_gradient():
     federation = harness.make_federation(hidden=6)
     x, y = harness.examples(federation, 0)
-    w, *frozen = (harness.arrays(federation.common_task.model.init(new_key(seed))) for seed in range(3))
+    w, *frozen = (
+        harness.arrays(federation.common_task.model.init(new_key(seed))) for seed in range(3)
+    )
     slope = slope_of(w, frozen, x, y, 2.0, 0.3)
     for name, value in w.items():
         for place in range(value.size):
@@ -79,7 +95,9 @@ def test_the_gradient_by_hand_is_a_gradient():
             losses = []
             for step in (1e-6, -1e-6):
                 shifted[name].flat[place] = value.flat[place] + step
-                losses.append(cross_entropy(logits(shifted, x), y) + 2.0 * contrast(shifted, frozen, x, 0.3))
+                losses.append(
+                    cross_entropy(logits(shifted, x), y) + 2.0 * contrast(shifted, frozen, x, 0.3)
+                )
             assert abs((losses[0] - losses[1]) / 2e-6 - slope[name].flat[place]) < 1e-8
 
 
@@ -101,7 +119,9 @@ def test_three_rounds(recorder, training, options):
             state, upload, metrics, _ = visit.output
             harness.assert_close(upload["model"].value, previous[client])
             harness.assert_close(state.previous, previous[client])
-            assert abs(float(metrics["loss"]) - loss) < 1e-11 and int(metrics["steps"]) == len(batches)
+            assert abs(float(metrics["loss"]) - loss) < 1e-11 and int(metrics["steps"]) == len(
+                batches
+            )
         w = average(previous, SIZES)
         for client in (0, 1):
             harness.assert_close(recorder.visit(round, "personalize", client).output[0], w)
@@ -112,7 +132,8 @@ def test_the_defaults_are_those_of_the_paper():
 
 
 def test_a_client_remembers_its_own_last_round(recorder):
-    """Pitfall: the previous model is that of the client's last round, however long ago, not that of the last round."""
+    """Pitfall: the previous model is that of the client's last round, however long ago, not that of
+    the last round."""
     federation = harness.make_federation()
     algorithm = Moon(training=HEAVY)
     cohorts = Planned(cohorts={1: [0, 1], 2: [1], 3: [0, 1]})
@@ -120,32 +141,41 @@ def test_a_client_remembers_its_own_last_round(recorder):
     old = harness.arrays(recorder.visit(1, "train", 0).output[1]["model"].value)
     visit = recorder.visit(3, "train", 0)
     received = harness.arrays(visit.shared.model)
-    expected, _ = local_round(received, old, *harness.examples(federation, 0), visit.plans[0], algorithm)
+    expected, _ = local_round(
+        received, old, *harness.examples(federation, 0), visit.plans[0], algorithm
+    )
     harness.assert_close(visit.output[1]["model"].value, expected)
 
 
 def test_a_late_first_round_has_no_contrast(recorder):
-    """The state of a client that never trained is not the common initialization but the received model."""
+    """The state of a client that never trained is not the common initialization but the received
+    model."""
     federation = harness.make_federation()
     cohorts = Planned(cohorts={1: [0], 2: [0], 3: [0, 1]})
     recorder.run(Moon(training=HEAVY), federation, rounds=3, participation=cohorts)
     visit = recorder.visit(3, "train", 1)
     received = harness.arrays(visit.shared.model)
     without = Moon(training=HEAVY, penalty=0.0)
-    plain, _ = local_round(received, received, *harness.examples(federation, 1), visit.plans[0], without)
+    plain, _ = local_round(
+        received, received, *harness.examples(federation, 1), visit.plans[0], without
+    )
     harness.assert_close(visit.output[1]["model"].value, plain)
 
 
 @pytest.mark.parametrize("task", [harness.task, module])
 def test_without_penalty_it_is_fedavg(task):
     federation = make_federation(task()) if task is module else harness.make_federation()
-    ours, plain = (run(one, Reference(), federation, rounds=3) for one in (Moon(training=HEAVY, penalty=0.0), fedavg()))
+    ours, plain = (
+        run(one, Reference(), federation, rounds=3)
+        for one in (Moon(training=HEAVY, penalty=0.0), fedavg())
+    )
     _assert_same_models(ours, plain, rounds=(1, 2, 3))
 
 
 @pytest.mark.parametrize("task", [harness.task, module])
 def test_the_first_round_is_one_of_fedavg(task):
-    """Both frozen models are the received one: the contrast is log 2 whatever the features are; dropout included."""
+    """Both frozen models are the received one: the contrast is log 2 whatever the features are;
+    dropout included."""
     federation = make_federation(task()) if task is module else harness.make_federation()
     ours, plain = (run(one, Reference(), federation) for one in (Moon(training=HEAVY), fedavg()))
     _assert_same_models(ours, plain, rounds=(1,))
@@ -160,9 +190,15 @@ def fedavg():
 def _assert_same_models(ours, plain, rounds):
     for (round, client), output in plain.of("train").items():
         if round in rounds:
-            models = [record[1]["model"].value for record in (ours.of("train")[round, client], output)]
+            models = [
+                record[1]["model"].value for record in (ours.of("train")[round, client], output)
+            ]
             for name, leaf in models[1].items():
-                assert torch.allclose(models[0][name], leaf, rtol=0, atol=1e-12), (round, client, name)
+                assert torch.allclose(models[0][name], leaf, rtol=0, atol=1e-12), (
+                    round,
+                    client,
+                    name,
+                )
 
 
 def test_features_of_zero_do_no_harm():
@@ -176,7 +212,9 @@ def test_features_of_zero_do_no_harm():
 
         def loss(w, models=models, batch=batch):
             frozen = Frozen(*models[1:])
-            return contrastive_loss(task, w, frozen, batch, new_key(0), penalty=1.0, temperature=0.5).loss
+            return contrastive_loss(
+                task, w, frozen, batch, new_key(0), penalty=1.0, temperature=0.5
+            ).loss
 
         for leaf in torch.func.grad(loss)(models[0]).values():
             assert torch.isfinite(leaf).all()
@@ -189,12 +227,19 @@ def test_the_frozen_models_run_in_evaluation_mode():
     models = [task.model.init(new_key(seed)) for seed in (1, 2, 3)]
     batch = Batch(federation.x[:8], federation.y[:8], torch.ones(8))
     values = [
-        contrastive_loss(task, models[0], Frozen(*models[1:]), batch, key, penalty=penalty, temperature=0.5).loss
+        contrastive_loss(
+            task, models[0], Frozen(*models[1:]), batch, key, penalty=penalty, temperature=0.5
+        ).loss
         for penalty in (0.0, 1.0)
     ]
     z, _ = task.model.features(models[0], batch.x, weight=batch.weight, key=key, training=True)
-    near, far = (np.exp(cosine(z.numpy(), predict_features(task, w, batch.x).numpy()) / 0.5) for w in models[1:])
-    assert float(values[1] - values[0]) == pytest.approx(-np.log(near / (near + far)).mean(), abs=1e-12)
+    near, far = (
+        np.exp(cosine(z.numpy(), predict_features(task, w, batch.x).numpy()) / 0.5)
+        for w in models[1:]
+    )
+    assert float(values[1] - values[0]) == pytest.approx(
+        -np.log(near / (near + far)).mean(), abs=1e-12
+    )
 
 
 def test_new_clients_get_the_global_model(recorder):
@@ -207,7 +252,9 @@ def test_new_clients_get_the_global_model(recorder):
 
 def test_warnings_and_refusals():
     task = harness.task()
-    assert Moon().warnings(task) == [] and Moon(penalty=0.0).warnings(task) == ["with penalty 0, this is FedAvg."]
+    assert Moon().warnings(task) == [] and Moon(penalty=0.0).warnings(task) == [
+        "with penalty 0, this is FedAvg."
+    ]
     with pytest.raises(ConfigError, match="temperature"):
         Moon(temperature=0.0)
     with pytest.raises(ConfigError, match="penalty"):

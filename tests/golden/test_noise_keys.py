@@ -1,4 +1,5 @@
-"""Passes that follow one another draw their dropout, and the order of their batches, from keys of their own."""
+"""Passes that follow one another draw their dropout, and the order of their batches, from keys of
+their own."""
 
 import pytest
 
@@ -29,11 +30,14 @@ def test_passes_over_a_batch_have_keys_of_their_own(recorder, monkeypatch, algor
     batches = len(recorder.visit(1, "train", 0).plans[0])
     passes = keys[: batches * per_batch]
     assert len(set(passes)) == batches * per_batch
-    assert [step for step, _ in passes] == [step for step in range(batches) for _ in range(per_batch)]
+    assert [step for step, _ in passes] == [
+        step for step in range(batches) for _ in range(per_batch)
+    ]
 
 
 def test_the_phases_of_ditto_have_keys_of_their_own(recorder):
-    """Orders and dropout have one key: with as many epochs, only the key can make the orders differ."""
+    """Orders and dropout have one key: with as many epochs, only the key can make the orders
+    differ."""
     recorder.run(Ditto(training=TRAINING, personal_epochs=1), harness.make_federation(), rounds=1)
     shared, own = recorder.visit(1, "train", 0).plans
     assert [batch.tolist() for batch in shared] != [batch.tolist() for batch in own]

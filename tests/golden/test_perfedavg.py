@@ -1,4 +1,5 @@
-"""Per-FedAvg against Fallah et al. 2020: meta-steps by hand, and the Hessian by automatic differentiation."""
+"""Per-FedAvg against Fallah et al. 2020: meta-steps by hand, and the Hessian by automatic
+differentiation."""
 
 from dataclasses import replace
 
@@ -35,9 +36,11 @@ def plus(w, direction, distance):
 
 
 def meta_steps(w, x, y, batches, per_step, lr, alpha=ALPHA, delta=DELTA):
-    """w <- w - beta (g - alpha [grad(w + delta g) - grad(w - delta g)] / (2 delta)), g the gradient at the adapted w.
+    """w <- w - beta (g - alpha [grad(w + delta g) - grad(w - delta g)] / (2 delta)), g the gradient
+    at the adapted w.
 
-    Without a third batch per step, w <- w - beta g. Returns w, and the mean loss of the adapted models.
+    Without a third batch per step, w <- w - beta g. Returns w, and the mean loss of the adapted
+    models.
     """
     losses = []
     for start in range(0, len(batches), per_step):
@@ -48,13 +51,17 @@ def meta_steps(w, x, y, batches, per_step, lr, alpha=ALPHA, delta=DELTA):
         slope = g
         if per_step == 3:
             ahead, behind = (gradient(plus(w, g, sign * delta), *parts[2]) for sign in (1, -1))
-            slope = {name: g[name] - alpha * (ahead[name] - behind[name]) / (2 * delta) for name in g}
+            slope = {
+                name: g[name] - alpha * (ahead[name] - behind[name]) / (2 * delta) for name in g
+            }
         w = plus(w, slope, -lr)
     return w, np.mean(losses)
 
 
 def build(variant, training=PLAIN, **options):
-    return PerFedAvg(training=training, variant=variant, inner_lr=ALPHA, difference=DELTA, **options)
+    return PerFedAvg(
+        training=training, variant=variant, inner_lr=ALPHA, difference=DELTA, **options
+    )
 
 
 def initial(federation, seed=5):
@@ -64,7 +71,11 @@ def initial(federation, seed=5):
 def update(algorithm, task, data, model):
     """Return what one client's round gives, from a model."""
     return algorithm.local_update(
-        algorithm.bind(task), Download(ModelState(model)), (), data, new_key(3, client=0, purpose="train")
+        algorithm.bind(task),
+        Download(ModelState(model)),
+        (),
+        data,
+        new_key(3, client=0, purpose="train"),
     )
 
 
@@ -94,7 +105,9 @@ def test_two_rounds(recorder, variant, training, adapt):
             (batches,) = visit.plans
             if "adapt_epochs" in adapt:
                 drop_last = training.drop_last
-                harness.assert_epochs(batches, SIZES[client], training.batch_size, 2, drop_last=drop_last)
+                harness.assert_epochs(
+                    batches, SIZES[client], training.batch_size, 2, drop_last=drop_last
+                )
             else:
                 assert len(batches) == 1
             adapted, *_ = sgd(w, *harness.examples(federation, client), batches, Training(lr=ALPHA))
@@ -109,9 +122,13 @@ def test_two_rounds(recorder, variant, training, adapt):
 
 @pytest.mark.parametrize("variant", BATCHES)
 def test_batches(recorder, variant):
-    """A step uses disjoint batches and an epoch uses every example; a client of too few batches goes on into the next
-    epoch (pitfalls: clients of fewer than 2 B examples never train, three batches or no step, all of it done twice)."""
-    federation, per_step = harness.make_federation(([0, 1, 2] * 6, [0, 1, 2, 1], [0])), BATCHES[variant]
+    """A step uses disjoint batches and an epoch uses every example; a client of too few batches
+    goes on into the next epoch (pitfalls: clients of fewer than 2 B examples never train, three
+    batches or no step, all of it done twice)."""
+    federation, per_step = (
+        harness.make_federation(([0, 1, 2] * 6, [0, 1, 2, 1], [0])),
+        BATCHES[variant],
+    )
     one = build(variant, Training(lr=0.2, epochs=2, batch_size=3), adapt_steps=1)
     recorder.run(one, federation, rounds=1)
     (batches,) = recorder.visit(1, "train", 0).plans
@@ -123,16 +140,23 @@ def test_batches(recorder, variant):
         (batches,) = visit.plans
         assert len(batches) == 2 * per_step * -(-len(sizes) // per_step)
         assert [len(batch) for batch in batches] == (sizes * len(batches))[: len(batches)]
-        assert not np.allclose(visit.output[1]["model"].value["head.bias"], initial(federation)["head.bias"], atol=1e-4)
-    assert recorder.reports[0].steps - 3 == sum(len(recorder.visit(1, "train", client).plans[0]) for client in range(3))
+        assert not np.allclose(
+            visit.output[1]["model"].value["head.bias"], initial(federation)["head.bias"], atol=1e-4
+        )
+    assert recorder.reports[0].steps - 3 == sum(
+        len(recorder.visit(1, "train", client).plans[0]) for client in range(3)
+    )
 
 
 @pytest.mark.parametrize(("delta", "tolerance"), [(1e-3, 1e-4), (1e-5, 1e-8)])
 def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance):
-    """Against g - alpha H(w; D'') g, with the exact Hessian-vector product of automatic differentiation."""
+    """Against g - alpha H(w; D'') g, with the exact Hessian-vector product of automatic
+    differentiation."""
     federation = harness.make_federation()
     training = Training(lr=1.0, steps=1, batch_size=5)
-    recorder.run(PerFedAvg(training=training, inner_lr=ALPHA, difference=delta), federation, rounds=1)
+    recorder.run(
+        PerFedAvg(training=training, inner_lr=ALPHA, difference=delta), federation, rounds=1
+    )
     visit = recorder.visit(1, "train", 0)
     rows = [federation.splits[0].train[torch.from_numpy(batch)] for batch in visit.plans[0]]
     assert [len(part) for part in rows] == [5, 5, 3]
@@ -141,7 +165,9 @@ def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance
     def slope(params, part):
         def loss(params):
             z = F.relu(F.linear(federation.x[part], params["hidden.weight"], params["hidden.bias"]))
-            return F.cross_entropy(F.linear(z, params["head.weight"], params["head.bias"]), federation.y[part])
+            return F.cross_entropy(
+                F.linear(z, params["head.weight"], params["head.bias"]), federation.y[part]
+            )
 
         return torch.func.grad(loss)(params)
 
@@ -155,11 +181,16 @@ def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance
 
 @pytest.mark.parametrize("variant", BATCHES)
 def test_without_an_inner_step_this_is_fedavg(recorder, variant):
-    """With alpha -> 0, all examples in a batch, and equal clients: w -> FedAvg's, and nothing is adapted."""
+    """With alpha -> 0, all examples in a batch, and equal clients: w -> FedAvg's, and nothing is
+    adapted."""
     federation = harness.make_federation(([0, 1, 2, 0, 1], [2, 2, 1, 0, 2]))
     training = Training(lr=0.3, steps=4, batch_size=0)
     recorder.run(PerFedAvg(training=training, variant=variant, inner_lr=1e-300), federation)
-    models = {key: visit.output[0].model for key, visit in recorder.visits.items() if key[1] == "personalize"}
+    models = {
+        key: visit.output[0].model
+        for key, visit in recorder.visits.items()
+        if key[1] == "personalize"
+    }
     recorder.run(FedAvg(training=training), federation)
     for key, model in models.items():
         harness.assert_close(model, harness.arrays(recorder.visit(*key).output[0]))
@@ -180,8 +211,8 @@ def test_the_outer_step_starts_from_the_model_before_the_inner_one(recorder, var
 
 @pytest.mark.parametrize("variant", BATCHES)
 def test_all_steps_are_plain(recorder, variant):
-    """Pitfall: momentum in the inner optimizer. Whatever the training section asks for, inner, outer and adapting
-    steps have none, and the user is told."""
+    """Pitfall: momentum in the inner optimizer. Whatever the training section asks for, inner,
+    outer and adapting steps have none, and the user is told."""
     federation = harness.make_federation()
     recorder.run(build(variant, HEAVY, adapt_epochs=2), federation)
     heavy = {key: visit.output for key, visit in recorder.visits.items()}
@@ -198,7 +229,9 @@ def test_all_steps_are_plain(recorder, variant):
     assert adam.warnings(federation.common_task) == ["this method does not use training.optimizer."]
     assert build(variant, PLAIN).warnings(federation.common_task) == []
     unadapted = build(variant, PLAIN, adapt_epochs=0)
-    assert unadapted.warnings(federation.common_task) == ["without adaptation, the global model predicts."]
+    assert unadapted.warnings(federation.common_task) == [
+        "without adaptation, the global model predicts."
+    ]
 
 
 def test_clients_adapt_to_training_examples(recorder):
@@ -210,16 +243,22 @@ def test_clients_adapt_to_training_examples(recorder):
 
     personal = []
     for change in (None, other_tests):
-        federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1, change=change)
+        federation = harness.make_federation(
+            (*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1, change=change
+        )
         recorder.run(build("hessian_free", adapt_steps=1), federation)
-        personal.append([recorder.visit(2, "personalize", client).output[0].model for client in range(3)])
+        personal.append(
+            [recorder.visit(2, "personalize", client).output[0].model for client in range(3)]
+        )
         assert (2, "train", 2) not in recorder.visits
     for one, two in zip(*personal):
         assert all(torch.equal(one[name], two[name]) for name in one)
     w, visit = recorder.visit(2, "score", 0).shared.model, recorder.visit(2, "personalize", 2)
     (batch,) = visit.plans[0]
     assert len(batch) == 5  # one step, on a batch
-    expected, *_ = sgd(harness.arrays(w), *harness.examples(federation, 2), [batch], Training(lr=ALPHA))
+    expected, *_ = sgd(
+        harness.arrays(w), *harness.examples(federation, 2), [batch], Training(lr=ALPHA)
+    )
     harness.assert_close(visit.output[0].model, expected)
 
 
@@ -251,7 +290,9 @@ def test_adaptation_updates_the_running_statistics():
     task = one.bind(federation.common_task)
     tuned = one.personalize(task, Download(ModelState(model)), (), federation.data(0), new_key(0))
     (name,) = [name for name in model if name.endswith("running_mean")]
-    assert torch.allclose(tuned.model[name], (0.1 + 0.9 * 0.1) * federation.x.mean(0), rtol=0, atol=1e-14)
+    assert torch.allclose(
+        tuned.model[name], (0.1 + 0.9 * 0.1) * federation.x.mean(0), rtol=0, atol=1e-14
+    )
 
 
 def test_both_gradients_of_the_difference_share_their_dropout():
@@ -262,7 +303,9 @@ def test_both_gradients_of_the_difference_share_their_dropout():
     steps = []
     for delta in (1e-4, 1e-6):
         one = PerFedAvg(training=training, inner_lr=ALPHA, difference=delta)
-        steps.append(update(one, federation.common_task, federation.data(0), model).upload["model"].value)
+        steps.append(
+            update(one, federation.common_task, federation.data(0), model).upload["model"].value
+        )
     for name in model:
         assert torch.allclose(steps[0][name], steps[1][name], rtol=0, atol=1e-7)
         assert not torch.equal(steps[0][name], model[name])
@@ -274,14 +317,25 @@ def test_a_client_without_examples_changes_nothing(variant):
     model = federation.common_task.model.init(new_key(0))
     one, data = build(variant), federation.data(1)
     done = update(one, federation.common_task, data, model)
-    tuned = one.personalize(one.bind(federation.common_task), Download(ModelState(model)), (), data, new_key(0))
+    tuned = one.personalize(
+        one.bind(federation.common_task), Download(ModelState(model)), (), data, new_key(0)
+    )
     for name, value in model.items():
-        assert torch.equal(done.upload["model"].value[name], value) and torch.equal(tuned.model[name], value)
+        assert torch.equal(done.upload["model"].value[name], value) and torch.equal(
+            tuned.model[name], value
+        )
     assert done.metrics["steps"] == 0 and done.metrics["loss"] == 0 and tuned.steps == 0
 
 
 @pytest.mark.parametrize(
-    "options", [{"variant": "exact"}, {"inner_lr": 0.0}, {"difference": 0.0}, {"adapt_steps": -1}, {"adapt_epochs": -1}]
+    "options",
+    [
+        {"variant": "exact"},
+        {"inner_lr": 0.0},
+        {"difference": 0.0},
+        {"adapt_steps": -1},
+        {"adapt_epochs": -1},
+    ],
 )
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigError, match=f"PerFedAvg.{next(iter(options))}"):
@@ -290,6 +344,7 @@ def test_wrong_options_are_refused(options):
 
 def test_says_how_it_adapts():
     assert (
-        describe(PerFedAvg().adaptation) == "1 epoch of all layers" and PerFedAvg.primary_evaluation == "personalized"
+        describe(PerFedAvg().adaptation) == "1 epoch of all layers"
+        and PerFedAvg.primary_evaluation == "personalized"
     )
     assert describe(PerFedAvg(adapt_steps=2).adaptation) == "2 steps of all layers"

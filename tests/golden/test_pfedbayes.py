@@ -1,4 +1,5 @@
-"""pFedBayes against Algorithm 1 of Zhang et al. 2022, in NumPy: q by data and p, then p by the new q, both by Adam."""
+"""pFedBayes against Algorithm 1 of Zhang et al. 2022, in NumPy: q by data and p, then p by the new
+q, both by Adam."""
 
 import math
 
@@ -73,9 +74,13 @@ def draw(q, noise):
 
 
 def round_of(q, p, x, y, batches, noises, algorithm, global_lr=None):
-    """One round of a client; a Gaussian is {(name, 0): mean, (name, 1): raw}. Returns q, p and the mean loss."""
+    """One round of a client; a Gaussian is {(name, 0): mean, (name, 1): raw}. Returns q, p and the
+    mean loss."""
     zeta, values = algorithm.penalty, []
-    own, copy = Adam(algorithm.personal_lr), Adam(algorithm.global_lr if global_lr is None else global_lr)
+    own, copy = (
+        Adam(algorithm.personal_lr),
+        Adam(algorithm.global_lr if global_lr is None else global_lr),
+    )
     for batch, noise in zip(batches, noises, strict=True):
         slope, value = {key: np.zeros_like(leaf) for key, leaf in q.items()}, 0.0
         for eps in noise:
@@ -114,10 +119,12 @@ def assert_gaussian(given, expected, tolerance=TOLERANCE):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"draws": 3, "mixing": 0.25, "penalty": 2.0, "initial_scale": 0.3}, {"penalty": 0.5}]
+    "options",
+    [{}, {"draws": 3, "mixing": 0.25, "penalty": 2.0, "initial_scale": 0.3}, {"penalty": 0.5}],
 )
 def test_two_rounds(recorder, options):
-    """Likelihood scaled to n_i, rho averaged and not sigma, equal weights, q from q and p from the download."""
+    """Likelihood scaled to n_i, rho averaged and not sigma, equal weights, q from q and p from the
+    download."""
     federation = harness.make_federation()
     algorithm = PFedBayes(training=TRAINING, **FAST, **options)
     recorder.run(algorithm, federation)
@@ -148,7 +155,10 @@ def test_two_rounds(recorder, options):
         for client in (0, 1):
             x, y = harness.examples(federation, client, "test")
             scores = recorder.visit(round, "personalize", client).output[2]["clients"]
-            for found, own in ((recorder.visit(round, "score", client).output, p), (scores, q[client])):
+            for found, own in (
+                (recorder.visit(round, "score", client).output, p),
+                (scores, q[client]),
+            ):
                 assert_scores(found, own, x, y)
 
 
@@ -173,10 +183,17 @@ def test_a_new_client_trains_q_alone_from_p(recorder):
 
 @pytest.mark.parametrize("train", ["all", "cohort"])
 def test_who_trains_and_where_a_client_starts(recorder, train):
-    """Clients of later cohorts start from the p of that round; one that never trained predicts with the global mean."""
+    """Clients of later cohorts start from the p of that round; one that never trained predicts with
+    the global mean."""
     federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1]))
     algorithm = PFedBayes(training=TRAINING, **FAST)
-    recorder.run(algorithm, federation, rounds=2, participation=Planned(cohorts={1: [0], 2: [1]}), train=train)
+    recorder.run(
+        algorithm,
+        federation,
+        rounds=2,
+        participation=Planned(cohorts={1: [0], 2: [1]}),
+        train=train,
+    )
     trained = {(round, client) for round, program, client in recorder.visits if program == "train"}
     every = {(round, client) for round in (1, 2) for client in (0, 1, 2)}
     assert trained == (every if train == "all" else {(1, 0), (2, 1)})
@@ -192,7 +209,8 @@ def test_who_trains_and_where_a_client_starts(recorder, train):
 
 
 def test_the_divergence_is_that_of_normals_with_its_gradients_and_of_samples():
-    """KL(q, q) = 0 with gradients of exactly 0; otherwise the closed form agrees with torch and with sampling."""
+    """KL(q, q) = 0 with gradients of exactly 0; otherwise the closed form agrees with torch and
+    with sampling."""
     generator = torch.Generator().manual_seed(0)
     raws = [torch.randn(7, generator=generator, requires_grad=True) for _ in range(2)]
     means = [torch.randn(7, generator=generator, requires_grad=True) for _ in range(2)]
@@ -201,7 +219,9 @@ def test_the_divergence_is_that_of_normals_with_its_gradients_and_of_samples():
     given, expected = divergence_between(q, p), kl_divergence(*normals).sum()
     torch.testing.assert_close(given, expected)
     leaves = [*means, *raws]
-    pairs = zip(torch.autograd.grad(given, leaves), torch.autograd.grad(expected, leaves), strict=True)
+    pairs = zip(
+        torch.autograd.grad(given, leaves), torch.autograd.grad(expected, leaves), strict=True
+    )
     for one, other in pairs:
         torch.testing.assert_close(one, other)
     noise = torch.randn(200_000, 7, generator=generator)
@@ -216,7 +236,10 @@ def test_the_divergence_is_that_of_normals_with_its_gradients_and_of_samples():
 
 def test_steps_of_adam_are_those_of_the_optimizer():
     generator = torch.Generator().manual_seed(1)
-    param, slopes = torch.randn(3, 2, generator=generator), torch.randn(4, 3, 2, generator=generator)
+    param, slopes = (
+        torch.randn(3, 2, generator=generator),
+        torch.randn(4, 3, 2, generator=generator),
+    )
     moved, other, moments = [param.clone()], {"a": param}, Moments.zeros({"a": param})
     optimizer = Optimizer(Training(optimizer="adam", lr=0.1), moved)
     for step, slope in enumerate(slopes):
@@ -234,9 +257,14 @@ def test_buffers_are_averaged_and_have_no_deviation(recorder):
     for name in names:
         assert all(name not in output[1]["raw"].value for output in outputs)
         sent = [output[1]["mean"].value[name] for output in outputs]
-        assert all(torch.equal(value, output[0].own.mean[name]) for value, output in zip(sent, outputs, strict=True))
+        assert all(
+            torch.equal(value, output[0].own.mean[name])
+            for value, output in zip(sent, outputs, strict=True)
+        )
         torch.testing.assert_close(final[name], (sent[0] + sent[1]) / 2)
-    assert any(not torch.equal(*(output[1]["mean"].value[name] for output in outputs)) for name in names)
+    assert any(
+        not torch.equal(*(output[1]["mean"].value[name] for output in outputs)) for name in names
+    )
 
 
 def test_defaults_and_what_is_said_of_options():

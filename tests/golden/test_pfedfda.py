@@ -1,7 +1,9 @@
-"""pFedFDA against its specification (McLaughlin and Su 2024, and the released code), two clients, two rounds.
+"""pFedFDA against its specification (McLaughlin and Su 2024, and the released code), two clients,
+two rounds.
 
-Beta is searched here by brute force over the multiples of 2^-12, with a direct solve for every blend, and must be the
-same number. What stands in ``tests/golden/fda.py`` was written from the equations, without the library's arithmetic.
+Beta is searched here by brute force over the multiples of 2^-12, with a direct solve for every
+blend, and must be the same number. What stands in ``tests/golden/fda.py`` was written from the
+equations, without the library's arithmetic.
 """
 
 import numpy as np
@@ -15,7 +17,9 @@ from golden import compare, fda, harness
 from golden.network import BODY, features
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
-DROPPING = Training(lr=0.05, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=4, drop_last=True)
+DROPPING = Training(
+    lr=0.05, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=4, drop_last=True
+)
 TRAININGS = pytest.mark.parametrize("training", [TRAINING, DROPPING], ids=["all", "whole-batches"])
 
 
@@ -29,7 +33,9 @@ def test_two_rounds(recorder, training, mode, drop):
     trained, evaluated = compare.assert_run(recorder, federation, algorithm)
     kept = {client: recorder.visit(1, "personalize", client).kept for client in federation.known}
     size = training.batch_size
-    whole = {client: len(federation.splits[client].train) // size * size for client in federation.known}
+    whole = {
+        client: len(federation.splits[client].train) // size * size for client in federation.known
+    }
     assert all(len(k) == whole[client] if drop else k is None for client, k in kept.items())
     betas = [beta for by_client in (trained, evaluated) for beta in by_client.values()]
     inside = [beta for beta in betas if 0 < beta[0] < 1]
@@ -42,7 +48,9 @@ def test_what_the_server_starts_with(recorder):
     recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
     body, shared = compare.server_of(recorder.visit(1, "train", 0).shared)
     initial = harness.initial(federation)
-    assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(BODY)
+    assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(
+        BODY
+    )
     assert np.array_equal(shared.covariance, np.eye(harness.HIDDEN))
     assert shared.means.min() >= 0 and shared.means.max() <= 1 and shared.means.std() > 0.15
 
@@ -61,19 +69,25 @@ def test_the_global_model_has_equally_likely_classes(recorder):
 @TRAININGS
 @pytest.mark.parametrize("mode", ["single", "multi", "none"])
 def test_the_paper_taken_literally(recorder, training, mode):
-    """A ridge of 1e-4, no offset: one round, since later ones diverge, compared relative to the largest number.
+    """A ridge of 1e-4, no offset: one round, since later ones diverge, compared relative to the
+    largest number.
 
-    With two betas the objective is a narrow, curved valley, and the library's pattern search ends up to 1e-6 above
-    the lowest of all grid points; there the objective is compared, and everything else at the library's beta.
+    With two betas the objective is a narrow, curved valley, and the library's pattern search ends
+    up to 1e-6 above the lowest of all grid points; there the objective is compared, and everything
+    else at the library's beta.
     """
     federation = harness.make_federation()
     algorithm = PFedFDA.from_preset("paper", training=training, beta=mode)
     recorder.run(algorithm, federation, rounds=1)
     slack = 1e-6 if mode == "multi" else 0.0
-    compare.assert_run(recorder, federation, algorithm, fda.PAPER, rounds=1, tolerance=1e-9, slack=slack)
+    compare.assert_run(
+        recorder, federation, algorithm, fda.PAPER, rounds=1, tolerance=1e-9, slack=slack
+    )
 
 
-@pytest.mark.parametrize("options", [{"cov_ridge": 0.1}, {"cov_offset": 0.01}, {"cov_ridge": 0.01, "cov_offset": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"cov_ridge": 0.1}, {"cov_offset": 0.01}, {"cov_ridge": 0.01, "cov_offset": 0.0}]
+)
 def test_ridge_and_offset(recorder, options):
     federation = harness.make_federation()
     algorithm = PFedFDA(training=TRAINING, **options)
@@ -91,7 +105,8 @@ def test_smoothing_of_the_prior(recorder):
 
 
 def test_bytes_of_a_round(recorder):
-    """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; the head is never sent."""
+    """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; the head is never
+    sent."""
     federation = harness.make_federation()
     recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
     d, classes = harness.HIDDEN, harness.CLASSES

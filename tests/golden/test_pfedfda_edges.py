@@ -1,4 +1,5 @@
-"""pFedFDA on clients that hardly have data, or damaged data; compared with the specification, or bit for bit."""
+"""pFedFDA on clients that hardly have data, or damaged data; compared with the specification, or
+bit for bit."""
 
 from dataclasses import replace
 
@@ -51,13 +52,16 @@ def test_a_class_without_any_example_keeps_its_initial_mean(recorder, mode):
     algorithm = PFedFDA(training=TRAINING, beta=mode)
     recorder.run(algorithm, federation)
     compare.assert_run(recorder, federation, algorithm)
-    first, last = (recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize")))
+    first, last = (
+        recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize"))
+    )
     harness.assert_close(last, first.numpy())
 
 
 @MODES
 def test_constant_features(recorder, mode):
-    """Beta of the covariance hardly matters here: ties of 1e-12 at each level of the search add up."""
+    """Beta of the covariance hardly matters here: ties of 1e-12 at each level of the search add
+    up."""
     federation = harness.make_federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
     algorithm = PFedFDA(training=TRAINING, beta=mode)
     recorder.run(algorithm, federation)
@@ -66,7 +70,8 @@ def test_constant_features(recorder, mode):
 
 @pytest.mark.parametrize("mode", ["single", "multi"])
 def test_constant_features_without_any_ridge(recorder, mode):
-    """The scatter has zeros on its diagonal, so that correlations are undefined; compared after one round."""
+    """The scatter has zeros on its diagonal, so that correlations are undefined; compared after one
+    round."""
     federation = harness.make_federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
     algorithm = PFedFDA(training=TRAINING, beta=mode, cov_ridge=0.0, cov_offset=0.0)
     recorder.run(algorithm, federation, rounds=1)
@@ -75,9 +80,12 @@ def test_constant_features_without_any_ridge(recorder, mode):
 
 
 def test_constant_features_without_ridge_or_blend_stay_finite(recorder):
-    """A covariance of zeros has no classifier worth comparing, but nothing may overflow or raise."""
+    """A covariance of zeros has no classifier worth comparing, but nothing may overflow or
+    raise."""
     federation = harness.make_federation((USUAL, [0, 1, 2, 0, 1, 2, 0]), change=constant)
-    recorder.run(PFedFDA(training=TRAINING, beta="none", cov_ridge=0.0, cov_offset=0.0), federation, rounds=1)
+    recorder.run(
+        PFedFDA(training=TRAINING, beta="none", cov_ridge=0.0, cov_offset=0.0), federation, rounds=1
+    )
     assert recorder.reports[0].events == []
     for client in federation.known:
         personal, _, _, _ = recorder.visit(1, "personalize", client).output
@@ -96,7 +104,9 @@ def test_more_features_than_examples(recorder):
 
 def assert_same_bits(first, second):
     """Assert that two trees agree bit for bit."""
-    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(second), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(second), strict=True)
+    )
 
 
 @pytest.mark.parametrize("mode", ["single", "multi", "none"])
@@ -104,7 +114,9 @@ def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch, 
     algorithm = PFedFDA(training=TRAINING, beta=mode)
     federation = harness.make_federation((*harness.LABELS, USUAL), change=not_a_number)
     damaged = harness.Recorder(monkeypatch).run(algorithm, federation)
-    alone = harness.Recorder(monkeypatch).run(algorithm, replace(federation, splits=federation.splits[:2]))
+    alone = harness.Recorder(monkeypatch).run(
+        algorithm, replace(federation, splits=federation.splits[:2])
+    )
     for report in damaged.reports:
         (event,) = [event for event in report.events if event["kind"] == "quarantine"]
         assert (event["client"], event["round"]) == (2, report.round)

@@ -1,4 +1,5 @@
-"""What must hold for pFedFDA whatever the numbers: limits, symmetries, and the search for beta by brute force.
+"""What must hold for pFedFDA whatever the numbers: limits, symmetries, and the search for beta by
+brute force.
 
 The body is the identity here (inputs are not negative), so features are whatever a test asks for.
 """
@@ -26,7 +27,9 @@ def client_with(z, y, classes):
     d = z.shape[1]
     task = Task(mlp((d,), classes, hidden=d), classes, (d,))
     rows = torch.arange(len(y))
-    federation = Federation(torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task)
+    federation = Federation(
+        torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task
+    )
     return task, federation.data(0)
 
 
@@ -114,7 +117,9 @@ def test_shifting_features_and_means_alike_changes_no_probability(mode):
     assert shifted.beta.tolist() == at_rest.beta.tolist()
     task, data = client_with(z, y, 3)
     algorithm = PFedFDA()
-    first, second = (algorithm.predict(task, personal, data.train.x).numpy() for personal in (at_rest, shifted))
+    first, second = (
+        algorithm.predict(task, personal, data.train.x).numpy() for personal in (at_rest, shifted)
+    )
     assert first.argmax(1).tolist() == second.argmax(1).tolist()
     harness.assert_close(log_softmax(second), log_softmax(first), 1e-10)
 
@@ -127,10 +132,15 @@ def test_beta_is_the_previous_one_where_the_objective_is_nowhere_finite():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_beta_by_brute_force(recorder, seed):
-    """The library searches by halved steps; it must find the one minimum, or one of several, and never a bad one."""
-    z, y, means = blobs(seed, n=6 + seed, d=2 + seed % 5, classes=2 + seed % 3, distance=(0.5, 1.0, 2.0)[seed % 3])
+    """The library searches by halved steps; it must find the one minimum, or one of several, and
+    never a bad one."""
+    z, y, means = blobs(
+        seed, n=6 + seed, d=2 + seed % 5, classes=2 + seed % 3, distance=(0.5, 1.0, 2.0)[seed % 3]
+    )
     draw = np.random.default_rng(100 + seed)
-    shared = fda.Gaussian(means + draw.normal(size=means.shape), (0.5, 1.0, 4.0)[seed % 3] * np.eye(z.shape[1]))
+    shared = fda.Gaussian(
+        means + draw.normal(size=means.shape), (0.5, 1.0, 4.0)[seed % 3] * np.eye(z.shape[1])
+    )
     ridge = (1.0, 0.1, 0.01)[seed % 3]
     personal = personalize(PFedFDA(cov_ridge=ridge), z, y, *shared, seed=seed)
     (halves,) = recorder.current.folds
@@ -153,15 +163,21 @@ def upload_of(seed):
     algorithm = PFedFDA(training=Training(lr=0.01, epochs=1, batch_size=10))
     server = algorithm.init_server(task, new_key(0))
     key = new_key(0, client=seed)
-    update = algorithm.local_update(algorithm.bind(task), Download(server), ClientState(torch.ones(2)), data, key)
+    update = algorithm.local_update(
+        algorithm.bind(task), Download(server), ClientState(torch.ones(2)), data, key
+    )
     return algorithm, server, update.upload
 
 
 def test_identical_clients_average_to_themselves_whatever_their_sizes():
     algorithm, server, upload = upload_of(0)
     sizes = (1.0, 7.0, 30.0)
-    uploads = [{name: Mean(entry.value, torch.tensor(n)) for name, entry in upload.items()} for n in sizes]
-    received = {name: reduce_field(dict(enumerate([each[name] for each in uploads]))) for name in upload}
+    uploads = [
+        {name: Mean(entry.value, torch.tensor(n)) for name, entry in upload.items()} for n in sizes
+    ]
+    received = {
+        name: reduce_field(dict(enumerate([each[name] for each in uploads]))) for name in upload
+    }
     new, _ = algorithm.aggregate(server, received, Cohort(torch.arange(3), 3, 1, 1))
     for name in ("means", "covariance"):
         harness.assert_close(getattr(new, name), upload[name].value.numpy(), 1e-15)
@@ -171,7 +187,11 @@ def test_identical_clients_average_to_themselves_whatever_their_sizes():
 def test_clients_with_the_same_data_agree_and_so_does_the_server(recorder):
     """With all examples in one batch and no folds to draw, only the order of a sum differs."""
     federation = harness.make_federation((harness.LABELS[0],) * 2, change=repeat_first)
-    recorder.run(PFedFDA(training=Training(lr=0.1, epochs=3, batch_size=0), beta="none"), federation, rounds=1)
+    recorder.run(
+        PFedFDA(training=Training(lr=0.1, epochs=3, batch_size=0), beta="none"),
+        federation,
+        rounds=1,
+    )
     first, second = (recorder.visit(1, "train", client).output[1] for client in (0, 1))
     after = recorder.visit(1, "personalize", 0).shared
     for name in ("means", "covariance"):
@@ -195,7 +215,9 @@ def test_the_head_is_frozen_bit_for_bit(recorder, monkeypatch):
         return loss(task, body, head, batch, key)
 
     monkeypatch.setattr(pfedfda, "body_loss", recording)
-    algorithm = PFedFDA(training=Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=3, batch_size=5))
+    algorithm = PFedFDA(
+        training=Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=3, batch_size=5)
+    )
     recorder.run(algorithm, harness.make_federation(), rounds=1)
     steps = [len(recorder.visit(1, "train", client).plans[0]) for client in (0, 1)]
     assert len(heads) == sum(steps) == 9 + 6

@@ -20,7 +20,8 @@ def counted(y, classes, smoothing):
 
 
 def leave_one_out(y, classes, weights):
-    """Mean loss of the labels for weights (k,): each from the frequencies of the others and equally likely classes."""
+    """Mean loss of the labels for weights (k,): each from the frequencies of the others and equally
+    likely classes."""
     total = np.zeros(np.shape(weights))
     for left, label in enumerate(y):
         others = np.delete(y, left)
@@ -46,13 +47,17 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "prior"), OPTIONS, ids=["floor", "pseudo-count", "blend", "blend-floor"])
+@pytest.mark.parametrize(
+    ("options", "prior"), OPTIONS, ids=["floor", "pseudo-count", "blend", "blend-floor"]
+)
 def test_two_rounds(recorder, monkeypatch, options, prior):
     monkeypatch.setattr(fda, "prior", prior)
     clients = harness.make_federation()
     algorithm = PFedFDA(training=TRAINING, **options)
     recorder.run(algorithm, clients)
-    compare.assert_run(recorder, clients, algorithm, fda.Constants(smoothing=algorithm.prior_smoothing))
+    compare.assert_run(
+        recorder, clients, algorithm, fda.Constants(smoothing=algorithm.prior_smoothing)
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -60,7 +65,9 @@ def test_the_weight_is_that_of_a_minimizer(seed):
     draw = np.random.default_rng(seed)
     y = draw.choice(5, size=2 + 3 * seed, p=draw.dirichlet(np.full(5, 0.5)))
     given = _beta_search.blend_frequencies(torch.from_numpy(np.bincount(y, minlength=5)))
-    best = minimize_scalar(lambda weight: leave_one_out(y, 5, weight), bounds=(0, 1), method="bounded")
+    best = minimize_scalar(
+        lambda weight: leave_one_out(y, 5, weight), bounds=(0, 1), method="bounded"
+    )
     frequencies = np.bincount(y, minlength=5) / len(y)
     np.testing.assert_allclose(given, best.x * frequencies + (1 - best.x) / 5, rtol=0, atol=2**-11)
 
@@ -90,23 +97,29 @@ def test_every_class_stays_possible_and_no_example_means_no_preference(prior):
 
 
 def test_the_folds_of_beta_cannot_find_the_weight():
-    """Judged by the other half, frequencies never miss a class: the local prior wins, however little it is based on."""
+    """Judged by the other half, frequencies never miss a class: the local prior wins, however
+    little it is based on."""
     draw = np.random.default_rng(0)
     wins, blends = [], []
     for _ in range(20):
         y = torch.from_numpy(draw.choice(10, size=16, p=draw.dirichlet(np.full(10, 0.5))))
         z = torch.from_numpy(draw.normal(size=(16, 3)))  # features that say nothing
         counts = torch.bincount(y, minlength=10)
-        folds = _beta_search.stratified_folds(y, torch.ones(16), torch.from_numpy(draw.permutation(16)), 10)
+        folds = _beta_search.stratified_folds(
+            y, torch.ones(16), torch.from_numpy(draw.permutation(16)), 10
+        )
         means, covariance = torch.zeros(10, 3).double(), torch.eye(3).double()
         model = _beta_search.path(means, means, covariance, covariance)
         judged = [
-            _beta_search.Fold(model, z[rows], y[rows], weight.double()) for rows, weight in zip(*folds, strict=True)
+            _beta_search.Fold(model, z[rows], y[rows], weight.double())
+            for rows, weight in zip(*folds, strict=True)
         ]
         values = []
         for weight in (0.5, 0.7, 0.9, 1.0):
             prior = gaussian.smooth_prior(weight * counts / 16 + (1 - weight) / 10)
-            values.append(float(_beta_search.objective(judged, prior.log(), torch.zeros(1, 2).double())))
+            values.append(
+                float(_beta_search.objective(judged, prior.log(), torch.zeros(1, 2).double()))
+            )
         wins.append(int(np.argmin(values)) == 3)
         blends.append(float(_beta_search.blend_frequencies(counts).min()))
     assert all(wins)

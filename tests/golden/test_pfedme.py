@@ -1,4 +1,5 @@
-"""pFedMe against Dinh et al. 2020, Algorithm 1: inner steps on theta for every batch, then an outer step of w."""
+"""pFedMe against Dinh et al. 2020, Algorithm 1: inner steps on theta for every batch, then an outer
+step of w."""
 
 from dataclasses import replace
 
@@ -31,7 +32,8 @@ def outer(w, x, y, batches, options, outer_lr):
         for _ in range(options["inner_steps"]):
             slope = gradient(theta, x[batch], y[batch])
             theta = {
-                name: theta[name] - options["inner_lr"] * (slope[name] + options["penalty"] * (theta[name] - w[name]))
+                name: theta[name]
+                - options["inner_lr"] * (slope[name] + options["penalty"] * (theta[name] - w[name]))
                 for name in w
             }
         w = {name: w[name] - outer_lr * options["penalty"] * (w[name] - theta[name]) for name in w}
@@ -46,7 +48,8 @@ def apart(first, second):
 @pytest.mark.parametrize("mixing", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("training", [PLAIN, HEAVY, STEPS], ids=["plain", "heavy", "steps"])
 def test_three_rounds(recorder, training, mixing):
-    """Theta has no decay of its own (0.001 is copied around), nor those of [training]; clients weigh the same."""
+    """Theta has no decay of its own (0.001 is copied around), nor those of [training]; clients
+    weigh the same."""
     federation = harness.make_federation()
     recorder.run(PFedMe(training=training, mixing=mixing, **OPTIONS), federation, rounds=3)
     w = harness.initial(federation)
@@ -75,12 +78,16 @@ def test_three_rounds(recorder, training, mixing):
             harness.assert_close(personal.model, theta)
             assert int(diagnostics["steps"]) == 12
             x, y = harness.examples(federation, client, "test")
-            assert by_set["clients"].class_correct.tolist() == confusion(logits(theta, x), y)[0].tolist()
+            assert (
+                by_set["clients"].class_correct.tolist()
+                == confusion(logits(theta, x), y)[0].tolist()
+            )
             harness.assert_close(recorder.visit(round, "score", client).shared.model, w)
 
 
 def test_personal_models_are_neither_the_global_nor_the_local_nor_the_initial_one(recorder):
-    """Where theta refers to the live model, w_i or the next broadcast overwrite it; elsewhere it is never written."""
+    """Where theta refers to the live model, w_i or the next broadcast overwrite it; elsewhere it is
+    never written."""
     federation = harness.make_federation()
     recorder.run(PFedMe(training=PLAIN), federation, rounds=3)
     w = harness.arrays(recorder.visit(3, "score", 0).shared.model)
@@ -88,21 +95,35 @@ def test_personal_models_are_neither_the_global_nor_the_local_nor_the_initial_on
     for client in (0, 1):
         sent = harness.arrays(recorder.visit(3, "train", client).output[1]["model"].value)
         thetas.append(harness.arrays(recorder.visit(3, "personalize", client).output[0].model))
-        assert min(apart(thetas[-1], other) for other in (w, sent, harness.initial(federation))) > 1e-3
+        assert (
+            min(apart(thetas[-1], other) for other in (w, sent, harness.initial(federation))) > 1e-3
+        )
     assert apart(*thetas) > 1e-3
 
 
 def test_the_server_moves_by_default(recorder):
-    """A library's default of beta, 0, freezes it at the initial model; here 0 is legal, and warned of."""
+    """A library's default of beta, 0, freezes it at the initial model; here 0 is legal, and warned
+    of."""
     federation = harness.make_federation()
     recorder.run(PFedMe(training=PLAIN), federation, rounds=2)
-    assert apart(harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)) > 1e-3
+    assert (
+        apart(
+            harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)
+        )
+        > 1e-3
+    )
     recorder.run(PFedMe(training=PLAIN, mixing=0.0), federation, rounds=2)
-    assert apart(harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)) == 0
+    assert (
+        apart(
+            harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)
+        )
+        == 0
+    )
 
 
 def test_a_large_penalty_and_an_exact_solve_make_an_outer_step_one_of_fedavg(monkeypatch):
-    """Then lambda (w - theta) is the gradient at w: one inner step of length 1 / lambda finds theta."""
+    """Then lambda (w - theta) is the gradient at w: one inner step of length 1 / lambda finds
+    theta."""
     federation = harness.make_federation(labels=([0, 1, 2, 1, 0], [2, 1, 1, 0, 2]))
     training = Training(lr=0.2, epochs=2, batch_size=2)
     limit = PFedMe(training=training, penalty=1e6, inner_lr=1e-6, inner_steps=2, outer_lr=0.2)
@@ -122,7 +143,9 @@ def test_theta_solves_the_proximal_problem():
     whole = replace(PLAIN, batch_size=0)
     method = PFedMe(training=whole, penalty=5.0, inner_steps=10, inner_lr=0.1, solve_batches=30)
     download = Download(method.init_server(federation.common_task, new_key(5)))
-    theta = method.personalize(method.bind(federation.common_task), download, (), federation.data(0), new_key(5)).model
+    theta = method.personalize(
+        method.bind(federation.common_task), download, (), federation.data(0), new_key(5)
+    ).model
     theta, w = harness.arrays(theta), harness.arrays(w)
     slope = gradient(theta, *harness.examples(federation, 0))
     assert max(abs(slope[name] + 5.0 * (theta[name] - w[name])).max() for name in w) < 1e-10
@@ -156,7 +179,8 @@ def test_buffers_follow_theta_and_are_not_mixed(recorder):
     one = PFedMe(mixing=2.0)
     old = ServerState({"a": torch.tensor(1.0)}, {"b": torch.tensor(1.0)})
     received = {
-        name: Reduced({key: torch.tensor(0.25) for key in part}, torch.ones(())) for name, part in old._asdict().items()
+        name: Reduced({key: torch.tensor(0.25) for key in part}, torch.ones(()))
+        for name, part in old._asdict().items()
     }
     new, _ = one.aggregate(old, received, Cohort(torch.arange(2), 2, 1, 1))
     assert float(new.model["a"]) == -0.5 and float(new.buffers["b"]) == 0.25
@@ -174,13 +198,22 @@ def test_warnings():
     ]
     assert "training.momentum, training.weight_decay, training.clip_norm." in found[-1]
     frozen = "with {} 0, the global model never changes."
-    assert PFedMe(penalty=0, mixing=0).warnings(task) == [frozen.format("penalty"), frozen.format("mixing")]
+    assert PFedMe(penalty=0, mixing=0).warnings(task) == [
+        frozen.format("penalty"),
+        frozen.format("mixing"),
+    ]
     assert describe(PFedMe().adaptation) == "proximal solve, 20 batches of 5 steps of all layers"
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"penalty": -1.0}, {"inner_steps": 0}, {"inner_lr": 0.0}, {"outer_lr": -1.0}, {"solve_batches": -1}],
+    [
+        {"penalty": -1.0},
+        {"inner_steps": 0},
+        {"inner_lr": 0.0},
+        {"outer_lr": -1.0},
+        {"solve_batches": -1},
+    ],
 )
 def test_wrong_options_are_refused(options):
     with pytest.raises(ConfigError, match=f"PFedMe.{next(iter(options))} must be"):

@@ -1,7 +1,7 @@
 """pFedVEM against its specification (Zhu, Ma and Blaschko 2023, and the released code), two rounds.
 
-What stands in ``tests/golden/vem.py`` was written from the equations, without the library's arithmetic; it is given
-the order of batches and the noise that the library drew.
+What stands in ``tests/golden/vem.py`` was written from the equations, without the library's
+arithmetic; it is given the order of batches and the noise that the library drew.
 """
 
 import numpy as np
@@ -64,17 +64,29 @@ def assert_run(recorder, federation, algorithm, cohorts, *, rounds=2, everybody=
             before = before or first_posterior(w, algorithm.initial_scale)
             x, y = harness.examples(federation, client)
             posteriors[client], bodies[client] = assert_update(
-                visit, algorithm, before, body, w, rho2, x, y, harness.examples(federation, client, "test")
+                visit,
+                algorithm,
+                before,
+                body,
+                w,
+                rho2,
+                x,
+                y,
+                harness.examples(federation, client, "test"),
             )
             taus[round, client] = 1 / rho2
-        assert not [key for key in recorder.visits if key[:2] == (round, "train") and key[2] not in trained]
+        assert not [
+            key for key in recorder.visits if key[:2] == (round, "train") and key[2] not in trained
+        ]
         sent = [client for client in cohorts[round] if client in clients]
         sizes = [len(federation.splits[client].train) for client in sent]
         confidences = [taus[round, client] for client in sent]
         heads = [posteriors[client].mean for client in sent]
         body, w = vem.server_average([bodies[client] for client in sent], sizes, heads, confidences)
         for client in federation.known:
-            assert_personal(recorder, federation, round, client, algorithm, body, w, posteriors, bodies)
+            assert_personal(
+                recorder, federation, round, client, algorithm, body, w, posteriors, bodies
+            )
     return taus
 
 
@@ -92,10 +104,18 @@ def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
     full, batches = visit.plans
     assert [sorted(batch) for batch in full] == [list(range(len(y)))] * algorithm.head_steps
     harness.assert_epochs(batches, len(y), algorithm.training.batch_size, algorithm.training.epochs)
-    assert {noise.shape for noise in visit.noises} == {(algorithm.draws, harness.CLASSES * (harness.HIDDEN + 1))}
-    assert len({noise.tobytes() for noise in visit.noises}) == len(visit.noises) == len(full) + len(batches)
+    assert {noise.shape for noise in visit.noises} == {
+        (algorithm.draws, harness.CLASSES * (harness.HIDDEN + 1))
+    }
+    assert (
+        len({noise.tobytes() for noise in visit.noises})
+        == len(visit.noises)
+        == len(full) + len(batches)
+    )
     first, rest = visit.noises[: len(full)], visit.noises[len(full) :]
-    posterior, objective = vem.tune_head(features(body, x), y, before, w, rho2, first, algorithm.head_lr)
+    posterior, objective = vem.tune_head(
+        features(body, x), y, before, w, rho2, first, algorithm.head_lr
+    )
     trained = vem.train_body(body, posterior, x, y, batches, rest, algorithm.training)
     for given, expected in zip(posterior_of(state), posterior):
         for one, two in zip(given, expected):
@@ -105,8 +125,18 @@ def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
     harness.assert_close(upload["head"].value, dict(zip(HEAD, posterior.mean)), TOLERANCE)
     harness.assert_close(upload["head"].weight, np.asarray(1 / rho2), 1e-10)
     _, uncertainty, deviation = vem.variance(before, w)
-    numbers = {"confidence": 1 / rho2, "rho": rho2**0.5, "uncertainty": uncertainty, "model_deviation": deviation}
-    numbers |= {"head_loss": objective, "steps": len(full) + len(batches), "head_restored": 0, "body_restored": 0}
+    numbers = {
+        "confidence": 1 / rho2,
+        "rho": rho2**0.5,
+        "uncertainty": uncertainty,
+        "model_deviation": deviation,
+    }
+    numbers |= {
+        "head_loss": objective,
+        "steps": len(full) + len(batches),
+        "head_restored": 0,
+        "body_restored": 0,
+    }
     for name, value in numbers.items():
         assert float(metrics[name]) == pytest.approx(value, rel=1e-10, abs=1e-12), name
     assert_scores(scores, vem.predictions(trained, posterior.mean, test[0]), test[1], TOLERANCE)
@@ -114,7 +144,8 @@ def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
 
 
 def assert_personal(recorder, federation, round, client, algorithm, body, w, posteriors, bodies):
-    """Compare the personal model of a client after a round, and the global one on its test examples."""
+    """Compare the personal model of a client after a round, and the global one on its test
+    examples."""
     personal, diagnostics, scores, _ = recorder.visit(round, "personalize", client).output
     own = posteriors.get(client) or first_posterior(w, algorithm.initial_scale)
     expected = bodies.get(client, body) if algorithm.evaluated_body == "local" else body
@@ -124,7 +155,9 @@ def assert_personal(recorder, federation, round, client, algorithm, body, w, pos
     assert float(diagnostics["uncertainty"]) == pytest.approx(vem.variance(own, w)[1], rel=1e-10)
     x, y = harness.examples(federation, client, "test")
     assert_scores(scores["clients"], vem.predictions(expected, own.mean, x), y, TOLERANCE)
-    assert_scores(recorder.visit(round, "score", client).output, vem.predictions(body, w, x), y, TOLERANCE)
+    assert_scores(
+        recorder.visit(round, "score", client).output, vem.predictions(body, w, x), y, TOLERANCE
+    )
 
 
 EVERYBODY = {1: [0, 1], 2: [0, 1]}
@@ -151,7 +184,9 @@ def test_all_clients_train_and_the_cohort_uploads(recorder, train):
     federation = harness.make_federation(THREE)
     cohorts = {1: [0, 1], 2: [1, 2], 3: [0, 2]}
     algorithm = PFedVEM(training=TRAINING)
-    recorder.run(algorithm, federation, rounds=3, participation=Planned(cohorts=cohorts), train=train)
+    recorder.run(
+        algorithm, federation, rounds=3, participation=Planned(cohorts=cohorts), train=train
+    )
     assert_run(recorder, federation, algorithm, cohorts, rounds=3, everybody=train == "auto")
 
 
@@ -178,9 +213,15 @@ def test_what_a_run_starts_with(recorder):
     recorder.run(PFedVEM(training=TRAINING, head_steps=0), federation, rounds=1)
     shared = recorder.visit(1, "train", 0).shared
     initial = federation.common_task.model.init(new_key(5).common("model"))
-    assert all(torch.equal(shared.body[name], initial[name]) for name in BODY) and set(shared.body) == set(BODY)
+    assert all(torch.equal(shared.body[name], initial[name]) for name in BODY) and set(
+        shared.body
+    ) == set(BODY)
     numbers = vem.flat(head_of(shared.head))
-    assert abs(numbers.mean()) < 3 / len(numbers) ** 0.5 and 0.8 < numbers.std() < 1.2 and len(numbers) == 123
+    assert (
+        abs(numbers.mean()) < 3 / len(numbers) ** 0.5
+        and 0.8 < numbers.std() < 1.2
+        and len(numbers) == 123
+    )
     for client in federation.known:
         state, _, metrics, _ = recorder.visit(1, "train", client).output
         assert all(torch.equal(state.posterior.mean[name], shared.head[name]) for name in HEAD)
@@ -188,11 +229,14 @@ def test_what_a_run_starts_with(recorder):
 
 
 def test_right_after_training_and_later_it_is_the_same_model(recorder):
-    """The paper evaluates personal models before aggregation; nothing of the aggregate enters them afterwards."""
+    """The paper evaluates personal models before aggregation; nothing of the aggregate enters them
+    afterwards."""
     federation = harness.make_federation(THREE)
     recorder.run(PFedVEM(training=TRAINING), federation)
     for client in federation.known:
-        before, after = (recorder.visit(2, name, client).output.scores for name in ("train", "personalize"))
+        before, after = (
+            recorder.visit(2, name, client).output.scores for name in ("train", "personalize")
+        )
         assert torch.equal(before.loss_sum, after["clients"].loss_sum)
 
 
@@ -200,7 +244,9 @@ def test_bytes_of_a_round(monkeypatch):
     """One number more than FedAvg up, the same down."""
     federation = harness.make_federation()
     one, other = (
-        harness.Recorder(monkeypatch).run(algorithm(training=TRAINING), federation, rounds=1).reports[0]
+        harness.Recorder(monkeypatch)
+        .run(algorithm(training=TRAINING), federation, rounds=1)
+        .reports[0]
         for algorithm in (PFedVEM, FedAvg)
     )
     assert one.bytes_up == other.bytes_up + 2 * 4 and one.bytes_down == other.bytes_down

@@ -1,4 +1,5 @@
-"""Eight methods against benchmarks/plain_loop.py: plain PyTorch, the CNN and options of pFedFDA's Tables 1 and 3."""
+"""Eight methods against benchmarks/plain_loop.py: plain PyTorch, the CNN and options of pFedFDA's
+Tables 1 and 3."""
 
 import importlib.util
 import sys
@@ -24,10 +25,13 @@ from fedtailor.models.cnn import cifar_cnn
 from golden import harness
 
 PATH = Path(__file__).parents[2] / "benchmarks/plain_loop.py"
-TRAINING = Training(lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True)
+TRAINING = Training(
+    lr=0.01, momentum=0.5, weight_decay=5e-4, epochs=5, batch_size=50, drop_last=True
+)
 TEST_SIZE = 10
 SIZES = (57, 30, 110)
-"""Training examples of the clients: one has fewer than a batch, two a last batch that is dropped."""
+"""Training examples of the clients: one has fewer than a batch, two a last batch that is
+dropped."""
 COHORTS = {1: [0, 2], 2: [1, 2], 3: [0, 1, 2]}
 OURS = {
     "fedavg": FedAvgFT(training=TRAINING, finetune="all", finetune_epochs=5),
@@ -72,7 +76,9 @@ class Replay:
 
     def __init__(self, plain_loop, monkeypatch) -> None:
         self.plans: list = []
-        monkeypatch.setattr(plain_loop.Client, "batches", lambda client, epochs=5: self._batches(client, epochs))
+        monkeypatch.setattr(
+            plain_loop.Client, "batches", lambda client, epochs=5: self._batches(client, epochs)
+        )
 
     def _batches(self, client, epochs: int) -> Iterator:
         plan = self.plans.pop(0)
@@ -95,7 +101,9 @@ def assert_same(module, expected) -> None:
 def test_same_models_in_every_round(name, plain_loop, recorder, monkeypatch):
     federation = make_federation()
     schedule = {"train": "cohort"} if name == "local" else {}
-    recorder.run(OURS[name], federation, rounds=3, participation=Planned(cohorts=COHORTS), **schedule)
+    recorder.run(
+        OURS[name], federation, rounds=3, participation=Planned(cohorts=COHORTS), **schedule
+    )
     model = plain_loop.Network().double()
     model.load_state_dict(harness.initial_params(federation))
     clients = [
@@ -124,17 +132,23 @@ def test_same_models_in_every_round(name, plain_loop, recorder, monkeypatch):
                 method.receive(tuned)
                 method.tune(tuned)
                 assert_same(tuned.model, expected)
-            elif name == "fedpac":  # what we call personalized: the averaged body under the combined head
+            elif (
+                name == "fedpac"
+            ):  # what we call personalized: the averaged body under the combined head
                 assert_same(plain_loop.FedRep.personal(method, client), expected)
             elif name == "fedrod":  # both heads are linear, so their sum is one
-                heads = {part: expected.model[part] + value for part, value in expected.head.items()}
+                heads = {
+                    part: expected.model[part] + value for part, value in expected.head.items()
+                }
                 assert_same(method.personal(client), {**expected.model, **heads})
             else:
                 assert_same(method.personal(client), expected)
         if name == "fedpac":  # what is scored: the models right after local training
             for index in cohort:
                 sent = recorder.visit(number, "train", index).output[1]
-                assert_same(method.personal(clients[index]), {**sent["body"].value, **sent["head"].value})
+                assert_same(
+                    method.personal(clients[index]), {**sent["body"].value, **sent["head"].value}
+                )
 
 
 def test_our_initial_model(plain_loop):

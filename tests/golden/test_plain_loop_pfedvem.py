@@ -1,4 +1,5 @@
-"""pFedVEM, pFedMe and pFedBayes against benchmarks/plain_loop_pfedvem.py, with the networks of pFedVEM's tables."""
+"""pFedVEM, pFedMe and pFedBayes against benchmarks/plain_loop_pfedvem.py, with the networks of
+pFedVEM's tables."""
 
 import importlib.util
 import sys
@@ -77,7 +78,10 @@ def make_clients(plain_loop, federation):
     """Return the clients of the plain loop, with the data of ours."""
     return [
         plain_loop.Client(
-            federation.x[split.train], federation.y[split.train], federation.x[split.test], federation.y[split.test]
+            federation.x[split.train],
+            federation.y[split.train],
+            federation.x[split.test],
+            federation.y[split.test],
         )
         for split in federation.splits
     ]
@@ -100,7 +104,9 @@ def use_batches(plain_loop, monkeypatch, plans) -> None:
 def assert_same(module, expected) -> None:
     """Assert that a module has the parameters of a model, to rounding in float64."""
     for name, value in expected.items():
-        torch.testing.assert_close(dict(module.named_parameters())[name].detach(), value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            dict(module.named_parameters())[name].detach(), value, rtol=0, atol=1e-12
+        )
 
 
 def flat(head) -> torch.Tensor:
@@ -111,7 +117,12 @@ def flat(head) -> torch.Tensor:
 @pytest.mark.parametrize("training", [BATCHES, WHOLE], ids=["batches", "whole"])
 def test_pfedvem(training, plain_loop, recorder, noises, monkeypatch):
     federation = make_federation((1, 28, 28), mlp)
-    recorder.run(PFedVEM(training=training, **PFEDVEM), federation, rounds=3, participation=Planned(cohorts=COHORTS))
+    recorder.run(
+        PFedVEM(training=training, **PFEDVEM),
+        federation,
+        rounds=3,
+        participation=Planned(cohorts=COHORTS),
+    )
     model = plain_loop.Perceptron().double()
     first = recorder.visit(1, "train", 0).shared
     model.load_state_dict({**first.body, **first.head})
@@ -124,7 +135,9 @@ def test_pfedvem(training, plain_loop, recorder, noises, monkeypatch):
     monkeypatch.setattr(method, "noise", waiting.popleft)
     for number, cohort in COHORTS.items():
         visits = [recorder.visit(number, "train", index) for index in range(len(clients))]
-        plans.update({client: visit.plans[1] for client, visit in zip(clients, visits, strict=True)})
+        plans.update(
+            {client: visit.plans[1] for client, visit in zip(clients, visits, strict=True)}
+        )
         waiting.extend(noise for visit in visits for noise in visit.noises)
         method.round(clients, [index in cohort for index in range(len(clients))])
         assert not waiting
@@ -162,7 +175,9 @@ def test_pfedme(training, plain_loop, recorder, monkeypatch):
         for index, visit in visits.items():
             correct = int(visit.output.scores.class_correct.sum())
             assert method.score_personal(clients[index]) == pytest.approx(correct / TEST_SIZE)
-        assert [method.score_personal(client) is None for client in clients] == [i not in cohort for i in range(3)]
+        assert [method.score_personal(client) is None for client in clients] == [
+            i not in cohort for i in range(3)
+        ]
         assert_same(method.model, recorder.visit(number, "score", 0).shared.model)
 
 
@@ -186,19 +201,29 @@ def test_pfedbayes(plain_loop, recorder, noises, monkeypatch):
     monkeypatch.setattr(method, "noise", waiting.popleft)
     for number, cohort in COHORTS.items():
         visits = [recorder.visit(number, "train", index) for index in range(len(clients))]
-        plans.update({client: visit.plans[0] for client, visit in zip(clients, visits, strict=True)})
+        plans.update(
+            {client: visit.plans[0] for client, visit in zip(clients, visits, strict=True)}
+        )
         waiting.extend(noise for visit in visits for noise in visit.noises)
         method.round(clients, [index in cohort for index in range(len(clients))])
         assert not waiting
         for client, visit in zip(clients, visits, strict=True):
             own = visit.output.state.own
-            torch.testing.assert_close(client.kept.mean.detach(), flat_model(own.mean), rtol=0, atol=ADAM_TOLERANCE)
-            torch.testing.assert_close(client.kept.raw.detach(), flat_model(own.raw), rtol=0, atol=ADAM_TOLERANCE)
+            torch.testing.assert_close(
+                client.kept.mean.detach(), flat_model(own.mean), rtol=0, atol=ADAM_TOLERANCE
+            )
+            torch.testing.assert_close(
+                client.kept.raw.detach(), flat_model(own.raw), rtol=0, atol=ADAM_TOLERANCE
+            )
             correct = int(visit.output.scores.class_correct.sum())
             assert method.score_personal(client) == pytest.approx(correct / TEST_SIZE)
         after = recorder.visit(number, "personalize", 0).shared
-        torch.testing.assert_close(method.shared.mean.detach(), flat_model(after.mean), rtol=0, atol=ADAM_TOLERANCE)
-        torch.testing.assert_close(method.shared.raw.detach(), flat_model(after.raw), rtol=0, atol=ADAM_TOLERANCE)
+        torch.testing.assert_close(
+            method.shared.mean.detach(), flat_model(after.mean), rtol=0, atol=ADAM_TOLERANCE
+        )
+        torch.testing.assert_close(
+            method.shared.raw.detach(), flat_model(after.raw), rtol=0, atol=ADAM_TOLERANCE
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The losses that are recorded: the mean over the steps of what a step goes down, before it is taken."""
+"""The losses that are recorded: the mean over the steps of what a step goes down, before it is
+taken."""
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ TRAINING = Training(lr=0.1, epochs=2, batch_size=5)
 
 
 def descend(w, x, y, batches, *, lr=0.1, names=ALL, penalty=0.0):
-    """Return the mean loss of plain steps down CE + (penalty / 2) |w - start|^2, and the model that they lead to."""
+    """Return the mean loss of plain steps down CE + (penalty / 2) |w - start|^2, and the model that
+    they lead to."""
     start, w, losses = w, dict(w), []
     for batch in batches:
         pull = {name: penalty * (w[name] - start[name]) for name in names}
@@ -41,7 +43,8 @@ def head_first(w, x, y, visit):
 
 
 def apfl(w, x, y, visit):
-    """The loss of the mixture, after the step of the shared model and before that of the own one."""
+    """The loss of the mixture, after the step of the shared model and before that of the own
+    one."""
     own, losses = dict(w), []
     for batch in visit.plans[0]:
         slope = gradient(w, x[batch], y[batch])
@@ -58,8 +61,14 @@ def pfedme(w, x, y, visit):
     theta, losses = dict(w), []
     for batch in visit.plans[0]:
         for _ in range(3):
-            loss, slope = cross_entropy(logits(theta, x[batch]), y[batch]), gradient(theta, x[batch], y[batch])
-            theta = {name: theta[name] - 0.1 * (slope[name] + 2.0 * (theta[name] - w[name])) for name in w}
+            loss, slope = (
+                cross_entropy(logits(theta, x[batch]), y[batch]),
+                gradient(theta, x[batch], y[batch]),
+            )
+            theta = {
+                name: theta[name] - 0.1 * (slope[name] + 2.0 * (theta[name] - w[name]))
+                for name in w
+            }
         losses.append(loss)
         w = {name: w[name] - 0.2 * 2.0 * (w[name] - theta[name]) for name in w}
     return {"loss": np.mean(losses)}
@@ -70,7 +79,10 @@ CASES = {
     "ditto": (Ditto(training=TRAINING, penalty=0.7), ditto),
     "fedpac": (FedPAC(training=TRAINING), head_first),
     "fedrep": (FedRep(training=TRAINING, head_epochs=3), head_first),
-    "pfedme": (PFedMe(training=TRAINING, penalty=2.0, inner_steps=3, inner_lr=0.1, outer_lr=0.2), pfedme),
+    "pfedme": (
+        PFedMe(training=TRAINING, penalty=2.0, inner_steps=3, inner_lr=0.1, outer_lr=0.2),
+        pfedme,
+    ),
 }
 
 
@@ -81,7 +93,9 @@ def test_recorded_losses(recorder, name):
     recorder.run(algorithm, federation, rounds=1)
     for client in (0, 1):
         visit = recorder.visit(1, "train", client)
-        expected = expected_of(harness.initial(federation), *harness.examples(federation, client), visit)
+        expected = expected_of(
+            harness.initial(federation), *harness.examples(federation, client), visit
+        )
         assert {metric for metric in visit.output[2] if "loss" in metric} == set(expected)
         for metric, value in expected.items():
             assert float(visit.output[2][metric]) == pytest.approx(value, abs=1e-12), metric

@@ -26,7 +26,8 @@ ALTERNATING = Planned(cohorts={2: [1], 3: [0]})
 
 
 def corrected_sgd(x0, x, y, batches, lr, correction):
-    """Steps along g(y) + correction; returns y, the mean of g over the steps, and that of the cross-entropy."""
+    """Steps along g(y) + correction; returns y, the mean of g over the steps, and that of the
+    cross-entropy."""
     w, slopes, losses = dict(x0), [], []
     for batch in batches:
         losses.append(cross_entropy(logits(w, x[batch]), y[batch]))
@@ -35,16 +36,24 @@ def corrected_sgd(x0, x, y, batches, lr, correction):
     return w, {name: np.mean([slope[name] for slope in slopes], 0) for name in ALL}, np.mean(losses)
 
 
-@pytest.mark.parametrize("training", [PLAIN, HEAVY, replace(PLAIN, steps=7)], ids=["plain", "heavy", "steps"])
+@pytest.mark.parametrize(
+    "training", [PLAIN, HEAVY, replace(PLAIN, steps=7)], ids=["plain", "heavy", "steps"]
+)
 @pytest.mark.parametrize("global_lr", [1.0, 0.6])
 def test_four_rounds(recorder, training, global_lr):
-    """A round that one client sits out leaves its control, and moves the server's by a share of the population.
+    """A round that one client sits out leaves its control, and moves the server's by a share of the
+    population.
 
-    The control is the mean gradient over the steps of the round: K counts batches times epochs. Momentum, decay and
-    clipping are not used.
+    The control is the mean gradient over the steps of the round: K counts batches times epochs.
+    Momentum, decay and clipping are not used.
     """
     federation = harness.make_federation()
-    recorder.run(Scaffold(training=training, global_lr=global_lr), federation, rounds=4, participation=ALTERNATING)
+    recorder.run(
+        Scaffold(training=training, global_lr=global_lr),
+        federation,
+        rounds=4,
+        participation=ALTERNATING,
+    )
     w = harness.initial(federation)
     c, own = harness.zeros(w), [harness.zeros(w), harness.zeros(w)]
     for report, cohort in zip(recorder.reports, ([0, 1], [1], [0], [0, 1]), strict=True):
@@ -56,14 +65,20 @@ def test_four_rounds(recorder, training, global_lr):
             harness.assert_close(visit.shared.control, c)
             (batches,) = visit.plans
             correction = {name: c[name] - own[client][name] for name in ALL}
-            y, control, loss = corrected_sgd(w, *harness.examples(federation, client), batches, training.lr, correction)
+            y, control, loss = corrected_sgd(
+                w, *harness.examples(federation, client), batches, training.lr, correction
+            )
             state, upload, metrics, _ = visit.output
             harness.assert_close(state.control, control)
             moves.append({name: y[name] - w[name] for name in ALL})
             changes.append({name: control[name] - own[client][name] for name in ALL})
             harness.assert_close(upload["delta"].value, moves[-1])
             harness.assert_close(upload["control"].value, changes[-1])
-            assert int(metrics["steps"]) == len(batches) == (training.steps or 2 * -(-len(harness.LABELS[client]) // 5))
+            assert (
+                int(metrics["steps"])
+                == len(batches)
+                == (training.steps or 2 * -(-len(harness.LABELS[client]) // 5))
+            )
             assert float(metrics["loss"]) == pytest.approx(loss, abs=1e-12)
             own[client] = control
         w = {name: w[name] + global_lr * np.mean([move[name] for move in moves], 0) for name in ALL}
@@ -73,7 +88,9 @@ def test_four_rounds(recorder, training, global_lr):
 
 
 def final(algorithm, federation, rounds):
-    record = run(algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)
+    record = run(
+        algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0
+    )
     return record.reports[-1].personal[0]
 
 
@@ -82,9 +99,13 @@ def distance(one, two):
 
 
 def test_the_first_round_is_fedavgs():
-    """All controls are 0 in the first round, and equal clients weigh the same; later rounds differ."""
+    """All controls are 0 in the first round, and equal clients weigh the same; later rounds
+    differ."""
     equal = make_federation(perceptron(), (8, 8, 8), ())
-    pairs = {rounds: [final(one(training=PLAIN), equal, rounds) for one in (Scaffold, FedAvg)] for rounds in (1, 2)}
+    pairs = {
+        rounds: [final(one(training=PLAIN), equal, rounds) for one in (Scaffold, FedAvg)]
+        for rounds in (1, 2)
+    }
     assert distance(*pairs[1]) < 1e-12
     assert distance(*pairs[2]) > 1e-3
 
@@ -99,11 +120,15 @@ def test_controls_sum_to_the_servers(monkeypatch):
     """The control is the mean of c_i over the population, also where the cohort is a part of it."""
     servers = []
     original = Scaffold.aggregate
-    monkeypatch.setattr(Scaffold, "aggregate", lambda *a: servers.append(original(*a)[0]) or (servers[-1], ()))
+    monkeypatch.setattr(
+        Scaffold, "aggregate", lambda *a: servers.append(original(*a)[0]) or (servers[-1], ())
+    )
     cohorts = Planned(cohorts={1: [0, 2], 2: [1], 3: [1, 2]})
     federation = make_federation(perceptron(), (8, 5, 9), ())
     record = run(Scaffold(training=PLAIN), Reference(), federation, rounds=3, participation=cohorts)
-    states = {client: output[0].control for (_, client), output in record.of("train").items()}  # the last of each
+    states = {
+        client: output[0].control for (_, client), output in record.of("train").items()
+    }  # the last of each
     for name, control in servers[-1].control.items():
         total = sum(state[name] for state in states.values())
         assert torch.allclose(total / 3, control, rtol=0, atol=1e-12)
@@ -111,25 +136,34 @@ def test_controls_sum_to_the_servers(monkeypatch):
 
 
 def test_it_ends_where_the_mean_gradient_vanishes():
-    """Many local steps on clients of different classes carry FedAvg away from every stationary point."""
+    """Many local steps on clients of different classes carry FedAvg away from every stationary
+    point."""
     federation = harness.make_federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
     training = Training(lr=0.2, epochs=10, batch_size=0)
     norms = []
     for one in (FedAvg, Scaffold):
         w = harness.arrays(final(one(training=training), federation, 30))
         slopes = [gradient(w, *harness.examples(federation, client)) for client in (0, 1)]
-        norms.append(np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2)
+        norms.append(
+            np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2
+        )
     assert norms[1] < 0.05 < 0.3 < norms[0]
 
 
 def test_training_options_without_effect():
-    """Option II over-estimates controls under momentum; so plain SGD always, and a sentence that says so."""
+    """Option II over-estimates controls under momentum; so plain SGD always, and a sentence that
+    says so."""
     assert Scaffold(training=PLAIN).warnings(perceptron()) == []
     adam = replace(HEAVY, optimizer="adam")
     (sentence,) = Scaffold(training=adam).warnings(perceptron())
-    names = ", ".join(f"training.{name}" for name in ("optimizer", "momentum", "weight_decay", "clip_norm"))
+    names = ", ".join(
+        f"training.{name}" for name in ("optimizer", "momentum", "weight_decay", "clip_norm")
+    )
     assert sentence == f"this method does not use {names}."
-    runs = [run(Scaffold(training=training), Reference(), make_federation(perceptron())) for training in (PLAIN, adam)]
+    runs = [
+        run(Scaffold(training=training), Reference(), make_federation(perceptron()))
+        for training in (PLAIN, adam)
+    ]
     assert_close_runs(*runs, tolerance=0.0)
 
 
@@ -150,7 +184,8 @@ def test_buffers_have_no_control_and_are_averaged():
 
 
 def test_no_step_no_change():
-    """A client without examples, or without epochs, keeps its control: its distance over 0 steps is no gradient."""
+    """A client without examples, or without epochs, keeps its control: its distance over 0 steps is
+    no gradient."""
     federation, one = make_federation(perceptron(), (5, 0), ()), Scaffold(training=PLAIN)
     task, data = federation.common_task, federation.data(1)
     server = one.init_server(task, new_key(0))
@@ -159,7 +194,9 @@ def test_no_step_no_change():
     update = one.local_update(one.bind(task), Download(server), state, data, new_key(0))
     assert_same_bits(update.state, state)
     assert_same_bits(update.personal, server.model)
-    assert all((leaf == 0).all() for entry in update.upload.values() for leaf in tree.leaves(entry.value))
+    assert all(
+        (leaf == 0).all() for entry in update.upload.values() for leaf in tree.leaves(entry.value)
+    )
 
 
 def test_a_new_client_predicts_with_the_global_model(recorder):

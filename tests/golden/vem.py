@@ -1,4 +1,5 @@
-"""Expected side: pFedVEM in NumPy float64, for the network of :mod:`golden.network`; gradients by hand.
+"""Expected side: pFedVEM in NumPy float64, for the network of :mod:`golden.network`; gradients by
+hand.
 
 A head is a pair of arrays (weight, bias); several drawn heads have a leading axis.
 """
@@ -44,9 +45,9 @@ def draws_of(posterior, noise):
     """Heads for standard normal noise (draws, D)."""
     parts = np.split(noise, [posterior.mean[0].size], axis=1)
     scales = deviations(posterior.raw)
-    return tuple(m + s * part.reshape(-1, *m.shape) for m, s, part in zip(posterior.mean, scales, parts)), tuple(
-        part.reshape(-1, *m.shape) for m, part in zip(posterior.mean, parts)
-    )
+    return tuple(
+        m + s * part.reshape(-1, *m.shape) for m, s, part in zip(posterior.mean, scales, parts)
+    ), tuple(part.reshape(-1, *m.shape) for m, part in zip(posterior.mean, parts))
 
 
 def errors(z, y, heads):
@@ -57,7 +58,8 @@ def errors(z, y, heads):
 
 
 def tune_head(z, y, posterior, w, rho2, noises, lr, momentum=0.9):
-    """Full-batch steps on means and raw scales, one per noise; returns the posterior and the mean objective."""
+    """Full-batch steps on means and raw scales, one per noise; returns the posterior and the mean
+    objective."""
     m, r = ([part.copy() for part in parts] for parts in posterior)
     speed_m, speed_r = ([np.zeros_like(part) for part in parts] for parts in posterior)
     values = []
@@ -89,14 +91,18 @@ def train_body(body, posterior, x, y, batches, noises, training):
         back = (error @ heads[0]).mean(0) / len(batch) * (hidden > 0)
         slope = {"hidden.weight": back.T @ x[batch], "hidden.bias": back.sum(0)}
         for name in BODY:
-            velocity[name] = training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            velocity[name] = (
+                training.momentum * velocity[name] + slope[name] + training.weight_decay * w[name]
+            )
             w[name] = w[name] - training.lr * velocity[name]
     return w
 
 
 def server_average(bodies, sizes, heads, taus):
     """theta by examples, w by confidence."""
-    w = tuple(sum(tau * part for tau, part in zip(taus, parts)) / sum(taus) for parts in zip(*heads))
+    w = tuple(
+        sum(tau * part for tau, part in zip(taus, parts)) / sum(taus) for parts in zip(*heads)
+    )
     return average(bodies, sizes), w
 
 

@@ -12,21 +12,29 @@ TOLERANCES = {"rtol": 1e-10, "atol": 1e-10}
 
 def size(model, *groups):
     """Return the number of parameters of some groups."""
-    return sum(math.prod(model.shapes[name]) for name, group in model.groups.items() if group in groups)
+    return sum(
+        math.prod(model.shapes[name]) for name, group in model.groups.items() if group in groups
+    )
 
 
 def images(count, shape, seed=0):
     """Return normal values that lie channels last in memory."""
     channels, height, width = shape
-    return torch.randn(count, height, width, channels, generator=torch.Generator().manual_seed(seed)).movedim(-1, -3)
+    return torch.randn(
+        count, height, width, channels, generator=torch.Generator().manual_seed(seed)
+    ).movedim(-1, -3)
 
 
 def weights_of(network, model):
-    """Return the parameters and buffers of a plain module under the names of the model: both are in layer order."""
+    """Return the parameters and buffers of a plain module under the names of the model: both are in
+    layer order."""
     state = network.state_dict()
     assert [tuple(value.shape) for value in state.values()] == list(model.shapes.values())
     values = (value.to(torch.get_default_dtype(), copy=True) for value in state.values())
-    return {name: value.requires_grad_(model.groups[name] != "buffer") for name, value in zip(model.groups, values)}
+    return {
+        name: value.requires_grad_(model.groups[name] != "buffer")
+        for name, value in zip(model.groups, values)
+    }
 
 
 def shake(network):
@@ -47,7 +55,8 @@ def run(model, params, x, weight=None, *, training=True):
 
 
 def check_equals(model, network, x, padding=2):
-    """Check outputs, gradients and buffers of one training step with padding against a plain module's without."""
+    """Check outputs, gradients and buffers of one training step with padding against a plain
+    module's without."""
     params = weights_of(network, model)
     padded = torch.cat([x[:1], torch.full((padding, *x.shape[1:]), 1e3), x[1:]])
     weight = torch.tensor([1.0] + [0.0] * padding + [1.0] * (len(x) - 1))

@@ -92,7 +92,11 @@ def test_listing_models_does_not_import_torch():
     source = Path(fedtailor.models.__file__).parents[2]
     code = "import sys, fedtailor.models as m; print(len(m.MODELS), m.default_model((64,)), 'torch' in sys.modules)"
     run = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stdout.split() == [str(len(MODELS)), "mlp", "False"]
 
@@ -115,10 +119,17 @@ def test_default_model(shape, name):
 
 def test_unknown_names_and_options_suggest_the_nearest():
     error = refused("cifar-cn")
-    assert error.key == "model.name" and "did you mean 'cifar_cnn'?" in error.message and error.allowed == list(MODELS)
+    assert (
+        error.key == "model.name"
+        and "did you mean 'cifar_cnn'?" in error.message
+        and error.allowed == list(MODELS)
+    )
     error = refused("mlp", {"hiden": 3})
     assert error.key == "model.options.hiden" and error.allowed == ["hidden"]
-    assert error.message == "unknown option 'hiden' of model 'mlp'; did you mean 'hidden'? Known: hidden."
+    assert (
+        error.message
+        == "unknown option 'hiden' of model 'mlp'; did you mean 'hidden'? Known: hidden."
+    )
     error = refused("cifar_cnn", {"hidden": 3}, shape=(3, 32, 32))
     assert error.message == "unknown option 'hidden' of model 'cifar_cnn'. It takes none."
 
@@ -164,14 +175,19 @@ def test_the_documented_functions_work(tmp_path, monkeypatch):
         params = build_model("my_models:pretrained", (1, 8, 8), 10).init(new_key(3))
     finally:
         sys.modules.pop("my_models", None)
-    assert torch.equal(params["1.weight"], weights.weight) and torch.equal(params["1.bias"], weights.bias)
+    assert torch.equal(params["1.weight"], weights.weight) and torch.equal(
+        params["1.bias"], weights.bias
+    )
 
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("no_such_module:f", "the module 'no_such_module' of model 'no_such_module:f' cannot be imported: ModuleNotF"),
+        (
+            "no_such_module:f",
+            "the module 'no_such_module' of model 'no_such_module:f' cannot be imported: ModuleNotF",
+        ),
         ("broken_models:f", "No module named 'no_such_library'"),
         ("own_models:smal", "has no function 'smal'; did you mean 'small'."),
         ("own_models:constant", "has no function 'constant'"),
@@ -181,7 +197,10 @@ def test_the_documented_functions_work(tmp_path, monkeypatch):
         ("own_models:Table", "raised TypeError"),
         ("own_models:Half", "raised TypeError"),
         ("own_models:half", "got Half (without init, features, head)."),
-        ("own_models:fails", "the call own_models:fails((4,), 3) raised ZeroDivisionError: no luck."),
+        (
+            "own_models:fails",
+            "the call own_models:fails((4,), 3) raised ZeroDivisionError: no luck.",
+        ),
         ("own_models:softmax", "the module 'own_models:softmax' cannot be used as a model"),
     ],
 )

@@ -19,10 +19,16 @@ def paper_network(name, num_classes):
     """Return the network as the papers write it: activation before pooling."""
     conv = {
         "emnist_cnn": [nn.Conv2d(1, 16, 5), nn.Conv2d(16, 32, 5, padding=1)],
-        "cifar_cnn": [nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 5, padding=1), nn.Conv2d(32, 64, 3, padding=1)],
+        "cifar_cnn": [
+            nn.Conv2d(3, 16, 5),
+            nn.Conv2d(16, 32, 5, padding=1),
+            nn.Conv2d(32, 64, 3, padding=1),
+        ],
     }
     if name == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, num_classes))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, num_classes)
+        )
     stages = [layer for c in conv[name] for layer in (c, nn.LeakyReLU(0.01), nn.MaxPool2d(2, 2))]
     flat = {"emnist_cnn": 800, "cifar_cnn": 576}[name]
     tail = [nn.Flatten(), nn.Linear(flat, 128), nn.LeakyReLU(0.01), nn.Linear(128, num_classes)]
@@ -80,13 +86,21 @@ def test_outputs_and_gradients_equal_the_papers_network(name, layout, float64):
     # convolution weights lie channels last, as in the training buffer
     params = {key: value.detach() for key, value in zip(model.groups, network.parameters())}
     if layout == "channels_last":
-        params = {k: v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v for k, v in params.items()}
-    params = {key: value.clone(memory_format=torch.preserve_format).requires_grad_() for key, value in params.items()}
+        params = {
+            k: v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v
+            for k, v in params.items()
+        }
+    params = {
+        key: value.clone(memory_format=torch.preserve_format).requires_grad_()
+        for key, value in params.items()
+    }
     z, buffers = model.features(params, x, weight=torch.ones(6), key=new_key(0), training=True)
     logits = model.head(params, z)
     expected = network(x)
     assert z.shape == (6, model.feature_dim) and buffers == {}
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-13)  # sums of a few hundred numbers of size 1
+    torch.testing.assert_close(
+        logits, expected, rtol=0, atol=1e-13
+    )  # sums of a few hundred numbers of size 1
     F.cross_entropy(logits, y).backward()
     F.cross_entropy(expected, y).backward()
     for value, reference in zip(params.values(), network.parameters()):
@@ -98,7 +112,9 @@ def test_a_stage_keeps_channels_last_memory():
     weight = torch.randn(16, 3, 5, 5)
     for given in (weight, weight.contiguous(memory_format=torch.channels_last)):
         result = convolve(x, given, torch.zeros(16), 0)
-        assert result.is_contiguous(memory_format=torch.channels_last) and not result.is_contiguous()
+        assert (
+            result.is_contiguous(memory_format=torch.channels_last) and not result.is_contiguous()
+        )
 
 
 @pytest.mark.parametrize("name", ["emnist_cnn", "cifar_cnn", "mlp"])
@@ -109,9 +125,13 @@ def test_initialization_is_pytorchs_distribution(name):
         bound = 1 / math.sqrt(math.prod(model.shapes[key.replace("bias", "weight")][1:]))
         scaled = value.double() / bound
         assert scaled.abs().max() <= 1 + 1e-6
-        if value.numel() > 5_000:  # a uniform number in [-1, 1] has variance 1/3 and fourth moment 1/5
+        if (
+            value.numel() > 5_000
+        ):  # a uniform number in [-1, 1] has variance 1/3 and fourth moment 1/5
             assert abs(scaled.mean()) < 5 / math.sqrt(3 * value.numel())
-            assert abs(scaled.square().mean() - 1 / 3) < 5 * math.sqrt((1 / 5 - 1 / 9) / value.numel())
+            assert abs(scaled.square().mean() - 1 / 3) < 5 * math.sqrt(
+                (1 / 5 - 1 / 9) / value.numel()
+            )
             assert scaled.abs().max() > 0.99
     assert not torch.equal(params["head.bias"], params["head.weight"][:, 0])
 
@@ -149,22 +169,34 @@ def test_stacked_clients_equal_a_loop(name, float64):
     stacked = {key: torch.stack([client[key] for client in clients]) for key in clients[0]}
     batched = torch.func.vmap(run)(stacked, x, weight)
     for client in range(3):
-        torch.testing.assert_close(batched[client], run(clients[client], x[client], weight[client]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            batched[client], run(clients[client], x[client], weight[client]), rtol=0, atol=1e-12
+        )
 
 
 def test_stacked_keys_give_each_client_its_own_parameters():
     model = build_model("mlp", (5,), 3)
-    stacked = torch.func.vmap(lambda client: model.init(new_key(0)._replace(client=client)))(torch.arange(3))
+    stacked = torch.func.vmap(lambda client: model.init(new_key(0)._replace(client=client)))(
+        torch.arange(3)
+    )
     for client in range(3):
         for name, value in model.init(new_key(0, client=client)).items():
             assert torch.equal(stacked[name][client], value)
 
 
 def test_other_image_sizes_and_channels_work():
-    for name, shape in [("cifar_cnn", (1, 28, 28)), ("cifar_cnn", (3, 64, 48)), ("emnist_cnn", (3, 16, 16))]:
+    for name, shape in [
+        ("cifar_cnn", (1, 28, 28)),
+        ("cifar_cnn", (3, 64, 48)),
+        ("emnist_cnn", (3, 16, 16)),
+    ]:
         model = build_model(name, shape, 4)
         z, _ = model.features(
-            model.init(new_key(0)), torch.zeros(2, *shape), weight=torch.ones(2), key=new_key(0), training=False
+            model.init(new_key(0)),
+            torch.zeros(2, *shape),
+            weight=torch.ones(2),
+            key=new_key(0),
+            training=False,
         )
         assert z.shape == (2, 128)
 
@@ -179,7 +211,9 @@ def test_other_image_sizes_and_channels_work():
     ],
 )
 def test_too_small_images_are_refused_with_the_size_needed(name, shape, smallest):
-    with pytest.raises(ConfigError, match=f"'{name}' needs images .* at least {smallest} x {smallest}") as caught:
+    with pytest.raises(
+        ConfigError, match=f"'{name}' needs images .* at least {smallest} x {smallest}"
+    ) as caught:
         build_model(name, shape, 10)
     assert caught.value.key == "model.name"
     build_model(name, (1, smallest, smallest), 10)
@@ -197,4 +231,7 @@ def test_models_survive_being_sent_to_a_process(name):
     model = build_model(name, SHAPES[name], 10)
     copy = pickle.loads(pickle.dumps(model))
     assert copy.shapes == model.shapes
-    assert all(torch.equal(a, b) for a, b in zip(copy.init(new_key(0)).values(), model.init(new_key(0)).values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(copy.init(new_key(0)).values(), model.init(new_key(0)).values())
+    )

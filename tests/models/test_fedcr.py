@@ -47,13 +47,21 @@ def test_deterministic_networks_have_the_papers_sizes(function, shape, classes, 
         (fedcr_cnn, COLOR, 100, {}, 256, 3_321_152, 25_700),
     ],
 )
-def test_stochastic_networks_have_the_papers_sizes(function, shape, classes, options, latent_dim, body, head):
+def test_stochastic_networks_have_the_papers_sizes(
+    function, shape, classes, options, latent_dim, body, head
+):
     model = GaussianModel(function(shape, classes, **options), latent_dim, classes)
     assert (size(model, "body"), size(model, "head")) == (body, head)
 
 
 def tail(inputs):
-    linear = [nn.Linear(inputs, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    linear = [
+        nn.Linear(inputs, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
+    ]
     return [nn.Flatten(), *linear]
 
 
@@ -75,7 +83,10 @@ def test_outputs_and_gradients_equal_the_papers_network(name, float64):
     model = function(shape, 10, **options)
     network = nn.Sequential(*layers())
     names = list(model.groups)
-    params = {key: value.detach().clone().requires_grad_() for key, value in zip(names, network.parameters())}
+    params = {
+        key: value.detach().clone().requires_grad_()
+        for key, value in zip(names, network.parameters())
+    }
     assert [tuple(value.shape) for value in params.values()] == list(model.shapes.values())
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     z, buffers = model.features(params, x, weight=torch.ones(2), key=new_key(0), training=True)
@@ -100,7 +111,9 @@ def test_initialization_is_pytorchs():
 
 @pytest.mark.parametrize("shape", [(784,), (1, 15, 28), (3, 32, 8)])
 def test_too_small_images_are_refused(shape):
-    with pytest.raises(ConfigError, match=r"'fedcr_cnn' needs images .* at least 16 x 16") as caught:
+    with pytest.raises(
+        ConfigError, match=r"'fedcr_cnn' needs images .* at least 16 x 16"
+    ) as caught:
         fedcr_cnn(shape, 10)
     assert caught.value.key == "model.name"
     assert fedcr_cnn((1, 16, 16), 10).shapes["hidden1.weight"] == (1024, 64)

@@ -1,4 +1,5 @@
-"""A user's own network draws fresh parameters wherever a client's program asks for them, on every engine."""
+"""A user's own network draws fresh parameters wherever a client's program asks for them, on every
+engine."""
 
 import pytest
 import torch
@@ -27,7 +28,9 @@ class Fresh(FedAvg):
     def local_update(self, task, download, state, data, key):
         update = super().local_update(task, download, state, data, key)
         fresh = task.model.init(key.fold("fresh"))
-        mixed = tree.map(lambda trained, drawn: 0.9 * trained + 0.1 * drawn, update.upload["model"].value, fresh)
+        mixed = tree.map(
+            lambda trained, drawn: 0.9 * trained + 0.1 * drawn, update.upload["model"].value, fresh
+        )
         return update._replace(upload={"model": Mean(mixed, data.info.num_train)})
 
 
@@ -87,13 +90,17 @@ def test_fresh_parameters_are_constants_of_a_gradient(float64):
     for client in range(2):
         drawn = model.init(new_key(0, client=client))
         for name, value in params.items():
-            torch.testing.assert_close(stacked[name][client], 2 * (value - drawn[name]), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                stacked[name][client], 2 * (value - drawn[name]), rtol=0, atol=1e-12
+            )
 
 
 @pytest.fixture
 def strict(monkeypatch):
     """Make a program that does not run stacked fail, in place of running client by client."""
-    monkeypatch.setattr(Batched, "run_block", lambda self, program, common, jobs: run_stacked(program, common, jobs))
+    monkeypatch.setattr(
+        Batched, "run_block", lambda self, program, common, jobs: run_stacked(program, common, jobs)
+    )
 
 
 @pytest.mark.usefixtures("float64", "strict")

@@ -29,8 +29,12 @@ def test_given_weights_are_kept_for_every_seed(float64):
     for seed in (0, 1):
         params = model.init(new_key(seed))
         assert set(params) == set(before) and params["1.running_mean"].abs().min() > 0
-        assert all(torch.equal(value, before[name].to(value.dtype)) for name, value in params.items())
-        params["0.weight"].zero_()  # a run may change its initial parameters: the model and the module do not change
+        assert all(
+            torch.equal(value, before[name].to(value.dtype)) for name, value in params.items()
+        )
+        params[
+            "0.weight"
+        ].zero_()  # a run may change its initial parameters: the model and the module do not change
     assert torch.equal(module[0].weight, before["0.weight"])
 
 
@@ -38,7 +42,9 @@ def test_weights_are_reset_by_default():
     first = wrapped(trained()).init(new_key(0))
     second = wrapped(trained()).init(new_key(1))
     assert not torch.equal(first["0.weight"], second["0.weight"])
-    assert first["0.weight"].unique().numel() > 1 and torch.equal(first["1.running_mean"], torch.zeros(6))
+    assert first["0.weight"].unique().numel() > 1 and torch.equal(
+        first["1.running_mean"], torch.zeros(6)
+    )
 
 
 def test_given_weights_survive_transforms_and_processes():

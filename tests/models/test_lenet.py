@@ -15,7 +15,14 @@ from models.checks import check_equals, check_stacked, images, run, shake, size
 
 def lenet_network(pixels=32):
     """Return the network of CIFAR-10 as the paper writes it: activation before pooling."""
-    stages = [nn.Conv2d(3, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    stages = [
+        nn.Conv2d(3, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
     inputs = 32 * ((pixels - 12) // 4) ** 2
     hidden = [nn.Flatten(), nn.Linear(inputs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
     return nn.Sequential(*stages, *hidden, nn.Linear(84, 10))
@@ -26,7 +33,11 @@ def cnn6_network(pixels=32):
     layers = []
     inputs = 3
     for channels in (32, 64, 128, 256, 100):
-        layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2, padding=1)]
+        layers += [
+            nn.Conv2d(inputs, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2, 2, padding=1),
+        ]
         inputs = channels
     return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(100, 10))
 
@@ -48,7 +59,9 @@ def test_numbers_of_parameters_are_those_of_the_paper(name, pixels, classes, bod
     assert size(model, "buffer", "extra") == 0 and not model.norm
 
 
-@pytest.mark.parametrize(("name", "pixels"), [("lenet", 32), ("lenet", 28), ("cnn6", 32), ("cnn6", 64), ("cnn6", 5)])
+@pytest.mark.parametrize(
+    ("name", "pixels"), [("lenet", 32), ("lenet", 28), ("cnn6", 32), ("cnn6", 64), ("cnn6", 5)]
+)
 def test_outputs_and_gradients_equal_the_papers_network(name, pixels, float64):
     shape = (3, pixels, pixels)
     check_equals(build_model(name, shape, 10), shake(NETWORKS[name](pixels)), images(4, shape))
@@ -59,7 +72,9 @@ def test_a_batch_of_one_gives_the_row_of_a_larger_batch(name, float64):
     model = build_model(name, (3, 32, 32), 10)
     x = images(3, (3, 32, 32))
     params = model.init(new_key(0))
-    torch.testing.assert_close(run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -89,7 +104,11 @@ def test_maps_of_cnn6_keep_a_border():
     [
         ("lenet", (3, 15, 32), "at least 16 x 16 pixels, got inputs of shape (3, 15, 32)."),
         ("lenet", (784,), "at least 16 x 16 pixels, got inputs of shape (784)."),
-        ("cnn6", (784,), "'cnn6' needs images (channels, height, width), got inputs of shape (784)."),
+        (
+            "cnn6",
+            (784,),
+            "'cnn6' needs images (channels, height, width), got inputs of shape (784).",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(name, shape, told):

@@ -1,4 +1,5 @@
-"""A user's module as a model: same function, groups, own initialization, threads, stacks of clients."""
+"""A user's module as a model: same function, groups, own initialization, threads, stacks of
+clients."""
 
 import copy
 import pickle
@@ -20,7 +21,8 @@ SHAPE = (3, 8, 8)
 
 
 class Network(nn.Module):
-    """Convolution, batch and group normalization, dropout of both kinds, a head that is not the last attribute."""
+    """Convolution, batch and group normalization, dropout of both kinds, a head that is not the
+    last attribute."""
 
     def __init__(self, rate=0.0, momentum=0.1):
         super().__init__()
@@ -39,7 +41,9 @@ class Network(nn.Module):
 
 
 def wrapped(module, **options):
-    return from_module(module, input_shape=options.pop("input_shape", SHAPE), num_classes=5, **options)
+    return from_module(
+        module, input_shape=options.pop("input_shape", SHAPE), num_classes=5, **options
+    )
 
 
 def inputs(count, seed=0):
@@ -65,7 +69,10 @@ def test_groups_and_norm_follow_the_layers():
         ("classifier.bias", "head"),
     ]
     statistics = ("running_mean", "running_var", "num_batches_tracked")
-    assert model.norm == {f"norm.{name}" for name in ("weight", "bias", *statistics)} | {"group.weight", "group.bias"}
+    assert model.norm == {f"norm.{name}" for name in ("weight", "bias", *statistics)} | {
+        "group.weight",
+        "group.bias",
+    }
     assert list(model.shapes) == list(model.groups) and model.feature_dim == 16
     params = model.init(new_key(0))
     assert {name: tuple(value.shape) for name, value in params.items()} == model.shapes
@@ -93,7 +100,9 @@ def test_the_users_module_is_left_alone():
     features(model, params, inputs(4))
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert list(module.modules()) == modules and module.training
-    assert torch.equal(torch.get_rng_state(), generator), "the user's stream of random numbers moved"
+    assert torch.equal(torch.get_rng_state(), generator), (
+        "the user's stream of random numbers moved"
+    )
 
 
 def test_parameters_fit_the_users_module(float64):
@@ -113,13 +122,18 @@ def test_initialization_is_keyed_and_the_layers_own():
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["conv.weight"], other["conv.weight"])
     assert 0.9 / 27**0.5 < first["conv.weight"].abs().max() <= 1 / 27**0.5
-    assert torch.equal(first["norm.weight"], torch.ones(8)) and torch.equal(first["norm.running_var"], torch.ones(8))
+    assert torch.equal(first["norm.weight"], torch.ones(8)) and torch.equal(
+        first["norm.running_var"], torch.ones(8)
+    )
     torch.set_default_dtype(torch.float64)
     try:
         double = model.init(new_key(0))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(double[name].float(), first[name]) and double[name].dtype == torch.float64 for name in first)
+    assert all(
+        torch.equal(double[name].float(), first[name]) and double[name].dtype == torch.float64
+        for name in first
+    )
 
 
 class Scale(nn.Module):
@@ -144,7 +158,8 @@ def test_own_reset_has_the_last_word_and_layers_without_one_keep_their_values():
 
 
 class Pieces(nn.Module):
-    """A frozen layer, a constant buffer, a layer used twice under two names, and an own head name."""
+    """A frozen layer, a constant buffer, a layer used twice under two names, and an own head
+    name."""
 
     def __init__(self):
         super().__init__()
@@ -155,7 +170,9 @@ class Pieces(nn.Module):
         self.out = nn.Linear(4, 5, bias=False)
 
     def forward(self, x):
-        return self.out(torch.tanh(self.second(torch.tanh(self.first(self.frozen(x) + self.shift)))))
+        return self.out(
+            torch.tanh(self.second(torch.tanh(self.first(self.frozen(x) + self.shift))))
+        )
 
 
 def test_frozen_parameters_and_other_buffers_are_constants(float64):
@@ -218,7 +235,12 @@ def test_stacked_clients_equal_a_loop(momentum, float64):
     numbers = tuple(torch.stack([key[i] for key in keys]) for i in range(4))
 
     def one(params, x, weight, numbers):
-        return program(params, x, weight, keys[0]._replace(**dict(zip(("seed", "round", "client", "step"), numbers))))
+        return program(
+            params,
+            x,
+            weight,
+            keys[0]._replace(**dict(zip(("seed", "round", "client", "step"), numbers))),
+        )
 
     gradients, (z, buffers) = torch.func.vmap(one)(stacked, x, weight, numbers)
     for client in range(3):
@@ -244,7 +266,12 @@ def test_training_a_stack_of_uneven_clients_equals_one_by_one(float64):
         key = new_key(0)._replace(client=client)
         params = model.init(new_key(0))
         return train(
-            task, classification_loss, params, data=ExampleSet(x, y, index, weight), key=key, training=training
+            task,
+            classification_loss,
+            params,
+            data=ExampleSet(x, y, index, weight),
+            key=key,
+            training=training,
         ).params
 
     stacked = torch.func.vmap(program)(index, weight, torch.arange(2))
@@ -260,7 +287,9 @@ def test_the_first_call_of_a_thread_may_be_within_transforms(float64):
     x = torch.randn(3, 2, 4)
 
     def loss(params, x):
-        return features(model, params, x)[0].sum() + sum(value.sum() for value in model.init(new_key(0)).values())
+        return features(model, params, x)[0].sum() + sum(
+            value.sum() for value in model.init(new_key(0)).values()
+        )
 
     def work():
         batched.append(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x))
@@ -276,13 +305,18 @@ def test_the_first_call_of_a_thread_may_be_within_transforms(float64):
     assert len(plain) == 1
     for client in range(3):
         for name in params:
-            torch.testing.assert_close(batched[0][name][client], single[client][name], rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                batched[0][name][client], single[client][name], rtol=0, atol=1e-12
+            )
 
 
 def test_threads_with_different_parameters_do_not_meet():
     model = wrapped(Network(rate=0.3))
     clients = [model.init(new_key(0, client=client)) for client in range(2)]
-    expected = [[features(model, p, inputs(4, step), training=bool(step % 2)) for step in range(2)] for p in clients]
+    expected = [
+        [features(model, p, inputs(4, step), training=bool(step % 2)) for step in range(2)]
+        for p in clients
+    ]
     start = threading.Barrier(2)
     wrong = []
 
@@ -290,7 +324,10 @@ def test_threads_with_different_parameters_do_not_meet():
         start.wait()
         for step in list(range(2)) * 40:
             z, buffers = features(model, clients[client], inputs(4, step), training=bool(step % 2))
-            same = all(torch.equal(value, expected[client][step][1][name]) for name, value in buffers.items())
+            same = all(
+                torch.equal(value, expected[client][step][1][name])
+                for name, value in buffers.items()
+            )
             if not same or not torch.equal(z, expected[client][step][0]):
                 wrong.append((client, step))
 

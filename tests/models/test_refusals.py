@@ -77,7 +77,9 @@ class TimeFirst(nn.Module):
 def refused(module, **options):
     with pytest.raises(ConfigError) as caught:
         from_module(module, input_shape=options.pop("input_shape", SHAPE), num_classes=4, **options)
-    assert caught.value.message.startswith(f"the module '{type(module).__name__}' cannot be used as a model: ")
+    assert caught.value.message.startswith(
+        f"the module '{type(module).__name__}' cannot be used as a model: "
+    )
     assert caught.value.key in ("model.name", "model.head")
     return caught.value.message
 
@@ -140,13 +142,19 @@ def test_attention_with_dropout_is_refused_and_without_is_not():
 
     with pytest.raises(ConfigError, match=r"'0\.self_attn' \(MultiheadAttention\) draws"):
         from_module(attention(0.1), input_shape=(5, 8), num_classes=4)
-    assert from_module(attention(0.0), input_shape=(5, 8), num_classes=4).norm >= {"0.norm1.weight", "0.norm2.bias"}
+    assert from_module(attention(0.0), input_shape=(5, 8), num_classes=4).norm >= {
+        "0.norm1.weight",
+        "0.norm2.bias",
+    }
 
 
 @pytest.mark.parametrize(
     ("layer", "told"),
     [
-        (nn.InstanceNorm2d(3, track_running_stats=True), "'middle.0' (InstanceNorm2d) changes its 'running_mean'"),
+        (
+            nn.InstanceNorm2d(3, track_running_stats=True),
+            "'middle.0' (InstanceNorm2d) changes its 'running_mean'",
+        ),
         (OwnBatchNorm(3), "'middle.0' (OwnBatchNorm) changes its 'running_mean'"),
         (Counter(), "'middle.0' (Counter) changes its 'calls'"),
         (parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)), "(_SpectralNorm) changes its '_u'"),
@@ -157,9 +165,14 @@ def test_layers_that_change_their_buffers_are_refused_by_name(layer, told):
     assert told in refused(Net(layer))
 
 
-@pytest.mark.parametrize("layer", [Centered(), TimeFirst(), OwnBatchNorm(3, track_running_stats=False)])
+@pytest.mark.parametrize(
+    "layer", [Centered(), TimeFirst(), OwnBatchNorm(3, track_running_stats=False)]
+)
 def test_layers_that_mix_examples_are_refused(layer):
-    assert "in training the features of an example depend on the other rows of its batch" in refused(Net(layer))
+    assert (
+        "in training the features of an example depend on the other rows of its batch"
+        in refused(Net(layer))
+    )
 
 
 def test_what_follows_the_head_is_refused():
@@ -192,13 +205,17 @@ def test_a_forward_that_reads_the_heads_weight_is_refused():
 
 
 def test_an_unknown_start_is_refused():
-    with pytest.raises(ConfigError, match=r"init must be .*'reset'.*'given'.*, got 'keep'") as caught:
+    with pytest.raises(
+        ConfigError, match=r"init must be .*'reset'.*'given'.*, got 'keep'"
+    ) as caught:
         from_module(nn.Linear(4, 4), input_shape=(4,), num_classes=4, init="keep")
     assert caught.value.key == "init"
 
 
 def test_heads_that_do_not_fit_are_refused():
-    assert "with 4 outputs ('fc'), got 'fcc'; did you mean 'fc'." in refused(Net(nn.Identity()), head="fcc")
+    assert "with 4 outputs ('fc'), got 'fcc'; did you mean 'fc'." in refused(
+        Net(nn.Identity()), head="fcc"
+    )
     assert "no nn.Linear with 4 outputs" in refused(nn.Sequential(nn.Tanh()), input_shape=(4,))
     frozen = Net(nn.Identity())
     frozen.fc.requires_grad_(False)
@@ -210,8 +227,12 @@ def test_heads_that_do_not_fit_are_refused():
 
 def test_inputs_and_outputs_that_do_not_fit_are_refused():
     assert "inputs of shape (3, 3, 5, 5)" in refused(Net(nn.Identity()), input_shape=(3, 5, 5))
-    assert "logits of shape (3, 4) for 3 examples, got (3, 9)" in refused(nn.Linear(2, 9), input_shape=(2,))
-    assert "cannot be copied" in refused(nn.Sequential(nn.LazyBatchNorm2d(), nn.Flatten(), nn.Linear(108, 4)))
+    assert "logits of shape (3, 4) for 3 examples, got (3, 9)" in refused(
+        nn.Linear(2, 9), input_shape=(2,)
+    )
+    assert "cannot be copied" in refused(
+        nn.Sequential(nn.LazyBatchNorm2d(), nn.Flatten(), nn.Linear(108, 4))
+    )
 
 
 def test_a_refusal_leaves_no_trace():

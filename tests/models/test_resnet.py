@@ -42,17 +42,34 @@ class PlainBlock(nn.Module):
         )
         self.shortcut = nn.Sequential()
         if inputs != channels:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, channels, 1, stride, bias=False), PerGroup(channels))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, channels, 1, stride, bias=False), PerGroup(channels)
+            )
 
     def forward(self, x):
         return F.relu(self.path(x) + self.shortcut(x))
 
 
 def plain_network(image_channels, num_classes):
-    stem = [nn.Conv2d(image_channels, 64, 7, 2, 3, bias=False), PerGroup(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    sizes = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    stem = [
+        nn.Conv2d(image_channels, 64, 7, 2, 3, bias=False),
+        PerGroup(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    sizes = [
+        (64, 64, 1),
+        (64, 64, 1),
+        (64, 128, 2),
+        (128, 128, 1),
+        (128, 256, 2),
+        (256, 256, 1),
+        (256, 512, 2),
+    ]
     blocks = [PlainBlock(*size) for size in [*sizes, (512, 512, 1)]]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +78,11 @@ def plain_network(image_channels, num_classes):
 )
 def test_numbers_of_parameters(image_channels, classes, body, head):
     model = build_model("resnet18_gn", (image_channels, 64, 64), classes)
-    assert (size(model, "body"), size(model, "head"), size(model, "buffer", "extra")) == (body, head, 0)
+    assert (size(model, "body"), size(model, "head"), size(model, "buffer", "extra")) == (
+        body,
+        head,
+        0,
+    )
     assert model.feature_dim == 512
     assert sum(math.prod(model.shapes[name]) for name in model.norm) == 300
     assert {model.groups[name] for name in model.norm} == {"body"}
@@ -69,7 +90,12 @@ def test_numbers_of_parameters(image_channels, classes, body, head):
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (1, 32, 32)])
 def test_outputs_and_gradients_equal_a_plain_module(shape, float64):
-    check_equals(build_model("resnet18_gn", shape, 10), shake(plain_network(shape[0], 10)), images(2, shape), padding=1)
+    check_equals(
+        build_model("resnet18_gn", shape, 10),
+        shake(plain_network(shape[0], 10)),
+        images(2, shape),
+        padding=1,
+    )
 
 
 def test_stacked_clients_equal_single_ones(float64):
@@ -81,20 +107,28 @@ def test_a_group_is_normalized_by_itself():
     params = {"norm.weight": torch.tensor([2.0, 3.0]), "norm.bias": torch.tensor([0.5, -0.5])}
     y = group_norm(params, "norm", x).unflatten(1, (2, 32)).flatten(2)
     torch.testing.assert_close(y.mean(2), torch.tensor([[0.5, -0.5]] * 2), rtol=0, atol=1e-5)
-    torch.testing.assert_close(y.std(2, correction=0), torch.tensor([[2.0, 3.0]] * 2), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        y.std(2, correction=0), torch.tensor([[2.0, 3.0]] * 2), rtol=1e-4, atol=0
+    )
 
 
 def test_a_batch_of_one_gives_the_row_of_a_larger_batch():
     model = build_model("resnet18_gn", (3, 32, 32), 10)
     x = images(3, (3, 32, 32))
     params = model.init(new_key(0))
-    torch.testing.assert_close(run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        run(model, params, x[:1])[0], run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_block_keeps_channels_last_memory():
     model = build_model("resnet18_gn", (3, 32, 32), 10)
     block = BLOCKS[2]
-    params = {name: torch.ones(shape) for name, shape in model.shapes.items() if name.startswith(block.name)}
+    params = {
+        name: torch.ones(shape)
+        for name, shape in model.shapes.items()
+        if name.startswith(block.name)
+    }
     y = residual(params, block, images(2, (64, 8, 8)))
     assert y.shape == (2, 128, 4, 4)
     assert y.is_contiguous(memory_format=torch.channels_last) and not y.is_contiguous()
@@ -127,7 +161,9 @@ def test_initialization_depends_on_the_key_alone():
 
 
 def test_inputs_that_are_no_images_are_refused():
-    with pytest.raises(ConfigError, match=r"'resnet18_gn' needs images \(channels, height, width\), got .* \(784\)"):
+    with pytest.raises(
+        ConfigError, match=r"'resnet18_gn' needs images \(channels, height, width\), got .* \(784\)"
+    ):
         build_model("resnet18_gn", (784,), 10)
 
 

@@ -11,7 +11,13 @@ from fedtailor.models.module import from_module
 from fedtailor.models.substitutes import KeyedDropout
 
 WIDTHS = {nn.BatchNorm1d: (6,), nn.BatchNorm2d: (6, 3, 4), nn.BatchNorm3d: (6, 2, 3, 2)}
-OPTIONS = [{}, {"momentum": None}, {"momentum": 0.7}, {"affine": False}, {"track_running_stats": False}]
+OPTIONS = [
+    {},
+    {"momentum": None},
+    {"momentum": 0.7},
+    {"affine": False},
+    {"track_running_stats": False},
+]
 
 
 def network(kind, **options):
@@ -121,10 +127,17 @@ def test_rows_folded_into_the_batch_follow_the_weight_of_their_example(float64):
     expected = module.train()(x[:3])
     z, after = run(model, params, x, torch.tensor([1.0, 1, 1, 0, 0]))
     torch.testing.assert_close(model.head(params, z[:3]), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(after["norm.running_var"], module.norm.running_var, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        after["norm.running_var"], module.norm.running_var, rtol=1e-13, atol=1e-13
+    )
 
 
-DROPOUTS = {nn.Dropout: (40, 50), nn.Dropout1d: (500, 4), nn.Dropout2d: (500, 2, 2), nn.Dropout3d: (500, 2, 1, 2)}
+DROPOUTS = {
+    nn.Dropout: (40, 50),
+    nn.Dropout1d: (500, 4),
+    nn.Dropout2d: (500, 2, 2),
+    nn.Dropout3d: (500, 2, 1, 2),
+}
 
 
 def dropped(kind, rate, shape):

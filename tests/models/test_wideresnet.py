@@ -1,4 +1,5 @@
-"""The wide residual network: sizes, agreement with a plain module for both normalizations, initialization."""
+"""The wide residual network: sizes, agreement with a plain module for both normalizations,
+initialization."""
 
 import math
 import pickle
@@ -45,7 +46,13 @@ class PlainBlock(nn.Module):
 def plain_network(norm, image_channels=3, num_classes=10):
     sizes = [(16, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)]
     blocks = [PlainBlock(*size, norm) for size in sizes]
-    tail = [plain_norm(norm, 128), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes)]
+    tail = [
+        plain_norm(norm, 128),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, num_classes),
+    ]
     return nn.Sequential(nn.Conv2d(image_channels, 16, 3, padding=1, bias=False), *blocks, *tail)
 
 
@@ -78,7 +85,9 @@ def test_outputs_gradients_and_buffers_equal_a_plain_module(norm, float64):
 def test_evaluation_normalizes_by_the_running_statistics(float64):
     model = build("batch", (1, 8, 8))
     network = shake(plain_network("batch", 1))
-    params = {name: value.detach() for name, value in zip(model.groups, network.state_dict().values())}
+    params = {
+        name: value.detach() for name, value in zip(model.groups, network.state_dict().values())
+    }
     params = {name: value.to(torch.float64, copy=True) for name, value in params.items()}
     for seed in range(3):
         x = images(4, (1, 8, 8), seed)
@@ -139,7 +148,10 @@ def test_the_network_learns():
 
 
 def test_what_cannot_be_built_is_refused():
-    with pytest.raises(ConfigError, match=r"'wideresnet16' needs images \(channels, height, width\), got .* \(784\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'wideresnet16' needs images \(channels, height, width\), got .* \(784\)",
+    ):
         build("group", (784,))
     with pytest.raises(ConfigError, match=r"model\.options\.norm must be .*group.*batch") as caught:
         build("layer")
@@ -151,4 +163,7 @@ def test_the_model_survives_being_sent_to_a_process(norm):
     model = build(norm, (3, 8, 8))
     copy = pickle.loads(pickle.dumps(model))
     assert copy.groups == model.groups and copy.norm == model.norm
-    assert all(torch.equal(a, b) for a, b in zip(copy.init(new_key(0)).values(), model.init(new_key(0)).values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(copy.init(new_key(0)).values(), model.init(new_key(0)).values())
+    )

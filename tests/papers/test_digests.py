@@ -22,7 +22,11 @@ def test_there_are_records():
 def test_the_digest_of_a_record_is_that_of_its_cell(path):
     record = json.loads(path.read_bytes())
     cell = expand(
-        load_paper(record["paper"], FOLDER), record["table"], record["column"], record["method"], record["seed"]
+        load_paper(record["paper"], FOLDER),
+        record["table"],
+        record["column"],
+        record["method"],
+        record["seed"],
     )
     assert cell.digest == record["digest"] and path.stem.endswith(f"-{cell.digest[:8]}")
     assert cell.values == record["config"]
@@ -32,9 +36,16 @@ def test_the_digest_of_a_record_is_that_of_its_cell(path):
 def test_the_scores_of_a_record_are_read_as_its_paper_reads_them_today(path):
     record = json.loads(path.read_bytes())
     cell = expand(
-        load_paper(record["paper"], FOLDER), record["table"], record["column"], record["method"], record["seed"]
+        load_paper(record["paper"], FOLDER),
+        record["table"],
+        record["column"],
+        record["method"],
+        record["seed"],
     )
-    read = {reading.name: describe(reading, read_score(reading, record["result"])) for reading in cell.readings}
+    read = {
+        reading.name: describe(reading, read_score(reading, record["result"]))
+        for reading in cell.readings
+    }
     assert record["scores"] == read
     assert record["inferred"] == list(cell.inferred)
 
@@ -43,12 +54,15 @@ def test_the_scores_of_a_record_are_read_as_its_paper_reads_them_today(path):
 def test_the_settings_of_a_record_can_still_be_run(path):
     record = json.loads(path.read_bytes())
     config = make_config(record["config"])
-    assert config.seeds == (record["seed"],) and config.algorithm.name == record["result"]["algorithm"]
+    assert (
+        config.seeds == (record["seed"],) and config.algorithm.name == record["result"]["algorithm"]
+    )
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_no_record_is_of_data_that_only_resemble_the_papers(path):
-    """Without the photographs of frost, a run draws textures; its number cannot be compared with the paper's."""
+    """Without the photographs of frost, a run draws textures; its number cannot be compared with
+    the paper's."""
     notes = json.loads(path.read_bytes())["provenance"]["notes"]
     assert not [note for note in notes if "is an approximation" in note]
 

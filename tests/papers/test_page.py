@@ -27,7 +27,11 @@ def test_every_number_with_a_record_is_in_the_page(page):
     paper = load_paper("pfedvem")
     tables = {each.name: each for section in page.sections for each in section.tables}
     for name in paper.tables:
-        rows = [row for row in compare(paper, name, read_records(RESULTS, "pfedvem")) if row["value"] is not None]
+        rows = [
+            row
+            for row in compare(paper, name, read_records(RESULTS, "pfedvem"))
+            if row["value"] is not None
+        ]
         shown = tables[f"pfedvem-table-{name}"].table.rows if rows else []
         expected = [(round(100 * row["value"], 1), row["verdict"] or "") for row in rows]
         assert [(row[6], row[10]) for row in shown] == expected
@@ -39,18 +43,28 @@ def test_every_number_outside_has_its_explanation(page):
     rows = [row for section in page.sections for each in section.tables for row in each.table.rows]
     labels = {(row[0], row[1], row[2]) for row in rows if row[10] == "outside"}
     assert len(labels) > 0
-    listed = [place for remark in outside for place in re.findall(r"[^:;,]+ \([+-]\d+\.\d\)", remark)]
+    listed = [
+        place for remark in outside for place in re.findall(r"[^:;,]+ \([+-]\d+\.\d\)", remark)
+    ]
     assert len(listed) == len(labels)
     for column, method, score in labels:
-        places = [place for remark in outside for place in remark.split("; ") if f"{column}: " in place]
+        places = [
+            place for remark in outside for place in remark.split("; ") if f"{column}: " in place
+        ]
         assert sum(f"{method} {score} (" in place for place in places) == 1, (column, method, score)
     assert all(remark.endswith(".") for remark in outside)
 
 
 def test_figures_are_those_of_the_records(page):
     figures = {figure.name: figure for figure in page.figures}
-    assert {"pfedvem-fmnist_100-accuracy-by-client", "pfedvem-fmnist_100-accuracy-by-size"} <= set(figures)
-    record = next(each for each in read_records(RESULTS, "pfedvem") if each["method"] == "fedper" and each["by_client"])
+    assert {"pfedvem-fmnist_100-accuracy-by-client", "pfedvem-fmnist_100-accuracy-by-size"} <= set(
+        figures
+    )
+    record = next(
+        each
+        for each in read_records(RESULTS, "pfedvem")
+        if each["method"] == "fedper" and each["by_client"]
+    )
     right = record["by_client"]["correct"]["personalized"][0]
     accuracy = round(100 * right / record["by_client"]["num_test"][0], 2)
     table = figures["pfedvem-fmnist_100-accuracy-by-size"].table

@@ -1,4 +1,5 @@
-"""The experiments of the papers: every cell is a valid configuration, and printed numbers are where they belong."""
+"""The experiments of the papers: every cell is a valid configuration, and printed numbers are where
+they belong."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,14 @@ from fedtailor.data.datasets.known import DATASETS
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import make_config
 from fedtailor.models import MODELS, build_model
-from fedtailor.papers.tables import cells, expand, experiments_folder, load_paper, missing, paper_names
+from fedtailor.papers.tables import (
+    cells,
+    expand,
+    experiments_folder,
+    load_paper,
+    missing,
+    paper_names,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 NAMES = ["fedcr", "fedlda", "pfedfda", "pfedvem"]
@@ -103,7 +111,9 @@ def test_the_papers_are_there():
 def test_every_cell_is_a_valid_configuration(name):
     for _, config in configurations(name):
         assert config.data.partition and config.data.dataset in DATASETS
-        assert (config.algorithm.name in ALGORITHMS) != (config.algorithm.name in BASELINES), config.algorithm.name
+        assert (config.algorithm.name in ALGORITHMS) != (config.algorithm.name in BASELINES), (
+            config.algorithm.name
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,7 +148,10 @@ def test_every_model_that_exists_can_be_built(name):
         (("pfedfda", "2", "emnist_writers", "local"), {"accuracy": 0.242}),
         (("pfedfda", "2", "cifar10_dir05", "pfedfda"), {"accuracy": 0.763}),
         (("pfedfda", "3", "cifar100_scarce", "pfedfda"), {"accuracy": 0.499}),
-        (("pfedfda", "4", "cifar10_new_clients", "pfedfda"), {"original": 0.738, "frost": 0.695, "contrast": 0.689}),
+        (
+            ("pfedfda", "4", "cifar10_new_clients", "pfedfda"),
+            {"original": 0.738, "frost": 0.695, "contrast": 0.689},
+        ),
         (("pfedfda", "5", "cifar100_dir01_25", "pfedfda_mb"), {"accuracy": 0.423}),
         (("pfedfda", "7", "digit5_25", "pfedfda"), {"accuracy": 0.8654}),
         (("fedcr", "2", "fmnist_2", "fedcr"), {"accuracy": 0.93}),
@@ -168,19 +181,30 @@ def test_printed_numbers(where, numbers):
 def test_tables_have_as_many_numbers_as_printed():
     counts = {
         (name, table): sum(
-            reading.reference is not None for cell in cells(paper(name), table) for reading in cell.readings
+            reading.reference is not None
+            for cell in cells(paper(name), table)
+            for reading in cell.readings
         )
         for name in NAMES
         for table in paper(name).tables
     }
     assert counts == {
-        **{("pfedfda", table): count for table, count in zip("123457", (96, 84, 16, 60, 18, 24), strict=True)},
+        **{
+            ("pfedfda", table): count
+            for table, count in zip("123457", (96, 84, 16, 60, 18, 24), strict=True)
+        },
         ("pfedfda", "variants"): 0,
         ("pfedfda", "scarce"): 0,
         ("pfedvem", "grid"): 0,
         ("pfedvem", "full"): 0,
-        **{("fedcr", table): count for table, count in {"2": 80, "3": 36, "9": 12, "10": 80, "short": 0}.items()},
-        **{("pfedvem", table): count for table, count in zip("123567", (168, 4, 4, 24, 42, 21), strict=True)},
+        **{
+            ("fedcr", table): count
+            for table, count in {"2": 80, "3": 36, "9": 12, "10": 80, "short": 0}.items()
+        },
+        **{
+            ("pfedvem", table): count
+            for table, count in zip("123567", (168, 4, 4, 24, 42, 21), strict=True)
+        },
         **{("fedlda", table): count for table, count in {"1": 70, "2": 42, "small": 0}.items()},
     }
 
@@ -192,16 +216,40 @@ def test_protocols():
     assert config.algorithm.name == "local" and config.schedule.train == "cohort"
     vem = expand(paper("pfedvem"), "1", "cifar100_50", "pfedvem")
     config = make_config(vem.values)
-    assert (config.data.seed, config.schedule.participation.min_clients, config.data.test) == ("run", 2, "by_subclass")
-    others = [make_config(expand(paper("pfedvem"), "1", "cifar100_50", name).values) for name in ("fedrep", "ifca")]
-    assert [config.schedule.train, *(one.schedule.train for one in others)] == ["auto", "all", "auto"]
-    assert config.algorithm.options["head_steps"] == 20 and not config.schedule.participation.full_last_round
-    assert [(each.name, each.score.point) for each in vem.readings] == [("PM", "local"), ("GM", "global_complete")]
+    assert (config.data.seed, config.schedule.participation.min_clients, config.data.test) == (
+        "run",
+        2,
+        "by_subclass",
+    )
+    others = [
+        make_config(expand(paper("pfedvem"), "1", "cifar100_50", name).values)
+        for name in ("fedrep", "ifca")
+    ]
+    assert [config.schedule.train, *(one.schedule.train for one in others)] == [
+        "auto",
+        "all",
+        "auto",
+    ]
+    assert (
+        config.algorithm.options["head_steps"] == 20
+        and not config.schedule.participation.full_last_round
+    )
+    assert [(each.name, each.score.point) for each in vem.readings] == [
+        ("PM", "local"),
+        ("GM", "global_complete"),
+    ]
     new = expand(paper("pfedfda"), "4", "cifar10_new_clients", "fedavg")
     assert [each.score.point for each in new.readings[:2]] == ["global", "global"]
-    assert (new.readings[2].score.clients, new.readings[2].score.condition) == ("new", "motion_blur-3")
+    assert (new.readings[2].score.clients, new.readings[2].score.condition) == (
+        "new",
+        "motion_blur-3",
+    )
     cr = make_config(expand(paper("fedcr"), "2", "cifar100_2", "fedcr").values)
-    assert (cr.algorithm.options["beta"], cr.algorithm.options["latent_dim"], cr.training.lr) == (1e-3, 512, 0.05)
+    assert (cr.algorithm.options["beta"], cr.algorithm.options["latent_dim"], cr.training.lr) == (
+        1e-3,
+        512,
+        0.05,
+    )
     assert cr.data.test_share == 0.3 and cr.training.crop_padding == 4
 
 
@@ -211,7 +259,11 @@ def test_protocols():
         (("pfedfda", "2", "cifar10_dir01", "fedpac"), "local", False),
         (("fedlda", "1", "cifar10_wrn_500", "fedpac"), "personalized", False),
         (("fedlda", "1", "cifar10_wrn_500", "fedlda"), "local", False),
-        (("fedcr", "2", "fmnist_1", "fedpac"), "personalized", True),  # after ten epochs of the head
+        (
+            ("fedcr", "2", "fmnist_1", "fedpac"),
+            "personalized",
+            True,
+        ),  # after ten epochs of the head
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
@@ -231,7 +283,8 @@ def test_new_clients_of_a_method_that_is_scored_after_local_training_are_scored_
 
 def test_equal_settings_of_two_tables_have_one_digest():
     tables = [
-        expand(paper("pfedfda"), *where, "pfedfda") for where in (("1", "cifar100_s_100"), ("5", "cifar100_s_100"))
+        expand(paper("pfedfda"), *where, "pfedfda")
+        for where in (("1", "cifar100_s_100"), ("5", "cifar100_s_100"))
     ]
     assert tables[0].digest == tables[1].digest
     assert expand(paper("pfedvem"), "6", "cifar10_100", "fedavg").digest == (
@@ -284,7 +337,11 @@ def test_unknown_names(arguments, message, tmp_path):
         ("year = 2024", "yaer = 2024", "did you mean 'year'?"),
         ("year = 2024", 'year = "2024"', "paper.year must be a whole number"),
         ('point = "global"', 'point = "globl"', "methods.fedavg.point must be one of"),
-        ('["training.lr"]', '["training.lrr"]', "inferred names 'training.lrr', which nothing sets"),
+        (
+            '["training.lr"]',
+            '["training.lrr"]',
+            "inferred names 'training.lrr', which nothing sets",
+        ),
         ('["training.lr"]', '["point"]', "inferred names 'point', which nothing sets"),
         ("[tables.2]", "[tabels.2]", "unknown section 'tabels'; did you mean 'tables'?"),
         ('columns = ["b"]', 'columns = ["c"]', "unknown column 'c'"),

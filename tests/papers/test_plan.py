@@ -107,7 +107,12 @@ def read(tmp_path, text):
 def test_a_plan_is_run_in_its_order_and_every_run_once(paper, tmp_path):
     planned = read(tmp_path, PLAN)
     assert [(cell.table, cell.column, cell.method, cell.seed) for cell in planned] == [
-        ("1", "a", "tuned", 0),  # the first section asks for FedAvg there, which is read from this run
+        (
+            "1",
+            "a",
+            "tuned",
+            0,
+        ),  # the first section asks for FedAvg there, which is read from this run
         ("1", "b", "tuned", 0),
         ("1", "b", "tuned", 1),
         ("1", "a", "tuned", 1),
@@ -152,7 +157,11 @@ def test_the_plan_of_the_repository_begins_with_new_clients():
     [
         ('run_of = "tuned"', 'run_of = "tund"', "did you mean 'tuned'?"),
         ('run_of = "tuned"', 'run_of = "fedavg"', "unknown method 'fedavg'"),
-        ('run_of = "tuned"', 'run_of = "tuned"\ntraining = {lr = 1.0}', "methods.fedavg must not have 'training'"),
+        (
+            'run_of = "tuned"',
+            'run_of = "tuned"\ntraining = {lr = 1.0}',
+            "methods.fedavg must not have 'training'",
+        ),
     ],
 )
 def test_mistakes_in_the_name_of_another_run(old, new, message, paper, tmp_path):
@@ -180,10 +189,16 @@ def test_fedavg_has_the_numbers_of_its_own_run(finished, tmp_path):
     figures = result["metrics"]["global"]
     left_out = {name: figures[name] for name in ("recall", "by_class", "confusion")}
     assert figures == record["result"]["metrics"]["global"] | left_out
-    assert read_score(fedavg.readings[0], record["result"]) == result["metrics"]["global"]["accuracy"]["mean"]
+    assert (
+        read_score(fedavg.readings[0], record["result"])
+        == result["metrics"]["global"]["accuracy"]["mean"]
+    )
     new = dataclasses.replace(fedavg.readings[0].score, clients="new")
     reading = dataclasses.replace(fedavg.readings[0], score=new)
-    assert read_score(reading, record["result"]) == result["new_clients"]["personalized"]["accuracy"]["mean"]
+    assert (
+        read_score(reading, record["result"])
+        == result["new_clients"]["personalized"]["accuracy"]["mean"]
+    )
 
 
 def test_a_record_keeps_the_curve_and_the_clients(finished):
@@ -199,30 +214,49 @@ def test_a_record_keeps_the_curve_and_the_clients(finished):
         ("personalized", "new"): [4],
     }
     last = record["result"]["metrics"]["personalized"]["accuracy"]
-    assert record["curve"][-2]["mean"] == last["mean"] and record["curve"][-2]["pooled"] == last["pooled"]
+    assert (
+        record["curve"][-2]["mean"] == last["mean"]
+        and record["curve"][-2]["pooled"] == last["pooled"]
+    )
     by_client = record["by_client"]
-    assert [len(by_client[name]) for name in ("num_train", "num_test")] == [3, 3]  # the fourth client is new
+    assert [len(by_client[name]) for name in ("num_train", "num_test")] == [
+        3,
+        3,
+    ]  # the fourth client is new
     correct = by_client["correct"]["personalized"]
     assert sum(correct) / sum(by_client["num_test"]) == pytest.approx(last["pooled"])
-    assert by_client["correct"]["local"].count(None) == 1  # two of three took part in the last round
+    assert (
+        by_client["correct"]["local"].count(None) == 1
+    )  # two of three took part in the last round
     assert by_client["diagnostics"]["steps"] and record["cpu_seconds"] > 0
     path = write_record(folder / "results", record)
     assert read_records(folder / "results", "small") == [json.loads(path.read_bytes())]
-    assert f'"num_test": {by_client["num_test"]}'.replace("[", "[ ").replace("]", " ]") in path.read_text()
+    assert (
+        f'"num_test": {by_client["num_test"]}'.replace("[", "[ ").replace("]", " ]")
+        in path.read_text()
+    )
 
 
 def test_evaluations_during_a_run_change_nothing(paper, tmp_path):
     config = make_config(expand(paper, "1", "a", "tuned").values)
     more = with_curve(config)
     assert (more.schedule.evaluate_every, more.schedule.personalized_every) == (1, 1)
-    results = [run(each, out=tmp_path / name)["metrics"] for name, each in (("few", config), ("many", more))]
+    results = [
+        run(each, out=tmp_path / name)["metrics"]
+        for name, each in (("few", config), ("many", more))
+    ]
     assert results[0] == results[1]
 
 
 def test_curves_of_long_runs():
     rounds = make_config({"federation": {"rounds": 250}, "evaluation": {"every": 0}})
-    assert (with_curve(rounds).schedule.evaluate_every, with_curve(rounds).schedule.personalized_every) == (25, 63)
-    given = make_config({"federation": {"rounds": 100}, "evaluation": {"every": 5, "personalized_every": 50}})
+    assert (
+        with_curve(rounds).schedule.evaluate_every,
+        with_curve(rounds).schedule.personalized_every,
+    ) == (25, 63)
+    given = make_config(
+        {"federation": {"rounds": 100}, "evaluation": {"every": 5, "personalized_every": 50}}
+    )
     assert with_curve(given) == given
 
 
@@ -240,7 +274,9 @@ def test_what_a_run_would_cost(paper):
         (pytest.approx(160.0), "other methods"),
     ]
     diverged = {**record, "result": {**result, "events": {"quarantine": 1}}}
-    larger = dataclasses.replace(tuned, values={**tuned.values, "model": {"name": "mlp", "options": {"hidden": 16}}})
+    larger = dataclasses.replace(
+        tuned, values={**tuned.values, "model": {"name": "mlp", "options": {"hidden": 16}}}
+    )
     assert estimate(larger, [record]) == Estimate(pytest.approx(160.0), "other networks")
     on_two_cores = {**record, "cpu_seconds": 60.0, "provenance": {"machine": {"physical_cores": 2}}}
     assert estimate(tuned, [on_two_cores]).seconds == 30.0
@@ -270,10 +306,13 @@ def test_sizes_of_runs(where, passes):
 
 
 def test_a_run_that_would_take_too_long_is_stopped_early(paper, tmp_path, monkeypatch):
-    # processor time of user, system and children; before the run, when it begins, and after each of two rounds
+    # processor time of user, system and children; before the run, when it begins, and after each of
+    # two rounds
     spent = iter([(0, 0, 0, 0), (0, 0, 0, 0), (8, 1, 1, 0), (16, 2, 1, 1)])
     names = ("user", "system", "children_user", "children_system")
-    times = SimpleNamespace(times=lambda: SimpleNamespace(**dict(zip(names, next(spent), strict=True))))
+    times = SimpleNamespace(
+        times=lambda: SimpleNamespace(**dict(zip(names, next(spent), strict=True)))
+    )
     monkeypatch.setattr("fedtailor.papers.runs.os", times)
     monkeypatch.setattr("fedtailor.papers.runs.machine", lambda: {"physical_cores": 2})
     cell = expand(paper, "1", "a", "tuned")

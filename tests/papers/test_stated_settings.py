@@ -1,4 +1,5 @@
-"""Settings of cells against what papers and released code state. A slip here changes a number, and nothing else."""
+"""Settings of cells against what papers and released code state. A slip here changes a number, and
+nothing else."""
 
 from functools import cache
 from pathlib import Path
@@ -24,14 +25,17 @@ FEDCR_METHODS = list(paper("fedcr").tables["2"].reference)
 FEDCR_RATES = {0.5, 0.1, 0.05, 0.01, 0.005, 0.001}
 """The grid of appendix A.1.3."""
 HEAD_EPOCHS = {"fedrep": 9, "fedpac": 9}
-"""Epochs of the head, of the ten in all; the body has the others. Released: ``local_ep`` 10 and ``local_rep_ep`` 1."""
+"""Epochs of the head, of the ten in all; the body has the others. Released: ``local_ep`` 10 and
+``local_rep_ep`` 1."""
 EXAMPLE_RATES = {"ditto": 0.5, "fedsr": 0.005, "fedcr": 0.05}
-"""Learning rates of the release's example, which is CIFAR100, non-iid_2; those of all others are 0.01."""
+"""Learning rates of the release's example, which is CIFAR100, non-iid_2; those of all others are
+0.01."""
 FINAL_ROUND = {
     "ditto": "none",  # the final round is one of training
     "lg_fedavg": "10 epochs of the lower layers",
 }
-"""What clients do before they predict; 10 epochs of the head elsewhere. FedAvg is read from FedAvg-FT, before it."""
+"""What clients do before they predict; 10 epochs of the head elsewhere. FedAvg is read from
+FedAvg-FT, before it."""
 
 
 @pytest.mark.parametrize("method", FEDCR_METHODS)
@@ -49,7 +53,8 @@ def test_fedcr_trains_ten_local_epochs_with_one_rate_of_the_grid(method):
 
 @pytest.mark.parametrize("method", FEDCR_METHODS)
 def test_fedcr_final_round(method):
-    """Private layers are tuned and shared ones frozen: lower ones for LG-FedAvg, which shares the top."""
+    """Private layers are tuned and shared ones frozen: lower ones for LG-FedAvg, which shares the
+    top."""
     for cell in cells(paper("fedcr"), "2", method=method):
         algorithm = make_algorithm(make_config(cell.values))
         assert describe(algorithm.adaptation) == FINAL_ROUND.get(method, "10 epochs of the head")
@@ -84,28 +89,46 @@ def test_fedcr_penalties_of_ditto_are_those_of_the_text():
 def test_fedcr_notes_say_what_the_release_does_otherwise(table):
     notes = " ".join(paper("fedcr").tables[table].notes)
     assert (
-        "FedPAC averages class means over their dimensions" in notes and "no evidence about feature alignment" in notes
+        "FedPAC averages class means over their dimensions" in notes
+        and "no evidence about feature alignment" in notes
     )
     assert "penalty of 0.1 for Ditto (text: 0.01)" in notes
 
 
-# ---------------------------------------------------------------- pFedVEM (Zhu et al. 2023), Table 4
+# ---------------------------------------------------------------- pFedVEM (Zhu et al. 2023), Table
+# 4
 
 USUAL_RATES = {0.01, 0.001, 0.0001}
 HIGHER_RATES = {0.1, 0.01, 0.001}
 EPOCHS = {5, 10, 20}
 BATCHES = {10, 50, 100}
 GRIDS = {
-    "local": {"training.lr": {0.001, 0.0001}, "training.batch_size": BATCHES, "training.epochs": {20}},
-    "fedavg": {"training.lr": USUAL_RATES, "training.batch_size": BATCHES, "training.epochs": EPOCHS},
+    "local": {
+        "training.lr": {0.001, 0.0001},
+        "training.batch_size": BATCHES,
+        "training.epochs": {20},
+    },
+    "fedavg": {
+        "training.lr": USUAL_RATES,
+        "training.batch_size": BATCHES,
+        "training.epochs": EPOCHS,
+    },
     "fedprox": {
         "training.lr": USUAL_RATES,
         "training.batch_size": BATCHES,
         "training.epochs": EPOCHS,
         "algorithm.penalty": {0.1, 1, 10},
     },
-    "scaffold": {"training.lr": HIGHER_RATES, "training.batch_size": BATCHES, "training.epochs": EPOCHS},
-    "fedper": {"training.lr": USUAL_RATES, "training.batch_size": BATCHES, "training.epochs": EPOCHS},
+    "scaffold": {
+        "training.lr": HIGHER_RATES,
+        "training.batch_size": BATCHES,
+        "training.epochs": EPOCHS,
+    },
+    "fedper": {
+        "training.lr": USUAL_RATES,
+        "training.batch_size": BATCHES,
+        "training.epochs": EPOCHS,
+    },
     "fedrep": {
         "training.lr": USUAL_RATES,
         "training.batch_size": BATCHES,
@@ -132,7 +155,11 @@ GRIDS = {
         "training.epochs": EPOCHS,
         "algorithm.initial_scale": {1, 0.1, 0.01, 0.001},
     },
-    "pfedvem": {"algorithm.head_lr": USUAL_RATES, "algorithm.head_steps": EPOCHS, "algorithm.initial_scale": {1}},
+    "pfedvem": {
+        "algorithm.head_lr": USUAL_RATES,
+        "algorithm.head_steps": EPOCHS,
+        "algorithm.initial_scale": {1},
+    },
 }
 """What the paper searches for each method: a cell must take one of these values."""
 

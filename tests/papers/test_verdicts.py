@@ -101,31 +101,52 @@ def row(paper, records, **wanted):
 
 
 def test_a_difference_of_the_tolerance_is_within(paper):
-    for accuracy, verdict in ((0.525, "within"), (0.475, "within"), (0.5251, "outside"), (0.47, "outside")):
-        found = row(paper, [record(paper, "a", "local", 0, personalized=accuracy)], column="a", method="local")
+    for accuracy, verdict in (
+        (0.525, "within"),
+        (0.475, "within"),
+        (0.5251, "outside"),
+        (0.47, "outside"),
+    ):
+        found = row(
+            paper,
+            [record(paper, "a", "local", 0, personalized=accuracy)],
+            column="a",
+            method="local",
+        )
         assert (found["verdict"], found["tolerance"]) == (verdict, 0.025)
 
 
 def test_more_seeds_have_the_tolerance_stated_for_them(paper):
     accuracies = [0.50, 0.53, 0.53]
-    records = [record(paper, "a", "local", seed, personalized=each) for seed, each in enumerate(accuracies)]
+    records = [
+        record(paper, "a", "local", seed, personalized=each) for seed, each in enumerate(accuracies)
+    ]
     two = row(paper, records[:2], column="a", method="local")
     assert (two["tolerance"], two["verdict"], two["seeds"]) == (0.025, "within", [0, 1])
     three = row(paper, records, column="a", method="local")
     assert (three["tolerance"], three["verdict"], three["seeds"]) == (0.01, "outside", [0, 1, 2])
-    assert three["deviation"] == pytest.approx(0.03 / 3**0.5) and three["sem"] == pytest.approx(0.01)
+    assert three["deviation"] == pytest.approx(0.03 / 3**0.5) and three["sem"] == pytest.approx(
+        0.01
+    )
 
 
 def with_curve(found, curve):
-    """Return a record with a curve; each point is a round, an accuracy, and what differs from the usual."""
+    """Return a record with a curve; each point is a round, an accuracy, and what differs from the
+    usual."""
     usual = {"point": "personalized", "clients": "known", "evaluated": 4.0}
-    points = [{**usual, "round": number, "mean": accuracy, **other} for number, accuracy, other in curve]
+    points = [
+        {**usual, "round": number, "mean": accuracy, **other} for number, accuracy, other in curve
+    ]
     return {**found, "curve": points}
 
 
 def test_the_best_round_is_of_rounds_in_which_all_clients_were_scored(paper):
     found = record(paper, "a", "local", 0, personalized=0.5)
-    others = [(1, 0.7, {"evaluated": 1.0}), (1, 0.8, {"clients": "new"}), (1, 0.9, {"point": "local"})]
+    others = [
+        (1, 0.7, {"evaluated": 1.0}),
+        (1, 0.8, {"clients": "new"}),
+        (1, 0.9, {"point": "local"}),
+    ]
     found = with_curve(found, [(1, 0.6, {}), (2, 0.5, {}), *others])
     judged = row(paper, [found], column="a", method="local")
     assert (judged["best_of_rounds"], judged["scored_rounds"]) == (0.6, 2)
@@ -136,17 +157,24 @@ def test_the_best_round_is_the_mean_over_seeds_and_needs_two_rounds_of_each(pape
     records = [record(paper, "a", "local", seed, personalized=0.5) for seed in range(2)]
     first = with_curve(records[0], [(1, 0.6, {}), (2, 0.5, {})])
     second = with_curve(records[1], [(1, 0.4, {}), (2, 0.5, {})])
-    assert row(paper, [first, second], column="a", method="local")["best_of_rounds"] == pytest.approx(0.55)
+    assert row(paper, [first, second], column="a", method="local")[
+        "best_of_rounds"
+    ] == pytest.approx(0.55)
     only_one = with_curve(records[1], [(2, 0.5, {})])
     assert row(paper, [first, only_one], column="a", method="local")["best_of_rounds"] is None
     assert row(paper, [first, records[1]], column="a", method="local")["best_of_rounds"] is None
 
 
 def test_the_whole_test_part_counts_as_one_client_and_conditions_have_no_best_round(paper):
-    found = with_curve(record(paper, "a", "fedavg", 0), [(1, 0.6, {"evaluated": 1.0, "point": "global_complete"})])
+    found = with_curve(
+        record(paper, "a", "fedavg", 0), [(1, 0.6, {"evaluated": 1.0, "point": "global_complete"})]
+    )
     score = Score(label="GM", point="global_complete", figure="mean")
     assert values_by_round(Reading("GM", score, None, None), found) == [0.6]
-    for other in (dataclasses.replace(score, figure="smallest10"), dataclasses.replace(score, condition="frost-3")):
+    for other in (
+        dataclasses.replace(score, figure="smallest10"),
+        dataclasses.replace(score, condition="frost-3"),
+    ):
         assert values_by_round(Reading("GM", other, None, None), found) == []
 
 
@@ -162,7 +190,9 @@ def test_what_is_not_printed_or_not_run_has_no_verdict(paper, tmp_path):
 def test_runs_and_numbers_are_counted_once(paper):
     records = [
         record(paper, "a", "fedavg", 0, **{"global": 0.45}),  # PM outside, GM outside
-        record(paper, "a", "local", 0, personalized=0.52),  # printed by both tables: the first counts
+        record(
+            paper, "a", "local", 0, personalized=0.52
+        ),  # printed by both tables: the first counts
         record(paper, "b", "local", 0, personalized=0.50),  # outside, explained
         record(paper, "b", "fedavg", 0, **{"global": 0.40}),  # GM within, PM not printed
     ]
@@ -175,7 +205,9 @@ def test_runs_and_numbers_are_counted_once(paper):
         ("b", "local", "PM", "outside"),
     ]
     assert rows[2]["reference"] == 0.5
-    assert count(rows) == Tally(runs=4, runs_within=2, numbers=5, numbers_within=2, elsewhere=0, unexplained=1)
+    assert count(rows) == Tally(
+        runs=4, runs_within=2, numbers=5, numbers_within=2, elsewhere=0, unexplained=1
+    )
     assert sentence(count(rows)).startswith("2 of 4 runs (50 %) are within")
     assert sentence(count([])).startswith("0 of 0 runs (0 %)")
 
@@ -209,16 +241,25 @@ def test_only_numbers_outside_have_an_explanation(paper):
 def test_what_only_rules_out_causes_explains_nothing(tmp_path):
     text = PAPER.replace('text = "The rate', 'cause = "open"\ntext = "The rate')
     paper = load(tmp_path, text)
-    found = row(paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local")
-    assert found["explanation"] == "Not yet explained. The rate is inferred: with the other one it is 60.0."
+    found = row(
+        paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local"
+    )
+    assert (
+        found["explanation"]
+        == "Not yet explained. The rate is inferred: with the other one it is 60.0."
+    )
     assert found["cause"] == "open" and count([found]).unexplained == 1
 
 
 def test_a_cause_elsewhere_is_counted_apart(tmp_path):
     text = PAPER.replace('text = "The rate', 'cause = "elsewhere"\ntext = "The rate')
     paper = load(tmp_path, text)
-    found = row(paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local")
-    assert found["explanation"].startswith("Not due to our algorithms and engines; the cause is not known. The rate is")
+    found = row(
+        paper, [record(paper, "b", "local", 0, personalized=0.5)], column="b", method="local"
+    )
+    assert found["explanation"].startswith(
+        "Not due to our algorithms and engines; the cause is not known. The rate is"
+    )
     tally = count([found])
     assert (tally.elsewhere, tally.unexplained) == (1, 0)
     tally = count([found, {**found, "cause": "open"}])
@@ -228,7 +269,11 @@ def test_a_cause_elsewhere_is_counted_apart(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("1 = 2.5", "1 = 0", "tolerance must be a section of percentage points by the least number of seeds"),
+        (
+            "1 = 2.5",
+            "1 = 0",
+            "tolerance must be a section of percentage points by the least number of seeds",
+        ),
         ("1 = 2.5", "one = 2.5", "got one = 2.5"),
         ("1 = 2.5", '1 = "2.5"', "got 1 = '2.5'"),
         ("[tolerance]", "[tolerances]", "did you mean 'tolerance'?"),
@@ -247,8 +292,13 @@ def test_mistakes(old, new, message, tmp_path):
 
 
 def test_the_tolerances_of_the_papers():
-    papers = {name: load_paper(name, EXPERIMENTS) for name in ("pfedfda", "fedcr", "pfedvem", "fedlda")}
-    found = {name: [paper.tolerance_of(seeds) for seeds in (1, 3, 4, 5)] for name, paper in papers.items()}
+    papers = {
+        name: load_paper(name, EXPERIMENTS) for name in ("pfedfda", "fedcr", "pfedvem", "fedlda")
+    }
+    found = {
+        name: [paper.tolerance_of(seeds) for seeds in (1, 3, 4, 5)]
+        for name, paper in papers.items()
+    }
     assert found == {
         "pfedfda": [0.02] * 4,
         "fedcr": [0.015] * 4,

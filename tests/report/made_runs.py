@@ -1,4 +1,5 @@
-"""Run folders with the files of real ones, made of numbers at once: of any size, and with any names."""
+"""Run folders with the files of real ones, made of numbers at once: of any size, and with any
+names."""
 
 import json
 import random
@@ -32,9 +33,26 @@ def scores(chance, accuracy):
 
 
 def evaluation(point, clients, mean):
-    spread = {"pooled": mean, "smallest10": mean - 0.1, "mean": mean, "std": 0.1, "worst10": mean - 0.2, "min": 0.0}
-    metrics = {"accuracy": spread, "ece": {"pooled": 0.1, "mean": 0.2}, "clients": {"evaluated": clients}}
-    return {"point": point, "adaptation": "none", "test_set": "clients", "group": "known", "metrics": metrics}
+    spread = {
+        "pooled": mean,
+        "smallest10": mean - 0.1,
+        "mean": mean,
+        "std": 0.1,
+        "worst10": mean - 0.2,
+        "min": 0.0,
+    }
+    metrics = {
+        "accuracy": spread,
+        "ece": {"pooled": 0.1, "mean": 0.2},
+        "clients": {"evaluated": clients},
+    }
+    return {
+        "point": point,
+        "adaptation": "none",
+        "test_set": "clients",
+        "group": "known",
+        "metrics": metrics,
+    }
 
 
 def write_run(
@@ -64,7 +82,9 @@ def write_run(
     done = rounds if done is None else done
     folder.mkdir(parents=True)
     (folder / "models").mkdir()
-    text = config(algorithm, clients=clients, rounds=rounds, seed=seed, dataset=dataset, penalty=penalty)
+    text = config(
+        algorithm, clients=clients, rounds=rounds, seed=seed, dataset=dataset, penalty=penalty
+    )
     (folder / "experiment.toml").write_text(text)
     status = {"state": state, "rounds_done": done, **({"process": process} if process else {})}
     (folder / "status.json").write_text(json.dumps(status))
@@ -77,7 +97,9 @@ def write_run(
         "notes": [],
     }
     (folder / "provenance.json").write_text(json.dumps(provenance))
-    (folder / "split.json").write_text(json.dumps({"split_sha256": "0" * 64, "client_names": list(client_names)}))
+    (folder / "split.json").write_text(
+        json.dumps({"split_sha256": "0" * 64, "client_names": list(client_names)})
+    )
     (folder / "what-leaves.md").write_text(what_leaves)
     lines = []
     by_client = []
@@ -85,11 +107,23 @@ def write_run(
     for number in range(1, done + 1):
         evaluations = []
         for client in range(clients):
-            metrics = {"loss": 1 / number, **{name: value(client, number) for name, value in (training or {}).items()}}
-            by_client.append({"round": number, "client": client, "point": "training", "training_metrics": metrics})
+            metrics = {
+                "loss": 1 / number,
+                **{name: value(client, number) for name, value in (training or {}).items()},
+            }
+            by_client.append(
+                {
+                    "round": number,
+                    "client": client,
+                    "point": "training",
+                    "training_metrics": metrics,
+                }
+            )
         if number % every == 0 or number == rounds:
             for place, point in enumerate(points):
-                evaluations.append(evaluation(point, clients, 0.3 + 0.5 * number / rounds - 0.1 * place))
+                evaluations.append(
+                    evaluation(point, clients, 0.3 + 0.5 * number / rounds - 0.1 * place)
+                )
                 for client in range(clients):
                     labels = {"adaptation": "none", "test_set": "clients", "group": "known"}
                     own = scores(chance, min(1.0, 0.5 * skill[client] + 0.5 * number / rounds))
@@ -97,7 +131,9 @@ def write_run(
                     if condition:
                         line["condition"] = condition if client % 2 else "clean"
                     if diagnostics:
-                        line["diagnostics"] = {name: value(client) for name, value in diagnostics.items()}
+                        line["diagnostics"] = {
+                            name: value(client) for name, value in diagnostics.items()
+                        }
                     by_client.append(line)
         lines.append(
             {
@@ -115,12 +151,26 @@ def write_run(
     if events:
         write_lines(folder / "events.jsonl", events)
     if state == "finished":
-        final = {each["point"]: {"round": done, "adaptation": "none", **each["metrics"]} for each in evaluations}
-        result = {"run": str(folder), "algorithm": algorithm, "rounds": rounds, "seeds": [seed], "metrics": final}
+        final = {
+            each["point"]: {"round": done, "adaptation": "none", **each["metrics"]}
+            for each in evaluations
+        }
+        result = {
+            "run": str(folder),
+            "algorithm": algorithm,
+            "rounds": rounds,
+            "seeds": [seed],
+            "metrics": final,
+        }
         (folder / "result.json").write_text(json.dumps(result))
         for client in range(clients):
             counts = [chance.randint(0, 30) for _ in range(CLASSES)]
-            card = {"client": str(client), "number": client, "class_counts": counts, "class_names": list(class_names)}
+            card = {
+                "client": str(client),
+                "number": client,
+                "class_counts": counts,
+                "class_names": list(class_names),
+            }
             (folder / "models" / f"{client}.json").write_text(json.dumps(card))
     return folder
 
@@ -132,7 +182,9 @@ def write_lines(path, records):
 def write_seeds(folder, algorithm, seeds, **options):
     """Write the folder of a run of several seeds, and return it."""
     folder.mkdir(parents=True)
-    shared = {name: options.get(name, default) for name, default in {"clients": 4, "rounds": 3}.items()}
+    shared = {
+        name: options.get(name, default) for name, default in {"clients": 4, "rounds": 3}.items()
+    }
     text = config(algorithm, seed=0, **shared).replace("seed = 0", f"seeds = {list(seeds)}")
     (folder / "experiment.toml").write_text(text)
     (folder / "status.json").write_text(json.dumps({"state": "finished"}))

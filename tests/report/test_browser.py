@@ -1,6 +1,8 @@
-"""A report in Chromium, at the widths of a desktop and of a phone, in light and dark, judged by axe-core too.
+"""A report in Chromium, at the widths of a desktop and of a phone, in light and dark, judged by
+axe-core too.
 
-It needs Chromium, Node.js, and a folder of Node packages with axe-core and puppeteer-core: see CONTRIBUTING.md.
+It needs Chromium, Node.js, and a folder of Node packages with axe-core and puppeteer-core: see
+CONTRIBUTING.md.
 """
 
 import json
@@ -32,7 +34,10 @@ HOSTILE = "<img src=http://a.b/c onerror=alert(1)><script>alert(2)</script>=1"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"not found: {', '.join(MISSING)}; CONTRIBUTING.md says how to get them"),
+    pytest.mark.skipif(
+        bool(MISSING),
+        reason=f"not found: {', '.join(MISSING)}; CONTRIBUTING.md says how to get them",
+    ),
 ]
 
 
@@ -40,14 +45,21 @@ def open_in_browser(page, folder):
     """Return what the browser and axe-core say of a page."""
     path = folder / "page.html"
     path.write_text(page.html)
-    command = [NODE, str(Path(__file__).with_name("browser.cjs")), str(path), str(MODULES), CHROMIUM]
+    command = [
+        NODE,
+        str(Path(__file__).with_name("browser.cjs")),
+        str(path),
+        str(MODULES),
+        CHROMIUM,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return path, json.loads(done.stdout)
 
 
 def check(page, folder):
-    """Check everything that must hold of any page; its tables saved as CSV are those that Python writes."""
+    """Check everything that must hold of any page; its tables saved as CSV are those that Python
+    writes."""
     (figure,) = [figure for figure in page.figures if figure.name == "accuracy-by-client"]
     path, views = open_in_browser(page, folder)
     assert [(view["name"], view["scheme"]) for view in views] == [
@@ -64,7 +76,10 @@ def check(page, folder):
         assert view["hidden"] == 0, "a figure has not exactly one drawing"
         assert view["csv"] == figure.table.to_csv()
         assert view["scripts"] == 1 and view["handlers"] == 0
-        assert view["sorted"]["sort"] == "descending" and view["sorted"]["up"] == view["sorted"]["down"][::-1]
+        assert (
+            view["sorted"]["sort"] == "descending"
+            and view["sorted"]["up"] == view["sorted"]["down"][::-1]
+        )
 
 
 def test_a_comparison_in_the_browser(tmp_path):

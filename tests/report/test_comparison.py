@@ -33,11 +33,19 @@ def shares(counts):
 
 
 def write_three(folder):
-    """Write Local, Ditto with a global model, and FedAvg, whose personal models are the global one."""
-    write_seeds(folder / "local", {s: {"personalized": shares(c)} for s, c in LOCAL.items()}, algorithm="local")
+    """Write Local, Ditto with a global model, and FedAvg, whose personal models are the global
+    one."""
+    write_seeds(
+        folder / "local",
+        {s: {"personalized": shares(c)} for s, c in LOCAL.items()},
+        algorithm="local",
+    )
     both = {s: {"personalized": shares(DITTO[s]), "global": shares(FEDAVG[s][::-1])} for s in DITTO}
     write_seeds(folder / "ditto", both, algorithm="ditto")
-    write_seeds(folder / "fedavg", {s: {"personalized": shares(c), "global": shares(c)} for s, c in FEDAVG.items()})
+    write_seeds(
+        folder / "fedavg",
+        {s: {"personalized": shares(c), "global": shares(c)} for s, c in FEDAVG.items()},
+    )
     return [folder / name for name in ("local", "ditto", "fedavg")]
 
 
@@ -52,7 +60,10 @@ def test_the_figures_are_a_hand_computation(tmp_path):
     assert figures["mean"].error == pytest.approx(stats.sem(means), **EXACT)
     assert figures["mean"].by_seed == pytest.approx(dict(enumerate(means)), **EXACT)
     assert figures["worst_tenth"].by_seed == {0: 3 / 8, 1: 5 / 8}
-    assert figures["smallest_tenth"].by_seed == {0: 6 / 8, 1: 5 / 8}  # client 0 has the least training examples
+    assert figures["smallest_tenth"].by_seed == {
+        0: 6 / 8,
+        1: 5 / 8,
+    }  # client 0 has the least training examples
     assert figures["gain_over_local"].by_seed == pytest.approx({0: 5 / 48, 1: 4 / 48}, **EXACT)
     assert figures["harmed_versus_local"].by_seed == pytest.approx({0: 1 / 6, 1: 1 / 6}, **EXACT)
     assert ditto.global_model == "ditto"
@@ -71,7 +82,9 @@ def test_tests_are_those_of_scipy_in_every_seed_and_never_pooled(tmp_path):
         assert list(by_label[label].tests) == [0, 1]
         for seed, test in by_label[label].tests.items():
             gaps = (np.array(counts[seed]) - LOCAL[seed]) / 8
-            expected = stats.wilcoxon(gaps[gaps != 0], method=stats.PermutationMethod(n_resamples=np.inf))
+            expected = stats.wilcoxon(
+                gaps[gaps != 0], method=stats.PermutationMethod(n_resamples=np.inf)
+            )
             assert test.wilcoxon.p_value == pytest.approx(expected.pvalue, **EXACT)
             assert test.difference == pytest.approx(gaps.mean(), **EXACT)
             assert test.interval == pytest.approx(bootstrap_interval(gaps.tolist()), **EXACT)
@@ -82,7 +95,9 @@ def test_tests_are_those_of_scipy_in_every_seed_and_never_pooled(tmp_path):
         low, high = sorted(("ditto", "fedavg"), key=lambda label: p_values[label, seed])
         smaller = min(1.0, 2 * p_values[low, seed])
         assert by_label[low].tests[seed].holm_p_value == pytest.approx(smaller, **EXACT)
-        assert by_label[high].tests[seed].holm_p_value == pytest.approx(max(smaller, p_values[high, seed]), **EXACT)
+        assert by_label[high].tests[seed].holm_p_value == pytest.approx(
+            max(smaller, p_values[high, seed]), **EXACT
+        )
     over_seeds = by_label["ditto"].over_seeds
     assert over_seeds.mean == pytest.approx(4.5 / 48, **EXACT)
     assert over_seeds.error == pytest.approx(stats.sem([5 / 48, 4 / 48]), **EXACT)
@@ -93,10 +108,15 @@ def test_a_significant_difference_is_counted_by_seed(tmp_path):
     few = {client: client / 64 for client in range(10)}
     many = {client: 0.5 + client / 32 for client in range(10)}
     write_seeds(tmp_path / "a", {0: {"personalized": few}, 1: {"personalized": few}})
-    write_seeds(tmp_path / "b", {0: {"personalized": many}, 1: {"personalized": few}}, algorithm="ditto")
+    write_seeds(
+        tmp_path / "b", {0: {"personalized": many}, 1: {"personalized": few}}, algorithm="ditto"
+    )
     comparison = compare(read_methods([tmp_path / "a", tmp_path / "b"]))
     (difference,) = comparison.groups[0].differences
-    assert difference.tests[0].wilcoxon.p_value == 2 / 2**10 and difference.tests[1].wilcoxon.p_value == 1.0
+    assert (
+        difference.tests[0].wilcoxon.p_value == 2 / 2**10
+        and difference.tests[1].wilcoxon.p_value == 1.0
+    )
     assert difference.significant_seeds == 1
     (record,) = comparison.as_record()["groups"]["known"]["differences"]
     assert record["significant_seeds"] == 1 and record["by_seed"]["0"]["wins"] == 10
@@ -104,7 +124,9 @@ def test_a_significant_difference_is_counted_by_seed(tmp_path):
 
 def test_clients_without_a_score_are_counted_and_left_out(tmp_path):
     one = write_run(tmp_path / "a", {"personalized": shares([4, 6, None, 8])})
-    other = write_run(tmp_path / "b", {"personalized": {0: 0.75, 3: 0.5, 4: 0.5}}, algorithm="ditto")
+    other = write_run(
+        tmp_path / "b", {"personalized": {0: 0.75, 3: 0.5, 4: 0.5}}, algorithm="ditto"
+    )
     comparison = compare(read_methods([one, other]))
     (test,) = comparison.groups[0].differences[0].tests.values()
     assert (test.num_clients, test.num_missing) == (2, 2) and test.outcomes == Outcomes(1, 0, 1)
@@ -143,24 +165,45 @@ def test_a_method_that_is_compared_with_itself_is_named(tmp_path):
 
 
 def test_only_seeds_of_the_same_data_and_split_are_compared_client_by_client(tmp_path):
-    a = write_seeds(tmp_path / "a", {s: {"personalized": shares(c)} for s, c in LOCAL.items()}, algorithm="local")
-    b = write_seeds(tmp_path / "b", {1: {"personalized": shares(DITTO[1])}, 2: {"personalized": shares(DITTO[0])}})
-    c = write_run(tmp_path / "c", {"personalized": shares(DITTO[0])}, algorithm="ditto", split="other")
+    a = write_seeds(
+        tmp_path / "a",
+        {s: {"personalized": shares(c)} for s, c in LOCAL.items()},
+        algorithm="local",
+    )
+    b = write_seeds(
+        tmp_path / "b",
+        {1: {"personalized": shares(DITTO[1])}, 2: {"personalized": shares(DITTO[0])}},
+    )
+    c = write_run(
+        tmp_path / "c", {"personalized": shares(DITTO[0])}, algorithm="ditto", split="other"
+    )
     d = write_run(tmp_path / "d", {"personalized": shares(DITTO[0])}, algorithm="apfl", split="")
     comparison = compare(read_methods([a, b, c, d]))
     fedavg, ditto, apfl = comparison.groups[0].differences
     assert list(fedavg.tests) == [1] and ditto.tests == apfl.tests == {}
-    assert ditto.over_seeds is None and "gain_over_local" not in comparison.groups[0].summaries[2].figures
+    assert (
+        ditto.over_seeds is None
+        and "gain_over_local" not in comparison.groups[0].summaries[2].figures
+    )
     assert comparison.groups[0].summaries[2].figures["mean"].mean == pytest.approx(37 / 48, **EXACT)
     seeds, groups, unknown = comparison.warnings[:3]
-    assert seeds.startswith("The methods have different seeds: seeds 0 and 1 (local); seeds 1 and 2 (fedavg); seed 0 (")
+    assert seeds.startswith(
+        "The methods have different seeds: seeds 0 and 1 (local); seeds 1 and 2 (fedavg); seed 0 ("
+    )
     assert "these groups of methods have different data or splits: local; ditto." in groups
-    assert unknown == "In seed 0, the split of apfl is not recorded: there is no comparison client by client."
+    assert (
+        unknown
+        == "In seed 0, the split of apfl is not recorded: there is no comparison client by client."
+    )
 
 
 def test_every_difference_between_the_runs_is_a_warning(tmp_path):
     scores = {"personalized": shares([4, 6])}
-    settings = {"training": {"epochs": 5, "batch_size": 8}, "model": {"name": "cnn"}, "evaluation": {"select": "best"}}
+    settings = {
+        "training": {"epochs": 5, "batch_size": 8},
+        "model": {"name": "cnn"},
+        "evaluation": {"select": "best"},
+    }
     settings["federation"] = {"participation": 0.5, "train": "all", "rounds": 3}
     one = write_run(tmp_path / "a", scores)
     other = write_run(
@@ -196,7 +239,10 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
 
 
 def test_lost_work_and_models_of_other_rounds_are_warnings(tmp_path):
-    paths = [write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name) for name in ("a", "b", "c")]
+    paths = [
+        write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name)
+        for name in ("a", "b", "c")
+    ]
     result = json.loads((paths[1] / "result.json").read_text())
     result |= {"events": {"quarantine": 2, "failed": 1, "absent": 0, "skipped": 7}, "rounds": 9}
     result["metrics"]["personalized"]["round"] = 2
@@ -214,28 +260,47 @@ def test_lost_work_and_models_of_other_rounds_are_warnings(tmp_path):
 def test_a_majority_is_called_the_others(tmp_path):
     names = ("a", "b", "c", "d")
     paths = [
-        write_run(tmp_path / name, {"personalized": shares([4])}, algorithm=name, engine="x" if name == "b" else "y")
+        write_run(
+            tmp_path / name,
+            {"personalized": shares([4])},
+            algorithm=name,
+            engine="x" if name == "b" else "y",
+        )
         for name in names
     ]
-    assert compare(read_methods(paths)).warnings == ("The methods differ in the engine: x (b); y (the others).",)
+    assert compare(read_methods(paths)).warnings == (
+        "The methods differ in the engine: x (b); y (the others).",
+    )
 
 
 def test_the_epochs_of_an_algorithm_are_those_that_count(tmp_path):
     scores = {"personalized": shares([4, 6])}
     one = write_run(tmp_path / "a", scores, settings={"training": {"epochs": 5}})
     settings = {"training": {"epochs": 1}, "model": {"name": "mlp"}}
-    other = write_run(tmp_path / "b", scores, algorithm='ditto"\nepochs = 5\nx = "', settings=settings)
-    text = (other / "experiment.toml").read_text().replace('name = "ditto', 'epochs = 5\nname = "ditto')
+    other = write_run(
+        tmp_path / "b", scores, algorithm='ditto"\nepochs = 5\nx = "', settings=settings
+    )
+    text = (
+        (other / "experiment.toml")
+        .read_text()
+        .replace('name = "ditto', 'epochs = 5\nname = "ditto')
+    )
     (other / "experiment.toml").write_text(text)
-    assert not any("training.epochs" in sentence for sentence in compare(read_methods([one, other])).warnings)
+    assert not any(
+        "training.epochs" in sentence for sentence in compare(read_methods([one, other])).warnings
+    )
 
 
 def test_a_split_that_varies_over_seeds_is_named(tmp_path):
     paths = []
     for name in ("local", "ditto"):
-        path = write_seeds(tmp_path / name, {s: {"personalized": shares([4, 6])} for s in (0, 1)}, algorithm=name)
+        path = write_seeds(
+            tmp_path / name, {s: {"personalized": shares([4, 6])} for s in (0, 1)}, algorithm=name
+        )
         provenance = json.loads((path / "seed-1" / "provenance.json").read_text())
-        (path / "seed-1" / "provenance.json").write_text(json.dumps({**provenance, "split_sha256": "other"}))
+        (path / "seed-1" / "provenance.json").write_text(
+            json.dumps({**provenance, "split_sha256": "other"})
+        )
         paths.append(path)
     comparison = compare(read_methods(paths))
     assert list(comparison.groups[0].differences[0].tests) == [0, 1]
@@ -246,10 +311,15 @@ def test_a_split_that_varies_over_seeds_is_named(tmp_path):
 
 
 def test_strange_counts_of_clients_are_not_believed(tmp_path):
-    paths = [write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name) for name in ("a", "b")]
+    paths = [
+        write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name)
+        for name in ("a", "b")
+    ]
     for number in (-(10**9), 10**9, True, "x"):
         for path in paths:
-            (path / "split.json").write_text(json.dumps({"clients": [{}] * 2, "new_clients": number}))
+            (path / "split.json").write_text(
+                json.dumps({"clients": [{}] * 2, "new_clients": number})
+            )
         (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
         assert test.num_missing == 0
     for path in paths:
@@ -262,7 +332,9 @@ def test_new_clients_are_compared_apart(tmp_path):
     paths = []
     for name, counts in (("local", [1, 2]), ("ditto", [5, 6])):
         new = {"personalized": {7: counts[0] / 8, 8: counts[1] / 8}}
-        paths.append(write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name, new=new))
+        paths.append(
+            write_run(tmp_path / name, {"personalized": shares([4, 6])}, algorithm=name, new=new)
+        )
     known, new = compare(read_methods(paths)).groups
     assert (known.group, new.group) == ("known", "new")
     assert known.differences[0].over_seeds.mean == 0.0 and new.differences[0].over_seeds.mean == 0.5
@@ -277,8 +349,13 @@ def test_the_reference_is_the_first_method_or_the_one_that_is_named(tmp_path):
     assert local.tests == {} and list(ditto.tests) == [0, 1]
     assert "gain_over_global" not in comparison.groups[0].summaries[1].figures
     # Local is its personal models whatever is compared
-    assert comparison.groups[0].summaries[1].figures["gain_over_local"].by_seed[0] == pytest.approx(-10 / 48, **EXACT)
-    assert "local has no accuracy of clients at the evaluation point 'global' in seeds 0 and 1." in comparison.warnings
+    assert comparison.groups[0].summaries[1].figures["gain_over_local"].by_seed[0] == pytest.approx(
+        -10 / 48, **EXACT
+    )
+    assert (
+        "local has no accuracy of clients at the evaluation point 'global' in seeds 0 and 1."
+        in comparison.warnings
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +365,11 @@ def test_the_reference_is_the_first_method_or_the_one_that_is_named(tmp_path):
         ({"point": "personal"}, ConfigError, "did you mean 'personalized'"),
         ({"against": "dito"}, ConfigError, "did you mean 'ditto'"),
         ({"metric": "auroc"}, DataError, "no finished run has the auroc of clients"),
-        ({"point": "global", "against": "local"}, DataError, "Choose another one with --against: ditto, fedavg"),
+        (
+            {"point": "global", "against": "local"},
+            DataError,
+            "Choose another one with --against: ditto, fedavg",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, options, error, words):
@@ -302,14 +383,25 @@ def test_one_method_is_no_comparison(tmp_path):
 
 
 def change_lines(path, **changes):
-    lines = [{**json.loads(line), **changes} for line in (path / "clients.jsonl").read_text().splitlines()]
+    lines = [
+        {**json.loads(line), **changes}
+        for line in (path / "clients.jsonl").read_text().splitlines()
+    ]
     (path / "clients.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_damaged_scores_are_refused(tmp_path):
     good = write_run(tmp_path / "good", {"personalized": shares([4, 6])})
-    hostile = ({"accuracy": "1"}, {"accuracy": True}, {"accuracy": 10**400}, {"accuracy": 1e308}, {"accuracy": [1]})
-    for number, changes in enumerate((*hostile, {"client": "0"}, {"client": 0}, {"num_train": None})):
+    hostile = (
+        {"accuracy": "1"},
+        {"accuracy": True},
+        {"accuracy": 10**400},
+        {"accuracy": 1e308},
+        {"accuracy": [1]},
+    )
+    for number, changes in enumerate(
+        (*hostile, {"client": "0"}, {"client": 0}, {"num_train": None})
+    ):
         path = write_run(tmp_path / str(number), {"personalized": shares([4, 6])})
         change_lines(path, **changes)
         with pytest.raises(DataError, match=r"clients\.jsonl' is damaged"):
@@ -325,12 +417,16 @@ def test_damaged_results_are_refused(tmp_path, metrics):
         compare(read_methods([good, path]))
 
 
-@pytest.mark.parametrize("provenance", ['{"data": 3, "versions": []}', '{"data": {"sha256": {}}, "split_sha256": [1]}'])
+@pytest.mark.parametrize(
+    "provenance", ['{"data": 3, "versions": []}', '{"data": {"sha256": {}}, "split_sha256": [1]}']
+)
 def test_a_strange_provenance_gives_warnings(tmp_path, provenance):
     good = write_run(tmp_path / "good", {"personalized": shares([4, 6])})
     path = write_run(tmp_path / "odd", {"personalized": shares([4, 6])})
     (path / "provenance.json").write_text(provenance)
-    (path / "result.json").write_text('{"metrics": {"personalized": {"round": 3}}, "events": 4, "steps": {}}')
+    (path / "result.json").write_text(
+        '{"metrics": {"personalized": {"round": 3}}, "events": 4, "steps": {}}'
+    )
     comparison = compare(read_methods([good, path]))
     assert comparison.groups[0].differences[0].tests == {} and len(comparison.warnings) > 3
 
@@ -367,12 +463,20 @@ def test_the_figures_of_real_runs_are_those_of_their_results(real_runs, metric):
         for summary, method in zip(group.summaries, methods, strict=True):
             for seed, run in method.runs.items():
                 expected = run.result[place]["personalized"][metric]
-                for name, figure in (("mean", "mean"), ("worst_tenth", "worst10"), ("smallest_tenth", "smallest10")):
-                    assert summary.figures[name].by_seed[seed] == pytest.approx(expected[figure], **EXACT)
+                for name, figure in (
+                    ("mean", "mean"),
+                    ("worst_tenth", "worst10"),
+                    ("smallest_tenth", "smallest10"),
+                ):
+                    assert summary.figures[name].by_seed[seed] == pytest.approx(
+                        expected[figure], **EXACT
+                    )
     gains = {each.label: each.over_seeds.mean for each in comparison.groups[0].differences}
     local, ditto = comparison.groups[0].summaries
     sign = 1 if HIGHER_IS_BETTER[metric] else -1
-    assert gains["ditto"] == pytest.approx(sign * (ditto.figures["mean"].mean - local.figures["mean"].mean), abs=1e-11)
+    assert gains["ditto"] == pytest.approx(
+        sign * (ditto.figures["mean"].mean - local.figures["mean"].mean), abs=1e-11
+    )
 
 
 def test_real_runs_say_what_a_mean_over_seeds_varies(real_runs):
@@ -393,6 +497,10 @@ def test_the_page_names_every_figure_and_what_is_significant():
     text = PAGE.read_text()
     rows = re.findall(r"^\| ([\w ]+) \| the (?:mean|share)", text, re.MULTILINE)
     assert rows == list(FIGURES.values())
-    assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text and f"{RESAMPLES:,} times" in text
+    assert (
+        f"below {SIGNIFICANT}" in text
+        and f"up to {MOST_EXACT} clients" in text
+        and f"{RESAMPLES:,} times" in text
+    )
     assert all(f"`{metric}`" in text for metric in HIGHER_IS_BETTER)
     assert SIGNIFICANT < 2 / 2**5  # five clients that differ are too few

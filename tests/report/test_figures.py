@@ -13,7 +13,9 @@ from fedtailor.report.figures.drawing import DARK, LIGHT, STYLE, Drawing, in_col
 
 def luminance(color):
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -36,7 +38,14 @@ def test_every_color_of_the_style_is_in_both_palettes():
 
 @pytest.mark.parametrize(
     ("values", "include"),
-    [([0.3, 0.31], []), ([5.0], []), ([], []), ([-3.0, 1e6], [0.0]), ([1e-9, 2e-9], []), ([0.0, 0.0], [])],
+    [
+        ([0.3, 0.31], []),
+        ([5.0], []),
+        ([], []),
+        ([-3.0, 1e6], [0.0]),
+        ([1e-9, 2e-9], []),
+        ([0.0, 0.0], []),
+    ],
 )
 def test_linear_scales_hold_their_values_between_round_ticks(values, include):
     scale = scales.linear(values, 0.0, 100.0, include=include)
@@ -82,7 +91,9 @@ def test_class_means_are_drawn_along_the_directions_in_which_they_vary():
     figure = class_means_figure(means, counts, class_names=["a", "b", "<c>"], label="pfedfda")
     rows = figure.table.rows
     assert len(rows) == 17 and ("0", "a") not in {(row[0], row[1]) for row in rows}
-    first = {name: np.mean([row[3] for row in rows if row[1] == name]) for name in ("a", "b", "<c>")}
+    first = {
+        name: np.mean([row[3] for row in rows if row[1] == name]) for name in ("a", "b", "<c>")
+    }
     assert sorted(map(abs, first.values())) == pytest.approx([0, 10, 10], abs=1.5)
     assert "100 %" in figure.caption
     assert "&lt;c&gt;" in figure.draw(820).inline("x") and "pfedfda" in figure.title
@@ -95,7 +106,11 @@ def test_class_means_of_one_client_and_class_can_be_drawn():
 
 @pytest.mark.parametrize(
     ("means", "counts"),
-    [(np.ones((2, 3)), np.ones((2, 3))), (np.ones((2, 3, 4)), np.ones((3, 2))), (np.ones((1, 1, 2)), np.zeros((1, 1)))],
+    [
+        (np.ones((2, 3)), np.ones((2, 3))),
+        (np.ones((2, 3, 4)), np.ones((3, 2))),
+        (np.ones((1, 1, 2)), np.zeros((1, 1))),
+    ],
 )
 def test_class_means_of_other_shapes_are_refused(means, counts):
     with pytest.raises(ValueError, match=r"means must be|no mean"):
@@ -106,6 +121,7 @@ def test_series_of_the_same_color_have_other_dashes():
     drawing = Drawing(800)
     drawing.legend({number: str(number) for number in range(20)}, 0)
     samples = re.findall(
-        r'<polyline class="line (line\d)"[^>]*?(?: stroke-dasharray="([^"]*)")?/>', drawing.inline("x")
+        r'<polyline class="line (line\d)"[^>]*?(?: stroke-dasharray="([^"]*)")?/>',
+        drawing.inline("x"),
     )
     assert len(samples) == 20 and len(set(samples)) == 20

@@ -29,12 +29,20 @@ def test_the_runs_of_a_comparison_are_methods_and_those_that_have_not_begun_are_
         ("fedavg", [3, 5], [3, 5]),
         ("fedavg #2", [7], []),
     ]
-    assert methods[0].algorithm == "ditto" and methods[0].split_of(0) == "d s" and methods[1].path == folder / "b"
+    assert (
+        methods[0].algorithm == "ditto"
+        and methods[0].split_of(0) == "d s"
+        and methods[1].path == folder / "b"
+    )
 
 
 def test_a_folder_that_is_given_twice_is_two_methods(tmp_path):
     path = write_run(tmp_path / "run", SCORES)
-    assert [each.label for each in read_methods([path, path, f"{path}/"])] == ["fedavg", "fedavg #2", "fedavg #3"]
+    assert [each.label for each in read_methods([path, path, f"{path}/"])] == [
+        "fedavg",
+        "fedavg #2",
+        "fedavg #3",
+    ]
 
 
 def test_no_two_methods_have_the_same_label():
@@ -51,7 +59,9 @@ def test_a_comparison_names_nothing_outside_of_its_folder(tmp_path, name):
     folder = write_comparison(tmp_path / "all", [name])
     (folder / "sub").mkdir()
     (folder / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(DataError, match=r"comparison\.json' is damaged: 'runs' names .* no folder within"):
+    with pytest.raises(
+        DataError, match=r"comparison\.json' is damaged: 'runs' names .* no folder within"
+    ):
         read_methods([folder])
 
 

@@ -1,4 +1,5 @@
-"""The page of a report: what it holds, that it is self-contained and inert, and that it reads any records."""
+"""The page of a report: what it holds, that it is self-contained and inert, and that it reads any
+records."""
 
 import hashlib
 import html.parser
@@ -39,7 +40,9 @@ class Reader(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         for name, value in attributes:
-            if name in ("src", "href", "action", "data", "poster", "srcset") and not str(value).startswith("#"):
+            if name in ("src", "href", "action", "data", "poster", "srcset") and not str(
+                value
+            ).startswith("#"):
                 self.loads.append(value)
             if name.startswith("on"):
                 self.handlers.append(name)
@@ -88,7 +91,11 @@ def test_a_comparison_has_its_figures_and_tables(comparison):
     assert read.tags.count("table") >= len(page.figures) + 3
     text = " ".join(read.texts)
     assert "Differences from pfedfda over seeds" in text and "corrected p" in text
-    assert "pfedfda, fedavg_ft, local on fashion_mnist" in text and "class 3" in text and "Nothing." in text
+    assert (
+        "pfedfda, fedavg_ft, local on fashion_mnist" in text
+        and "class 3" in text
+        and "Nothing." in text
+    )
 
 
 def test_the_page_loads_nothing_and_says_so(comparison):
@@ -107,7 +114,9 @@ def test_no_torch_is_imported(tmp_path):
         f"build.build_page(read_methods([{str(run)!r}]));"
         "print([name for name in ('torch', 'altair', 'vl_convert') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -139,7 +148,12 @@ def test_hostile_names_are_inert(tmp_path):
 def test_formulas_in_csv_are_text_and_numbers_stay_numbers(tmp_path):
     run = write_run(tmp_path / "run", client_names=["=1+1", "-2", "+cmd|x", "Charité"])
     csv = figure_of(page_of(run), "accuracy-by-client").table.to_csv()
-    assert [line.split(",")[0] for line in csv.splitlines()[1:]] == ["'=1+1", "-2", "'+cmd|x", "Charité"]
+    assert [line.split(",")[0] for line in csv.splitlines()[1:]] == [
+        "'=1+1",
+        "-2",
+        "'+cmd|x",
+        "Charité",
+    ]
 
 
 def test_unfinished_runs_are_shown_as_such(tmp_path):
@@ -241,23 +255,33 @@ def test_many_events_are_counted_and_the_first_ones_listed(tmp_path):
     (section,) = [section for section in page.sections if section.name == "events"]
     counts, listed = section.tables
     assert counts.table.rows == [["ditto", "quarantine", MOST_EVENTS + 5]]
-    assert len(listed.table.rows) == MOST_EVENTS and f"The first {MOST_EVENTS} of 505 events" in page.html
+    assert (
+        len(listed.table.rows) == MOST_EVENTS
+        and f"The first {MOST_EVENTS} of 505 events" in page.html
+    )
 
 
 def test_markdown_is_rendered_without_its_html_and_links():
-    shown = render_markdown("# A\n\n| a | b |\n|---|---|\n| **c** | <i>d</i> |\n\n<http://e> [f]\n\n[f]: http://g")
+    shown = render_markdown(
+        "# A\n\n| a | b |\n|---|---|\n| **c** | <i>d</i> |\n\n<http://e> [f]\n\n[f]: http://g"
+    )
     assert "<h3>A</h3>" in shown and "<strong>c</strong>" in shown and "&lt;i&gt;" in shown
     assert "<a" not in shown and "<i>" not in shown
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 0)) for seed in range(10)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 0)) for seed in range(10)]
+)
 def test_damaged_records_give_a_page_or_an_error_of_ours(tmp_path, seed):
     chance = random.Random(seed)
     run = write_run(
         tmp_path / "run",
         "pfedfda",
         diagnostics={"beta_means": float},
-        training={"feature_surprise": lambda client, number: 1.0, "confidence": lambda client, number: 1.0},
+        training={
+            "feature_surprise": lambda client, number: 1.0,
+            "confidence": lambda client, number: 1.0,
+        },
         events=[{"kind": "failed", "round": 1, "client": 2, "reason": "x"}],
     )
     files = [path for path in sorted(run.rglob("*.json*")) if path.parent == run]
@@ -292,14 +316,21 @@ def test_class_means_are_drawn_where_a_run_has_recorded_them(tmp_path):
     counts[2, 3:] = 0
     sizes = {0: 5, 1: 5, 2: 5, 3: 6}  # the last client has another model
     means = {
-        f"means/{client}": generator.normal(size=(counts[client].astype(bool).sum(), sizes[client])) for client in sizes
+        f"means/{client}": generator.normal(size=(counts[client].astype(bool).sum(), sizes[client]))
+        for client in sizes
     }
     raw = save(
-        {"clients": clients, "counts": counts, **{name: each.astype(np.float32) for name, each in means.items()}}
+        {
+            "clients": clients,
+            "counts": counts,
+            **{name: each.astype(np.float32) for name, each in means.items()},
+        }
     )
     (run / "class_means.safetensors").write_bytes(raw)
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps({**result, CLASS_MEANS_DIGEST: hashlib.sha256(raw).hexdigest()}))
+    (run / "result.json").write_text(
+        json.dumps({**result, CLASS_MEANS_DIGEST: hashlib.sha256(raw).hexdigest()})
+    )
     figure = figure_of(page_of(run), "class-means")
     assert len(figure.table.rows) == 10 + 10 + 3 and figure.table.rows[0][:3] == ["0", "class 0", 1]
     assert "Only the 3 clients whose models have 5 features are drawn." in figure.caption

@@ -44,8 +44,12 @@ def test_one_seed_has_no_standard_error():
 def test_the_tenths_are_those_of_results():
     values = [0.1 * (value % 7) for value in range(25)]
     sizes = [30 - client // 3 for client in range(25)]
-    assert worst_tenth(values) == 0.0 and worst_tenth(values, higher_is_better=False) == pytest.approx(0.6)
-    assert smallest_tenth(values, sizes) == mean([values[24], values[21]])  # of two equal sizes, the lower id
+    assert worst_tenth(values) == 0.0 and worst_tenth(
+        values, higher_is_better=False
+    ) == pytest.approx(0.6)
+    assert smallest_tenth(values, sizes) == mean(
+        [values[24], values[21]]
+    )  # of two equal sizes, the lower id
     assert worst_tenth([0.5]) == smallest_tenth([0.5], [3]) == 0.5
 
 
@@ -54,7 +58,11 @@ def test_the_tenths_are_those_of_results():
 def test_the_bootstrap_interval_is_that_of_scipy(count, decimals):
     values = gaps(count, decimals=decimals)
     expected = stats.bootstrap(
-        (np.array(values),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(3)
+        (np.array(values),),
+        np.mean,
+        n_resamples=2000,
+        method="percentile",
+        rng=np.random.default_rng(3),
     ).confidence_interval
     found = bootstrap_interval(values, resamples=2000, seed=3)
     assert found == pytest.approx((expected.low, expected.high), **EXACT)
@@ -77,7 +85,9 @@ def test_wilcoxon_without_ties_is_the_exact_test_of_scipy(count):
     values = gaps(count)
     expected = stats.wilcoxon(values, method="exact")
     found = wilcoxon(values)
-    assert (found.statistic, found.p_value) == pytest.approx((expected.statistic, expected.pvalue), **EXACT)
+    assert (found.statistic, found.p_value) == pytest.approx(
+        (expected.statistic, expected.pvalue), **EXACT
+    )
     assert found.method == "exact" and found.num_different == count
 
 
@@ -87,7 +97,9 @@ def test_wilcoxon_of_many_clients_is_the_normal_approximation_of_scipy(decimals)
     different = [value for value in values if value]
     expected = stats.wilcoxon(values, zero_method="wilcox", correction=False, method="asymptotic")
     found = wilcoxon(values)
-    assert (found.statistic, found.p_value) == pytest.approx((expected.statistic, expected.pvalue), **EXACT)
+    assert (found.statistic, found.p_value) == pytest.approx(
+        (expected.statistic, expected.pvalue), **EXACT
+    )
     assert found.method == "normal" and found.num_different == len(different) > 50
 
 
@@ -101,13 +113,17 @@ def test_wilcoxon_with_ties_counts_all_signs(values):
         smaller = min(ranks[different > 0].sum(), ranks[different < 0].sum())
         sums = [np.dot(signs, ranks) for signs in itertools.product((0, 1), repeat=len(different))]
         at_most = np.mean(np.array(sums) <= smaller)
-        assert found.statistic == smaller and found.p_value == pytest.approx(min(1.0, 2 * at_most), **EXACT)
+        assert found.statistic == smaller and found.p_value == pytest.approx(
+            min(1.0, 2 * at_most), **EXACT
+        )
 
 
 def test_wilcoxon_with_ties_is_the_permutation_test_of_scipy():
     values = [0.1, 0.1, -0.1, 0.2, 0.2, 0.3, -0.2, 0.4]
     method = stats.PermutationMethod(n_resamples=np.inf)
-    assert wilcoxon(values).p_value == pytest.approx(stats.wilcoxon(values, method=method).pvalue, **EXACT)
+    assert wilcoxon(values).p_value == pytest.approx(
+        stats.wilcoxon(values, method=method).pvalue, **EXACT
+    )
 
 
 def test_wilcoxon_of_equal_scores_finds_nothing():

@@ -1,4 +1,5 @@
-"""Comparisons as Markdown, LaTeX, CSV and JSON, and on the terminal, whatever the names of the methods are."""
+"""Comparisons as Markdown, LaTeX, CSV and JSON, and on the terminal, whatever the names of the
+methods are."""
 
 import csv
 import html
@@ -48,10 +49,22 @@ def scores(*counts):
 def comparison(tmp_path_factory):
     """Return a comparison of Local, Ditto and FedAvg in two seeds, with new clients."""
     folder = tmp_path_factory.mktemp("tables")
-    counts = {"local": [(4, 6, 2), (3, 6, 4)], "ditto": [(6, 6, 3), (5, 6, 6)], "fedavg": [(3, 4, 2), (2, 5, 4)]}
+    counts = {
+        "local": [(4, 6, 2), (3, 6, 4)],
+        "ditto": [(6, 6, 3), (5, 6, 6)],
+        "fedavg": [(3, 4, 2), (2, 5, 4)],
+    }
     for name, (first, second) in counts.items():
-        points = [{"personalized": scores(*each), "global": scores(*counts["fedavg"][0])} for each in (first, second)]
-        write_seeds(folder / name, dict(enumerate(points)), algorithm=name, new={"personalized": {5: first[0] / 8}})
+        points = [
+            {"personalized": scores(*each), "global": scores(*counts["fedavg"][0])}
+            for each in (first, second)
+        ]
+        write_seeds(
+            folder / name,
+            dict(enumerate(points)),
+            algorithm=name,
+            new={"personalized": {5: first[0] / 8}},
+        )
     return compare(read_methods([folder / name for name in counts]))
 
 
@@ -79,19 +92,32 @@ def test_the_tables_hold_what_was_computed(comparison):
         *("ditto", "0", "3", "0", "+12.5", "0.0 to +25.0"),
         *("0.500", "1.000", "2 / 1 / 0"),
     )
-    assert len(tests.rows) == 4 and [table.title.split(", ")[1] for table in new] == ["new clients"] * 3
-    assert all(len(row) == len(table.columns) for table in tables_of(comparison) for row in table.rows)
+    assert (
+        len(tests.rows) == 4
+        and [table.title.split(", ")[1] for table in new] == ["new clients"] * 3
+    )
+    assert all(
+        len(row) == len(table.columns) for table in tables_of(comparison) for row in table.rows
+    )
 
 
 def test_csv_holds_every_number_unrounded(comparison):
     rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
     known = [row for row in rows if row["group"] == "known"]
-    assert [row["seed"] for row in known if row["method"] == "ditto"] == ["0", "1", "mean", "standard error"]
+    assert [row["seed"] for row in known if row["method"] == "ditto"] == [
+        "0",
+        "1",
+        "mean",
+        "standard error",
+    ]
     for summary in comparison.groups[0].summaries:
         own = {row["seed"]: row for row in known if row["method"] == summary.label}
         for name, figure in summary.figures.items():
             assert {seed: float(own[str(seed)][name]) for seed in summary.seeds} == figure.by_seed
-            assert float(own["mean"][name]) == figure.mean and float(own["standard error"][name]) == figure.error
+            assert (
+                float(own["mean"][name]) == figure.mean
+                and float(own["standard error"][name]) == figure.error
+            )
     for difference in comparison.groups[0].differences:
         own = {row["seed"]: row for row in known if row["method"] == difference.label}
         for seed, test in difference.tests.items():
@@ -109,7 +135,10 @@ def test_csv_holds_every_number_unrounded(comparison):
 
 
 def test_one_seed_has_no_row_of_standard_errors(tmp_path):
-    runs = [write_run(tmp_path / name, {"personalized": scores(4)}, algorithm=name) for name in ("local", "ditto")]
+    runs = [
+        write_run(tmp_path / name, {"personalized": scores(4)}, algorithm=name)
+        for name in ("local", "ditto")
+    ]
     single = compare(read_methods(runs))
     rows = list(csv.DictReader(io.StringIO(to_csv(single))))
     assert [row["seed"] for row in rows] == ["0", "mean"] * 2 and rows[2]["interval_low"] == ""
@@ -119,7 +148,10 @@ def test_one_seed_has_no_row_of_standard_errors(tmp_path):
 
 
 def test_there_is_no_table_of_tests_where_nothing_can_be_tested(tmp_path):
-    runs = [write_run(tmp_path / name, {"personalized": scores(4)}, algorithm=name, split=name) for name in ("a", "b")]
+    runs = [
+        write_run(tmp_path / name, {"personalized": scores(4)}, algorithm=name, split=name)
+        for name in ("a", "b")
+    ]
     (methods,) = tables_of(compare(read_methods(runs)))
     assert [row[0] for row in methods.rows] == ["a", "b"]
 
@@ -152,7 +184,10 @@ def test_names_are_no_formulas(hostile):
     rows = list(csv.reader(io.StringIO(to_csv(hostile))))
     names = list(dict.fromkeys(row[1] for row in rows[1:]))
     assert len(names) == len(HOSTILE) and {row[2] for row in rows[1:]} == {"'=HYPERLINK(1)"}
-    assert names[:5] == ["'=HYPERLINK(1)", "'+1+1", "'-1+1", "'@SUM(A1)", "'=1+1"] and names[6] == "'＝1+1"
+    assert (
+        names[:5] == ["'=HYPERLINK(1)", "'+1+1", "'-1+1", "'@SUM(A1)", "'=1+1"]
+        and names[6] == "'＝1+1"
+    )
     assert not any(cell[:1] in "=+@\t\r\n" for row in rows for cell in row if cell)
     negative = [cell for row in rows for cell in row if cell.startswith("-")]
     assert all(float(cell) < 0 for cell in negative)
@@ -163,7 +198,8 @@ def cells_of(line):
 
 
 def assert_is_balanced(text):
-    """Check that braces which group are closed in their order, and that nothing but commands of ours is left."""
+    """Check that braces which group are closed in their order, and that nothing but commands of
+    ours is left."""
     depth = 0
     for brace in re.findall(r"(?<!\\)[{}]", text.replace("\\\\", "")):
         depth += 1 if brace == "{" else -1
@@ -176,7 +212,9 @@ def check_latex(text):
     assert text.isascii()
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert_is_balanced(body)
-    for column_types, rows in re.findall(r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", body, re.DOTALL):
+    for column_types, rows in re.findall(
+        r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", body, re.DOTALL
+    ):
         lines = [line for line in rows.splitlines() if not line.endswith("rule")]
         assert lines and all(line.endswith(r" \\") for line in lines)
         assert {len(cells_of(line)) for line in lines} == {len(column_types)}
@@ -211,7 +249,9 @@ def test_no_text_leaves_its_place_in_latex(text):
 def has_booktabs():
     if not shutil.which("pdflatex") or not shutil.which("kpsewhich"):
         return False
-    return bool(subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True, text=True).stdout.strip())
+    return bool(
+        subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True, text=True).stdout.strip()
+    )
 
 
 @pytest.mark.skipif(not has_booktabs(), reason="no LaTeX with booktabs is installed")

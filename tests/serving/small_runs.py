@@ -1,4 +1,5 @@
-"""Small finished runs on three kinds of data: digits, tables, and folders of pictures; and their test examples."""
+"""Small finished runs on three kinds of data: digits, tables, and folders of pictures; and their
+test examples."""
 
 import csv
 
@@ -22,11 +23,14 @@ def write_tables(folder, rows=40):
         with (folder / f"{site}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["age", "pressure", "label", "sugar"])
-            writer.writerows([*row[:2], label, row[2]] for row, label in zip(values, labels, strict=True))
+            writer.writerows(
+                [*row[:2], label, row[2]] for row, label in zip(values, labels, strict=True)
+            )
 
 
 def write_hospital_tables(folder, sites=SITES, rows=50):
-    """Write tables as hospitals have them: numbers with empty cells, text, and patients with several rows."""
+    """Write tables as hospitals have them: numbers with empty cells, text, and patients with
+    several rows."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(2)
     for number, site in enumerate(sites):
@@ -89,7 +93,8 @@ def data_of(kind, folder):
 
 
 def make_run(algorithm, kind, folder, model="", **sections):
-    """Run a method on data of a kind; return the loaded run, and the test examples of its clients with their labels."""
+    """Run a method on data of a kind; return the loaded run, and the test examples of its clients
+    with their labels."""
     config = settings(algorithm, data_of(kind, folder), model, **sections)
     out = folder / f"{algorithm}-{kind}-{model or 'default'}".replace(":", "-")
     if not out.exists():

@@ -63,14 +63,23 @@ def test_a_method_that_fails_to_score_strangers_loses_the_threshold_only(tmp_pat
     found = calibrate(algorithm, task, personal, examples)
     assert found.threshold is None and "no idea" in found.problem and found.temperature != 1
 
-    monkeypatch.setattr(type(algorithm), "ood_score", lambda self, task, personal, x: torch.full((len(x),), math.nan))
+    monkeypatch.setattr(
+        type(algorithm),
+        "ood_score",
+        lambda self, task, personal, x: torch.full((len(x),), math.nan),
+    )
     assert calibrate(algorithm, task, personal, examples).threshold is None
 
 
 def test_the_order_of_examples_changes_the_temperature_by_rounding_only(tmp_path):
     algorithm, task, personal, examples = prepared(tmp_path, 64)
     order = torch.argsort(normal(rng.new_key(1), (64,)))
-    other = ExampleSet(examples.x, examples.y, examples.rows[order], examples.weight, examples.scale)
+    other = ExampleSet(
+        examples.x, examples.y, examples.rows[order], examples.weight, examples.scale
+    )
     one = calibrate(algorithm, task, personal, examples)
     two = calibrate(algorithm, task, personal, other)
-    assert one.temperature == pytest.approx(two.temperature, rel=1e-3) and one.threshold == two.threshold
+    assert (
+        one.temperature == pytest.approx(two.temperature, rel=1e-3)
+        and one.threshold == two.threshold
+    )

@@ -59,7 +59,11 @@ def sites_32():
     return sites(32)
 
 
-DATA = {12: "serving.test_export:sites", 16: "serving.test_export:sites_16", 32: "serving.test_export:sites_32"}
+DATA = {
+    12: "serving.test_export:sites",
+    16: "serving.test_export:sites_16",
+    32: "serving.test_export:sites_32",
+}
 
 
 def trained(algorithm, model, folder):
@@ -77,7 +81,11 @@ def products():
     for model in SIDES:
         for algorithm in ALGORITHMS:
             marks = () if algorithm in FAST.get(model, ()) else (pytest.mark.slow,)
-            pairs.append(pytest.param(algorithm, model, id=f"{algorithm}-{model.rpartition(':')[2]}", marks=marks))
+            pairs.append(
+                pytest.param(
+                    algorithm, model, id=f"{algorithm}-{model.rpartition(':')[2]}", marks=marks
+                )
+            )
     return pairs
 
 
@@ -86,11 +94,15 @@ def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
     personal = trained(algorithm, model, shelf)
     path = fedtailor.export_model(personal, tmp_path, "onnx", with_examples=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    images = np.random.default_rng(1).integers(0, 256, (37, SIDES[model], SIDES[model], 3), dtype=np.uint8)
+    images = np.random.default_rng(1).integers(
+        0, 256, (37, SIDES[model], SIDES[model], 3), dtype=np.uint8
+    )
     for part in (images, images[:1]):
         inputs = np.ascontiguousarray(part.transpose(0, 3, 1, 2))
         logits, probabilities = session.run(None, {"inputs": inputs})
-        assert np.abs(probabilities - personal.predict_proba(part)).max() <= TOLERANCE.get(model, 1e-5)
+        assert np.abs(probabilities - personal.predict_proba(part)).max() <= TOLERANCE.get(
+            model, 1e-5
+        )
         expected = personal.logits(part)
         scale = max(1, np.abs(expected[np.isfinite(expected)]).max())
         expected = expected - expected.max(1, keepdims=True)  # all classes may share a term
@@ -103,10 +115,14 @@ def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
 def test_closed_form_heads_are_one_centered_linear_layer(shelf, tmp_path):
     onnx = pytest.importorskip("onnx")
     for algorithm in ("pfedfda", "fedlda"):
-        path = fedtailor.export_model(trained(algorithm, "mlp", shelf), tmp_path / algorithm, "onnx")
+        path = fedtailor.export_model(
+            trained(algorithm, "mlp", shelf), tmp_path / algorithm, "onnx"
+        )
         graph = onnx.load(path).graph
         kinds = [node.op_type for node in graph.node]
-        assert sum(kind in ("Gemm", "MatMul") for kind in kinds) == 2, "the hidden layer, and the head"
+        assert sum(kind in ("Gemm", "MatMul") for kind in kinds) == 2, (
+            "the hidden layer, and the head"
+        )
         assert set(kinds) <= {
             "Cast",
             "Div",
@@ -131,10 +147,14 @@ def test_the_card_says_what_goes_in_and_what_comes_out(shelf, tmp_path):
     path = fedtailor.export_model(personal, tmp_path / "new" / "folder", "onnx")
     card = json.loads(path.with_name(f"{path.name}.json").read_text())
     assert card["inputs"]["shape"] == ["batch", 3, 12, 12] and card["inputs"]["stored"] == "uint8"
-    assert card["classes"] == ["0", "1", "2"] and card["opset"] == 20 and card["calibrated"] is False
+    assert (
+        card["classes"] == ["0", "1", "2"] and card["opset"] == 20 and card["calibrated"] is False
+    )
     assert card["file"] == "a.onnx" and card["client"] == "a" and card["algorithm"] == "pfedfda"
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert [(entry.name, entry.shape) for entry in session.get_inputs()] == [("inputs", ["batch", 3, 12, 12])]
+    assert [(entry.name, entry.shape) for entry in session.get_inputs()] == [
+        ("inputs", ["batch", 3, 12, 12])
+    ]
     assert [entry.name for entry in session.get_outputs()] == ["logits", "probabilities"]
 
 
@@ -186,7 +206,9 @@ def test_nothing_is_written_into_a_run(shelf):
 @pytest.mark.parametrize("format", ["onnx", "torch-export", "safetensors"])
 def test_features_of_examples_leave_only_on_purpose(format, shelf, tmp_path):
     personal = trained("knn_per", "mlp", shelf)
-    with pytest.raises(ConfigError, match="holds features of the client's training examples") as error:
+    with pytest.raises(
+        ConfigError, match="holds features of the client's training examples"
+    ) as error:
         fedtailor.export_model(personal, tmp_path, format)
     assert "--with-examples" in error.value.message
     assert list(tmp_path.iterdir()) == []
@@ -204,7 +226,9 @@ def test_a_model_that_cannot_be_traced_says_why(shelf, tmp_path, monkeypatch):
         return x if x.sum().item() > 0 else -x
 
     monkeypatch.setattr(type(personal.module.algorithm), "predict", untraceable)
-    with pytest.raises(RunError, match="the model of client 'a' cannot be exported as onnx") as error:
+    with pytest.raises(
+        RunError, match="the model of client 'a' cannot be exported as onnx"
+    ) as error:
         fedtailor.export_model(personal, tmp_path, "onnx")
     assert "\n" not in error.value.message and len(error.value.message) <= 501
 
@@ -213,6 +237,8 @@ def test_without_the_packages_the_sentence_says_what_to_install(shelf, tmp_path,
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnx" else find(name)
+    )
     with pytest.raises(ConfigError, match=r"needs onnx: pip install 'fedtailor\[onnx\]'"):
         fedtailor.export_model(trained("pfedfda", "mlp", shelf), tmp_path, "onnx")

@@ -69,7 +69,13 @@ def test_arrays_may_have_any_usual_form(shelf):
     model = make_run("fedavg", "pictures", shelf)[0].model("Mayo")
     images = np.random.default_rng(0).integers(0, 256, (3, 12, 12), dtype=np.uint8)
     expected = model.logits(images)
-    for form in (images[..., None], images[:, None], images.astype(float), torch.from_numpy(images), images.tolist()):
+    for form in (
+        images[..., None],
+        images[:, None],
+        images.astype(float),
+        torch.from_numpy(images),
+        images.tolist(),
+    ):
         assert np.array_equal(model.logits(form), expected)
     assert np.array_equal(model.logits(images[1]), model.logits(images[1:2]))
 
@@ -77,7 +83,9 @@ def test_arrays_may_have_any_usual_form(shelf):
 def test_pictures_of_digits_get_their_white(tmp_path, shelf):
     run, tests = make_run("fedavg", "digits", shelf)
     digit = tests[0][0][0]
-    Image.fromarray(np.rint(digit[..., 0] * (255 / 16)).astype(np.uint8)).save(tmp_path / "digit.png")
+    Image.fromarray(np.rint(digit[..., 0] * (255 / 16)).astype(np.uint8)).save(
+        tmp_path / "digit.png"
+    )
     assert np.array_equal(run.model(0).logits(tmp_path / "digit.png"), run.model(0).logits(digit))
 
 
@@ -102,7 +110,9 @@ def test_images_of_floats_are_taken_on_the_scale_of_training(normalize, tmp_path
 
 def test_images_of_floats_within_0_and_1_stay_within(tmp_path):
     model = (
-        fedtailor.from_folder("serving.test_models:unit_floats").fit("fedavg", rounds=1, out=tmp_path / "u").model("a")
+        fedtailor.from_folder("serving.test_models:unit_floats")
+        .fit("fedavg", rounds=1, out=tmp_path / "u")
+        .model("a")
     )
     with pytest.raises(DataError, match="values from 0 to 1, where 1 is white"):
         model.predict(200 * unit_floats()["a"][0])
@@ -126,7 +136,10 @@ def test_a_model_is_a_step_of_scikit_learn(shelf):
     pipeline = make_pipeline(FunctionTransformer(), model)
     assert accuracy_score(labels, pipeline.predict(x)) == run.clients[0].personalized.accuracy
     assert np.array_equal(pipeline.predict_proba(x), FrozenEstimator(model).predict_proba(x))
-    assert model.fit(x, labels) is model and pipeline.score(x, labels) == run.clients[0].personalized.accuracy
+    assert (
+        model.fit(x, labels) is model
+        and pipeline.score(x, labels) == run.clients[0].personalized.accuracy
+    )
 
 
 def test_the_module_is_a_plain_one_with_preprocessing_inside(shelf):
@@ -136,7 +149,9 @@ def test_the_module_is_a_plain_one_with_preprocessing_inside(shelf):
     assert isinstance(model.module, torch.nn.Module) and not model.module.training
     with torch.no_grad():
         logits = model.module(torch.from_numpy(x).permute(0, 3, 1, 2))
-    assert (model.classes_[logits.argmax(1).numpy()] == labels).mean() == run.clients[0].personalized.accuracy
+    assert (model.classes_[logits.argmax(1).numpy()] == labels).mean() == run.clients[
+        0
+    ].personalized.accuracy
     names = set(model.module.state_dict())
     assert "personal.model.head.weight" in names
 
@@ -149,26 +164,41 @@ def test_probabilities_are_calibrated_on_validation_examples(tmp_path):
     x = np.random.default_rng(0).integers(0, 17, (20, 8, 8)).astype(np.uint8)
     raw = torch.softmax(torch.from_numpy(model.logits(x)).double() / model.temperature, 1)
     assert np.array_equal(model.predict_proba(x), raw.numpy())
-    assert model.ood_threshold is not None and (model.ood_score(255 * np.ones((1, 8, 8))) > model.ood_threshold).all()
+    assert (
+        model.ood_threshold is not None
+        and (model.ood_score(255 * np.ones((1, 8, 8))) > model.ood_threshold).all()
+    )
 
 
 def test_few_validation_examples_leave_a_model_uncalibrated(shelf):
     model = make_run("pfedfda", "tables", shelf)[0].model("Oslo")
     assert not model.is_calibrated and model.temperature == 1 and model.ood_threshold is None
-    assert make_run("fedavg", "pictures", shelf)[0].model("Oslo").ood_score(np.zeros((12, 12))) is None
+    assert (
+        make_run("fedavg", "pictures", shelf)[0].model("Oslo").ood_score(np.zeros((12, 12))) is None
+    )
 
 
 def test_a_run_is_a_table(shelf):
     run, _ = make_run("fedavg", "pictures", shelf)
     text = str(run.table())
-    assert text.splitlines()[0].split() == ["client", "train", "validation", "test", "global", "local", "personalized"]
+    assert text.splitlines()[0].split() == [
+        "client",
+        "train",
+        "validation",
+        "test",
+        "global",
+        "local",
+        "personalized",
+    ]
     assert run.table().records()[1]["client"] == "Charité"
     assert "<td>Charité</td>" in run._repr_html_() and "<table>" in run.clients._repr_html_()
 
 
 def test_hostile_names_are_escaped_in_html(tmp_path):
     write_pictures(tmp_path / "data", sites=("<script>alert(1)<|script>".replace("|", "_"), "b"))
-    run = fedtailor.from_folder(tmp_path / "data", image_size=12).fit("fedavg", rounds=1, out=tmp_path / "run")
+    run = fedtailor.from_folder(tmp_path / "data", image_size=12).fit(
+        "fedavg", rounds=1, out=tmp_path / "run"
+    )
     assert "<script" not in run._repr_html_() and "&lt;script" in run._repr_html_()
 
 
@@ -205,7 +235,10 @@ def test_several_seeds_have_their_own_models(tmp_path):
         (np.full((1, 12, 12), -1.0), "values from 0 to 255"),
         (np.full((1, 12, 12), 0.5), "multiply by 255"),
         (np.full((1, 12, 12), math.nan), "finite"),
-        (np.ones((1, 12, 12), dtype=bool), "numbers in an array, or pictures, got an array of type bool"),
+        (
+            np.ones((1, 12, 12), dtype=bool),
+            "numbers in an array, or pictures, got an array of type bool",
+        ),
         (np.full((1, 12, 12), "a"), "numbers in an array, or pictures, got an array of type <U1"),
         ([[1, 2], [3]], "numbers in an array, or pictures"),
         (None, "numbers in an array, or pictures"),
@@ -290,7 +323,9 @@ def test_a_damaged_or_missing_model_is_an_error(shelf, tmp_path):
         broken.model(2)
     with pytest.raises(DataError, match="holds no model of client 9"):
         broken.model(9)
-    (copy / "inputs.json").write_text((copy / "inputs.json").read_text().replace('"version": 1', '"version": 2'))
+    (copy / "inputs.json").write_text(
+        (copy / "inputs.json").read_text().replace('"version": 1', '"version": 2')
+    )
     with pytest.raises(DataError, match=r"made by a newer fedtailor, version 2"):
         broken.model(3)
     (copy / "inputs.json").unlink()

@@ -14,7 +14,14 @@ from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.serving.onboard import load_server, onboard
 from fedtailor.serving.site_data import SiteData, load_site
 from fedtailor.serving.validate import cross_validate, folds_of, paired_interval
-from serving.small_runs import make_run, parts_of, settings, write_hospital_tables, write_pictures, write_tables
+from serving.small_runs import (
+    make_run,
+    parts_of,
+    settings,
+    write_hospital_tables,
+    write_pictures,
+    write_tables,
+)
 
 FAST = ("pfedfda", "fedavg_ft", "local", "fedrep")
 
@@ -29,7 +36,8 @@ def digest(folder):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow,)) for name in ALGORITHMS]
+    "algorithm",
+    [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow,)) for name in ALGORITHMS],
 )
 @pytest.mark.parametrize("dataset", ["images", "tables"])
 def test_an_onboarded_site_has_the_bits_of_the_simulated_new_client(algorithm, dataset, tmp_path):
@@ -54,12 +62,19 @@ def test_an_onboarded_site_has_the_bits_of_the_simulated_new_client(algorithm, d
 
 def test_the_best_round_is_what_new_sites_get(tmp_path):
     data = {"clients": 4, "new_clients": 1, "fraction": 0.2, "val_fraction": 0.3}
-    config = settings("pfedfda", data, federation={"rounds": 6}, evaluation={"personalized_every": 1, "select": "best"})
+    config = settings(
+        "pfedfda",
+        data,
+        federation={"rounds": 6},
+        evaluation={"personalized_every": 1, "select": "best"},
+    )
     fedtailor.run(config, out=tmp_path / "run")
     run = fedtailor.load(tmp_path / "run")
     divided = parts_of(config).divided
     rows = divided.rows[3]
-    site = SiteData(divided.dataset.x[rows.train], divided.dataset.y[rows.train], len(rows.train), "site")
+    site = SiteData(
+        divided.dataset.x[rows.train], divided.dataset.y[rows.train], len(rows.train), "site"
+    )
     raw, card = run.records.model_file(3)
     assert encode(onboard(load_server(run.records), site, number=3).personal) == raw
     assert card["round"] == run.result["selected"]["round"] < 6
@@ -70,16 +85,25 @@ def test_a_site_gets_a_folder_of_its_own_and_the_run_stays_as_it_is(shelf, tmp_p
     run, _ = make_run("pfedfda", "pictures", shelf)
     write_pictures(tmp_path / "sites", sites=("Porto",), each=20)
     before = digest(run.path)
-    made = run.onboard(tmp_path / "sites" / "Porto", tmp_path / "porto", name="Pörto", validate=True)
+    made = run.onboard(
+        tmp_path / "sites" / "Porto", tmp_path / "porto", name="Pörto", validate=True
+    )
     assert digest(run.path) == before
-    assert made.state == "finished" and made.clients.names == ["Pörto"] and made.clients[0].num_train == 40
+    assert (
+        made.state == "finished"
+        and made.clients.names == ["Pörto"]
+        and made.clients[0].num_train == 40
+    )
     model = made.model("Pörto")
     files = sorted((tmp_path / "sites" / "Porto" / "dark").glob("*.png"))
     assert model.predict(files).tolist() == ["dark"] * 20
     assert model.is_calibrated and model.card["adaptation"] == "closed form"
     validation = made.result["validation"]
     names = [candidate["name"] for candidate in validation["candidates"]]
-    assert names == ["pfedfda", "the global model", "a model of its own"] and validation["examples"] == 40
+    assert (
+        names == ["pfedfda", "the global model", "a model of its own"]
+        and validation["examples"] == 40
+    )
     assert "onboarded" in made.records.provenance
     again = run.onboard(tmp_path / "sites" / "Porto", tmp_path / "again", name="Pörto")
     assert again.records.model_file("Pörto")[0] == made.records.model_file("Pörto")[0]
@@ -100,7 +124,8 @@ def test_tables_with_text_are_encoded_as_in_the_run(shelf, tmp_path):
     write_hospital_tables(tmp_path / "data", sites=("Porto",))
     made = run.onboard(tmp_path / "data" / "Porto.csv", tmp_path / "made", validate=True)
     assert (
-        made.result["examples"] == 50 and made.model("Porto").inputs.to_record() == run.model("Oslo").inputs.to_record()
+        made.result["examples"] == 50
+        and made.model("Porto").inputs.to_record() == run.model("Oslo").inputs.to_record()
     )
     table = tmp_path / "data" / "Porto.csv"
     table.write_text(table.read_text().replace("sugar", "glucose"))
@@ -111,7 +136,9 @@ def test_tables_with_text_are_encoded_as_in_the_run(shelf, tmp_path):
 def test_folds_never_divide_a_patient(shelf, tmp_path):
     write_hospital_tables(tmp_path / "data", sites=("Porto",))
     run, _ = make_run("pfedfda", "hospital_tables", shelf)
-    site = load_site(str(tmp_path / "data" / "Porto.csv"), run.model("Oslo").inputs, group="patient")
+    site = load_site(
+        str(tmp_path / "data" / "Porto.csv"), run.model("Oslo").inputs, group="patient"
+    )
     assert len(np.unique(site.groups)) == 25
     for train, held_out in folds_of(site):
         assert set(site.groups[train]).isdisjoint(site.groups[held_out])
@@ -156,7 +183,8 @@ def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):
 
 
 def problems(tmp_path):
-    """Return the cases of wrong data of a new site: what to do, the error, and a part of its sentence."""
+    """Return the cases of wrong data of a new site: what to do, the error, and a part of its
+    sentence."""
 
     def other_class(folder):
         write_pictures(folder, sites=("Porto",))
@@ -176,8 +204,14 @@ def problems(tmp_path):
         return folder
 
     return {
-        "other class": (other_class, r"a class 'drak' that the model does not know; did you mean 'dark'"),
-        "several sites": (several_sites, r"holds 4 sites \(Berlin, Charité, Mayo, Oslo\): give the folder"),
+        "other class": (
+            other_class,
+            r"a class 'drak' that the model does not know; did you mean 'dark'",
+        ),
+        "several sites": (
+            several_sites,
+            r"holds 4 sites \(Berlin, Charité, Mayo, Oslo\): give the folder",
+        ),
         "tables for images": (tables, r"inputs of shape \(3,\); the model takes \(1, 12, 12\)"),
         "empty": (empty, r"The folder holds no files"),
         "missing": (lambda folder: folder, r"There is no folder or file"),
@@ -239,7 +273,9 @@ def test_a_method_that_fails_is_an_error_of_the_run(shelf, monkeypatch):
 
     monkeypatch.setattr(type(server.method.algorithm), "personalize", broken)
     x, _ = tests[0]
-    with pytest.raises(RunError, match=r"pfedfda could not make a model for the site: .*out of luck"):
+    with pytest.raises(
+        RunError, match=r"pfedfda could not make a model for the site: .*out of luck"
+    ):
         onboard(server, SiteData(x, np.zeros(len(x), dtype=np.int64), len(x), "site"))
 
 

@@ -1,4 +1,5 @@
-"""An engine that gathers outputs in several places, as ``ray`` does in its actors, but in this process."""
+"""An engine that gathers outputs in several places, as ``ray`` does in its actors, but in this
+process."""
 
 import random
 
@@ -8,7 +9,8 @@ from fedtailor.simulation.engines.serialization import decode, encode
 
 
 class InPlaces(Reference):
-    """Runs clients one after the other, and gathers those of each place; who is where, chance decides."""
+    """Runs clients one after the other, and gathers those of each place; who is where, chance
+    decides."""
 
     def __init__(self, places, seed=0):
         super().__init__()
@@ -25,7 +27,9 @@ class InPlaces(Reference):
             here = [jobs[position] for position in positions]
             gathered = gather(here, self.map(program, common, here))
             for position, output in zip(positions, gathered, strict=True):
-                outputs[position] = output if isinstance(output, Failure) else decode(encode(output))
+                outputs[position] = (
+                    output if isinstance(output, Failure) else decode(encode(output))
+                )
         self.count(outputs)
         order = self.random.sample(range(len(jobs)), len(jobs))
         for position in order:

@@ -1,4 +1,5 @@
-"""A client that gave no answer gives none when its round is run again, since nothing can compute why."""
+"""A client that gave no answer gives none when its round is run again, since nothing can compute
+why."""
 
 from dataclasses import replace
 
@@ -33,11 +34,19 @@ class Unreachable(Reference):
             case = (int(common.round), program_name(program), job.client)
             self.ran.append(case)
             if case in self.absences:
-                outputs[position] = Failure(NoAnswer("no answer within 9 s (federation.client_timeout)"))
+                outputs[position] = Failure(
+                    NoAnswer("no answer within 9 s (federation.client_timeout)")
+                )
         return outputs
 
 
-ABSENCES = [(2, "train", 0), (2, "train", 4), (2, "personalize", 3), (3, "train", 6), (3, "personalize", 7)]
+ABSENCES = [
+    (2, "train", 0),
+    (2, "train", 4),
+    (2, "personalize", 3),
+    (3, "train", 6),
+    (3, "personalize", 7),
+]
 
 
 def rounds(engine, **options):
@@ -50,7 +59,11 @@ def test_rounds_that_are_run_again_repeat_the_absences():
     _, whole = rounds(Unreachable(ABSENCES))
     whole = list(whole)
     events = [event for report in whole for event in report.events]
-    found = [(event["round"], event["stage"], event["client"]) for event in events if event["kind"] == "absent"]
+    found = [
+        (event["round"], event["stage"], event["client"])
+        for event in events
+        if event["kind"] == "absent"
+    ]
     assert found == [
         (2, "local_update", 0),
         (2, "local_update", 4),
@@ -64,9 +77,17 @@ def test_rounds_that_are_run_again_repeat_the_absences():
     clients, first = rounds(engine)
     state = next(first).state
     federation = make_federation(perceptron())
-    rest = list(federate(ALGORITHM, federation.roster, clients, SCHEDULE, seed=3, resume=state, events=events))
+    rest = list(
+        federate(
+            ALGORITHM, federation.roster, clients, SCHEDULE, seed=3, resume=state, events=events
+        )
+    )
     for found, expected in zip(rest, whole[1:], strict=True):
-        assert (found.events, found.trained, found.metrics) == (expected.events, expected.trained, expected.metrics)
+        assert (found.events, found.trained, found.metrics) == (
+            expected.events,
+            expected.trained,
+            expected.metrics,
+        )
         assert_same_bits(found.state.server, expected.state.server)
         assert_same_bits(dict_of(found.personal), dict_of(expected.personal))
     assert not set(engine.ran) & set(ABSENCES), "who gave no answer does not run again"
@@ -85,5 +106,7 @@ def test_without_their_events_the_rounds_are_others():
 def test_the_work_of_an_absent_client_is_missing_and_nothing_else():
     _, found = rounds(Unreachable([(1, "train", 4)]))
     report = next(found)
-    assert 4 in report.cohort and report.trained == [client for client in report.cohort if client != 4]
+    assert 4 in report.cohort and report.trained == [
+        client for client in report.cohort if client != 4
+    ]
     assert replace(report.state, server=()).participated == frozenset(report.trained)

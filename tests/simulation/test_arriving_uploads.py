@@ -20,7 +20,8 @@ CLIENTS = 6  # have training examples
 
 
 class Watched:
-    """Clients whose uploads are watched: how many of them are in memory when all have arrived, by field."""
+    """Clients whose uploads are watched: how many of them are in memory when all have arrived, by
+    field."""
 
     def __init__(self, clients, order):
         self.clients = clients
@@ -43,7 +44,9 @@ class Watched:
             reply = reply._replace(upload=upload)
             yield client, reply
             del reply, upload, entry
-        self.in_memory.append({name: sum(each() is not None for each in refs) for name, refs in seen.items()})
+        self.in_memory.append(
+            {name: sum(each() is not None for each in refs) for name, refs in seen.items()}
+        )
 
 
 def copy_of(entry):
@@ -78,6 +81,8 @@ def test_only_what_is_needed_one_by_one_stays_in_memory(name, robust, kept, floa
     for in_memory in watched.in_memory:
         # the last answer is still at hand
         assert in_memory == {field: CLIENTS if field in kept else 1 for field in in_memory}
-    expected = last_report(algorithm, LocalClients(algorithm, federation, Reference(), seed=3), federation, robust)
+    expected = last_report(
+        algorithm, LocalClients(algorithm, federation, Reference(), seed=3), federation, robust
+    )
     assert_same_bits(report.state.server, expected.state.server)
     assert report.bytes_up == expected.bytes_up > 0

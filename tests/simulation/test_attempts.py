@@ -1,4 +1,5 @@
-"""A round in which too few clients did usable work is attempted again, with other random numbers."""
+"""A round in which too few clients did usable work is attempted again, with other random
+numbers."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,13 +33,19 @@ TRAINABLE = [0, 1, 2, 3, 4, 6]
 
 def attempt_of(key):
     """Return which attempt at a round a key belongs to."""
-    train = new_key(0)._replace(purpose=0).fold("train")  # purposes do not depend on seed, round or client
-    purposes = [train.purpose, *(train.fold(f"attempt/{number}").purpose for number in range(1, 25))]
+    train = (
+        new_key(0)._replace(purpose=0).fold("train")
+    )  # purposes do not depend on seed, round or client
+    purposes = [
+        train.purpose,
+        *(train.fold(f"attempt/{number}").purpose for number in range(1, 25)),
+    ]
     return purposes.index(key.purpose)
 
 
 class Unlucky:
-    """A method some of whose clients send numbers that are not finite in the first attempts at a round."""
+    """A method some of whose clients send numbers that are not finite in the first attempts at a
+    round."""
 
     attempts: Annotated[int, Range(ge=0)] = 2
     """How many attempts fail."""
@@ -91,9 +98,15 @@ def test_another_attempt_succeeds(federation, engine):
     ]
     assert report.events[6]["reason"] == "none of 6 clients did usable work: the round is repeated"
     assert (report.attempt, report.trained) == (2, TRAINABLE)
-    assert [each.events for each in (trace.reports[0], trace.reports[2])] == [trace.reports[0].events[:1], []]
+    assert [each.events for each in (trace.reports[0], trace.reports[2])] == [
+        trace.reports[0].events[:1],
+        [],
+    ]
     sound = run(FedRep(**options(head_epochs=1)), Reference(), federation, rounds=3)
-    assert report.bytes_down == 3 * sound.reports[1].bytes_down and report.bytes_up == sound.reports[1].bytes_up
+    assert (
+        report.bytes_down == 3 * sound.reports[1].bytes_down
+        and report.bytes_up == sound.reports[1].bytes_up
+    )
     assert report.metrics["loss"] != sound.reports[1].metrics["loss"], "other batches"
     assert_same_bits(trace.reports[0].state.server, sound.reports[0].state.server)
 
@@ -104,12 +117,16 @@ def test_every_attempt_draws_another_cohort(federation):
     assert len({tuple(cohort) for cohort in cohorts}) == 4
     assert plan.cohort(1, 5, 9, 40).tolist() == cohorts[0]
     lucky = {4, 6}
-    seed = next(seed for seed in range(99) if not lucky & set(plan.cohort(seed, ROUND, 9, 7).tolist()))
+    seed = next(
+        seed for seed in range(99) if not lucky & set(plan.cohort(seed, ROUND, 9, 7).tolist())
+    )
     unlucky = tuple(client for client in TRAINABLE if client not in lucky)
     one = UnluckyRep(**options(clients=unlucky, attempts=99))
     report = run(one, Reference(), federation, participation=plan, seed=seed, rounds=2).reports[1]
     assert report.attempt > 0 and report.cohort == [
-        client for client in plan.cohort(seed, ROUND, 9, 7, report.attempt).tolist() if client in TRAINABLE
+        client
+        for client in plan.cohort(seed, ROUND, 9, 7, report.attempt).tolist()
+        if client in TRAINABLE
     ]
     assert lucky & set(report.trained)
 
@@ -118,10 +135,20 @@ def test_every_attempt_draws_another_cohort(federation):
 def test_work_of_an_attempt_that_fails_leaves_nothing_behind(federation, algorithm):
     """Two of six are enough for nothing: they are as they were, as if nobody had succeeded."""
     some, nobody = (
-        run(algorithm(**options(attempts=1, clients=clients)), Reference(), federation, rounds=3, participation=FOUR)
+        run(
+            algorithm(**options(attempts=1, clients=clients)),
+            Reference(),
+            federation,
+            rounds=3,
+            participation=FOUR,
+        )
         for clients in ((0, 1, 2, 3), tuple(TRAINABLE))
     )
-    assert some.reports[1].events[4]["reason"].startswith("only 2 of 6 clients did usable work; 4 are needed")
+    assert (
+        some.reports[1]
+        .events[4]["reason"]
+        .startswith("only 2 of 6 clients did usable work; 4 are needed")
+    )
     assert some.reports[1].attempt == nobody.reports[1].attempt == 1
     for one, other in zip(some.reports, nobody.reports, strict=True):
         assert_same_bits(one.state.server, other.state.server)
@@ -132,7 +159,13 @@ def test_work_of_an_attempt_that_fails_leaves_nothing_behind(federation, algorit
 
 def test_where_everybody_trains_a_repeated_round_counts_once(federation):
     plan = Planned(cohorts={ROUND: [2, 3]})
-    trace = run(UnluckyRep(**options(clients=(2, 3))), Reference(), federation, participation=plan, train="all")
+    trace = run(
+        UnluckyRep(**options(clients=(2, 3))),
+        Reference(),
+        federation,
+        participation=plan,
+        train="all",
+    )
     whole = run(UnluckyRep(**options()), Reference(), federation, participation=plan, train="all")
     assert trace.reports[1].attempt == whole.reports[1].attempt == 2
     for client, personal in trace.reports[-1].personal.items():
@@ -172,7 +205,9 @@ def test_a_run_stops_after_three_attempts_in_which_everybody_failed(federation):
 
 def test_a_run_stops_after_three_attempts_in_which_too_few_succeeded(federation):
     plan = Participation(min_clients=5)
-    rounds = rounds_of(UnluckyRep(**options(attempts=99, clients=(0, 2))), federation, participation=plan)
+    rounds = rounds_of(
+        UnluckyRep(**options(attempts=99, clients=(0, 2))), federation, participation=plan
+    )
     next(rounds)
     words = "round 2: in 3 attempts, only 4 of 6 clients did usable work; 5 are needed; client 0"
     with pytest.raises(RunError, match=words):
@@ -183,7 +218,9 @@ def test_a_run_stops_after_twenty_attempts_whoever_was_asked(federation):
     plan = Planned(cohorts={ROUND: [0]})
     rounds = rounds_of(UnluckyRep(**options(attempts=99)), federation, participation=plan)
     next(rounds)
-    with pytest.raises(RunError, match="in 20 attempts, the only client did no usable work; client 0"):
+    with pytest.raises(
+        RunError, match="in 20 attempts, the only client did no usable work; client 0"
+    ):
         next(rounds)
 
 
@@ -204,7 +241,22 @@ def test_one_client_alone_that_raises_ends_no_run(federation):
             return super().local_update(task, download, state, data, key)
 
     reports = list(
-        simulate(Fails(**options()), federation, Reference(), Schedule(rounds=12, participation=plan), seed=1)
+        simulate(
+            Fails(**options()),
+            federation,
+            Reference(),
+            Schedule(rounds=12, participation=plan),
+            seed=1,
+        )
     )
-    failed = {event["client"] for report in reports for event in report.events if event["kind"] == "failed"}
-    assert failed and failed <= {1, 4} and all(report.trained or not report.cohort for report in reports)
+    failed = {
+        event["client"]
+        for report in reports
+        for event in report.events
+        if event["kind"] == "failed"
+    }
+    assert (
+        failed
+        and failed <= {1, 4}
+        and all(report.trained or not report.cohort for report in reports)
+    )

@@ -60,7 +60,14 @@ def test_all_methods_see_the_same_options():
     clients = make_federation(perceptron())
     schedule = Schedule(rounds=1, participation=Participation(plan="all"))
     list(simulate(Watched(training=Training(lr=0.5)), clients, Reference(), schedule, seed=0))
-    assert set(Watched.rates) >= {"init_server", "init_client", "local_update", "global_model", "onboard", "predict"}
+    assert set(Watched.rates) >= {
+        "init_server",
+        "init_client",
+        "local_update",
+        "global_model",
+        "onboard",
+        "predict",
+    }
     assert all(rates == {0.5} for rates in Watched.rates.values()), Watched.rates
 
 
@@ -69,5 +76,7 @@ def test_a_server_state_that_is_no_named_tuple_is_an_error_in_words():
         def messages(self, task):
             return {}
 
-    with pytest.raises(TypeError, match="must define aggregate, or keep a server state that is a NamedTuple"):
+    with pytest.raises(
+        TypeError, match="must define aggregate, or keep a server state that is a NamedTuple"
+    ):
         Algorithm.aggregate(Empty(), (), {}, None)

@@ -1,4 +1,5 @@
-"""Checkpoints: a run that goes on from one gives the same bits; damage is found, and the checkpoint before is used."""
+"""Checkpoints: a run that goes on from one gives the same bits; damage is found, and the checkpoint
+before is used."""
 
 import json
 from typing import NamedTuple
@@ -40,14 +41,23 @@ class Run:
         self.algorithm = build(name)
         modules = readable_modules(self.algorithm)
         self.kept = {
-            what: Store(folder, what, modules=modules, in_memory=in_memory) for what in ("states", "per_client")
+            what: Store(folder, what, modules=modules, in_memory=in_memory)
+            for what in ("states", "per_client")
         }
         self.checkpoints = Checkpoints(folder, self.kept, modules=modules)
 
     def rounds(self, state=None):
         storage = {**self.kept, "trained": {}, "personal": {}}.__getitem__
         federation = make_federation(perceptron())
-        return simulate(self.algorithm, federation, Reference(), SCHEDULE, seed=SEED, storage=storage, resume=state)
+        return simulate(
+            self.algorithm,
+            federation,
+            Reference(),
+            SCHEDULE,
+            seed=SEED,
+            storage=storage,
+            resume=state,
+        )
 
     def restore(self):
         return self.checkpoints.restore(lambda records: "")
@@ -58,11 +68,15 @@ class Run:
     [
         "scaffold",
         "pfedfda",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedpac", "fedrep", "pfedvem", "fedproto")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fedavg", "fedpac", "fedrep", "pfedvem", "fedproto")
+        ),
     ],
 )
 def test_another_process_goes_on_with_the_same_bits(tmp_path, name):
-    """In float32, where every bit counts; the first process has trained half of a round more when it ends."""
+    """In float32, where every bit counts; the first process has trained half of a round more when
+    it ends."""
     whole = list(Run(tmp_path / "whole", name).rounds())
     for after in (1, 3):
         first = Run(tmp_path / str(after), name, in_memory=0)
@@ -75,7 +89,9 @@ def test_another_process_goes_on_with_the_same_bits(tmp_path, name):
                 break
         second = Run(tmp_path / str(after), name)
         restored, problems = second.restore()
-        assert problems == [] and restored.notes == {"round": after} and restored.state.round == after
+        assert (
+            problems == [] and restored.notes == {"round": after} and restored.state.round == after
+        )
         assert_same_reports([*reports[:after], *second.rounds(restored.state)], whole)
 
 
@@ -117,7 +133,9 @@ def test_only_changed_states_are_written(tmp_path):
     (length,) = {place.length for place in places.values()}
     files = {path.name: path.stat().st_size for path in tmp_path.glob("states-*.trees")}
     assert len(files) >= 2 and len(places) > 3
-    assert set(files.values()) <= {3 * length, 4 * length}, "three, or three and one that moved out of another file"
+    assert set(files.values()) <= {3 * length, 4 * length}, (
+        "three, or three and one that moved out of another file"
+    )
 
 
 def damages(path):
@@ -138,8 +156,15 @@ def damages(path):
 
 def newest_files(folder):
     """Return the files that the last checkpoint needs and the one before does not."""
-    names = [set(json.loads(path.read_text())["stores"]["states"]) for path in sorted(folder.glob("*.json"))]
-    return ["000003.json", "000003.safetensors", *(f"states-{int(number):06d}.trees" for number in names[1] - names[0])]
+    names = [
+        set(json.loads(path.read_text())["stores"]["states"])
+        for path in sorted(folder.glob("*.json"))
+    ]
+    return [
+        "000003.json",
+        "000003.safetensors",
+        *(f"states-{int(number):06d}.trees" for number in names[1] - names[0]),
+    ]
 
 
 @pytest.mark.slow
@@ -164,7 +189,10 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(tmp_path):
 
 def shared_files(folder):
     """Return the files that the last two checkpoints need."""
-    names = [set(json.loads(path.read_text())["stores"]["states"]) for path in sorted(folder.glob("*.json"))]
+    names = [
+        set(json.loads(path.read_text())["stores"]["states"])
+        for path in sorted(folder.glob("*.json"))
+    ]
     return [f"states-{int(number):06d}.trees" for number in names[0] & names[1]]
 
 
@@ -180,8 +208,12 @@ def test_damage_to_a_file_that_both_checkpoints_need_loses_nothing(tmp_path):
         assert restored.state.round == 3, kind
         assert_same_bits(restored.state.server, states[2].server)
         (problem,) = problems
-        assert name in problem and problem.endswith("Its copy has taken its place, and nothing is lost.")
-        assert (folder / name).read_bytes() == (folder / f"{name}.copy").read_bytes(), "copied again"
+        assert name in problem and problem.endswith(
+            "Its copy has taken its place, and nothing is lost."
+        )
+        assert (folder / name).read_bytes() == (folder / f"{name}.copy").read_bytes(), (
+            "copied again"
+        )
         assert Run(folder, "scaffold").restore()[1] == []
 
 
@@ -216,7 +248,9 @@ def test_what_cannot_be_read_at_the_moment_is_not_given_up(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("os.open", refused)
-        with pytest.raises(RunError, match=r"no checkpoint can be used: cannot read .*Permission denied"):
+        with pytest.raises(
+            RunError, match=r"no checkpoint can be used: cannot read .*Permission denied"
+        ):
             run.restore()
     run.checkpoints.close()
     assert Run(tmp_path, "scaffold").restore()[0].state.round == 3
@@ -256,7 +290,10 @@ class Unknown(NamedTuple):
 
 def test_a_server_state_that_could_not_be_read_back_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path, {}, modules=["fedtailor"])
-    with pytest.raises(RunError, match=r"the server state cannot be stored in a checkpoint: 'server' is a .*Unknown"):
+    with pytest.raises(
+        RunError,
+        match=r"the server state cannot be stored in a checkpoint: 'server' is a .*Unknown",
+    ):
         checkpoints.save(RunState(Unknown(torch.ones(1)), round=1), {})
 
 

@@ -1,4 +1,5 @@
-"""Class means: the mean features of every client's training examples, recorded on request after the last round."""
+"""Class means: the mean features of every client's training examples, recorded on request after the
+last round."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,13 @@ FILE = "class_means.safetensors"
 def settings(algorithm="fedavg_ft", **sections):
     return make_config(
         {
-            "data": {"dataset": "digits", "clients": 4, "fraction": 0.1, "new_clients": 1, "val_fraction": 0.2},
+            "data": {
+                "dataset": "digits",
+                "clients": 4,
+                "fraction": 0.1,
+                "new_clients": 1,
+                "val_fraction": 0.2,
+            },
             "model": {"name": "mlp", "options": {"hidden": 5}},
             "algorithm": {"name": algorithm},
             "training": {"epochs": 1},
@@ -68,14 +75,19 @@ def by_hand(federation, client, body):
 
 @pytest.mark.parametrize(
     ("algorithm", "body_of"),
-    [(FedAvgFT(training=TRAINING), lambda p: p.model), (PFedFDA(training=TRAINING), lambda p: p.body)],
+    [
+        (FedAvgFT(training=TRAINING), lambda p: p.model),
+        (PFedFDA(training=TRAINING), lambda p: p.body),
+    ],
     ids=["fedavg_ft", "pfedfda"],
 )
 def test_they_are_those_of_the_personal_models(algorithm, body_of):
     federation = make_federation(perceptron())
     first, last = last_report(algorithm, federation, personalized_every=1)
     assert first.class_means == {}, "only after the last round"
-    assert sorted(last.class_means) == list(range(9)), "known and new clients, those without examples too"
+    assert sorted(last.class_means) == list(range(9)), (
+        "known and new clients, those without examples too"
+    )
     for client, found in last.class_means.items():
         means, counts = by_hand(federation, client, body_of(last.personal[client]))
         assert found.counts.tolist() == counts.tolist()
@@ -85,7 +97,8 @@ def test_they_are_those_of_the_personal_models(algorithm, body_of):
 
 @pytest.mark.parametrize("name", ["pfedfda", "fedsr"])
 def test_engines_agree(name):
-    """The contract compares them in float64 for every method; here they are as they are recorded."""
+    """The contract compares them in float64 for every method; here they are as they are
+    recorded."""
     algorithm = load_algorithm(name)(training=TRAINING)
     federation = make_federation(perceptron())
     expected = last_report(algorithm, federation)[-1].class_means
@@ -140,7 +153,9 @@ def test_a_method_without_features_is_refused_before_training(tmp_path):
         run(settings(f"{__name__}:Opaque"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     list(simulate(Opaque(training=TRAINING), federation, Reference(), Schedule(rounds=1), seed=3))
-    assert last_report(Transparent(training=TRAINING), federation)[-1].class_means.keys() == set(range(9))
+    assert last_report(Transparent(training=TRAINING), federation)[-1].class_means.keys() == set(
+        range(9)
+    )
 
 
 def test_features_of_another_shape_and_values_are_refused_by_client():
@@ -170,7 +185,9 @@ def test_the_file_holds_them_and_nothing_else_changes(tmp_path):
     run(settings(evaluation={}), out=tmp_path / "off")
     assert not (tmp_path / "off" / FILE).exists()
     assert "class_means" not in (tmp_path / "off" / "what-leaves.md").read_text()
-    with pytest.raises(DataError, match=r"holds no class means: a run with evaluation\.class_means writes them"):
+    with pytest.raises(
+        DataError, match=r"holds no class means: a run with evaluation\.class_means writes them"
+    ):
         read_run(tmp_path / "off").class_means()
     on = finished_runs.content(tmp_path / "on")
     off = finished_runs.content(tmp_path / "off")
@@ -227,7 +244,9 @@ def test_several_seeds(tmp_path):
     result = run(config, out=tmp_path / "run")
     found = read_run(tmp_path / "run")
     assert "class_means_sha256" not in result
-    assert not np.array_equal(found.class_means(seed=0)[0].means, found.class_means(seed=1)[0].means, equal_nan=True)
+    assert not np.array_equal(
+        found.class_means(seed=0)[0].means, found.class_means(seed=1)[0].means, equal_nan=True
+    )
     with pytest.raises(ConfigError, match="seed must be one of"):
         found.class_means()
 

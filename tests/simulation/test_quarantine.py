@@ -1,4 +1,5 @@
-"""One broken client never spoils the others: its work is left out, its state is rolled back, and it is named."""
+"""One broken client never spoils the others: its work is left out, its state is rolled back, and it
+is named."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,11 +47,16 @@ def spoiled(update, fault, hit):
     field = next(iter(update.upload))
     entry = update.upload[field]
     if fault == "nan upload":
-        changed = entry._replace(value=tree.map(lambda leaf: where(float("nan"), leaf), entry.value))
+        changed = entry._replace(
+            value=tree.map(lambda leaf: where(float("nan"), leaf), entry.value)
+        )
     elif fault == "negative weight":
         changed = entry._replace(weight=where(-1.0, entry.weight))
     elif fault == "nan state":
-        state = tree.map(lambda leaf: where(float("nan"), leaf) if leaf.is_floating_point() else leaf, update.state)
+        state = tree.map(
+            lambda leaf: where(float("nan"), leaf) if leaf.is_floating_point() else leaf,
+            update.state,
+        )
         return update._replace(state=state)
     elif fault == "raise" and bool(hit):
         raise Broken("no luck")
@@ -67,7 +73,9 @@ def spoiled(update, fault, hit):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyRep(FedRep):
-    fault: Literal["nan upload", "negative weight", "nan state", "raise", "field", "kind", "shape"] = "raise"
+    fault: Literal[
+        "nan upload", "negative weight", "nan state", "raise", "field", "kind", "shape"
+    ] = "raise"
 
     def local_update(self, task, download, state, data, key):
         update = super().local_update(task, download, state, data, key)
@@ -84,13 +92,21 @@ class FaultyPAC(FedPAC):
 
 
 CASES = {
-    "nan upload": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has values that are not finite"),
+    "nan upload": (
+        FaultyRep,
+        FedRep,
+        "field 'body': 'hidden.weight' has values that are not finite",
+    ),
     "negative weight": (FaultyRep, FedRep, "field 'body': weight is negative or not finite"),
     "nan state": (FaultyRep, FedRep, "client state: values that are not finite"),
     "raise": (FaultyRep, FedRep, "local_update: Broken: no luck"),
     "field": (FaultyRep, FedRep, "the upload has fields [] instead of ['body']"),
     "kind": (FaultyRep, FedRep, "field 'body': sent as Each, declared as mean"),
-    "shape": (FaultyRep, FedRep, "field 'body': 'hidden.weight' has shape (1, 5, 4) instead of (5, 4)"),
+    "shape": (
+        FaultyRep,
+        FedRep,
+        "field 'body': 'hidden.weight' has shape (1, 5, 4) instead of (5, 4)",
+    ),
 }
 
 
@@ -125,7 +141,9 @@ def numbers(record):
 def test_the_result_is_that_of_the_cohort_without_the_client(federation, fault, engine):
     faulty, sound, _ = CASES[fault]
     broken = run(faulty(training=TRAINING, fault=fault), engine, federation, rounds=3)
-    absent = run(sound(training=TRAINING), engine, federation, rounds=3, participation=without_faulty())
+    absent = run(
+        sound(training=TRAINING), engine, federation, rounds=3, participation=without_faulty()
+    )
     assert_same_bits(numbers(broken), numbers(absent))
     assert [report.events for report in broken.reports][1:] == [[event_of(fault)], []]
     one, two = broken.reports[1], absent.reports[1]
@@ -137,7 +155,9 @@ def test_the_result_is_that_of_the_cohort_without_the_client(federation, fault, 
 @pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
 def test_values_at_the_server_are_kept(federation, engine):
     broken = run(FaultyPAC(training=TRAINING), engine, federation, rounds=3)
-    absent = run(FedPAC(training=TRAINING), engine, federation, rounds=3, participation=without_faulty())
+    absent = run(
+        FedPAC(training=TRAINING), engine, federation, rounds=3, participation=without_faulty()
+    )
     assert_same_bits(numbers(broken), numbers(absent))
 
 
@@ -150,7 +170,9 @@ def test_stacked_clients_are_not_spoiled(federation, fault):
     assert found.reports[1].events == expected.reports[1].events == [event_of(fault)]
     for client, personal in expected.reports[-1].personal.items():
         for path, leaf in tree.paths(personal).items():
-            assert torch.allclose(leaf, tree.paths(found.reports[-1].personal[client])[path], rtol=0, atol=1e-12)
+            assert torch.allclose(
+                leaf, tree.paths(found.reports[-1].personal[client])[path], rtol=0, atol=1e-12
+            )
 
 
 NONSENSE = {
@@ -164,20 +186,30 @@ NONSENSE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Nonsense(FedRep):
-    kind: Literal["nothing", "no state", "no upload", "a metric per class", "a metric that is no number"]
+    kind: Literal[
+        "nothing", "no state", "no upload", "a metric per class", "a metric that is no number"
+    ]
 
     def local_update(self, task, download, state, data, key):
         update = super().local_update(task, download, state, data, key)
-        return NONSENSE[self.kind](update) if bool((key.client == FAULTY) & (key.round == ROUND)) else update
+        return (
+            NONSENSE[self.kind](update)
+            if bool((key.client == FAULTY) & (key.round == ROUND))
+            else update
+        )
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_whatever_a_client_returns_only_that_client_is_lost(federation, kind):
     broken = run(Nonsense(training=TRAINING, kind=kind), Reference(), federation, rounds=3)
-    absent = run(FedRep(training=TRAINING), Reference(), federation, rounds=3, participation=without_faulty())
+    absent = run(
+        FedRep(training=TRAINING), Reference(), federation, rounds=3, participation=without_faulty()
+    )
     events = broken.reports[1].events
     expected = "failed" if kind == "nothing" else "quarantine"
-    assert [(event["kind"], event["client"]) for event in events] == [(expected, FAULTY)] and events[0]["reason"]
+    assert [(event["kind"], event["client"]) for event in events] == [
+        (expected, FAULTY)
+    ] and events[0]["reason"]
     for client, personal in absent.reports[-1].personal.items():
         assert_same_bits(broken.reports[-1].personal[client], personal)
 
@@ -191,11 +223,15 @@ class AllFail(FedRep):
         return spoiled(update, self.fault, key.round == ROUND)
 
 
-@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    "engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name
+)
 def test_all_failing_ends_the_run(federation, engine):
     rounds = simulate(AllFail(training=TRAINING), federation, engine, Schedule(rounds=3), seed=1)
     next(rounds)
-    with pytest.raises(ClientError, match="client 0, local_update, round 2: every client failed") as caught:
+    with pytest.raises(
+        ClientError, match="client 0, local_update, round 2: every client failed"
+    ) as caught:
         next(rounds)
     error = caught.value
     assert "Broken: no luck" in error.message
@@ -213,18 +249,29 @@ class FailsLater(FedRep):
         return super().personalize(task, download, state, data, key)
 
 
-@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    "engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name
+)
 def test_a_client_that_fails_in_evaluation_is_left_out_and_named(federation, engine):
     report = run(FailsLater(training=TRAINING), engine, federation, rounds=1).reports[0]
-    personalized = next(e for e in report.evaluations if (e.point, e.group) == ("personalized", "known"))
+    personalized = next(
+        e for e in report.evaluations if (e.point, e.group) == ("personalized", "known")
+    )
     assert personalized.ids == [0, 1, 2, 3, 5, 6] and len(personalized.scores) == 6
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
-    event = {"kind": "failed", "round": 1, "client": FAULTY, "reason": "personalize: Broken: no luck"}
+    event = {
+        "kind": "failed",
+        "round": 1,
+        "client": FAULTY,
+        "reason": "personalize: Broken: no luck",
+    }
     assert report.events[1:] == [event]
 
 
 def test_an_evaluation_that_fails_for_all_ends_the_run(federation):
-    with pytest.raises(ClientError, match="client 0, personalize, round 1: every client failed") as caught:
+    with pytest.raises(
+        ClientError, match="client 0, personalize, round 1: every client failed"
+    ) as caught:
         run(FailsLater(training=TRAINING, all=True), Reference(), federation, rounds=1)
     assert isinstance(caught.value.__cause__, Broken) and caught.value.stage == "personalize"
 
@@ -233,15 +280,22 @@ def test_an_evaluation_that_fails_for_all_ends_the_run(federation):
 class Diverges(FedRep):
     def personalize(self, task, download, state, data, key):
         tuned = super().personalize(task, download, state, data, key)
-        model = {name: torch.where(key.client == FAULTY, float("nan"), value) for name, value in tuned.model.items()}
+        model = {
+            name: torch.where(key.client == FAULTY, float("nan"), value)
+            for name, value in tuned.model.items()
+        }
         return tuned._replace(model=model)
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
 def test_a_model_that_is_not_finite_is_scored_named_and_not_kept(federation, engine):
     report = run(Diverges(training=TRAINING), engine, federation, rounds=1).reports[0]
-    personalized = next(e for e in report.evaluations if (e.point, e.group) == ("personalized", "known"))
-    assert personalized.ids == list(range(7)) and personalized.scores[FAULTY].class_correct.sum() == 0
+    personalized = next(
+        e for e in report.evaluations if (e.point, e.group) == ("personalized", "known")
+    )
+    assert (
+        personalized.ids == list(range(7)) and personalized.scores[FAULTY].class_correct.sum() == 0
+    )
     assert sorted(report.personal) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [(e["kind"], e["client"]) for e in report.events] == [("skipped", 5), ("failed", FAULTY)]
     assert "not finite" in report.events[1]["reason"]
@@ -254,6 +308,8 @@ class NoCompletePart(LocalClients):
 
 def test_a_failure_on_the_complete_test_part_is_named(federation):
     clients = NoCompletePart(FedAvg(training=TRAINING), federation, Reference(), seed=1)
-    report = next(federate(clients.algorithm, federation.roster, clients, Schedule(rounds=1), seed=1))
+    report = next(
+        federate(clients.algorithm, federation.roster, clients, Schedule(rounds=1), seed=1)
+    )
     reason = "evaluate on the complete test part: Broken: no luck"
     assert report.events[1:] == [{"kind": "failed", "round": 1, "client": -1, "reason": reason}]

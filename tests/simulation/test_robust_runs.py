@@ -1,4 +1,5 @@
-"""Runs with robust reductions: attacks that they stop, what is left out, and the same bits on every engine."""
+"""Runs with robust reductions: attacks that they stop, what is left out, and the same bits on every
+engine."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -64,10 +65,14 @@ def test_every_engine_gives_the_same(rule, algorithm, federation):
 @pytest.mark.parametrize("factor", [1e3, -10.0])
 def test_one_client_of_six_cannot_spoil_the_model(rule, factor, federation):
     honest, attacked = (
-        run(Attacked(training=TRAINING, factor=each), Reference(), federation, robust=rule) for each in (1.0, factor)
+        run(Attacked(training=TRAINING, factor=each), Reference(), federation, robust=rule)
+        for each in (1.0, factor)
     )
     spoiled = run(Attacked(training=TRAINING, factor=factor), Reference(), federation)
-    assert distance(attacked, honest) < 2 and distance(attacked, honest) < distance(spoiled, honest) / 5
+    assert (
+        distance(attacked, honest) < 2
+        and distance(attacked, honest) < distance(spoiled, honest) / 5
+    )
 
 
 def distance(one, other):
@@ -80,19 +85,28 @@ def distance(one, other):
 def test_who_is_left_out_did_not_take_part(algorithm, engine, federation):
     one = build(algorithm)
     found = run(one, engine, federation, rounds=3, robust="krum")
-    events = [[event for event in report.events if event["kind"] == "quarantine"] for report in found.reports]
+    events = [
+        [event for event in report.events if event["kind"] == "quarantine"]
+        for report in found.reports
+    ]
     assert [len(each) for each in events] == [1, 1, 1]  # a quarter of six, rounded down
     words = "krum: the upload is among the farthest from the others ("
     assert all(event["reason"].startswith(words) for each in events for event in each)
     left_out = {event["round"]: event["client"] for each in events for event in each}
     able = federation.roster.trainable_clients
-    cohorts = {round: [client for client in able if client != left_out[round]] for round in left_out}
+    cohorts = {
+        round: [client for client in able if client != left_out[round]] for round in left_out
+    }
     absent = run(one, Reference(), federation, rounds=3, participation=Planned(cohorts=cohorts))
     for (round, program, client), output in outputs(absent).items():
         if (program, client) != ("train", left_out[round]):
             assert_same_bits(outputs(found)[round, program, client], output)
     for report, other in zip(found.reports, absent.reports, strict=True):
-        assert (report.trained, report.metrics, report.steps) == (other.trained, other.metrics, other.steps)
+        assert (report.trained, report.metrics, report.steps) == (
+            other.trained,
+            other.metrics,
+            other.steps,
+        )
         assert_same_bits(report.state.server, other.state.server)
 
 
@@ -109,7 +123,14 @@ def test_a_client_whose_upload_cannot_be_used_did_not_take_part(rule, federation
     assert event["reason"] == "field 'body': 'hidden.weight' has values beyond 1e+30"
     able = federation.roster.trainable_clients
     plan = Planned(cohorts={ROUND: [client for client in able if client != FAULTY]})
-    absent = run(Attacked(training=TRAINING), Reference(), federation, rounds=2, robust=rule, participation=plan)
+    absent = run(
+        Attacked(training=TRAINING),
+        Reference(),
+        federation,
+        rounds=2,
+        robust=rule,
+        participation=plan,
+    )
     assert_same_bits(found.reports[1].state.server, absent.reports[1].state.server)
 
 
@@ -123,7 +144,14 @@ def test_a_small_cohort_is_drawn_again(federation):
     from fedtailor.core.participation import Participation
 
     plan = Participation(plan="bernoulli", probability=0.3, full_last_round=False)
-    found = run(FedAvg(training=TRAINING), Reference(), federation, rounds=4, robust="median", participation=plan)
+    found = run(
+        FedAvg(training=TRAINING),
+        Reference(),
+        federation,
+        rounds=4,
+        robust="median",
+        participation=plan,
+    )
     assert all(len(report.trained) >= 3 for report in found.reports)
 
 
@@ -139,5 +167,10 @@ def test_the_command_runs_it_and_says_what_is_not_protected(tmp_path):
     assert read_run(tmp_path / "krum").config["federation"]["robust_share"] == 0.2
     values["federation"] = {"rounds": 1, "robust": "median"}
     run_experiment(make_config(values), out=tmp_path / "median")
-    notes = [event["text"] for event in read_run(tmp_path / "median").events if event["kind"] == "note"]
-    assert any("'control' of Scaffold is not a mean, so one client can still corrupt it" in note for note in notes)
+    notes = [
+        event["text"] for event in read_run(tmp_path / "median").events if event["kind"] == "note"
+    ]
+    assert any(
+        "'control' of Scaffold is not a mean, so one client can still corrupt it" in note
+        for note in notes
+    )

@@ -81,8 +81,14 @@ def test_the_global_model_is_scored_once_on_the_complete_test_part(federation, e
 def test_evaluations_say_what_they_are_of(federation):
     reports = run(FedRep(training=TRAINING), Reference(), federation, rounds=1).reports
     found = {(e.point, e.group): e for e in reports[0].evaluations}
-    assert set(found) == {("local", "known"), ("personalized", "known"), ("personalized", "new")}  # no global model
-    assert found["local", "known"].ids == ABLE and found["personalized", "known"].ids == list(range(7))
+    assert set(found) == {
+        ("local", "known"),
+        ("personalized", "known"),
+        ("personalized", "new"),
+    }  # no global model
+    assert found["local", "known"].ids == ABLE and found["personalized", "known"].ids == list(
+        range(7)
+    )
     assert found["personalized", "new"].ids == [7, 8]
     assert found["local", "known"].adaptation == "local training of the round"
     assert found["personalized", "known"].adaptation == "none"
@@ -94,7 +100,9 @@ def test_evaluations_say_what_they_are_of(federation):
 
 
 def test_clients_without_examples_are_named_once(federation):
-    reports = list(simulate(FedAvg(training=TRAINING), federation, Reference(), Schedule(rounds=3), seed=1))
+    reports = list(
+        simulate(FedAvg(training=TRAINING), federation, Reference(), Schedule(rounds=3), seed=1)
+    )
     assert [len(report.events) for report in reports] == [1, 0, 0]
     assert reports[0].events[0]["client"] == 5 and reports[0].events[0]["kind"] == "skipped"
     assert all(report.cohort == ABLE for report in reports)
@@ -102,7 +110,13 @@ def test_clients_without_examples_are_named_once(federation):
 
 def test_only_the_cohort_trains(federation):
     plan = Planned(cohorts={1: [2, 4], 2: [3]})
-    record = run(FedRep(training=TRAINING, head_epochs=2), Reference(), federation, rounds=3, participation=plan)
+    record = run(
+        FedRep(training=TRAINING, head_epochs=2),
+        Reference(),
+        federation,
+        rounds=3,
+        participation=plan,
+    )
     assert [report.cohort for report in record.reports] == [[2, 4], [3], ABLE]
     assert [sorted(report.metrics["steps"]) for report in record.reports] == [[2, 4], [3], ABLE]
     steps = {2: 3, 4: 9, 3: 6}  # two epochs of the head and one of the body
@@ -148,11 +162,16 @@ def test_uploads_come_from_the_cohort_even_if_everybody_trains(federation):
 
 def test_a_round_without_able_clients_changes_nothing(federation):
     plan = Planned(cohorts={2: [5]})
-    record = run(FedAvg(training=TRAINING), Reference(), federation, participation=plan, evaluate_every=1)
+    record = run(
+        FedAvg(training=TRAINING), Reference(), federation, participation=plan, evaluate_every=1
+    )
     first, second = record.reports
     assert second.cohort == [] and second.steps == second.bytes_up == second.bytes_down == 0
     assert points(second)[0] == ("global", "known")
-    scores = [next(e for e in report.evaluations if e.point == "global").scores for report in (first, second)]
+    scores = [
+        next(e for e in report.evaluations if e.point == "global").scores
+        for report in (first, second)
+    ]
     for one, two in zip(*scores, strict=True):
         figures = two._replace(pairs=one.pairs, pairs_won=one.pairs_won, histogram=one.histogram)
         assert_same_bits(one, figures)  # pairs are counted after the last round only
@@ -169,11 +188,14 @@ def test_a_round_without_able_clients_changes_nothing(federation):
     ],
 )
 def test_new_clients_train_as_many_rounds_as_others_did(float64, algorithm, train, rounds):
-    """Others are those who can train; where all do in every round, one without a cohort counts too."""
+    """Others are those who can train; where all do in every round, one without a cohort counts
+    too."""
     federation = make_federation(module() if isinstance(algorithm, FedBN) else perceptron())
     plan = Planned(cohorts={2: [5]})
     record = run(algorithm, Reference(), federation, rounds=4, participation=plan, train=train)
-    assert int(record.of("personalize")[4, 7][1]["steps"]) == rounds * 2  # batches of 5 of 7 examples
+    assert (
+        int(record.of("personalize")[4, 7][1]["steps"]) == rounds * 2
+    )  # batches of 5 of 7 examples
     assert record.of("personalize")[4, 8][1]["steps"] == 0
 
 
@@ -211,7 +233,13 @@ def test_cohorts_that_algorithms_see(federation, monkeypatch):
 def test_a_client_does_not_depend_on_who_else_takes_part(federation):
     """Its batches and noise follow from seed, round and id."""
     alone, together = (
-        run(FedRep(training=TRAINING), Reference(), federation, rounds=1, participation=Planned(cohorts={1: ids}))
+        run(
+            FedRep(training=TRAINING),
+            Reference(),
+            federation,
+            rounds=1,
+            participation=Planned(cohorts={1: ids}),
+        )
         for ids in ([4], [0, 2, 3, 4, 6])
     )
     assert_same_bits(alone.of("train")[1, 4], together.of("train")[1, 4])
@@ -220,7 +248,9 @@ def test_a_client_does_not_depend_on_who_else_takes_part(federation):
 def test_a_client_may_start_late(federation):
     """Its first state is the same whenever its first round is."""
     plan = Planned(cohorts={1: [2]})
-    record = run(Local(training=TRAINING), Reference(), federation, participation=plan, train="cohort")
+    record = run(
+        Local(training=TRAINING), Reference(), federation, participation=plan, train="cohort"
+    )
     assert (1, 4) not in record.of("train")
     before = record.of("personalize")[1, 4][0]
     assert_same_bits(before, initial_model(federation))
@@ -233,7 +263,10 @@ def initial_model(federation, seed=3):
 def test_states_advance_only_where_a_client_trained(federation):
     plan = Planned(cohorts={2: [2, 3]})
     record = run(FedRep(training=TRAINING), Reference(), federation, rounds=3, participation=plan)
-    heads = {r: tree.select(record.of("personalize")[r, 4][0].model, lambda n: n.startswith("head")) for r in (1, 2, 3)}
+    heads = {
+        r: tree.select(record.of("personalize")[r, 4][0].model, lambda n: n.startswith("head"))
+        for r in (1, 2, 3)
+    }
     assert_same_bits(heads[1], heads[2])
     assert not torch.equal(heads[2]["head.weight"], heads[3]["head.weight"])
 
@@ -246,7 +279,9 @@ def test_per_client_values_stay_until_the_next_ones(federation):
     assert_same_bits(heads[1], heads[2])
     assert not torch.equal(heads[2]["head.weight"], heads[3]["head.weight"])
     initial = initial_model(federation)
-    untouched = record.of("personalize")[3, 5][0].model  # has no examples, so no head was ever combined for it
+    untouched = record.of("personalize")[3, 5][
+        0
+    ].model  # has no examples, so no head was ever combined for it
     head = tree.select(untouched, lambda n: n.startswith("head"))
     assert_same_bits(head, federation.common_task.pick(initial, "head"))
 
@@ -259,7 +294,8 @@ def test_metrics_are_recorded_by_client(federation):
 
 
 def test_steps_count_the_personalization_after_the_last_round(federation):
-    """Five epochs of fine-tuning for every client that has examples, new ones too; earlier evaluations are free."""
+    """Five epochs of fine-tuning for every client that has examples, new ones too; earlier
+    evaluations are free."""
     reports = run(FedAvgFT(training=TRAINING), Reference(), federation).reports
     assert [report.steps for report in reports] == [13, 13 + 5 * (13 + 2)]
 
@@ -300,14 +336,19 @@ def test_no_new_clients(federation):
 def test_a_run_in_which_nobody_ever_delivers_is_an_error(float64):
     federation = make_federation(perceptron())
     diverges = FedAvg(training=Training(lr=1e300, epochs=2))
-    with pytest.raises(RunError, match=r"round 1: none of \d+ clients did usable work; client \d+: field 'model'"):
+    with pytest.raises(
+        RunError, match=r"round 1: none of \d+ clients did usable work; client \d+: field 'model'"
+    ):
         list(simulate(diverges, federation, Reference(), Schedule(rounds=3), seed=0))
 
 
 def test_validation_examples_are_scored_on_their_own(float64):
     federation = make_federation(perceptron())
     splits = [
-        split._replace(train=split.train[: len(split.train) // 2 + 1], val=split.train[len(split.train) // 2 + 1 :])
+        split._replace(
+            train=split.train[: len(split.train) // 2 + 1],
+            val=split.train[len(split.train) // 2 + 1 :],
+        )
         for split in federation.splits
     ]
     schedule = Schedule(rounds=1)
@@ -316,7 +357,10 @@ def test_validation_examples_are_scored_on_their_own(float64):
         for one in (federation, replace(federation, splits=splits))
     ]
     points = [[(one.point, one.test_set) for one in evaluations] for evaluations in runs]
-    assert ("personalized", "validation") not in points[0] and ("personalized", "validation") in points[1]
+    assert ("personalized", "validation") not in points[0] and (
+        "personalized",
+        "validation",
+    ) in points[1]
     validation = next(one for one in runs[1] if one.test_set == "validation")
     counts = [float(scores.class_total.sum()) for scores in validation.scores]
     assert counts == [len(splits[client].val) for client in validation.ids]
@@ -326,7 +370,9 @@ def test_validation_examples_are_scored_on_their_own(float64):
 def test_who_must_upload_does_not_train_outside_the_cohort(federation, algorithm):
     """Their clients' states are parts of a mean at the server."""
     schedule = Schedule(rounds=1, train="all")
-    with pytest.raises(ConfigError, match=r"federation\.train must be 'cohort' or 'auto' for \w+, got 'all'") as caught:
+    with pytest.raises(
+        ConfigError, match=r"federation\.train must be 'cohort' or 'auto' for \w+, got 'all'"
+    ) as caught:
         list(simulate(algorithm(training=TRAINING), federation, Reference(), schedule, seed=1))
     assert caught.value.key == "federation.train"
 
@@ -341,5 +387,7 @@ def test_groups_of_clients_change_nothing(federation, monkeypatch):
 def test_groups_are_smaller_where_models_are_large(federation):
     found = clients.LocalClients(FedAvg(), federation, Reference(), seed=0)
     assert found._group_size() == 512
-    large = replace(federation, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32)))
+    large = replace(
+        federation, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32))
+    )
     assert clients.LocalClients(FedAvg(), large, Reference(), seed=0)._group_size() == 32

@@ -1,4 +1,5 @@
-"""The seams of the round loop: runs that stop and resume, and clients of other kinds than those of this process."""
+"""The seams of the round loop: runs that stop and resume, and clients of other kinds than those of
+this process."""
 
 from dataclasses import replace
 
@@ -36,13 +37,17 @@ def build(name):
 def with_validation(federation):
     """Give every client with three training examples or more one of them for validation."""
     splits = [
-        split._replace(train=split.train[:-1], val=split.train[-1:]) if len(split.train) > 2 else split
+        split._replace(train=split.train[:-1], val=split.train[-1:])
+        if len(split.train) > 2
+        else split
         for split in federation.splits
     ]
     return replace(federation, splits=splits)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedpac", "fedrep", "pfedfda", "knn_per", "local"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "fedpac", "fedrep", "pfedfda", "knn_per", "local"]
+)
 def test_a_run_that_stops_after_two_rounds_resumes_with_the_same_bits(name):
     algorithm = build(name)
     federation = with_validation(make_federation(perceptron()))
@@ -55,7 +60,9 @@ def test_a_run_that_stops_after_two_rounds_resumes_with_the_same_bits(name):
     state = first[-1].state
     assert state.round == 2
 
-    rest = list(federate(build(name), federation.roster, clients, SCHEDULE, seed=SEED, resume=state))
+    rest = list(
+        federate(build(name), federation.roster, clients, SCHEDULE, seed=SEED, resume=state)
+    )
     assert [report.round for report in rest] == [3, 4]
     assert_same_reports([*first, *rest], whole)
 
@@ -76,7 +83,12 @@ def test_a_finished_run_has_nothing_to_resume():
     federation = make_federation(perceptron())
     clients = LocalClients(algorithm, federation, Reference(), seed=SEED)
     *_, last = federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED)
-    assert list(federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED, resume=last.state)) == []
+    assert (
+        list(
+            federate(algorithm, federation.roster, clients, SCHEDULE, seed=SEED, resume=last.state)
+        )
+        == []
+    )
 
 
 class Sites:
@@ -124,7 +136,9 @@ def test_clients_may_be_of_another_kind(name):
     algorithm = build(name)
     federation = with_validation(make_federation(perceptron()))
     expected = list(simulate(algorithm, federation, Reference(), SCHEDULE, seed=SEED))
-    found = list(federate(algorithm, federation.roster, Sites(algorithm, federation), SCHEDULE, seed=SEED))
+    found = list(
+        federate(algorithm, federation.roster, Sites(algorithm, federation), SCHEDULE, seed=SEED)
+    )
     assert_same_reports(found, expected)
 
 
@@ -134,10 +148,14 @@ def test_a_roster_says_who_there_is_and_holds_no_data():
     assert isinstance(roster, Roster)
     assert list(roster.num_train) == [len(split.train) for split in federation.splits]
     assert (roster.population, roster.known, roster.new) == (7, range(7), range(7, 9))
-    assert roster.trainable_clients == [client for client in range(7) if len(federation.splits[client].train)]
+    assert roster.trainable_clients == [
+        client for client in range(7) if len(federation.splits[client].train)
+    ]
     assert roster.validates and not make_federation(perceptron()).roster.validates
     assert roster.task(3) is federation.common_task
     other = perceptron()
-    mixed = replace(federation, client_tasks=[other] * 9, client_names=[f"site {n}" for n in range(9)]).roster
+    mixed = replace(
+        federation, client_tasks=[other] * 9, client_names=[f"site {n}" for n in range(9)]
+    ).roster
     assert mixed.task(3) is other and mixed.names[2] == "site 2"
     assert not [value for value in vars(roster).values() if isinstance(value, torch.Tensor)]

@@ -26,7 +26,13 @@ from fedtailor.testing.runs import assert_same_bits
 
 ROUNDS = 5
 UNSTABLE = {
-    "data": {"dataset": "digits", "clients": 5, "fraction": 0.15, "val_fraction": 0.3, "new_clients": 1},
+    "data": {
+        "dataset": "digits",
+        "clients": 5,
+        "fraction": 0.15,
+        "val_fraction": 0.3,
+        "new_clients": 1,
+    },
     "model": {"name": "mlp", "options": {"hidden": 8}},
     "training": {"epochs": 1, "lr": 3.0},
     "federation": {"rounds": ROUNDS, "participation": "fixed(2)", "full_last_round": False},
@@ -87,10 +93,15 @@ def test_the_models_are_those_of_a_run_that_ends_with_the_best_round(algorithm, 
     accuracies = curve("best")
     best = first_best(accuracies)
     assert best < ROUNDS, "this test needs a best round that is not the last one"
-    assert result["rounds"] == ROUNDS and result["selected"]["round"] == result["selected"]["best_round"] == best
+    assert (
+        result["rounds"] == ROUNDS
+        and result["selected"]["round"] == result["selected"]["best_round"] == best
+    )
     assert result["selected"]["best_validation_accuracy"] == accuracies[best]
     assert result["metrics"]["validation"]["accuracy"]["mean"] == accuracies[best]
-    shorter = config(algorithm, engine__name=engine, evaluation__select="last", federation__rounds=best)
+    shorter = config(
+        algorithm, engine__name=engine, evaluation__select="last", federation__rounds=best
+    )
     expected = run(shorter, out="shorter")
     assert models("best") == models("shorter")
     for place in ("metrics", "new_clients"):
@@ -107,14 +118,20 @@ def test_a_run_stops_when_its_patience_ends():
     stop = next(
         round
         for round in accuracies
-        if round - first_best({other: accuracies[other] for other in accuracies if other <= round}) == 2
+        if round - first_best({other: accuracies[other] for other in accuracies if other <= round})
+        == 2
     )
     assert stop < 8, "this test needs a run that stops"
     stopped = run(config("fedavg", federation__rounds=8, evaluation__patience=2), out="stopped")
     assert stopped["rounds"] == stop and list(curve("stopped")) == list(range(1, stop + 1))
     assert stopped["selected"]["round"] == stop - 2
-    assert any("stopped after round" in event.get("text", "") for event in read_run("stopped").events)
-    last = run(config("fedavg", federation__rounds=8, evaluation__patience=2, evaluation__select="last"), out="last")
+    assert any(
+        "stopped after round" in event.get("text", "") for event in read_run("stopped").events
+    )
+    last = run(
+        config("fedavg", federation__rounds=8, evaluation__patience=2, evaluation__select="last"),
+        out="last",
+    )
     assert last["rounds"] == last["selected"]["round"] == stop
     run(config("fedavg", federation__rounds=stop, evaluation__select="last"), out="shorter")
     assert models("last") == models("shorter") != models("stopped")
@@ -163,7 +180,10 @@ def test_test_examples_never_decide():
     parts = assemble(config("fedavg"), 0)
     federation = parts.federation
     nothing = torch.empty(0, dtype=torch.int64)
-    without = replace(federation, splits=Splits(Split(each.train, each.val, nothing) for each in federation.splits))
+    without = replace(
+        federation,
+        splits=Splits(Split(each.train, each.val, nothing) for each in federation.splits),
+    )
     chosen = []
     for each in (federation, without):
         *_, last = simulate(parts.algorithm, each, Reference(), parts.config.schedule, seed=0)

@@ -1,4 +1,5 @@
-"""Uploads that are reduced where clients run: the same bits, and everything else of a run as it is otherwise."""
+"""Uploads that are reduced where clients run: the same bits, and everything else of a run as it is
+otherwise."""
 
 import random
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ def reports(algorithm, engine, federation, events=(), **options):
 
 
 def assert_same_anywhere(algorithm, federation, **options):
-    """Check that a run is the same wherever its clients run; return the engine that ran them in three places."""
+    """Check that a run is the same wherever its clients run; return the engine that ran them in
+    three places."""
     expected = reports(algorithm, Reference(), federation, **options)
     for places in (1, 3):
         engine = InPlaces(places)
@@ -41,7 +43,9 @@ def assert_same_anywhere(algorithm, federation, **options):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_has_the_same_bits(algorithm):
     engine = assert_same_anywhere(build(algorithm), small_federation("mlp"), participation=SOME)
-    assert (engine.num_sums > 0) == (engine.num_outputs > 0), "all methods with uploads have something to add up"
+    assert (engine.num_sums > 0) == (engine.num_outputs > 0), (
+        "all methods with uploads have something to add up"
+    )
 
 
 def test_a_place_sends_one_sum_for_neighbors():
@@ -96,7 +100,8 @@ class NotFinite(FedRep):
 
 @dataclass(frozen=True, kw_only=True)
 class Rough(FedRep):
-    """FedRep with clients who fail, or send a wrong weight, or a state that is not finite, by chance."""
+    """FedRep with clients who fail, or send a wrong weight, or a state that is not finite, by
+    chance."""
 
     salt: int = 0
 
@@ -107,11 +112,16 @@ class Rough(FedRep):
 
     def local_update(self, task, download, state, data, key):
         update = super().local_update(task, download, state, data, key)
-        luck = random.Random(f"{self.salt} {int(key.client)} {int(key.round)} {key.purpose}").random()
+        luck = random.Random(
+            f"{self.salt} {int(key.client)} {int(key.round)} {key.purpose}"
+        ).random()
         if luck < 0.2:
             raise ValueError("bad luck")
         if luck < 0.4:
-            heavier = {name: entry._replace(weight=entry.weight + 1) for name, entry in update.upload.items()}
+            heavier = {
+                name: entry._replace(weight=entry.weight + 1)
+                for name, entry in update.upload.items()
+            }
             return update._replace(upload=heavier)
         if luck < 0.5:
             return update._replace(state=tree.map(lambda leaf: leaf * torch.nan, update.state))
@@ -119,17 +129,29 @@ class Rough(FedRep):
 
 
 def absence(round, client):
-    return {"kind": "absent", "round": round, "client": client, "stage": "local_update", "reason": "late"}
+    return {
+        "kind": "absent",
+        "round": round,
+        "client": client,
+        "stage": "local_update",
+        "reason": "late",
+    }
 
 
 @pytest.mark.parametrize("salt", range(8))
 def test_whatever_happens_to_clients_happens_anywhere(salt, monkeypatch):
     monkeypatch.setattr(clients, "_LARGEST_GROUP", (512, 3, 4)[salt % 3])
     algorithm = Rough(training=TRAINING, salt=salt)
-    options = [{}, {"participation": Participation(min_clients=2)}, {"participation": SOME, "train": "all"}][salt % 3]
+    options = [
+        {},
+        {"participation": Participation(min_clients=2)},
+        {"participation": SOME, "train": "all"},
+    ][salt % 3]
     events = [absence(1, salt % 5), absence(2, (salt + 3) % 7)] if salt % 2 else []
     expected = reports(algorithm, Reference(), small_federation("mlp"), events, **options)
-    found = reports(algorithm, InPlaces(1 + salt % 3, seed=salt), small_federation("mlp"), events, **options)
+    found = reports(
+        algorithm, InPlaces(1 + salt % 3, seed=salt), small_federation("mlp"), events, **options
+    )
     assert_same_reports(found, expected)
     assert any(event["kind"] == "failed" for report in found for event in report.events)
 

@@ -13,7 +13,13 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task
 from fedtailor.models import build_model
 from fedtailor.models.module import from_module
-from fedtailor.statistics.bottleneck import LEAST_DEVIATION, GaussianModel, Gaussians, sampled_losses, split
+from fedtailor.statistics.bottleneck import (
+    LEAST_DEVIATION,
+    GaussianModel,
+    Gaussians,
+    sampled_losses,
+    split,
+)
 
 V = 3
 
@@ -26,11 +32,23 @@ def on_top(kind):
 @pytest.mark.parametrize("kind", TASKS)
 def test_names_shapes_and_groups(kind):
     task, model = on_top(kind)
-    body = {name: shape for name, shape in task.model.shapes.items() if task.model.groups[name] != "head"}
+    body = {
+        name: shape
+        for name, shape in task.model.shapes.items()
+        if task.model.groups[name] != "head"
+    }
     d = task.model.feature_dim
-    layers = {"gaussian.weight": (6, d), "gaussian.bias": (6,), "head.weight": (3, V), "head.bias": (3,)}
+    layers = {
+        "gaussian.weight": (6, d),
+        "gaussian.bias": (6,),
+        "head.weight": (3, V),
+        "head.bias": (3,),
+    }
     assert model.shapes == {**body, **layers} and list(model.groups) == list(model.shapes)
-    assert {name for name, group in model.groups.items() if group == "head"} == {"head.weight", "head.bias"}
+    assert {name for name, group in model.groups.items() if group == "head"} == {
+        "head.weight",
+        "head.bias",
+    }
     assert model.groups["gaussian.weight"] == "body" and model.norm == task.model.norm
     assert (model.feature_dim, model.latent_dim) == (6, 3)
     params = model.init(new_key(0))
@@ -50,14 +68,21 @@ def test_features_are_a_linear_layer_on_those_of_the_model_below(kind, float64):
         torch.testing.assert_close(u, z @ params["gaussian.weight"].T + params["gaussian.bias"])
         assert set(found) == set(buffers)
     draws = torch.randn(5, 2, V)
-    torch.testing.assert_close(model.head(params, draws), draws @ params["head.weight"].T + params["head.bias"])
+    torch.testing.assert_close(
+        model.head(params, draws), draws @ params["head.weight"].T + params["head.bias"]
+    )
 
 
 def test_models_of_the_same_parts_are_equal():
     base, other = (TASKS["mlp"]().model for _ in range(2))
     assert GaussianModel(base, 3, 4) == GaussianModel(base, 3, 4)
     assert hash(GaussianModel(base, 3, 4)) == hash(GaussianModel(base, 3, 4))
-    for model in (GaussianModel(base, 2, 4), GaussianModel(base, 3, 5), GaussianModel(other, 3, 4), base):
+    for model in (
+        GaussianModel(base, 2, 4),
+        GaussianModel(base, 3, 5),
+        GaussianModel(other, 3, 4),
+        base,
+    ):
         assert GaussianModel(base, 3, 4) != model
 
 
@@ -110,7 +135,13 @@ def sampled(n=6, samples=5, seed=0):
     generator = torch.Generator().manual_seed(seed)
     mean, raw = (torch.randn(n, V, generator=generator) for _ in range(2))
     noise = torch.randn(n, samples, V, generator=generator)
-    return task, task.model.init_head(new_key(0)), Gaussians(mean, raw.exp()), torch.arange(n) % 3, noise
+    return (
+        task,
+        task.model.init_head(new_key(0)),
+        Gaussians(mean, raw.exp()),
+        torch.arange(n) % 3,
+        noise,
+    )
 
 
 def test_losses_of_samples_are_those_of_a_loop(float64):
@@ -127,5 +158,8 @@ def test_losses_of_samples_are_those_of_a_loop(float64):
 
 def test_one_sample_has_one_loss():
     task, head, z, labels, noise = sampled(samples=1)
-    one, other = (sampled_losses(task, head, z, labels, noise, kind) for kind in ("expected_log", "log_expected"))
+    one, other = (
+        sampled_losses(task, head, z, labels, noise, kind)
+        for kind in ("expected_log", "log_expected")
+    )
     torch.testing.assert_close(one, other)

@@ -26,7 +26,9 @@ def class_model(seed=0):
     root = rng.normal(size=(D, D))
     prior = rng.dirichlet(np.ones(CLASSES))
     means = rng.normal(size=(CLASSES, D))
-    return tuple(torch.from_numpy(array) for array in (means, root @ root.T / D + 0.1 * np.eye(D), prior))
+    return tuple(
+        torch.from_numpy(array) for array in (means, root @ root.T / D + 0.1 * np.eye(D), prior)
+    )
 
 
 def logits(z, head):
@@ -52,7 +54,9 @@ def test_head_is_the_classifier_of_scikit_learn():
 def test_softmax_of_logits_is_the_posterior_of_the_gaussian_model():
     means, covariance, prior = class_model()
     z, _ = labeled_features()
-    density = np.stack([multivariate_normal(mean, covariance).pdf(z) for mean in means.numpy()], axis=1)
+    density = np.stack(
+        [multivariate_normal(mean, covariance).pdf(z) for mean in means.numpy()], axis=1
+    )
     posterior = prior.numpy() * density / (prior.numpy() * density).sum(1, keepdims=True)
     probabilities = logits(z, gaussian.lda_head(means, covariance, prior)).softmax(1)
     np.testing.assert_allclose(probabilities.numpy(), posterior, rtol=1e-9, atol=1e-12)
@@ -82,7 +86,9 @@ def test_singular_covariance_gives_the_solution_of_smallest_norm():
     np.testing.assert_allclose(weight.numpy(), expected, rtol=0, atol=1e-10)
     assert torch.isfinite(bias).all()
     zero_weight, zero_bias = gaussian.lda_head(means, torch.zeros(D, D), prior)
-    assert torch.equal(zero_weight, torch.zeros_like(zero_weight)) and torch.equal(zero_bias, prior.log())
+    assert torch.equal(zero_weight, torch.zeros_like(zero_weight)) and torch.equal(
+        zero_bias, prior.log()
+    )
 
 
 def test_head_shrinks_first():
@@ -95,9 +101,13 @@ def test_head_shrinks_first():
 def test_shrinking_is_linear_and_keeps_the_trace():
     (_, a, _), (_, b, _) = class_model(0), class_model(1)
     together = gaussian.shrink(0.3 * a + 0.7 * b, 0.05)
-    torch.testing.assert_close(together, 0.3 * gaussian.shrink(a, 0.05) + 0.7 * gaussian.shrink(b, 0.05))
+    torch.testing.assert_close(
+        together, 0.3 * gaussian.shrink(a, 0.05) + 0.7 * gaussian.shrink(b, 0.05)
+    )
     torch.testing.assert_close(gaussian.shrink(a, 0.05).trace(), a.trace())
-    torch.testing.assert_close(gaussian.shrink(a, 1.0), a.trace() / D * torch.eye(D, dtype=torch.float64))
+    torch.testing.assert_close(
+        gaussian.shrink(a, 1.0), a.trace() / D * torch.eye(D, dtype=torch.float64)
+    )
 
 
 def test_blend_is_exact_at_both_ends_and_between_equals():
@@ -199,9 +209,13 @@ def test_nearest_pd_with_the_ridge_of_the_release_does_nothing():
 
 
 def test_constant_features_stay_finite():
-    covariance = torch.tensor([[0.0, 0.0, 0.0], [0.0, 2.0, 3.0], [0.0, 3.0, 2.0]], dtype=torch.float64)
+    covariance = torch.tensor(
+        [[0.0, 0.0, 0.0], [0.0, 2.0, 3.0], [0.0, 3.0, 2.0]], dtype=torch.float64
+    )
     repaired = gaussian.nearest_pd(covariance)
-    assert torch.isfinite(repaired).all() and torch.equal(repaired.diagonal(), covariance.diagonal())
+    assert torch.isfinite(repaired).all() and torch.equal(
+        repaired.diagonal(), covariance.diagonal()
+    )
     weight, bias = gaussian.lda_head(torch.ones(2, 3), repaired, torch.tensor([0.5, 0.5]))
     assert torch.isfinite(weight).all() and torch.isfinite(bias).all()
 
@@ -214,7 +228,9 @@ def client_program(z, y, weight, shared):
     covariance = gaussian.nearest_pd(raw)
     half = torch.tensor(0.5, dtype=torch.float64)
     prior = gaussian.smooth_prior(moments.counts)
-    return gaussian.lda_head(gaussian.blend(means, shared, half), covariance, prior, 1e-4), covariance
+    return gaussian.lda_head(
+        gaussian.blend(means, shared, half), covariance, prior, 1e-4
+    ), covariance
 
 
 def stacked_clients():
@@ -233,12 +249,19 @@ def stacked_clients():
 def test_vmap_equals_a_loop_over_unpadded_clients():
     z, y, weight, sizes = stacked_clients()
     shared = class_model()[0]
-    (weights, biases), covariances = torch.func.vmap(client_program, (0, 0, 0, None))(z, y, weight, shared)
+    (weights, biases), covariances = torch.func.vmap(client_program, (0, 0, 0, None))(
+        z, y, weight, shared
+    )
     for client, size in enumerate(sizes):
-        head, covariance = client_program(z[client, :size], y[client, :size], weight[client, :size], shared)
-        # a head solves a system: its error grows with the condition, and processors round differently
+        head, covariance = client_program(
+            z[client, :size], y[client, :size], weight[client, :size], shared
+        )
+        # a head solves a system: its error grows with the condition, and processors round
+        # differently
         condition = float(gaussian.condition(covariance, 1e-4))
-        allowed = max(1e-12, torch.finfo(torch.float64).eps * condition) * float(head[0].abs().max())
+        allowed = max(1e-12, torch.finfo(torch.float64).eps * condition) * float(
+            head[0].abs().max()
+        )
         torch.testing.assert_close(weights[client], head[0], rtol=0, atol=allowed)
         torch.testing.assert_close(biases[client], head[1], rtol=0, atol=allowed)
         torch.testing.assert_close(covariances[client], covariance, rtol=0, atol=1e-12)
@@ -252,7 +275,11 @@ def test_a_broken_client_gets_nan_and_the_others_stay_the_same(value):
     (sound, _), _ = run(z, y, weight, shared)
     z[1, 0, 0] = value
     (weights, biases), covariances = run(z, y, weight, shared)
-    assert torch.isnan(weights[1]).all() and torch.isnan(biases[1]).all() and torch.isnan(covariances[1]).any()
+    assert (
+        torch.isnan(weights[1]).all()
+        and torch.isnan(biases[1]).all()
+        and torch.isnan(covariances[1]).any()
+    )
     assert torch.equal(weights[[0, 2]], sound[[0, 2]])
 
 

@@ -1,4 +1,5 @@
-"""Distances to Gaussian class models, scatter about given centers, and condition numbers, against plain NumPy."""
+"""Distances to Gaussian class models, scatter about given centers, and condition numbers, against
+plain NumPy."""
 
 import numpy as np
 import pytest
@@ -19,7 +20,10 @@ CLASSES, D = 4, 6
 def gaussian_classes(seed=0, n=30):
     draw = np.random.default_rng(seed)
     root = draw.normal(size=(D, D))
-    means, y = draw.normal(size=(CLASSES, D)), draw.integers(0, CLASSES - 1, n)  # the last class has no examples
+    means, y = (
+        draw.normal(size=(CLASSES, D)),
+        draw.integers(0, CLASSES - 1, n),
+    )  # the last class has no examples
     arrays = means[y] + draw.normal(size=(n, D)), y, means, root @ root.T / D + 0.1 * np.eye(D)
     return tuple(torch.from_numpy(array) for array in arrays)
 
@@ -31,7 +35,9 @@ def test_scatter_about_other_centers():
     gaps = z - centers[y]
     expected = sum(w * torch.outer(gap, gap) for gap, w in zip(gaps, weight, strict=True))
     torch.testing.assert_close(gaussian.scatter_about(moments, centers), expected)
-    torch.testing.assert_close(gaussian.scatter_about(moments, moments.means), moments.scatter, rtol=0, atol=0)
+    torch.testing.assert_close(
+        gaussian.scatter_about(moments, moments.means), moments.scatter, rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1])
@@ -66,10 +72,17 @@ def test_distance_where_the_covariance_is_singular_or_not_finite():
 
 def test_condition_number():
     _, _, _, covariance = gaussian_classes()
-    assert float(gaussian.condition(covariance)) == pytest.approx(np.linalg.cond(covariance.numpy()), rel=1e-10)
+    assert float(gaussian.condition(covariance)) == pytest.approx(
+        np.linalg.cond(covariance.numpy()), rel=1e-10
+    )
     shrunk = gaussian.shrink(covariance, 0.2).numpy()
-    assert float(gaussian.condition(covariance, 0.2)) == pytest.approx(np.linalg.cond(shrunk), rel=1e-10)
-    assert float(gaussian.condition(torch.eye(3))) == 1 and float(gaussian.condition(torch.zeros(3, 3))) == np.inf
+    assert float(gaussian.condition(covariance, 0.2)) == pytest.approx(
+        np.linalg.cond(shrunk), rel=1e-10
+    )
+    assert (
+        float(gaussian.condition(torch.eye(3))) == 1
+        and float(gaussian.condition(torch.zeros(3, 3))) == np.inf
+    )
     assert gaussian.condition(torch.full((3, 3), torch.nan)).isnan()
 
 
@@ -81,9 +94,13 @@ def test_stacks_agree_with_single_calls_and_one_damaged_matrix_hurts_no_other():
     conditions = torch.func.vmap(gaussian.condition)(covariance)
     for client in range(3):
         torch.testing.assert_close(
-            distances[client], gaussian.mahalanobis(z[client], means[client], covariance[client]), equal_nan=True
+            distances[client],
+            gaussian.mahalanobis(z[client], means[client], covariance[client]),
+            equal_nan=True,
         )
-        torch.testing.assert_close(conditions[client], gaussian.condition(covariance[client]), equal_nan=True)
+        torch.testing.assert_close(
+            conditions[client], gaussian.condition(covariance[client]), equal_nan=True
+        )
     assert distances[1].isnan().all() and not distances[[0, 2]].isnan().any()
 
 
@@ -92,7 +109,10 @@ def test_surprise_is_the_mean_negative_log_likelihood(shrinkage):
     z, y, means, covariance = gaussian_classes()
     weight = (torch.arange(len(y)) % 3 > 0).double()
     matrix = gaussian.shrink(covariance, shrinkage).numpy()
-    logs = [multivariate_normal(means[c].numpy(), matrix).logpdf(row.numpy()) for row, c in zip(z, y, strict=True)]
+    logs = [
+        multivariate_normal(means[c].numpy(), matrix).logpdf(row.numpy())
+        for row, c in zip(z, y, strict=True)
+    ]
     expected = -np.average(logs, weights=weight.numpy())
     fit = gaussian.feature_fit(z, y, weight, means, covariance, shrinkage)
     assert float(fit.surprise) == pytest.approx(expected, rel=1e-11)
@@ -102,9 +122,14 @@ def test_surprise_where_it_is_not_defined():
     z, y, means, covariance = gaussian_classes()
     ones, zeros = torch.ones(len(y)), torch.zeros(len(y))
     assert gaussian.feature_fit(z, y, zeros, means, covariance) == (0, 0)
-    singular = gaussian.feature_fit(z, y, ones, means, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0])))
+    singular = gaussian.feature_fit(
+        z, y, ones, means, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0]))
+    )
     assert singular.surprise == torch.inf and singular.kurtosis.isfinite()
-    assert all(number.isnan() for number in gaussian.feature_fit(z, y, ones, means, torch.full((D, D), torch.nan)))
+    assert all(
+        number.isnan()
+        for number in gaussian.feature_fit(z, y, ones, means, torch.full((D, D), torch.nan))
+    )
 
 
 def test_kurtosis_tells_gaussian_features_from_others():
@@ -120,7 +145,9 @@ def test_kurtosis_tells_gaussian_features_from_others():
     found = {}
     for name, sample in (("gaussian", draws), ("heavy", heavy), ("light", light)):
         z = sample @ root + means[y]
-        found[name] = float(gaussian.feature_fit(z, y, torch.ones(count), means, root.T @ root).kurtosis)
+        found[name] = float(
+            gaussian.feature_fit(z, y, torch.ones(count), means, root.T @ root).kurtosis
+        )
         q = np.sum((sample.numpy() @ root.numpy() @ np.linalg.inv(root.numpy())) ** 2, axis=1)
         assert found[name] == pytest.approx(np.mean(q**2) / np.mean(q) ** 2 * D / (D + 2), rel=1e-8)
     assert found["gaussian"] == pytest.approx(1.0, abs=0.03)

@@ -42,8 +42,11 @@ def as_floats(federation: Federation) -> Federation:
     return dataclasses.replace(federation, x=x, scale=UNSCALED)
 
 
-def moved_slowly(image: np.ndarray, down: int, right: int, mirrored: int, padding: int) -> np.ndarray:
-    """Pad, cut and mirror one image (channels, height, width), as the transformation is usually written."""
+def moved_slowly(
+    image: np.ndarray, down: int, right: int, mirrored: int, padding: int
+) -> np.ndarray:
+    """Pad, cut and mirror one image (channels, height, width), as the transformation is usually
+    written."""
     padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
     top, left = padding - down, padding - right
     cut = padded[:, top : top + image.shape[1], left : left + image.shape[2]]
@@ -68,8 +71,12 @@ def test_images_are_moved_as_by_padding_and_cutting():
     moves = torch.tensor([[2, -1, 0], [0, 3, 1], [-3, -3, 1], [0, 0, 0]])
     found = take(table, rows, moves)
     for image, row, (down, right, mirrored) in zip(found, rows, moves.tolist(), strict=True):
-        assert np.array_equal(image.numpy(), moved_slowly(table[row].numpy(), down, right, mirrored, 3))
-    assert torch.equal(take(table, rows.view(2, 2), moves.view(2, 2, 3)), found.view(2, 2, *found.shape[1:]))
+        assert np.array_equal(
+            image.numpy(), moved_slowly(table[row].numpy(), down, right, mirrored, 3)
+        )
+    assert torch.equal(
+        take(table, rows.view(2, 2), moves.view(2, 2, 3)), found.view(2, 2, *found.shape[1:])
+    )
 
 
 def test_moves_are_uniform_and_differ_by_epoch_and_client():
@@ -113,14 +120,17 @@ def test_one_client_and_a_stack_see_the_same_images(float64):
     params = task.model.init(new_key(0))
 
     def program(data, key, own):
-        return train(task, classification_loss, params, data=data, key=key, training=AUGMENTED).params
+        return train(
+            task, classification_loss, params, data=data, key=key, training=AUGMENTED
+        ).params
 
     both_ways(program, as_floats(federation), [4, 0, 6, 1])
 
 
 @pytest.mark.parametrize("engine", ["reference", "workers", "batched"])
 def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
-    """Without augmentation the same numbers; black comes in as black only where values are 8 bits."""
+    """Without augmentation the same numbers; black comes in as black only where values are 8
+    bits."""
     from fedtailor.algorithms.fedavg import FedAvg
 
     federation = eight_bit(federations.make_federation(federations.convolutional()))
@@ -129,12 +139,20 @@ def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
 
     def accuracies(federation, training):
         algorithm = FedAvg(training=training)
-        reports = list(simulate(algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1))
+        reports = list(
+            simulate(
+                algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1
+            )
+        )
         return [scores.loss_sum for each in reports[-1].evaluations for scores in each.scores]
 
     plain_run = torch.stack(accuracies(federation, training))
-    assert torch.allclose(plain_run, torch.stack(accuracies(as_floats(federation), training)), rtol=0, atol=1e-12)
-    assert not torch.allclose(plain_run, torch.stack(accuracies(federation, AUGMENTED)), rtol=0, atol=1e-6)
+    assert torch.allclose(
+        plain_run, torch.stack(accuracies(as_floats(federation), training)), rtol=0, atol=1e-12
+    )
+    assert not torch.allclose(
+        plain_run, torch.stack(accuracies(federation, AUGMENTED)), rtol=0, atol=1e-6
+    )
 
 
 def test_engines_agree_on_augmented_8_bit_images(float64):
@@ -145,8 +163,14 @@ def test_engines_agree_on_augmented_8_bit_images(float64):
     losses = []
     for engine in ("reference", "workers", "batched"):
         algorithm = PFedFDA(training=AUGMENTED)
-        reports = list(simulate(algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1))
-        losses.append(torch.stack([s.loss_sum for each in reports[-1].evaluations for s in each.scores]))
+        reports = list(
+            simulate(
+                algorithm, federation, build_engine(EngineOptions(name=engine)), schedule, seed=1
+            )
+        )
+        losses.append(
+            torch.stack([s.loss_sum for each in reports[-1].evaluations for s in each.scores])
+        )
     assert torch.equal(losses[0], losses[1])
     assert torch.allclose(losses[0], losses[2], rtol=0, atol=1e-12)
     assert examples(federation, 0).x.dtype == torch.uint8

@@ -37,9 +37,18 @@ def noisy_loss(task, params, context, batch, key):
     return LossOutput(cross_entropy(task.model.head(params, z), batch.y, batch.weight), buffers, z)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(stacks, trainings, st.sampled_from([1.0, 0.5]), st.booleans(), st.sampled_from(["all", "last"]))
-def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(stack, training, fraction, own_epochs, collect):
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    stacks, trainings, st.sampled_from([1.0, 0.5]), st.booleans(), st.sampled_from(["all", "last"])
+)
+def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(
+    stack, training, fraction, own_epochs, collect
+):
     task = perceptron()
     federation = make_federation(task)
 
@@ -54,11 +63,16 @@ def test_any_phase_on_part_of_the_data_and_another_on_what_it_collected(stack, t
         head = train(
             task, head_loss, task.pick(params, "head"), data=table, key=key.fold("head"), training=training
         )  # fmt: skip
-        sums = (table.x * table.weight[:, None]).sum(0), (table.weight * table.labels()).sum(), table.size()
+        sums = (
+            (table.x * table.weight[:, None]).sum(0),
+            (table.weight * table.labels()).sum(),
+            table.size(),
+        )
         return first.params, first.steps, first.loss, sums, head.params, head.steps
 
     clients = [client for client, _ in stack]
     own = [
-        (task.model.init(new_key(client_index)), torch.tensor(epochs)) for client_index, (_, epochs) in enumerate(stack)
+        (task.model.init(new_key(client_index)), torch.tensor(epochs))
+        for client_index, (_, epochs) in enumerate(stack)
     ]
     both_ways(program, federation, clients, own, tolerance=1e-10)  # Adam divides by small gradients

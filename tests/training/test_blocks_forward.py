@@ -1,4 +1,5 @@
-"""``forward`` and ``cached_features``: a pass over the examples of one client and of a stack of clients."""
+"""``forward`` and ``cached_features``: a pass over the examples of one client and of a stack of
+clients."""
 
 import pytest
 import torch
@@ -38,9 +39,16 @@ def test_cached_features_are_those_of_evaluation(kind):
         data = federation.data(client).train
         size = len(data.rows)
         assert one.size() == other.size() == size and one.x.shape == (size, task.model.feature_dim)
-        assert torch.equal(one.labels(), data.labels()) and torch.equal(other.labels()[:size], data.labels())
-        assert torch.allclose(one.x, predict_features(task, params, data.x[data.rows]), rtol=0, atol=1e-12)
-        assert torch.allclose(one.x, other.x[:size], rtol=0, atol=1e-12) and torch.isfinite(other.x).all()
+        assert torch.equal(one.labels(), data.labels()) and torch.equal(
+            other.labels()[:size], data.labels()
+        )
+        assert torch.allclose(
+            one.x, predict_features(task, params, data.x[data.rows]), rtol=0, atol=1e-12
+        )
+        assert (
+            torch.allclose(one.x, other.x[:size], rtol=0, atol=1e-12)
+            and torch.isfinite(other.x).all()
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
@@ -63,7 +71,10 @@ def test_chunks_do_not_matter(federation, chunk, monkeypatch):
 
 
 def first_features(task, params, context, batch, key):
-    return task.model.features(params, batch.x, weight=batch.weight, key=key, training=False)[0] + context
+    return (
+        task.model.features(params, batch.x, weight=batch.weight, key=key, training=False)[0]
+        + context
+    )
 
 
 def test_no_gradient_and_no_change(federation):
@@ -79,12 +90,16 @@ def test_context_and_key_reach_the_function(federation):
     task, clients = federation.common_task, [2, 0, 6, 4]
 
     def program(data, key, scale):
-        return forward(task, noise_rows, (), data, key=key, context=(scale, {"shift": scale + 1}))[:1]
+        return forward(task, noise_rows, (), data, key=key, context=(scale, {"shift": scale + 1}))[
+            :1
+        ]
 
     scales = [torch.tensor(float(client)) for client in clients]
     found = both_ways(program, federation, clients, scales)
     for client, scale, one in zip(clients, scales, found, strict=True):
-        assert torch.allclose(one[0], uniform(key_of(client), ()) + 2 * scale + 1, rtol=0, atol=1e-12)
+        assert torch.allclose(
+            one[0], uniform(key_of(client), ()) + 2 * scale + 1, rtol=0, atol=1e-12
+        )
 
 
 def noise_rows(task, params, context, batch, key):
@@ -99,14 +114,19 @@ def test_dropout_is_off_and_statistics_stay(federation):
     first, second = (cached_features(task, params, data, key=key_of(client)).x for client in (4, 9))
     assert torch.equal(first, second)
     logits = predict_logits(task, params, data.x[data.rows])
-    assert torch.equal(logits, task.model.head(params, predict_features(task, params, data.x[data.rows])))
+    assert torch.equal(
+        logits, task.model.head(params, predict_features(task, params, data.x[data.rows]))
+    )
 
 
 def test_weighted_mean_and_cross_entropy():
     values, weight = torch.tensor([1.0, 5.0, 100.0]), torch.tensor([1.0, 3.0, 0.0])
     assert weighted_mean(values, weight) == 4.0
     assert weighted_mean(values, torch.zeros(3)) == 0.0
-    logits, labels = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 0])
+    logits, labels = (
+        torch.randn(4, 3, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 2, 1, 0]),
+    )
     found = cross_entropy(logits, labels, torch.tensor([1.0, 1.0, 0.0, 1.0]))
     expected = torch.nn.functional.cross_entropy(logits[[0, 1, 3]], labels[[0, 1, 3]])
     assert torch.allclose(found, expected, rtol=0, atol=1e-15)

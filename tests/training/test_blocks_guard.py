@@ -1,4 +1,5 @@
-"""Losses and steps that hold a tensor are refused in a sentence: they would fail silently, or with an opaque error."""
+"""Losses and steps that hold a tensor are refused in a sentence: they would fail silently, or with
+an opaque error."""
 
 import functools
 import re
@@ -35,7 +36,9 @@ def scaled_loss(task, params, context, batch, key, scale=None):
 
 def in_closure():
     tensor = torch.ones(())
-    return lambda task, params, context, batch, key: scaled_loss(task, params, context, batch, key, tensor)
+    return lambda task, params, context, batch, key: scaled_loss(
+        task, params, context, batch, key, tensor
+    )
 
 
 def in_default():
@@ -83,11 +86,17 @@ CAPTURES = {
     "default argument": (in_default, "default argument"),
     "keyword default": (in_keyword_default, "default argument"),
     "partial": (lambda: functools.partial(scaled_loss, TENSOR), "partial argument"),
-    "keyword partial": (lambda: functools.partial(scaled_loss, scale=TENSOR), "partial argument 'scale'"),
+    "keyword partial": (
+        lambda: functools.partial(scaled_loss, scale=TENSOR),
+        "partial argument 'scale'",
+    ),
     "bound method": (lambda: Holder(TENSOR).loss, "bound object > attribute 'scale'"),
     "callable object": (lambda: Holder(TENSOR), "attribute 'scale'"),
     "object with slots": (lambda: Slotted(TENSOR), "attribute 'scale'"),
-    "nested": (nested, "closure variable 'inner' > entry 'scales' > item > item > partial argument 'scale'"),
+    "nested": (
+        nested,
+        "closure variable 'inner' > entry 'scales' > item > item > partial argument 'scale'",
+    ),
     "module": (lambda: torch.nn.Linear(2, 2), "attribute '_parameters' > entry 'weight'"),
 }
 
@@ -103,7 +112,9 @@ def test_every_block_looks(federation):
     task, data, params = federation.common_task, federation.data(2).train, {"w": torch.zeros(())}
     for block in (
         lambda: train(task, in_closure(), params, data=data, key=key_of(2), training=TRAINING),
-        lambda: train(task, None, params, data=data, key=key_of(2), training=TRAINING, step=in_closure()),
+        lambda: train(
+            task, None, params, data=data, key=key_of(2), training=TRAINING, step=in_closure()
+        ),
         lambda: forward(task, in_closure(), params, data, key=key_of(2)),
     ):
         with pytest.raises(TypeError, match="holds a tensor"):
@@ -113,7 +124,9 @@ def test_every_block_looks(federation):
 def test_numbers_functions_and_cycles_may_be_held():
     cycle = {"numbers": [1, 2.0, "text", None, {3}]}
     cycle["self"] = cycle
-    holder = types.SimpleNamespace(weight=0.5, function=cross_entropy, module=torch, of=Holder, cycle=cycle)
+    holder = types.SimpleNamespace(
+        weight=0.5, function=cross_entropy, module=torch, of=Holder, cycle=cycle
+    )
 
     def later():
         return not_yet
@@ -125,7 +138,8 @@ def test_numbers_functions_and_cycles_may_be_held():
 
 
 def test_what_would_go_wrong(federation, monkeypatch):
-    """A loss that closes over a client's own tensor: with the guard off, stacked clients get other results or none."""
+    """A loss that closes over a client's own tensor: with the guard off, stacked clients get other
+    results or none."""
     task = federation.common_task
     start = task.model.init(new_key(0))
     scales = [torch.tensor(scale) for scale in (0.0, 1.0, 2.0)]
@@ -143,7 +157,9 @@ def test_what_would_go_wrong(federation, monkeypatch):
         stacked(captured, federation, CLIENTS, scales)
     monkeypatch.setattr(blocks, "refuse_captured_tensors", lambda function: None)
     right = torch.stack(one_by_one(passed, federation, CLIENTS, scales))
-    assert torch.allclose(torch.stack(stacked(passed, federation, CLIENTS, scales)), right, rtol=0, atol=1e-12)
+    assert torch.allclose(
+        torch.stack(stacked(passed, federation, CLIENTS, scales)), right, rtol=0, atol=1e-12
+    )
     assert torch.equal(torch.stack(one_by_one(captured, federation, CLIENTS, scales)), right)
     assert not right_or_nothing(captured, federation, scales, right)
 

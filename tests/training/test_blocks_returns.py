@@ -1,4 +1,5 @@
-"""Results of a loss or step: one of the wrong type is refused in a sentence, the same one by one and stacked."""
+"""Results of a loss or step: one of the wrong type is refused in a sentence, the same one by one
+and stacked."""
 
 import re
 
@@ -47,7 +48,10 @@ def returns_list(task, params, context, batch, key):
 WRONG_LOSSES = {
     "none": (returns_none, "loss returns_none must return LossOutput, got NoneType"),
     "tensor": (returns_tensor, "loss returns_tensor must return LossOutput, got Tensor"),
-    "float": (returns_float, "loss returns_float must return a scalar tensor as its loss, got float"),
+    "float": (
+        returns_float,
+        "loss returns_float must return a scalar tensor as its loss, got float",
+    ),
     "rows": (returns_rows, "loss returns_rows must return a scalar tensor as its loss, got (4,)"),
     "outputs": (returns_list, "loss returns_list: outputs must be a tensor or (), got list"),
 }
@@ -59,7 +63,9 @@ def test_wrong_losses_are_explained(federation, loss, sentence, how):
     task = federation.common_task
 
     def program(data, key, own):
-        return train(task, loss, task.model.init(new_key(0)), data=data, key=key, training=TRAINING).params
+        return train(
+            task, loss, task.model.init(new_key(0)), data=data, key=key, training=TRAINING
+        ).params
 
     with pytest.raises(TypeError, match=re.escape(sentence)):
         how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3)
@@ -112,7 +118,9 @@ def test_a_step_may_return_its_parameters_in_any_order(federation, how):
     task, start = federation.common_task, {"a": torch.zeros(()), "b": torch.tensor(10.0)}
 
     def program(data, key, own):
-        return train(task, None, start, data=data, key=key, training=Training(steps=1), step=step_reordered).params
+        return train(
+            task, None, start, data=data, key=key, training=Training(steps=1), step=step_reordered
+        ).params
 
     for found in how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3):
         assert list(found) == ["a", "b"] and found["a"] == 1 and found["b"] == 11
@@ -143,7 +151,9 @@ def test_nothing_was_collected(federation):
     task, data = federation.common_task, federation.data(2).train
     start = task.model.init(new_key(0))
     trained = train(task, classification_loss, start, data=data, key=key_of(2), training=TRAINING)
-    with pytest.raises(TypeError, match="nothing was collected: call train with collect='all' or 'last'"):
+    with pytest.raises(
+        TypeError, match="nothing was collected: call train with collect='all' or 'last'"
+    ):
         trained.collected_examples()
 
 
@@ -157,7 +167,9 @@ def test_a_loss_without_parameters_has_gradient_zero(federation, how):
     start = task.model.init(new_key(0))
 
     def program(data, key, own):
-        return train(task, constant_loss, start, data=data, key=key, training=TRAINING).params["head.weight"]
+        return train(task, constant_loss, start, data=data, key=key, training=TRAINING).params[
+            "head.weight"
+        ]
 
     for found in how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3):
         assert torch.equal(found, start["head.weight"])
@@ -168,9 +180,13 @@ def test_whole_numbers_among_the_parameters_of_a_step_stay_whole(federation, how
     task, start = federation.common_task, {"weight": torch.zeros(2), "steps": torch.tensor(0)}
 
     def program(data, key, own):
-        return train(task, None, start, data=data, key=key, training=TRAINING, step=counting_step).params
+        return train(
+            task, None, start, data=data, key=key, training=TRAINING, step=counting_step
+        ).params
 
-    for found, steps in zip(how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3), (4, 12, 8), strict=True):
+    for found, steps in zip(
+        how(program, federation, CLIENTS, [torch.tensor(0.0)] * 3), (4, 12, 8), strict=True
+    ):
         assert found["steps"].dtype == torch.int64 and found["steps"] == steps
 
 
@@ -179,19 +195,34 @@ def counting_step(task, params, context, batch, key):
 
 
 def nested_loss(task, params, context, batch, key):
-    return LossOutput(params["model"]["weight"].sum() * batch.weight.sum(), {"running_mean": torch.zeros(2)})
+    return LossOutput(
+        params["model"]["weight"].sum() * batch.weight.sum(), {"running_mean": torch.zeros(2)}
+    )
 
 
 def test_buffers_of_a_nested_model_need_their_path(float64):
     federation = make_federation(perceptron())
     start = {"model": {"weight": torch.zeros(2), "running_mean": torch.zeros(2)}}
     data = federation.data(2).train
-    with pytest.raises(TypeError, match="buffer 'running_mean', which is neither in params nor in context"):
-        train(federation.common_task, nested_loss, start, data=data, key=key_of(2), training=Training(steps=1))
+    with pytest.raises(
+        TypeError, match="buffer 'running_mean', which is neither in params nor in context"
+    ):
+        train(
+            federation.common_task,
+            nested_loss,
+            start,
+            data=data,
+            key=key_of(2),
+            training=Training(steps=1),
+        )
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1.0, True), (torch.inf, False), (torch.nan, False)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1.0, True), (torch.inf, False), (torch.nan, False)]
+)
 def test_parameters_that_are_not_finite_are_not_sound(value, expected):
-    one = Trained({"a": torch.ones(3), "b": (torch.tensor([0.0, value]),)}, torch.tensor(1), torch.tensor(0.0))
+    one = Trained(
+        {"a": torch.ones(3), "b": (torch.tensor([0.0, value]),)}, torch.tensor(1), torch.tensor(0.0)
+    )
     assert bool(one.sound()) is expected
     assert bool(one._replace(params=()).sound())

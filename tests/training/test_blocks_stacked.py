@@ -52,17 +52,23 @@ def test_whole_model(federation, training):
     }.get(next(name for name, value in VARIANTS.items() if value is training), [4, 2, 12, 0, 8])  # fmt: skip
 
 
-@pytest.mark.parametrize("clients", [[6], [5], [5, 5], [0, 5]], ids=["one client", "empty", "all empty", "some empty"])
+@pytest.mark.parametrize(
+    "clients", [[6], [5], [5, 5], [0, 5]], ids=["one client", "empty", "all empty", "some empty"]
+)
 @pytest.mark.parametrize("collect", ["none", "all", "last"])
 def test_few_clients(federation, clients, collect):
     task = federation.common_task
 
     def program(data, key, params):
-        trained = train(task, feature_loss, params, data=data, key=key, training=FULL, collect=collect)
+        trained = train(
+            task, feature_loss, params, data=data, key=key, training=FULL, collect=collect
+        )
         return trained.params, trained.steps, trained.loss
 
     loop = both_ways(program, federation, clients, own_params(task, clients))
-    for client, params, (found, steps, loss) in zip(clients, own_params(task, clients), loop, strict=True):
+    for client, params, (found, steps, loss) in zip(
+        clients, own_params(task, clients), loop, strict=True
+    ):
         if client == 5:
             assert steps == 0 and loss == 0
             assert all(torch.equal(found[name], params[name]) for name in params)
@@ -74,11 +80,23 @@ def test_epochs_may_differ_by_client(federation):
 
     def program(data, key, epochs):
         trained = train(
-            task, classification_loss, task.model.init(new_key(0)), data=data, key=key, training=FULL, epochs=epochs
+            task,
+            classification_loss,
+            task.model.init(new_key(0)),
+            data=data,
+            key=key,
+            training=FULL,
+            epochs=epochs,
         )
         return trained.params, trained.steps
 
-    assert [int(steps) for _, steps in both_ways(program, federation, CLIENTS, epochs)] == [6, 1, 0, 0, 16]
+    assert [int(steps) for _, steps in both_ways(program, federation, CLIENTS, epochs)] == [
+        6,
+        1,
+        0,
+        0,
+        16,
+    ]
 
 
 def test_shared_params_and_context_stay_one_tensor(federation):
@@ -89,10 +107,22 @@ def test_shared_params_and_context_stay_one_tensor(federation):
 
     def body_first(data, key, head):
         body = train(
-            task, classification_loss, task.pick(common, "body"), context=head, data=data, key=key, training=FULL
+            task,
+            classification_loss,
+            task.pick(common, "body"),
+            context=head,
+            data=data,
+            key=key,
+            training=FULL,
         ).params
         head = train(
-            task, classification_loss, task.pick(common, "head"), context=body, data=data, key=key, training=FULL
+            task,
+            classification_loss,
+            task.pick(common, "head"),
+            context=body,
+            data=data,
+            key=key,
+            training=FULL,
         ).params
         return body, head
 
@@ -103,13 +133,17 @@ def test_stacked_axis_may_be_anywhere(federation):
     task, data = federation.common_task, federation.data(4).train
     params = own_params(task)
     expected = [
-        train(task, classification_loss, one, data=data, key=key_of(3), training=FULL).params["hidden.weight"]
+        train(task, classification_loss, one, data=data, key=key_of(3), training=FULL).params[
+            "hidden.weight"
+        ]
         for one in params
     ]
 
     def one(hidden, rest):
         moved = {"hidden.weight": hidden, **rest}
-        return train(task, classification_loss, moved, data=data, key=key_of(3), training=FULL).params["hidden.weight"]
+        return train(
+            task, classification_loss, moved, data=data, key=key_of(3), training=FULL
+        ).params["hidden.weight"]
 
     together = tree.stack(params)
     hidden = together.pop("hidden.weight").movedim(0, 2)
@@ -123,7 +157,9 @@ def test_derived_tables_are_stacked(federation):
 
     def program(data, key, params):
         features = cached_features(task, params, data, key=key)
-        return train(task, head_loss, task.pick(params, "head"), data=features, key=key, training=FULL).params
+        return train(
+            task, head_loss, task.pick(params, "head"), data=features, key=key, training=FULL
+        ).params
 
     both_ways(program, federation, CLIENTS, own_params(task))
 
@@ -134,7 +170,9 @@ def test_head_phase_on_cached_features_equals_one_on_the_examples(federation):
     body, head = task.pick(params, "body"), task.pick(params, "head")
     features = cached_features(task, params, data, key=key_of(6))
     cached = train(task, head_loss, head, data=features, key=key_of(6), training=FULL).params
-    direct = train(task, classification_loss, head, context=body, data=data, key=key_of(6), training=FULL).params
+    direct = train(
+        task, classification_loss, head, context=body, data=data, key=key_of(6), training=FULL
+    ).params
     assert all(torch.allclose(cached[name], direct[name], rtol=0, atol=1e-13) for name in head)
 
 
@@ -152,16 +190,21 @@ def collected_rows(trained):
 
 
 @pytest.mark.parametrize("collect", ["all", "last"])
-@pytest.mark.parametrize("training", [FULL, VARIANTS["drop last"], VARIANTS["steps"]], ids=["short", "drop", "steps"])
+@pytest.mark.parametrize(
+    "training", [FULL, VARIANTS["drop last"], VARIANTS["steps"]], ids=["short", "drop", "steps"]
+)
 def test_collected_values(federation, collect, training):
     task = federation.common_task
     starts = own_params(task)
 
     def program(data, key, params):
-        return train(task, feature_loss, params, data=data, key=key, training=training, collect=collect)
+        return train(
+            task, feature_loss, params, data=data, key=key, training=training, collect=collect
+        )
 
     loop = [
-        program(federation.data(client).train, key_of(client), one) for client, one in zip(CLIENTS, starts, strict=True)
+        program(federation.data(client).train, key_of(client), one)
+        for client, one in zip(CLIENTS, starts, strict=True)
     ]
     together = stacked(program, federation, CLIENTS, starts)
     for client, one, other in zip(CLIENTS, loop, together, strict=True):
@@ -172,7 +215,9 @@ def test_collected_values(federation, collect, training):
         batches = planned(size, key_of(client), training) if size else []
         per_epoch = -(-size // 4) if not training.drop_last else max(size // 4, 1)
         kept = batches if collect == "all" else batches[-max(per_epoch, 1) :]
-        expected = [int(federation.y[federation.splits[client].train[row]]) for rows in kept for row in rows]
+        expected = [
+            int(federation.y[federation.splits[client].train[row]]) for rows in kept for row in rows
+        ]
         assert labels.tolist() == expected
 
 
@@ -195,21 +240,33 @@ def test_collected_values_are_those_before_the_step(federation):
     task, data = federation.common_task, federation.data(2).train
     params = task.model.init(new_key(0))
     one_step = Training(lr=0.5, steps=1, batch_size=0)
-    trained = train(task, feature_loss, params, data=data, key=key_of(2), training=one_step, collect="all")
-    z, _ = task.model.features(params, data.x[data.rows], weight=data.weight, key=key_of(2), training=True)
+    trained = train(
+        task, feature_loss, params, data=data, key=key_of(2), training=one_step, collect="all"
+    )
+    z, _ = task.model.features(
+        params, data.x[data.rows], weight=data.weight, key=key_of(2), training=True
+    )
     order = planned(5, key_of(2), one_step)[0]
     assert torch.allclose(trained.outputs, z[order], rtol=0, atol=1e-15)
     assert not trained.outputs.requires_grad
 
 
 def test_training_on_what_was_collected(federation):
-    """Padding lies between the rows of a stack; the order of the second phase must not depend on it."""
+    """Padding lies between the rows of a stack; the order of the second phase must not depend on
+    it."""
     task = federation.common_task
 
     def program(data, key, params):
         first = train(task, feature_loss, params, data=data, key=key, training=FULL, collect="all")
         head = task.pick(params, "head")
-        return train(task, head_loss, head, data=first.collected_examples(), key=key.fold("head"), training=FULL).params
+        return train(
+            task,
+            head_loss,
+            head,
+            data=first.collected_examples(),
+            key=key.fold("head"),
+            training=FULL,
+        ).params
 
     both_ways(program, federation, CLIENTS, own_params(task))
 
@@ -229,7 +286,9 @@ def test_keyed_noise_inside_the_gradient(federation):
 
     noisy = both_ways(program, federation, CLIENTS, own_params(task))
     data = federation.data(6).train
-    quiet = train(task, classification_loss, own_params(task)[2], data=data, key=key_of(6), training=FULL).params
+    quiet = train(
+        task, classification_loss, own_params(task)[2], data=data, key=key_of(6), training=FULL
+    ).params
     assert (noisy[2]["hidden.weight"] - quiet["hidden.weight"]).abs().max() > 1e-3
 
 
@@ -244,9 +303,14 @@ def test_noise_differs_by_step_and_client(federation):
     training = Training(lr=0.1, epochs=2, batch_size=0)
 
     def program(data, key, own):
-        return train(task, draw_loss, {"w": own}, data=data, key=key, training=training, collect="all")
+        return train(
+            task, draw_loss, {"w": own}, data=data, key=key, training=training, collect="all"
+        )
 
-    drawn = [collected_rows(one)[0] for one in stacked(program, federation, CLIENTS, [torch.tensor(0.0)] * 5)]
+    drawn = [
+        collected_rows(one)[0]
+        for one in stacked(program, federation, CLIENTS, [torch.tensor(0.0)] * 5)
+    ]
     values = {float(value) for one in drawn for value in one}
     assert len(values) == 2 * 4  # two steps of four clients that have examples
 

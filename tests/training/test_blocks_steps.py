@@ -56,7 +56,8 @@ def collected_rows(trained):
 
 
 def inner_outer(task, params, context, batch, key):
-    """Take a step of pFedMe: approximate the proximal point of the batch loss, then move towards it."""
+    """Take a step of pFedMe: approximate the proximal point of the batch loss, then move towards
+    it."""
 
     def loss(theta):
         return classification_loss(task, theta, {}, batch, key).loss
@@ -64,13 +65,17 @@ def inner_outer(task, params, context, batch, key):
     theta = params
     for _ in range(5):
         gradients = torch.func.grad(loss)(theta)
-        theta = {name: theta[name] - 0.1 * (gradients[name] + 2.0 * (theta[name] - params[name])) for name in params}
+        theta = {
+            name: theta[name] - 0.1 * (gradients[name] + 2.0 * (theta[name] - params[name]))
+            for name in params
+        }
     moved = {name: params[name] - 0.05 * 2.0 * (params[name] - theta[name]) for name in params}
     return StepOutput(moved, task.model.head(theta, batch.x.tile(2)[:, :5]))
 
 
 def second_order(task, params, context, batches, key):
-    """Take a step of Per-FedAvg: the gradient at the second batch after a step on the first, through that step."""
+    """Take a step of Per-FedAvg: the gradient at the second batch after a step on the first,
+    through that step."""
 
     def loss(values, batch):
         return classification_loss(task, values, {}, batch, key).loss
@@ -83,7 +88,9 @@ def second_order(task, params, context, batches, key):
     return StepOutput({name: params[name] - 0.1 * outer[name] for name in params})
 
 
-@pytest.mark.parametrize(("step", "per_step"), [(inner_outer, 1), (second_order, 2)], ids=["pfedme", "per_fedavg"])
+@pytest.mark.parametrize(
+    ("step", "per_step"), [(inner_outer, 1), (second_order, 2)], ids=["pfedme", "per_fedavg"]
+)
 def test_custom_steps(federation, step, per_step):
     task = federation.common_task
 
@@ -95,7 +102,9 @@ def test_custom_steps(federation, step, per_step):
     starts = own_params(task)
     loop = both_ways(program, federation, CLIENTS, starts)
     assert (loop[2][0]["hidden.weight"] - starts[2]["hidden.weight"]).abs().max() > 1e-3
-    assert [int(steps) for _, steps, _ in loop] == ([4, 2, 12, 0, 8] if per_step == 1 else [2, 2, 6, 0, 4])
+    assert [int(steps) for _, steps, _ in loop] == (
+        [4, 2, 12, 0, 8] if per_step == 1 else [2, 2, 6, 0, 4]
+    )
 
 
 def test_a_custom_step_of_second_order_equals_autograd(federation):
@@ -103,37 +112,61 @@ def test_a_custom_step_of_second_order_equals_autograd(federation):
     params = task.model.init(new_key(0))
     training = Training(epochs=1, batch_size=4)
     found = train(
-        task, None, params, data=data, key=key_of(6), training=training, step=second_order, batches_per_step=2
+        task,
+        None,
+        params,
+        data=data,
+        key=key_of(6),
+        training=training,
+        step=second_order,
+        batches_per_step=2,
     ).params
     batches = planned(23, key_of(6), training, per_step=2)
     assert [len(rows) for rows in batches] == [4, 4, 4, 4, 4, 3]
     values = [value.clone().requires_grad_() for value in params.values()]
 
     def loss(leaves, rows):
-        logits = predict_logits(task, dict(zip(params, leaves, strict=True)), data.x[data.rows[rows]])
+        logits = predict_logits(
+            task, dict(zip(params, leaves, strict=True)), data.x[data.rows[rows]]
+        )
         return torch.nn.functional.cross_entropy(logits, data.labels()[rows])
 
     for first, second in zip(batches[::2], batches[1::2], strict=True):
         inner = torch.autograd.grad(loss(values, first), values, create_graph=True)
         adapted = [value - 0.5 * gradient for value, gradient in zip(values, inner, strict=True)]
         outer = torch.autograd.grad(loss(adapted, second), values)
-        values = [(value - 0.1 * g).detach().requires_grad_() for value, g in zip(values, outer, strict=True)]
-    assert all(torch.allclose(found[n], v, rtol=0, atol=1e-12) for n, v in zip(params, values, strict=True))
+        values = [
+            (value - 0.1 * g).detach().requires_grad_()
+            for value, g in zip(values, outer, strict=True)
+        ]
+    assert all(
+        torch.allclose(found[n], v, rtol=0, atol=1e-12) for n, v in zip(params, values, strict=True)
+    )
 
 
 def test_custom_steps_collect(federation):
     task = federation.common_task
 
     def program(data, key, params):
-        return train(task, None, params, data=data, key=key, training=FULL, step=inner_outer, collect="last")
+        return train(
+            task, None, params, data=data, key=key, training=FULL, step=inner_outer, collect="last"
+        )
 
     starts = own_params(task)
     loop = [
-        program(federation.data(client).train, key_of(client), one) for client, one in zip(CLIENTS, starts, strict=True)
+        program(federation.data(client).train, key_of(client), one)
+        for client, one in zip(CLIENTS, starts, strict=True)
     ]
-    for client, one, other in zip(CLIENTS, loop, stacked(program, federation, CLIENTS, starts), strict=True):
-        (values, labels), (values_stacked, labels_stacked) = collected_rows(one), collected_rows(other)
-        assert torch.equal(labels, labels_stacked) and len(labels) == len(federation.splits[client].train)
+    for client, one, other in zip(
+        CLIENTS, loop, stacked(program, federation, CLIENTS, starts), strict=True
+    ):
+        (values, labels), (values_stacked, labels_stacked) = (
+            collected_rows(one),
+            collected_rows(other),
+        )
+        assert torch.equal(labels, labels_stacked) and len(labels) == len(
+            federation.splits[client].train
+        )
         assert torch.allclose(values, values_stacked, rtol=0, atol=1e-12)
 
 
@@ -144,7 +177,14 @@ def test_several_batches_per_step_wrap_around(federation):
 
     def program(data, key, own):
         return train(
-            task, two_batch_loss, {"w": own}, data=data, key=key, training=training, batches_per_step=2, collect="all"
+            task,
+            two_batch_loss,
+            {"w": own},
+            data=data,
+            key=key,
+            training=training,
+            batches_per_step=2,
+            collect="all",
         )
 
     trained = program(part, key_of(4), torch.tensor(0.0))
@@ -157,5 +197,7 @@ def test_several_batches_per_step_wrap_around(federation):
 def two_batch_loss(task, params, context, batches, key):
     """Collect the positions of the examples of both batches (their table is 0, 1, 2, ...)."""
     first, second = batches
-    loss = params["w"] * (weighted_mean(first.x[:, 0], first.weight) + weighted_mean(second.x[:, 0], second.weight))
+    loss = params["w"] * (
+        weighted_mean(first.x[:, 0], first.weight) + weighted_mean(second.x[:, 0], second.weight)
+    )
     return LossOutput(loss, outputs=torch.cat([first.x[:, 0], second.x[:, 0]]))

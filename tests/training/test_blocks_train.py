@@ -1,4 +1,5 @@
-"""``train`` for one client against torch.optim on a torch.nn module with the same batches, float64."""
+"""``train`` for one client against torch.optim on a torch.nn module with the same batches,
+float64."""
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ TRAININGS = {
     "decay": Training(lr=0.1, epochs=3, batch_size=4, weight_decay=0.1),
     "clip": Training(lr=0.1, epochs=3, batch_size=4, clip_norm=0.3),
     "clip rarely": Training(lr=0.1, epochs=3, batch_size=4, clip_norm=0.8),
-    "everything": Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.1, clip_norm=0.5),
+    "everything": Training(
+        lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.1, clip_norm=0.5
+    ),
     "drop last": Training(lr=0.1, epochs=3, batch_size=4, drop_last=True),
     "drop nothing": Training(lr=0.1, epochs=2, batch_size=50, drop_last=True),
     "large batch": Training(lr=0.1, epochs=3, batch_size=50),
@@ -33,7 +36,9 @@ TRAININGS = {
     "steps wrap": Training(lr=0.1, epochs=1, steps=9, batch_size=4, drop_last=True, momentum=0.5),
     "no epochs": Training(lr=0.1, epochs=0, batch_size=4),
     "adam": Training(lr=0.05, epochs=3, batch_size=4, optimizer="adam"),
-    "adam decay clip": Training(lr=0.05, epochs=3, batch_size=4, optimizer="adam", weight_decay=0.1, clip_norm=0.5),
+    "adam decay clip": Training(
+        lr=0.05, epochs=3, batch_size=4, optimizer="adam", weight_decay=0.1, clip_norm=0.5
+    ),
 }
 CLIENTS = {0: 1, 2: 5, 4: 14}
 """Client -> number of examples."""
@@ -64,11 +69,19 @@ def test_equals_torch_optim(federation, client, training):
     losses = fit(module, data.x[data.rows], data.labels(), batches, training)
     assert_equal_to_torch(trained.params, params_of(module))
     assert trained.steps == len(batches)
-    assert torch.allclose(trained.loss, torch.stack(losses).mean() if losses else torch.tensor(0.0), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        trained.loss,
+        torch.stack(losses).mean() if losses else torch.tensor(0.0),
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_batches_are_those_of_the_training_section():
-    sizes = {name: [len(rows) for rows in planned(14, key_of(0), training)] for name, training in TRAININGS.items()}
+    sizes = {
+        name: [len(rows) for rows in planned(14, key_of(0), training)]
+        for name, training in TRAININGS.items()
+    }
     assert sizes["plain"] == [4, 4, 4, 2] * 3
     assert sizes["drop last"] == [4, 4, 4] * 3
     assert sizes["drop nothing"] == [14, 14]
@@ -80,7 +93,9 @@ def test_batches_are_those_of_the_training_section():
 
 
 def test_every_epoch_sees_every_example_in_another_order():
-    first, second = (torch.cat(planned(14, key_of(0), TRAININGS["plain"])[i : i + 4]) for i in (0, 4))
+    first, second = (
+        torch.cat(planned(14, key_of(0), TRAININGS["plain"])[i : i + 4]) for i in (0, 4)
+    )
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(14))
     assert first.tolist() != second.tolist()
 
@@ -88,9 +103,13 @@ def test_every_epoch_sees_every_example_in_another_order():
 def test_epochs_replace_those_of_the_training_section(federation):
     task, data = federation.common_task, federation.data(4).train
     longer = Training(lr=0.1, epochs=3, steps=2, batch_size=4)
-    found = train(task, classification_loss, start(task), data=data, key=key_of(4), training=longer, epochs=2)
+    found = train(
+        task, classification_loss, start(task), data=data, key=key_of(4), training=longer, epochs=2
+    )
     exact = Training(lr=0.1, epochs=2, batch_size=4)
-    expected = train(task, classification_loss, start(task), data=data, key=key_of(4), training=exact)
+    expected = train(
+        task, classification_loss, start(task), data=data, key=key_of(4), training=exact
+    )
     assert found.steps == 8
     assert_equal_to_torch(found.params, expected.params, 0)
 
@@ -108,7 +127,9 @@ def test_frozen_parameters_do_not_move(federation):
     params = start(task)
     body, head = task.pick(params, "body"), task.pick(params, "head")
     kept = {name: value.clone() for name, value in head.items()}
-    found = train(task, classification_loss, body, context=head, data=data, key=key_of(4), training=training)
+    found = train(
+        task, classification_loss, body, context=head, data=data, key=key_of(4), training=training
+    )
     assert list(found.params) == list(body)
     assert all(torch.equal(head[name], value) for name, value in kept.items())
     module = module_of(params, trained=tuple(body))
@@ -120,7 +141,14 @@ def test_inputs_are_not_modified(federation):
     task, data = federation.common_task, federation.data(4).train
     params = start(task)
     before = {name: value.clone() for name, value in params.items()}
-    trained = train(task, classification_loss, params, data=data, key=key_of(4), training=TRAININGS["everything"])
+    trained = train(
+        task,
+        classification_loss,
+        params,
+        data=data,
+        key=key_of(4),
+        training=TRAININGS["everything"],
+    )
     assert all(torch.equal(params[name], value) for name, value in before.items())
     assert not any(value.requires_grad for value in trained.params.values())
 
@@ -139,11 +167,14 @@ def test_batch_normalization_equals_pytorch():
 
 
 def test_convolutions_equal_plain_autograd():
-    """The tight loop keeps images and kernels channels last in one buffer; the numbers are those of plain tensors."""
+    """The tight loop keeps images and kernels channels last in one buffer; the numbers are those of
+    plain tensors."""
     task, training = convolutional(), TRAININGS["everything"]
     federation = make_federation(task)
     data, params = federation.data(4).train, start(task)
-    found = train(task, classification_loss, params, data=data, key=key_of(4), training=training).params
+    found = train(
+        task, classification_loss, params, data=data, key=key_of(4), training=training
+    ).params
     values, speed = dict(params), {name: torch.zeros_like(value) for name, value in params.items()}
     x, y = data.x[data.rows].contiguous(), data.labels()
     for rows in planned(14, key_of(4), training):
@@ -151,16 +182,22 @@ def test_convolutions_equal_plain_autograd():
         nn.functional.cross_entropy(predict_logits(task, leaves, x[rows]), y[rows]).backward()
         norm = sum(leaf.grad.square().sum() for leaf in leaves.values()).sqrt()
         for name, leaf in leaves.items():
-            gradient = leaf.grad * min(1.0, training.clip_norm / (float(norm) + 1e-6)) + training.weight_decay * leaf
+            gradient = (
+                leaf.grad * min(1.0, training.clip_norm / (float(norm) + 1e-6))
+                + training.weight_decay * leaf
+            )
             speed[name] = training.momentum * speed[name] + gradient.detach()
             values[name] = values[name] - training.lr * speed[name]
     assert_equal_to_torch(found, values)
 
 
 def running_loss(task, params, context, batch, key):
-    """Add up the batches' weights in a buffer that also scales the loss, so that it would have a gradient."""
+    """Add up the batches' weights in a buffer that also scales the loss, so that it would have a
+    gradient."""
     total = params["total"] + batch.weight.sum()
-    loss = cross_entropy(task.model.head(params, batch.x), batch.y, batch.weight) * (1 + 0 * params["total"])
+    loss = cross_entropy(task.model.head(params, batch.x), batch.y, batch.weight) * (
+        1 + 0 * params["total"]
+    )
     return LossOutput(loss, {"total": total})
 
 
@@ -175,7 +212,11 @@ class Counting:
 
 def test_buffers_follow_the_loss_and_are_never_trained(federation):
     task = Task(Counting(), 3, (4,))
-    params = {"head.weight": torch.ones(3, 4), "total": torch.tensor(100.0), "head.bias": torch.zeros(3)}
+    params = {
+        "head.weight": torch.ones(3, 4),
+        "total": torch.tensor(100.0),
+        "head.bias": torch.zeros(3),
+    }
     data, training = federation.data(4).train, TRAININGS["everything"]
     trained = train(task, running_loss, params, data=data, key=key_of(4), training=training)
     assert list(trained.params) == list(params)
@@ -190,7 +231,14 @@ def test_examples_of_weight_zero_are_not_there(federation):
     left_out = data._replace(weight=torch.zeros(14).index_fill(0, kept, 1.0))
     never_had = ExampleSet(data.x, data.y, data.rows[kept], torch.ones(len(kept)))
     first, second = (
-        train(task, classification_loss, start(task), data=part, key=key_of(4), training=TRAININGS["everything"])
+        train(
+            task,
+            classification_loss,
+            start(task),
+            data=part,
+            key=key_of(4),
+            training=TRAININGS["everything"],
+        )
         for part in (left_out, never_had)
     )
     assert first.steps == second.steps == 6
@@ -202,21 +250,31 @@ def test_float32_stays_float32(federation):
     task = perceptron()
     small = make_federation(task)
     data, training = small.data(4).train, TRAININGS["everything"]
-    trained = train(task, classification_loss, start(task), data=data, key=key_of(4), training=training)
-    assert {value.dtype for value in trained.params.values()} == {torch.float32} == {trained.loss.dtype}
+    trained = train(
+        task, classification_loss, start(task), data=data, key=key_of(4), training=training
+    )
+    assert (
+        {value.dtype for value in trained.params.values()}
+        == {torch.float32}
+        == {trained.loss.dtype}
+    )
 
 
 def test_a_loss_may_leave_parameters_unused(federation):
     """Their gradient is 0: without decay they keep their values."""
     task, data = federation.common_task, federation.data(4).train
     params = start(task)
-    trained = train(task, head_only_loss, params, data=data, key=key_of(4), training=TRAININGS["momentum"])
+    trained = train(
+        task, head_only_loss, params, data=data, key=key_of(4), training=TRAININGS["momentum"]
+    )
     assert torch.equal(trained.params["hidden.weight"], params["hidden.weight"])
     assert not torch.equal(trained.params["head.weight"], params["head.weight"])
 
 
 def head_only_loss(task, params, context, batch, key):
-    return LossOutput(cross_entropy(task.model.head(params, batch.x.tile(2)[:, :5]), batch.y, batch.weight))
+    return LossOutput(
+        cross_entropy(task.model.head(params, batch.x.tile(2)[:, :5]), batch.y, batch.weight)
+    )
 
 
 def test_dropout_masks_differ_by_step_and_client():

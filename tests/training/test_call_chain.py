@@ -19,7 +19,8 @@ SOURCE = str(Path(fedtailor.__file__).parent)
 
 @pytest.fixture
 def chains(monkeypatch):
-    """The functions of the package that were being called, outermost first, at each call of ``torch.autograd.grad``."""
+    """The functions of the package that were being called, outermost first, at each call of
+    ``torch.autograd.grad``."""
     found, original = [], torch.autograd.grad
 
     def grad(*arguments, **options):
@@ -39,7 +40,14 @@ def test_from_train_to_the_gradient_there_are_at_most_five_calls(chains):
     federation = make_federation(perceptron())
     task, data = federation.common_task, federation.data(6).train
     plan = Training(lr=0.1, epochs=1, batch_size=4)
-    train(task, classification_loss, task.model.init(new_key(0)), data=data, key=key_of(6), training=plan)
+    train(
+        task,
+        classification_loss,
+        task.model.init(new_key(0)),
+        data=data,
+        key=key_of(6),
+        training=plan,
+    )
     assert len(chains) == 6  # 23 examples
     for chain in chains:
         assert chain[0] == "train" and len(chain) <= 5, chain

@@ -43,10 +43,16 @@ def test_parameters_and_context_can_be_joined(federation, has_context):
         return found.params, found.loss
 
     def expected(data, key, own):
-        found = train(task, classification_loss, trained, data=data, key=key, training=TRAINING, **options)
+        found = train(
+            task, classification_loss, trained, data=data, key=key, training=TRAINING, **options
+        )
         return found.params, found.loss
 
-    pairs = zip(both_ways(program, federation, CLIENTS), both_ways(expected, federation, CLIENTS), strict=True)
+    pairs = zip(
+        both_ways(program, federation, CLIENTS),
+        both_ways(expected, federation, CLIENTS),
+        strict=True,
+    )
     for one, other in pairs:
         assert torch.equal(one[1], other[1])
         assert one[0].keys() == other[0].keys()
@@ -60,7 +66,12 @@ def test_a_forward_pass_can_join_them_too(federation):
         data = federation.data(client).train
         whole = forward(task, joined_logits, model, data, key=new_key(1))
         head = forward(
-            task, joined_logits, task.pick(model, "head"), data, key=new_key(1), context=task.pick(model, "body")
+            task,
+            joined_logits,
+            task.pick(model, "head"),
+            data,
+            key=new_key(1),
+            context=task.pick(model, "body"),
         )
         assert torch.equal(whole, head)
 
@@ -74,5 +85,12 @@ def test_without_a_context_the_loss_receives_an_empty_dict(federation):
 
     task = federation.common_task
     data = federation.data(0).train
-    train(task, looking_loss, task.model.init(new_key(0)), data=data, key=new_key(1), training=TRAINING)
+    train(
+        task,
+        looking_loss,
+        task.model.init(new_key(0)),
+        data=data,
+        key=new_key(1),
+        training=TRAINING,
+    )
     assert seen and all(type(context) is dict and context == {} for context in seen)

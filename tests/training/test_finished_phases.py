@@ -37,7 +37,14 @@ def test_a_finished_phase_keeps_no_steps_alive(runner, monkeypatch):
     try:
         with steps_run_by(runner), torch.no_grad():
             for _ in range(3):
-                train(task, classification_loss, params, data=clients.data(4).train, key=key_of(1), training=Training())
+                train(
+                    task,
+                    classification_loss,
+                    params,
+                    data=clients.data(4).train,
+                    key=key_of(1),
+                    training=Training(),
+                )
                 alive.clear()
         assert len(freed) == 3
     finally:

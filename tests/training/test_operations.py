@@ -1,4 +1,5 @@
-"""Every operation that may be recorded gives the same bits in a replay, whatever its inputs hold."""
+"""Every operation that may be recorded gives the same bits in a replay, whatever its inputs
+hold."""
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ aten = torch.ops.aten
 
 
 def special(x):
-    """Return values with rare ones among them: infinities, NaN, zeros of both signs, very small numbers."""
+    """Return values with rare ones among them: infinities, NaN, zeros of both signs, very small
+    numbers."""
     odd = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 1e-40, -1e-40, 1e30])
     return torch.cat([odd, x.flatten()[len(odd) :]]).view_as(x)
 
@@ -34,7 +36,9 @@ def gradient(function):
         with torch.enable_grad():
             leaf, picture = x.detach().requires_grad_(), images.detach().requires_grad_()
             value = function(leaf, other, picture, y)
-            found = torch.autograd.grad((value * torch.full_like(value, 0.7)).sum(), (leaf, picture), allow_unused=True)
+            found = torch.autograd.grad(
+                (value * torch.full_like(value, 0.7)).sum(), (leaf, picture), allow_unused=True
+            )
         return [one for one in found if one is not None]
 
     return call
@@ -90,7 +94,9 @@ CALLS = {
     "leaky_relu_backward": gradient(lambda x, o, i, y: F.leaky_relu(x)),
     "log_sigmoid_backward": gradient(lambda x, o, i, y: F.logsigmoid(x)),
     "max_pool2d_with_indices_backward": gradient(lambda x, o, i, y: F.max_pool2d(i, 2)),
-    "native_group_norm_backward": gradient(lambda x, o, i, y: F.group_norm(i, 3, o[0, :3], o[1, :3])),
+    "native_group_norm_backward": gradient(
+        lambda x, o, i, y: F.group_norm(i, 3, o[0, :3], o[1, :3])
+    ),
     "native_layer_norm_backward": gradient(lambda x, o, i, y: F.layer_norm(x, (6,), o[0], o[1])),
     "nll_loss_backward": gradient(lambda x, o, i, y: F.nll_loss(x, y)),
     "select_backward": gradient(lambda x, o, i, y: x[2]),
@@ -167,7 +173,9 @@ def test_every_operation_of_the_list_is_tried():
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_replay_gives_the_same_bits(name, monkeypatch):
     seen, known = set(), operations.repeatable
-    monkeypatch.setattr(operations, "repeatable", lambda func, args: seen.add(_name(func)) or known(func, args))
+    monkeypatch.setattr(
+        operations, "repeatable", lambda func, args: seen.add(_name(func)) or known(func, args)
+    )
     places = inputs(0)
     recording = record(lambda: listed(CALLS[name](*places)), places)
     assert name in seen

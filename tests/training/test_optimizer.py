@@ -1,4 +1,5 @@
-"""The optimizer: one pass for one client, step by step for a stack; both are the same arithmetic."""
+"""The optimizer: one pass for one client, step by step for a stack; both are the same
+arithmetic."""
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ def tensors(seed):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.5, 0.01)])
+@pytest.mark.parametrize(
+    ("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.5, 0.01)]
+)
 def test_one_client_and_a_stack_take_the_same_steps(optimizer, momentum, weight_decay):
     training = Training(optimizer=optimizer, lr=0.1, momentum=momentum, weight_decay=weight_decay)
     one, stack = tensors(0), [leaf[None].clone() for leaf in tensors(0)]
@@ -26,7 +29,9 @@ def test_one_client_and_a_stack_take_the_same_steps(optimizer, momentum, weight_
         kept = [gradient.clone() for gradient in gradients]
         alone.update(one, gradients, step)
         together.update(stack, [gradient[None] for gradient in gradients], step, active=1)
-        assert all(torch.equal(gradient, before) for gradient, before in zip(gradients, kept, strict=True))
+        assert all(
+            torch.equal(gradient, before) for gradient, before in zip(gradients, kept, strict=True)
+        )
     for leaf, row in zip(one, stack, strict=True):
         assert torch.allclose(leaf, row[0], rtol=0, atol=1e-14)
 

@@ -26,7 +26,11 @@ def models(name, precision, engine, task=perceptron):
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [(name, engine) for turn, name in enumerate(ALGORITHMS) for engine in in_turn([Reference(), Batched(3)], turn)],
+    [
+        (name, engine)
+        for turn, name in enumerate(ALGORITHMS)
+        for engine in in_turn([Reference(), Batched(3)], turn)
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, engine):
@@ -38,7 +42,9 @@ def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, e
         for path, leaf in one.items():
             assert torch.isfinite(other[path]).all()
             differs |= not torch.equal(leaf, other[path])
-            if path.endswith(("weight", "bias")) and name != "fedcr":  # whose products of experts amplify
+            if (
+                path.endswith(("weight", "bias")) and name != "fedcr"
+            ):  # whose products of experts amplify
                 assert torch.allclose(leaf, other[path], rtol=0.1, atol=0.1), path
     assert differs
 
@@ -47,11 +53,15 @@ def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, e
 @pytest.mark.parametrize("name", ["fedavg", "pfedfda", "fedcr"])
 def test_convolutions_and_modules_train_in_it(name, task):
     for model in models(name, "bfloat16", Reference(), task).values():
-        assert all(leaf.dtype != torch.bfloat16 and torch.isfinite(leaf).all() for leaf in tree.leaves(model))
+        assert all(
+            leaf.dtype != torch.bfloat16 and torch.isfinite(leaf).all()
+            for leaf in tree.leaves(model)
+        )
 
 
 def test_only_training_steps_run_in_it(monkeypatch):
-    """Steps see bfloat16 features, evaluation and passes over the data do not; collected values are not bfloat16."""
+    """Steps see bfloat16 features, evaluation and passes over the data do not; collected values are
+    not bfloat16."""
     seen = []
 
     def watch(task, params, x):
@@ -62,7 +72,10 @@ def test_only_training_steps_run_in_it(monkeypatch):
     monkeypatch.setattr(prediction, "predict_features", watch)
     models("fedavg", "bfloat16", Reference())
     assert seen and not any(seen)
-    federation, training = make_federation(perceptron()), Training(epochs=1, batch_size=5, precision="bfloat16")
+    federation, training = (
+        make_federation(perceptron()),
+        Training(epochs=1, batch_size=5, precision="bfloat16"),
+    )
     start = federation.common_task.model.init(new_key(0))
     trained = train(
         federation.common_task,

@@ -1,4 +1,5 @@
-"""A recording gives the results of its function bit for bit, whatever its inputs hold; or it is refused."""
+"""A recording gives the results of its function bit for bit, whatever its inputs hold; or it is
+refused."""
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def functional_gradient(weight, bias, x, y):
 
 
 def gradient_of_every_example(weight, bias, x, y):
-    return [torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, None, 0, 0))(weight, bias, x, y)]
+    return [
+        torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, None, 0, 0))(weight, bias, x, y)
+    ]
 
 
 def second_order(weight, bias, x, y):
@@ -176,26 +179,47 @@ def refused(function, *places):
         lambda x: x.data_ptr(),
         lambda x: torch.allclose(x, x),
     ],
-    ids=["float", "bool", "item", "tolist", "numpy", "array", "int", "dlpack", "tensor_split", "data_ptr", "allclose"],
+    ids=[
+        "float",
+        "bool",
+        "item",
+        "tolist",
+        "numpy",
+        "array",
+        "int",
+        "dlpack",
+        "tensor_split",
+        "data_ptr",
+        "allclose",
+    ],
 )
 def test_looking_at_values_is_refused(look):
     x = torch.randn(3)
     message = refused(lambda: [x * look(x) if not isinstance(look(x), list) else x], x)
-    assert message.startswith(("it reads values on the host", "it is not known to be repeated exactly"))
+    assert message.startswith(
+        ("it reads values on the host", "it is not known to be repeated exactly")
+    )
 
 
 @pytest.mark.parametrize(
-    "choose", [lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: x.masked_select(x > 0), torch.unique]
+    "choose",
+    [lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: x.masked_select(x > 0), torch.unique],
 )
 def test_results_whose_size_depends_on_values_are_refused(choose):
     x = torch.randn(3)
-    assert refused(lambda: [choose(x)], x).startswith("it is not known to be repeated exactly: aten::")
+    assert refused(lambda: [choose(x)], x).startswith(
+        "it is not known to be repeated exactly: aten::"
+    )
 
 
-@pytest.mark.parametrize("draw", [torch.rand_like, F.dropout, torch.bernoulli, lambda x: x + torch.randn(3)])
+@pytest.mark.parametrize(
+    "draw", [torch.rand_like, F.dropout, torch.bernoulli, lambda x: x + torch.randn(3)]
+)
 def test_random_numbers_are_refused(draw):
     x = torch.rand(3)
-    assert refused(lambda: [draw(x)], x).startswith("it is not known to be repeated exactly: aten::")
+    assert refused(lambda: [draw(x)], x).startswith(
+        "it is not known to be repeated exactly: aten::"
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,9 +232,13 @@ def test_random_numbers_are_refused(draw):
         lambda x: torch._assert_async(x.sum()),
     ],
 )
-def test_operations_that_look_at_values_to_raise_an_error_or_go_other_ways_when_watched_are_refused(function):
+def test_operations_that_look_at_values_to_raise_an_error_or_go_other_ways_when_watched_are_refused(
+    function,
+):
     x = torch.eye(3) + 0.1
-    assert refused(lambda: [function(x)], x).startswith("it is not known to be repeated exactly: aten::")
+    assert refused(lambda: [function(x)], x).startswith(
+        "it is not known to be repeated exactly: aten::"
+    )
 
 
 @pytest.mark.parametrize("draw", [normal, uniform, lambda key, shape: random_words(key, *shape)])
@@ -250,19 +278,28 @@ def test_a_draw_that_no_input_decides_is_not_made_again():
 
 def test_writing_to_an_input_is_refused():
     x = torch.rand(3)
-    assert refused(lambda: [x[1:].add_(1)], x).startswith("it writes to memory that it did not make")
+    assert refused(lambda: [x[1:].add_(1)], x).startswith(
+        "it writes to memory that it did not make"
+    )
 
 
 def test_writing_to_what_was_there_before_is_refused():
     x, count = torch.rand(3), torch.zeros(3)
-    assert refused(lambda: [x + count.add_(1)], x).startswith("it writes to memory that it did not make")
+    assert refused(lambda: [x + count.add_(1)], x).startswith(
+        "it writes to memory that it did not make"
+    )
 
 
 def test_large_results_that_would_be_copied_are_refused():
     x, weight = torch.randn(8, 3, 32, 32), torch.randn(16, 3, 5, 5)
-    assert "copy large results: aten::convolution" in refused(lambda: [F.conv2d(x, weight)], x, weight)
+    assert "copy large results: aten::convolution" in refused(
+        lambda: [F.conv2d(x, weight)], x, weight
+    )
     small = x[:1, :, :6, :6].clone()
-    assert torch.equal(record(lambda: [F.conv2d(small, weight)], [small, weight]).outputs[0], F.conv2d(small, weight))
+    assert torch.equal(
+        record(lambda: [F.conv2d(small, weight)], [small, weight]).outputs[0],
+        F.conv2d(small, weight),
+    )
 
 
 def test_much_memory_is_refused():

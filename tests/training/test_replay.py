@@ -1,4 +1,5 @@
-"""Replayed steps give the same bits as steps that are not recorded, whichever clients were trained before."""
+"""Replayed steps give the same bits as steps that are not recorded, whichever clients were trained
+before."""
 
 import gc
 import threading
@@ -34,7 +35,8 @@ from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)
 CLIENTS = [6, 6, 4, 2]
-"""23, 14 and 5 examples: batches of 4, 3, 2 and 1. Of a phase that comes only once, nothing is recorded."""
+"""23, 14 and 5 examples: batches of 4, 3, 2 and 1. Of a phase that comes only once, nothing is
+recorded."""
 
 
 @pytest.fixture
@@ -90,7 +92,9 @@ def assert_same_bits(first, second):
 
 def pulled_loss(task, params, context, batch, key, *, penalty):
     loss = classification_loss(task, params, {}, batch, key)
-    distance = sum(((params[name] - context[name]) ** 2).sum() for name in task.names("body", "head"))
+    distance = sum(
+        ((params[name] - context[name]) ** 2).sum() for name in task.names("body", "head")
+    )
     return loss._replace(loss=loss.loss + penalty * distance, outputs=batch.x.flatten(1))
 
 
@@ -98,7 +102,9 @@ def swapping_step(task, params, context, batch, key):
     """Return leaves, and values to collect, that lie where other leaves lie."""
     gradient, _, _ = model_gradient(task, params["now"], batch, key)
     moved = {name: leaf - 0.1 * gradient[name] for name, leaf in params["now"].items()}
-    return StepOutput({"now": moved, "before": params["now"]}, params["before"]["head.bias"].expand(4, -1))
+    return StepOutput(
+        {"now": moved, "before": params["now"]}, params["before"]["head.bias"].expand(4, -1)
+    )
 
 
 def two_batches_loss(task, params, context, batches, key):
@@ -122,9 +128,18 @@ def noisy_loss(task, params, context, batch, key):
 
 PHASES = {
     "plain": (classification_loss, {"training": TRAINING}),
-    "clipped": (classification_loss, {"training": Training(lr=0.1, epochs=3, batch_size=4, clip_norm=0.1)}),
-    "adam": (classification_loss, {"training": Training(lr=0.1, epochs=3, batch_size=4, optimizer="adam")}),
-    "bfloat16": (classification_loss, {"training": Training(lr=0.1, epochs=3, batch_size=4, precision="bfloat16")}),
+    "clipped": (
+        classification_loss,
+        {"training": Training(lr=0.1, epochs=3, batch_size=4, clip_norm=0.1)},
+    ),
+    "adam": (
+        classification_loss,
+        {"training": Training(lr=0.1, epochs=3, batch_size=4, optimizer="adam")},
+    ),
+    "bfloat16": (
+        classification_loss,
+        {"training": Training(lr=0.1, epochs=3, batch_size=4, precision="bfloat16")},
+    ),
     "context": (partial(pulled_loss, penalty=0.1), {"training": TRAINING, "collect": "all"}),
     "last epoch": (partial(pulled_loss, penalty=0.1), {"training": TRAINING, "collect": "last"}),
     "several batches": (two_batches_loss, {"training": TRAINING, "batches_per_step": 2}),
@@ -176,7 +191,9 @@ def test_custom_steps_whose_results_lie_in_each_other_give_the_same_bits(monkeyp
         plan = Training(epochs=3, batch_size=4, drop_last=True)
         options = {"training": plan, "step": swapping_step, "collect": "all"}
         parts = [federation.data(client).train for client in CLIENTS]
-        return tuple(train(task, None, start, data=data, key=key_of(0), **options) for data in parts)
+        return tuple(
+            train(task, None, start, data=data, key=key_of(0), **options) for data in parts
+        )
 
     plain, recorded = in_both_ways(monkeypatch, program)
     assert_same_bits(plain, recorded)
@@ -238,7 +255,9 @@ def test_a_step_is_recorded_only_when_it_was_taken_often(monkeypatch, federation
 
 def test_results_are_not_overwritten_by_the_next_phase(monkeypatch, federation):
     monkeypatch.setattr(replay, "_OFTEN", 0)
-    (first,) = trained(federation.common_task, federation, classification_loss, clients=[6], collect="none")
+    (first,) = trained(
+        federation.common_task, federation, classification_loss, clients=[6], collect="none"
+    )
     before = tree.map(torch.clone, first)
     trained(federation.common_task, federation, classification_loss, clients=[4, 2])
     assert_same_bits(before, first)
@@ -310,7 +329,9 @@ class Interrupted(BaseException):
     """Stands for an interruption from outside."""
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), Interrupted()], ids=["error", "interruption"])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no"), Interrupted()], ids=["error", "interruption"]
+)
 @pytest.mark.parametrize("trial", range(3))
 def test_a_trial_that_does_not_end_is_no_proof(monkeypatch, at_once, federation, error, trial):
     task, calls, original = federation.common_task, [], StepGraph.replay
@@ -337,7 +358,9 @@ def test_the_reference_engine_takes_every_step_as_it_is(at_once, federation):
 
     def program(task, common, data):
         start = task.model.init(new_key(0))
-        return train(task, classification_loss, start, data=data, key=key_of(6), training=TRAINING).params
+        return train(
+            task, classification_loss, start, data=data, key=key_of(6), training=TRAINING
+        ).params
 
     first, *_ = Reference().map(program, (), [job] * 3)
     assert kept() == []
@@ -372,7 +395,9 @@ def set_program(task, common, data):
     """Return trained parameters, and whether the runner trusts a recording by then."""
     start = task.model.init(new_key(0))
     params = train(task, set_loss, start, data=data, key=key_of(6), training=TRAINING).params
-    recorded = isinstance(current_runner(), ReplayRunner) and any(shape.trusted for shape in shapes())
+    recorded = isinstance(current_runner(), ReplayRunner) and any(
+        shape.trusted for shape in shapes()
+    )
     return params, torch.tensor(recorded)
 
 
@@ -427,7 +452,11 @@ def test_labels_of_another_type_are_not_taken_for_these(at_once, federation):
         data = federation.data(6).train._replace(y=y)
         for _ in range(3):
             start = task.model.init(new_key(0))
-            results.append(train(task, distance_loss, start, data=data, key=key_of(6), training=TRAINING).params)
+            results.append(
+                train(
+                    task, distance_loss, start, data=data, key=key_of(6), training=TRAINING
+                ).params
+            )
     for same in ([0, 1, 2, 6, 7, 8], [3, 4, 5]):
         for number in same:
             assert_same_bits(results[same[0]], results[number])
@@ -492,7 +521,8 @@ def test_the_oldest_memory_goes_first(monkeypatch, federation):
 def test_more_shapes_of_batches_than_are_kept_run_as_they_are(monkeypatch, federation):
     monkeypatch.setattr(replay, "_MOST_SHAPES", 1)
     plain, recorded = in_both_ways(
-        monkeypatch, lambda: trained(federation.common_task, federation, classification_loss, training=TRAINING)
+        monkeypatch,
+        lambda: trained(federation.common_task, federation, classification_loss, training=TRAINING),
     )
     assert_same_bits(plain, recorded)
     assert len(shapes()) == 1
@@ -514,4 +544,6 @@ def test_threads_have_memories_of_their_own(monkeypatch, federation):
     thread.join()
     assert_same_bits(results["here"][0], results["there"][0])
     assert results["here"][1] and results["there"][1]
-    assert not {id(buffers) for buffers in results["here"][1]} & {id(buffers) for buffers in results["there"][1]}
+    assert not {id(buffers) for buffers in results["here"][1]} & {
+        id(buffers) for buffers in results["there"][1]
+    }

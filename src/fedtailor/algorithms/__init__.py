@@ -41,7 +41,9 @@ ALGORITHMS = {
         "before training, clients mix the global model into their last layers by learned weights",
     ),
     "fedavg": Entry(
-        "fedtailor.algorithms.fedavg:FedAvg", "McMahan et al. 2017", "one global model, the mean of the clients'"
+        "fedtailor.algorithms.fedavg:FedAvg",
+        "McMahan et al. 2017",
+        "one global model, the mean of the clients'",
     ),
     "fedavg_ft": Entry(
         "fedtailor.algorithms.fedavg_ft:FedAvgFT",
@@ -123,7 +125,9 @@ ALGORITHMS = {
         "Liang et al. 2020",
         "shared upper layers, personal lower ones",
     ),
-    "local": Entry("fedtailor.algorithms.local:Local", "", "every client trains alone; nothing is sent"),
+    "local": Entry(
+        "fedtailor.algorithms.local:Local", "", "every client trains alone; nothing is sent"
+    ),
     "moon": Entry(
         "fedtailor.algorithms.moon:Moon",
         "Li et al. 2021",
@@ -167,15 +171,18 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
     """Return the class of an algorithm: a name of the table, or a user's ``package.module:Class``.
 
     Raises:
-        ConfigError: the name is unknown, the module cannot be imported, or the class is no algorithm that can be run.
+        ConfigError: the name is unknown, the module cannot be imported, or the class is no
+            algorithm that can be run.
     """
     target = name
     if ":" not in name:
         target = ALGORITHMS[find_name("algorithm", name, ALGORITHMS, key="algorithm.name")].target
+
     found = find_target(target, what="algorithm", key="algorithm.name")
     problem = problem_with(found)
     if problem:
         raise refuse_target(f"algorithm '{target}' {problem}", name, key="algorithm.name")
+
     algorithm: type[Algorithm[Any, Any, Any]] = found
     return algorithm
 
@@ -186,17 +193,26 @@ def problem_with(cls: Any) -> str:
 
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         return "is not a subclass of fedtailor.Algorithm"
+
     classes = [base for base in cls.__mro__ if issubclass(base, Algorithm)][:-1]
     if inspect.isabstract(cls):
         return f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
+
     for base in classes:
-        own = [name for name, kind in inspect.get_annotations(base).items() if "ClassVar" not in str(kind)]
+        own = [
+            name
+            for name, kind in inspect.get_annotations(base).items()
+            if "ClassVar" not in str(kind)
+        ]
         if own and "__dataclass_params__" not in vars(base):
             return f"has fields, but '{base.__name__}' lacks the decorator @dataclass(frozen=True, kw_only=True)"
+
         taken = sorted({"name", "preset", "training"} & set(own))
         if taken:
             return f"has a field '{taken[0]}', a name that [algorithm] needs itself: choose another one"
+
     expected = [field.name for field in dataclasses.fields(cls) if field.init]
     if list(inspect.signature(cls).parameters) != expected:
         return "has an __init__ of its own: leave it out, and declare options as fields of a frozen dataclass"
+
     return ""

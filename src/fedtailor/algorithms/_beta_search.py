@@ -1,9 +1,11 @@
-"""The search for beta: how far a client should move from the global Gaussian class model to its own.
+"""The search for beta: how far a client should move from the global Gaussian class model to its
+own.
 
-Beta minimizes the cross-validated loss of the classifier of the blended model (pFedFDA: McLaughlin and Su 2024,
-"Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS). One decomposition per fold makes
-both covariances diagonal, so that any number of blends costs no further factorization. Nothing branches on data;
-everything runs under ``torch.func.vmap`` and in float64. The same search finds the weight of a blended class prior.
+Beta minimizes the cross-validated loss of the classifier of the blended model (pFedFDA: McLaughlin
+and Su 2024, "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS). One
+decomposition per fold makes both covariances diagonal, so that any number of blends costs no
+further factorization. Nothing branches on data; everything runs under ``torch.func.vmap`` and in
+float64. The same search finds the weight of a blended class prior.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _STARTS: dict[Mode, list[float]] = {
     "single": [0.0, 1 / 32, 1 / 16, *_EIGHTHS[1:-1], 15 / 16, 31 / 32, 1.0],
     "multi": _EIGHTHS,
 }
-"""Where the search starts. At both ends, where a covariance may be nearly singular, the objective can be steep."""
+"""Where the search starts. At both ends, where a covariance may be nearly singular, the objective
+can be steep."""
 _FIRST_LEVEL = 4  # the search goes on with steps of 2^-4 ...
 _LAST_LEVEL = 12  # ... and ends with steps of 2^-12
 _TIE = 1e-12  # objectives this close, relative to 1 + their size, count as equal
@@ -41,7 +44,9 @@ class Folds(NamedTuple):
 
 
 class Path(NamedTuple):
-    """All blends of a local and a global class model, in a basis where both covariances are diagonal."""
+    """All blends of a local and a global class model, in a basis where both covariances are
+    diagonal.
+    """
 
     basis: Float64[Tensor, "d d"]
     """Columns in which the global covariance is the identity; NaN where there is no such basis."""
@@ -78,7 +83,8 @@ def find_beta(
     shrinkage: float,
     project: bool,
 ) -> Float64[Tensor, "2"]:
-    """Find beta for the means and for the covariance by 2-fold cross-validation, as multiples of 2^-12.
+    """Find beta for the means and for the covariance by 2-fold cross-validation, as multiples of
+    2^-12.
 
     Args:
         z: features; rows of weight 0 are not there and may hold any finite numbers.
@@ -100,12 +106,20 @@ def find_beta(
     fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
     shared = gaussian.shrink(global_covariance, shrinkage)
     judged = []
+
     for half, other in ((0, 1), (1, 0)):
-        moments = gaussian.class_moments(features[half], fold_labels[half], folds.weight[half], num_classes)
+        moments = gaussian.class_moments(
+            features[half], fold_labels[half], folds.weight[half], num_classes
+        )
         local = gaussian.covariance(moments.scatter, moments.counts.sum(), ridge, offset)
         local = gaussian.shrink(gaussian.nearest_pd(local) if project else local, shrinkage)
-        blends = path(gaussian.fill_missing_means(moments, global_means), global_means, local, shared)
-        judged.append(Fold(blends, features[other], fold_labels[other], folds.weight[other].double()))
+        blends = path(
+            gaussian.fill_missing_means(moments, global_means), global_means, local, shared
+        )
+        judged.append(
+            Fold(blends, features[other], fold_labels[other], folds.weight[other].double())
+        )
+
     log_prior = prior.double().log()
     beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
     beta = torch.where(torch.isfinite(value), beta, previous.double())
@@ -117,12 +131,15 @@ def stratified_folds(
 ) -> Folds:
     """Divide rows into two halves with equal shares of every class, at random by ``words``.
 
-    Rows are put in order of class and word, and dealt alternately; the sizes of the halves, and their numbers of
-    every class, differ by one at most. Rows of weight 0 and of classes with a single row get weight 0.
-    Same counts as scikit-learn's ``StratifiedKFold(2, shuffle=True)`` where classes first appear in order.
+    Rows are put in order of class and word, and dealt alternately; the sizes of the halves, and
+    their numbers of every class, differ by one at most. Rows of weight 0 and of classes with a
+    single row get weight 0. Same counts as scikit-learn's ``StratifiedKFold(2, shuffle=True)``
+    where classes first appear in order.
     """
     n = labels.shape[0]
-    present = (labels[:, None] == torch.arange(num_classes, device=labels.device)) & (weight > 0)[:, None]
+    present = (labels[:, None] == torch.arange(num_classes, device=labels.device)) & (weight > 0)[
+        :, None
+    ]
     kept = (present & (present.sum(0) >= 2)).any(1)
     group = torch.where(kept, labels, num_classes)
     by_word = torch.argsort(words, stable=True)
@@ -130,6 +147,7 @@ def stratified_folds(
     order_weight = torch.where(kept, weight, 0)[order]
     rows = pad(order, (0, n % 2)).reshape(-1, 2).mT
     row_weight = pad(order_weight, (0, n % 2)).reshape(-1, 2).mT
+
     return Folds(rows, row_weight)
 
 
@@ -141,10 +159,12 @@ def path(
 ) -> Path:
     """Decompose the blends of two class models.
 
-    With ``global = L L^T`` and ``L^-1 local L^-T = Q diag(t) Q^T``, the inverse of a blend of covariances is
-    ``P diag(1 / (beta t + 1 - beta)) P^T`` where ``P = L^-T Q``.
+    With ``global = L L^T`` and ``L^-1 local L^-T = Q diag(t) Q^T``, the inverse of a blend of
+    covariances is ``P diag(1 / (beta t + 1 - beta)) P^T`` where ``P = L^-T Q``.
     """
-    identity = torch.eye(global_covariance.shape[-1], dtype=torch.float64, device=global_covariance.device)
+    identity = torch.eye(
+        global_covariance.shape[-1], dtype=torch.float64, device=global_covariance.device
+    )
     factor, failed = torch.linalg.cholesky_ex(gaussian.finite_or(global_covariance, identity))
     left = torch.linalg.solve_triangular(factor, local_covariance, upper=False)
     relative = torch.linalg.solve_triangular(factor, left.mT, upper=False)
@@ -152,6 +172,7 @@ def path(
     basis = torch.linalg.solve_triangular(factor.mT, rotation, upper=True)
     sound = gaussian.all_finite(global_covariance) & gaussian.all_finite(relative) & (failed == 0)
     basis = torch.where(sound, basis, torch.nan)
+
     return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
 
 
@@ -171,29 +192,42 @@ def objective(
 ) -> Float64[Tensor, "k"]:
     """Return the sum over folds of the mean cross-entropy, for ``k`` pairs of betas at once."""
     parts = (betas[start : start + _AT_ONCE] for start in range(0, betas.shape[0], _AT_ONCE))
-    return torch.cat([torch.stack([_mean_loss(fold, log_prior, part) for fold in folds]).sum(0) for part in parts])
+    return torch.cat(
+        [
+            torch.stack([_mean_loss(fold, log_prior, part) for fold in folds]).sum(0)
+            for part in parts
+        ]
+    )
 
 
 def _mean_loss(fold: Fold, log_prior: Tensor, betas: Tensor) -> Tensor:
-    """Return the mean cross-entropy of one fold, (k,); weights go back to the features, not features forward."""
+    """Return the mean cross-entropy of one fold, (k,); weights go back to the features, not
+    features forward.
+    """
     weight, bias = weights(fold.path, betas[:, 0], betas[:, 1])
     # samples last, so that the softmax over classes runs along contiguous memory
     logits = torch.addmm((bias + log_prior).reshape(-1, 1), weight.flatten(0, 1), fold.features.mT)
     logits = logits.reshape(*bias.shape, fold.labels.shape[0])  # (k, classes, half)
-    loss = cross_entropy(logits, fold.labels.expand(betas.shape[0], -1), reduction="none")  # (k, half)
+    loss = cross_entropy(
+        logits, fold.labels.expand(betas.shape[0], -1), reduction="none"
+    )  # (k, half)
     total = fold.weight.sum()
-    return torch.where(fold.weight > 0, loss, 0.0) @ fold.weight / torch.where(total > 0, total, 1.0)
+
+    return (
+        torch.where(fold.weight > 0, loss, 0.0) @ fold.weight / torch.where(total > 0, total, 1.0)
+    )
 
 
 def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, "classes"]:
     """Blend class frequencies with equally likely classes, by leave-one-out cross-validation.
 
-    The weight w of the frequencies minimizes the cross-entropy of every example's class, given the others:
-    ``-sum_c n_c log(w (n_c - 1) / (n - 1) + (1 - w) / C)``, over the multiples of 2^-12. It is 0 where nothing
-    speaks for the frequencies, as with one example, and 1 only if every class that is there has two examples.
+    The weight w of the frequencies minimizes the cross-entropy of every example's class, given the
+    others: ``-sum_c n_c log(w (n_c - 1) / (n - 1) + (1 - w) / C)``, over the multiples of 2^-12. It
+    is 0 where nothing speaks for the frequencies, as with one example, and 1 only if every class
+    that is there has two examples.
 
-    Reference: Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters from sparse data", in
-    Pattern Recognition in Practice; there with held-out data.
+    Reference: Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters from
+    sparse data", in Pattern Recognition in Practice; there with held-out data.
     """
     counts = class_counts.double()
     total = counts.sum()
@@ -202,7 +236,9 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
     among_others = (counts - 1.0).clamp_min(0.0) / (total - 1.0).clamp_min(1.0)
 
     def loss(weights: Tensor) -> Tensor:
-        predicted = weights[:, :1] * among_others + (1.0 - weights[:, :1]) / num_classes  # (k, classes)
+        predicted = (
+            weights[:, :1] * among_others + (1.0 - weights[:, :1]) / num_classes
+        )  # (k, classes)
         return torch.where(counts > 0, -counts * predicted.log(), 0.0).sum(1)
 
     (weight, _), _ = search_beta(loss, "single", like=counts)
@@ -212,13 +248,14 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
 def search_beta(
     evaluate: Callable[[Float64[Tensor, "k 2"]], Float64[Tensor, "k"]], mode: Mode, *, like: Tensor
 ) -> tuple[Float64[Tensor, "2"], Float64[Tensor, ""]]:
-    """Minimize a function of beta over the multiples of 2^-12 in [0, 1] by a pattern search with halved steps.
+    """Minimize a function of beta over the multiples of 2^-12 in [0, 1] by a pattern search with
+    halved steps.
 
-    Starts from the multiples of 1/8 and moves to the best neighbor with steps 1/16, 1/32, ..., 1/4096. In one dimension
-    it starts from 1/32, 1/16, 15/16 and 31/32 too; in two, every step size is used twice. A dip between two of the
-    first candidates can be missed, then a local minimum is found. Among candidates whose values differ by rounding
-    only, the smallest wins (by the beta of means, then of covariance), so that all engines agree and a flat function
-    gives 0.
+    Starts from the multiples of 1/8 and moves to the best neighbor with steps 1/16, 1/32, ...,
+    1/4096. In one dimension it starts from 1/32, 1/16, 15/16 and 31/32 too; in two, every step size
+    is used twice. A dip between two of the first candidates can be missed, then a local minimum is
+    found. Among candidates whose values differ by rounding only, the smallest wins (by the beta of
+    means, then of covariance), so that all engines agree and a flat function gives 0.
 
     Args:
         evaluate: values (k,) of betas (k, 2); values that are not finite are never chosen.
@@ -229,20 +266,28 @@ def search_beta(
     """
     start = _pattern(torch.tensor(_STARTS[mode], dtype=like.dtype, device=like.device), mode)
     best, value = _choose(start, evaluate(start))
-    directions = _pattern(torch.tensor([-1.0, 0.0, 1.0], dtype=like.dtype, device=like.device), mode)
+    directions = _pattern(
+        torch.tensor([-1.0, 0.0, 1.0], dtype=like.dtype, device=like.device), mode
+    )
     middle = directions.shape[0] // 2
+
     for level in range(_FIRST_LEVEL, _LAST_LEVEL + 1):
         for _ in range(1 if mode == "single" else 2):
             candidates = (best + directions * 2.0**-level).clamp(0.0, 1.0)
             values = evaluate(torch.cat([candidates[:middle], candidates[middle + 1 :]]))
             values = torch.cat([values[:middle], value[None], values[middle:]])
             best, value = _choose(candidates, values)
+
     return best, value
 
 
 def _pattern(numbers: Tensor, mode: Mode) -> Tensor:
     """Return pairs of equal numbers, or all pairs, in ascending order."""
-    return torch.stack([numbers, numbers], 1) if mode == "single" else torch.cartesian_prod(numbers, numbers)
+    return (
+        torch.stack([numbers, numbers], 1)
+        if mode == "single"
+        else torch.cartesian_prod(numbers, numbers)
+    )
 
 
 def _choose(candidates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Weights for a mixture of clients' heads, from bias and variance of their features.
 
-Xu, Tong, Huang 2023, "Personalized federated learning with feature alignment and classifier collaboration", ICLR,
-estimate the error of a mixture of heads on a client's data from two statistics of every client's features.
+Xu, Tong, Huang 2023, "Personalized federated learning with feature alignment and classifier
+collaboration", ICLR, estimate the error of a mixture of heads on a client's data from two
+statistics of every client's features.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ _SMALLEST_WEIGHT = 1e-3
 _AT_ONCE = 2**24
 """Entries of matrices that are held at once, to bound memory."""
 _CANDIDATES = 64
-"""Clients among whose heads a mixture is sought. In a cohort of at most twice as many, it is sought among all."""
+"""Clients among whose heads a mixture is sought. In a cohort of at most twice as many, it is sought
+among all."""
 _ATTEMPTS = 4
 """How often it is sought among so many, until there are twice as many candidates."""
 _TIE = 1e-9
-"""Clients whose heads change the error by less count as equally good, relative to the median error of a single head."""
+"""Clients whose heads change the error by less count as equally good, relative to the median error
+of a single head."""
 
 
 class FeatureStatistics(NamedTuple):
-    """Statistics that estimate the error of a mixture, with p_c the share of class c and m_c its mean feature."""
+    """Statistics that estimate the error of a mixture, with p_c the share of class c and m_c its
+    mean feature.
+    """
 
     variance: Float[Tensor, "*clients"]
     """``V = (1 / n) sum_c (p_c E_c |z|^2 - p_c^2 |m_c|^2)``."""
@@ -37,16 +42,21 @@ class FeatureStatistics(NamedTuple):
     """``H[c] = p_c m_c``."""
 
 
-def measured(task: Task, body: Params, data: ExampleSet, *, key: Key) -> tuple[ExampleSet, gaussian.ClassMoments]:
+def measured(
+    task: Task, body: Params, data: ExampleSet, *, key: Key
+) -> tuple[ExampleSet, gaussian.ClassMoments]:
     """Return the features of all examples as a table, and their moments."""
     features = cached_features(task, body, data, key=key)
-    return features, gaussian.class_moments(features.x, features.labels(), features.weight, task.num_classes)
+    return features, gaussian.class_moments(
+        features.x, features.labels(), features.weight, task.num_classes
+    )
 
 
 def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> FeatureStatistics:
     """Return the statistics of one client, computed in float64; zeros without examples.
 
-    The variance is ``(1 / n) [tr(scatter) / n + sum_c p_c (1 - p_c) |m_c|^2]`` here: no term of it is negative.
+    The variance is ``(1 / n) [tr(scatter) / n + sum_c p_c (1 - p_c) |m_c|^2]`` here: no term of it
+    is negative.
     """
     n = moments.counts.sum().clamp_min(1.0)
     shares = moments.counts / n
@@ -57,22 +67,31 @@ def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> Fe
 
 
 def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
-    """Return for every client i (row) the weights of all clients' heads: ``argmin_a a^T P_i a`` over the simplex.
+    """Return for every client i (row) the weights of all clients' heads: ``argmin_a a^T P_i a``
+    over the simplex.
 
-    ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])``, all from one Gram matrix of H. Weights
-    below 0.001 are dropped. A client whose weights cannot be found keeps its own head.
+    ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])``, all from one Gram
+    matrix of H. Weights below 0.001 are dropped. A client whose weights cannot be found keeps its
+    own head.
     """
     flat = statistics.prior_means.double().flatten(1)
     gram = flat @ flat.mT
-    variance = statistics.variance.double().clamp_min(0.0)  # rounding may make a sum of squares negative
+    variance = statistics.variance.double().clamp_min(
+        0.0
+    )  # rounding may make a sum of squares negative
     weights = _best_mixtures(gram, variance)
-    kept = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)  # NaN compares as smaller, and is dropped
+    kept = torch.where(
+        weights >= _SMALLEST_WEIGHT, weights, 0.0
+    )  # NaN compares as smaller, and is dropped
     total = kept.sum(1, keepdim=True)
+
     return torch.where(total > 0, kept / total, torch.eye(len(gram), dtype=torch.float64))
 
 
 def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
-    """Return ``sum_j weights[i, j] values[j]`` for every client i, in the dtype of the values; leaves (m, ...)."""
+    """Return ``sum_j weights[i, j] values[j]`` for every client i, in the dtype of the values;
+    leaves (m, ...).
+    """
     return tree.map(lambda leaf: torch.tensordot(weights, leaf.double(), 1).to(leaf.dtype), values)
 
 
@@ -82,7 +101,8 @@ def error_matrices(
     clients: Int[Tensor, "block"],
     candidates: Int[Tensor, "block k"],
 ) -> Float64[Tensor, "block k k"]:
-    """Return the rows and columns of the matrices P_i of some clients that belong to the candidates of each.
+    """Return the rows and columns of the matrices P_i of some clients that belong to the candidates
+    of each.
 
     Args:
         gram: the inner products of all prior means.
@@ -97,12 +117,15 @@ def error_matrices(
     return bias + torch.diag_embed(variance[candidates])
 
 
-def _best_mixtures(gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]) -> Float64[Tensor, "m m"]:
+def _best_mixtures(
+    gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]
+) -> Float64[Tensor, "m m"]:
     """Return the weights for every client (row); NaN where they cannot be found.
 
-    A program over m clients takes m^3 operations, and most weights of large cohorts are 0. So a mixture is sought among
-    the candidates whose heads err least on their own. While others would lower its error, they take the places of
-    those that are not in the mixture, and it is sought again. If there are none, it is the best mixture of all clients.
+    A program over m clients takes m^3 operations, and most weights of large cohorts are 0. So a
+    mixture is sought among the candidates whose heads err least on their own. While others would
+    lower its error, they take the places of those that are not in the mixture, and it is sought
+    again. If there are none, it is the best mixture of all clients.
     """
     m = len(gram)
     errors = _single_errors(gram, variance)
@@ -110,25 +133,38 @@ def _best_mixtures(gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"])
     weights = torch.empty(m, m, dtype=torch.float64)
     clients = torch.arange(m)
     order = errors
+
     for attempt in itertools.count():
         places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
         candidates = _lowest(order, m if m <= 2 * places else places)
         found = _weights_among(gram, variance, clients, candidates)
         slopes = _slopes(gram, variance, clients, found)
-        weights[clients] = torch.where(torch.isfinite(slopes).all(1, keepdim=True), found, torch.nan)
+        weights[clients] = torch.where(
+            torch.isfinite(slopes).all(1, keepdim=True), found, torch.nan
+        )
         is_candidate = torch.zeros_like(slopes, dtype=torch.bool).scatter_(1, candidates, True)
         level = (found * slopes).sum(1, keepdim=True)
-        would_lower = (slopes <= level + tie[clients]) & ~is_candidate  # as good as others counts too
+        would_lower = (
+            slopes <= level + tie[clients]
+        ) & ~is_candidate  # as good as others counts too
         incomplete = would_lower.any(1)
         if not incomplete.any():
             break
+
         clients = clients[incomplete]
-        order = torch.where(found > _TIE, -torch.inf, slopes)[incomplete]  # who is in the mixture stays
+        order = torch.where(found > _TIE, -torch.inf, slopes)[
+            incomplete
+        ]  # who is in the mixture stays
+
     return weights
 
 
-def _single_errors(gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]) -> Float64[Tensor, "m m"]:
-    """Return for every client (row) the estimated error of every single head: the diagonals of all P_i."""
+def _single_errors(
+    gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]
+) -> Float64[Tensor, "m m"]:
+    """Return for every client (row) the estimated error of every single head: the diagonals of all
+    P_i.
+    """
     norms = gram.diagonal()
     return norms[:, None] - 2.0 * gram + norms + variance
 
@@ -148,9 +184,14 @@ def _weights_among(
     """Return the weights of the best mixtures of candidates' heads; 0 for the other clients."""
     at_once = max(1, _AT_ONCE // candidates.shape[1] ** 2)
     found = []
-    for some, theirs in zip(torch.split(clients, at_once), torch.split(candidates, at_once), strict=True):
+    for some, theirs in zip(
+        torch.split(clients, at_once), torch.split(candidates, at_once), strict=True
+    ):
         found.append(least_quadratic(nearest_psd(error_matrices(gram, variance, some, theirs))))
-    return torch.zeros(len(clients), len(gram), dtype=torch.float64).scatter_(1, candidates, torch.cat(found))
+
+    return torch.zeros(len(clients), len(gram), dtype=torch.float64).scatter_(
+        1, candidates, torch.cat(found)
+    )
 
 
 def _slopes(
@@ -159,7 +200,9 @@ def _slopes(
     clients: Int[Tensor, "b"],
     weights: Float64[Tensor, "b m"],
 ) -> Float64[Tensor, "b m"]:
-    """Return ``P_i a`` for the weights a of some clients i: half of what more of every head would add to the error."""
+    """Return ``P_i a`` for the weights a of some clients i: half of what more of every head would
+    add to the error.
+    """
     own = gram[clients]
     constant = gram.diagonal()[clients, None] - (own * weights).sum(1, keepdim=True)
     return variance * weights + constant - own + weights @ gram

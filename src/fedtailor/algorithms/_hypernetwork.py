@@ -1,6 +1,8 @@
-"""A hyper-network: a small network with one hidden layer whose outputs are the parameters of a head.
+"""A hyper-network: a small network with one hidden layer whose outputs are the parameters of a
+head.
 
-Ha, Dai and Le 2017, "HyperNetworks", ICLR. Its own parameters are trained and sent like those of any model.
+Ha, Dai and Le 2017, "HyperNetworks", ICLR. Its own parameters are trained and sent like those of
+any model.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _OUTPUT_SCALE = 0.01
 
 
 def hyper_shapes(task: Task, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return the parameter shapes of a network from ``inputs`` numbers to a head of the task's model."""
+    """Return the parameter shapes of a network from ``inputs`` numbers to a head of the task's
+    model.
+    """
     outputs = sum(math.prod(shape) for shape in task.shapes("head").values())
     return {
         "inner.weight": (hidden, inputs),
@@ -29,7 +33,9 @@ def hyper_shapes(task: Task, inputs: int, hidden: int) -> dict[str, tuple[int, .
 
 
 def init_hyper(shapes: dict[str, tuple[int, ...]], key: Key) -> Params:
-    """Draw parameters as PyTorch does for linear layers, uniform within +-1/sqrt(fan-in); the last layer smaller."""
+    """Draw parameters as PyTorch does for linear layers, uniform within +-1/sqrt(fan-in); the last
+    layer smaller.
+    """
     params = {}
     for name, shape in shapes.items():
         layer = name.split(".")[0]
@@ -46,4 +52,6 @@ def hyper_head(task: Task, network: Params, x: Tensor) -> Params:
     numbers = F.linear(inner, network["outer.weight"], network["outer.bias"])
     shapes = task.shapes("head")
     parts = torch.split(numbers, [math.prod(shape) for shape in shapes.values()])
-    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    return {
+        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

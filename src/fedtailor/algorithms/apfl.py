@@ -1,29 +1,30 @@
 """APFL: every client predicts with a mixture of its own model and the global one.
 
-Deng, Kamani and Mahdavi 2020, "Adaptive personalized federated learning", arXiv:2003.13461, Algorithm 1. Client i
-trains its own model v_i and a copy w_i of the global model. Its mixture is alpha v_i + (1 - alpha) w_i, parameter by
-parameter. On every batch, in this order:
+Deng, Kamani and Mahdavi 2020, "Adaptive personalized federated learning", arXiv:2003.13461,
+Algorithm 1. Client i trains its own model v_i and a copy w_i of the global model. Its mixture is
+alpha v_i + (1 - alpha) w_i, parameter by parameter. On every batch, in this order:
 
     w_i <- w_i - eta grad CE(w_i);
     v_i <- v_i - eta alpha grad CE(mixture),   w_i constant;
     with ``adaptive``, on the first batch of a round:   alpha <- clip(alpha - eta <grad CE(mixture), v_i - w_i>, 0, 1).
 
-Messages: down ``model`` (w); up ``model`` (w_i, weight n_i), averaged as in FedAvg. The client keeps v_i and alpha and
-never sends them.
+Messages: down ``model`` (w); up ``model`` (w_i, weight n_i), averaged as in FedAvg. The client
+keeps v_i and alpha and never sends them.
 
 Deviations:
-* The paper computes both gradients of a batch before it moves either model. Here, as in the released code, the second
-  gradient sees the new w_i. alpha moves by the derivative at that mixture, without the term 0.02 alpha of the code.
-* alpha is 0.25 as in McLaughlin and Su 2024 (pFedFDA), who chose it from 0.25 to 1. The released code has 0.5, or
-  adapts it.
-* Uploads have the weight n_i; the paper weights them equally. w_i and v_i follow ``[training]``, each with its own
-  momentum; the paper takes plain steps.
-* v_i starts at the common initialization when a client first takes part. Until then the client predicts with w. The
-  paper has no new clients. Here a new client trains v_i from w with w constant; its alpha stays, as v_i - w is 0 on
-  the first batch.
+* The paper computes both gradients of a batch before it moves either model. Here, as in the
+  released code, the second gradient sees the new w_i. alpha moves by the derivative at that
+  mixture, without the term 0.02 alpha of the code.
+* alpha is 0.25 as in McLaughlin and Su 2024 (pFedFDA), who chose it from 0.25 to 1. The released
+  code has 0.5, or adapts it.
+* Uploads have the weight n_i; the paper weights them equally. w_i and v_i follow ``[training]``,
+  each with its own momentum; the paper takes plain steps.
+* v_i starts at the common initialization when a client first takes part. Until then the client
+  predicts with w. The paper has no new clients. Here a new client trains v_i from w with w
+  constant; its alpha stays, as v_i - w is 0 on the first batch.
 * Buffers of batch normalization are mixed too. Those of v_i follow the passes of the mixture.
-* Some implementations mix predictions instead of parameters, replace v_i by the mixture, adapt alpha on every batch, or
-  move w_i twice.
+* Some implementations mix predictions instead of parameters, replace v_i by the mixture, adapt
+  alpha on every batch, or move w_i twice.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class ClientState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What steps change: w_i and v_i, the momentum of both, alpha, and the sum of the mixture's losses."""
+    """What steps change: w_i and v_i, the momentum of both, alpha, and the sum of the mixture's
+    losses.
+    """
 
     shared: Params
     own: Params
@@ -81,7 +84,9 @@ class Progress(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What stays constant while a new client trains its own model: the received model, and alpha."""
+    """What stays constant while a new client trains its own model: the received model, and
+    alpha.
+    """
 
     shared: Params
     alpha: Tensor  # ()
@@ -92,8 +97,12 @@ def mixture(own: Params, shared: Params, alpha: Tensor) -> Params:
     return {name: alpha * value + (1 - alpha) * shared[name] for name, value in own.items()}
 
 
-def joint_step(task: Task, at: Progress, context: tree.Tree, batch: Batch, key: Key, *, adaptive: bool) -> StepOutput:
-    """Move the copy of the global model, then the client's own model by the gradient at the mixture of both."""
+def joint_step(
+    task: Task, at: Progress, context: tree.Tree, batch: Batch, key: Key, *, adaptive: bool
+) -> StepOutput:
+    """Move the copy of the global model, then the client's own model by the gradient at the mixture
+    of both.
+    """
     training = task.training
     slope, _, shared = losses.model_gradient(task, at.shared, batch, key)
     shared, shared_momentum = optimizer.sgd_step(shared, at.shared_momentum, slope, training)
@@ -101,6 +110,7 @@ def joint_step(task: Task, at: Progress, context: tree.Tree, batch: Batch, key: 
     mixed = mixture(at.own, shared, at.alpha)
     slope, loss, passed = losses.model_gradient(task, mixed, batch, key.fold("mixture"))
     alpha = at.alpha
+
     if adaptive:
         difference = {name: at.own[name] - shared[name] for name in slope}
         derivative = losses.inner_product(difference, slope)
@@ -109,16 +119,22 @@ def joint_step(task: Task, at: Progress, context: tree.Tree, batch: Batch, key: 
     own_slope = {name: at.alpha * value for name, value in slope.items()}
     own = {**at.own, **task.pick(passed, "buffer")}
     own, own_momentum = optimizer.sgd_step(own, at.own_momentum, own_slope, training)
-    return StepOutput(Progress(shared, own, shared_momentum, own_momentum, alpha, at.loss_sum + loss))
+    return StepOutput(
+        Progress(shared, own, shared_momentum, own_momentum, alpha, at.loss_sum + loss)
+    )
 
 
 def mixture_loss(task: Task, own: Params, frozen: Frozen, batch: Batch, key: Key) -> LossOutput:
-    """Cross-entropy of the mixture of a client's own model with a shared one that stays as it is."""
+    """Cross-entropy of the mixture of a client's own model with a shared one that stays as it
+    is.
+    """
     return classification_loss(task, mixture(own, frozen.shared, frozen.alpha), {}, batch, key)
 
 
 def personal_model(state: ClientState, shared: Params) -> Params:
-    """Return the mixture with a shared model, or that model alone if the client's own was never trained."""
+    """Return the mixture with a shared model, or that model alone if the client's own was never
+    trained.
+    """
     alpha = torch.where(state.trained > 0, state.alpha, 0.0)
     return mixture(state.model, shared, alpha)
 
@@ -152,27 +168,44 @@ class APFL(Algorithm[ModelState, ClientState, Params]):
         return ClientState(task.initial(key), torch.full((), self.alpha), torch.zeros(()))
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
-        """Train a copy of the received model for the server, and the client's own model, batch by batch."""
+        """Train a copy of the received model for the server, and the client's own model, batch by
+        batch.
+        """
         received = download.shared.model
         rest = tree.map(torch.zeros_like, task.pick(received, *TRAINED))
         start = Progress(received, state.model, rest, rest, state.alpha, torch.zeros(()))
         step = partial(joint_step, adaptive=self.adaptive)
         trained = train(task, None, start, data=data.train, key=key, step=step)
         end: Progress = trained.params
-        new_state = ClientState(end.own, end.alpha, torch.where(trained.steps > 0, 1.0, state.trained))
+        new_state = ClientState(
+            end.own, end.alpha, torch.where(trained.steps > 0, 1.0, state.trained)
+        )
         upload = {"model": Mean(end.shared, data.info.num_train)}
         loss = end.loss_sum / trained.steps.clamp(min=1)
         metrics = {"steps": 2 * trained.steps, "loss": loss, "alpha": end.alpha}
-        return ClientUpdate(new_state, upload, personal=personal_model(new_state, end.shared), metrics=metrics)
+
+        return ClientUpdate(
+            new_state, upload, personal=personal_model(new_state, end.shared), metrics=metrics
+        )
 
     def global_model(self, task: Task, server: ModelState) -> Params:
         """Return the global model."""
         return server.model
 
     def onboard(
-        self, task: Task, download: Download[ModelState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train the client's own model from the received one, which stays as it is."""
         received = download.shared.model
@@ -187,10 +220,16 @@ class APFL(Algorithm[ModelState, ClientState, Params]):
             key=key,
             training=plain,
         )
+
         return Onboarded(ClientState(own.params, alpha, torch.ones(())), own.steps)
 
     def personalize(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Params:
         """Mix the client's own model with the global one."""
         return personal_model(state, download.shared.model)

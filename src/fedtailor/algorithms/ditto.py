@@ -1,24 +1,30 @@
-"""Ditto: a global model by federated averaging, and a personal model of every client that is held near it.
+"""Ditto: a global model by federated averaging, and a personal model of every client that is held
+near it.
 
-Li, Hu, Beirami and Smith 2021, "Ditto: Fair and robust federated learning through personalization", ICML,
-Algorithm 1. A client solves two tasks from the same received model w^t. Neither task sees the result of the other:
+Li, Hu, Beirami and Smith 2021, "Ditto: Fair and robust federated learning through personalization",
+ICML, Algorithm 1. A client solves two tasks from the same received model w^t. Neither task sees the
+result of the other:
 
     global task:     w_i <- w^t, then steps down CE(w_i);   w <- sum_i (n_i / n) w_i over the cohort;
     personal task:   steps down CE(v_i) + (lambda / 2) |v_i - w^t|^2,   ``penalty`` is lambda.
 
-Messages: down ``model`` (w^t); up ``model`` (w_i, weight n_i). The client keeps v_i and never sends it.
+Messages: down ``model`` (w^t); up ``model`` (w_i, weight n_i). The client keeps v_i and never sends
+it.
 
 Deviations:
-* The center of the penalty is the received model, as in the paper. Some implementations take the model that the client
-  has just trained for the server, which lies nearer to its own data.
-* ``penalty`` and ``personal_epochs`` are those of McLaughlin and Su 2024 (pFedFDA), who chose 1 from 0.05 to 2. Zhang
-  et al. 2023 (FedCR) chose 0.001 to 0.1. The released code has no useful default (0, which is Local).
-* Both tasks use ``[training]``, its momentum and weight decay included, as in the experiments of McLaughlin and Su 2024
-  (pFedFDA); the paper takes plain steps of SGD. The decay of v_i pulls towards 0, not towards w^t.
-* v_i starts at the common initialization when the client first takes part, as in the paper. Until then the client
-  predicts with the global model: the initial model would lower the mean over clients.
-* The paper has no new clients. Here a new client takes ``personal_epochs`` epochs of its personal task from the
-  received model.
+* The center of the penalty is the received model, as in the paper. Some implementations take the
+  model that the client has just trained for the server, which lies nearer to its own data.
+* ``penalty`` and ``personal_epochs`` are those of McLaughlin and Su 2024 (pFedFDA), who chose 1
+  from 0.05 to 2. Zhang et al. 2023 (FedCR) chose 0.001 to 0.1. The released code has no useful
+  default (0, which is Local).
+* Both tasks use ``[training]``, its momentum and weight decay included, as in the experiments of
+  McLaughlin and Su 2024 (pFedFDA); the paper takes plain steps of SGD. The decay of v_i pulls
+  towards 0, not towards w^t.
+* v_i starts at the common initialization when the client first takes part, as in the paper. Until
+  then the client predicts with the global model: the initial model would lower the mean over
+  clients.
+* The paper has no new clients. Here a new client takes ``personal_epochs`` epochs of its personal
+  task from the received model.
 * Buffers of batch normalization are not penalized. Those of w_i are averaged; v_i has its own.
 """
 
@@ -87,9 +93,15 @@ class Ditto(Algorithm[ModelState, ClientState, Params]):
         """Warn where nothing is left of the personal models."""
         found = []
         if not self.penalty:
-            found.append("with penalty 0, personal models are those of Local, and a FedAvg runs beside them.")
+            found.append(
+                "with penalty 0, personal models are those of Local, and a FedAvg runs beside them."
+            )
+
         if not self.personal_epochs:
-            found.append("without personal epochs, clients predict with the global model: this is FedAvg.")
+            found.append(
+                "without personal epochs, clients predict with the global model: this is FedAvg."
+            )
+
         return found
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
@@ -97,27 +109,42 @@ class Ditto(Algorithm[ModelState, ClientState, Params]):
         return ClientState(task.initial(key), torch.zeros(()))
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train a copy of the received model for the server, and the personal model."""
         received = download.shared.model
         shared = train(task, classification_loss, received, data=data.train, key=key.fold("global"))
         personal = self._personal_task(task, state.model, received, data, key)
-        new_state = ClientState(personal.params, torch.where(personal.steps > 0, 1.0, state.trained))
+        new_state = ClientState(
+            personal.params, torch.where(personal.steps > 0, 1.0, state.trained)
+        )
         upload = {"model": Mean(shared.params, data.info.num_train)}
         metrics = {
             "steps": shared.steps + personal.steps,
             "loss": shared.loss,
             "personal_loss": personal.loss,
         }
-        return ClientUpdate(new_state, upload, personal=personal_model(new_state, received), metrics=metrics)
+
+        return ClientUpdate(
+            new_state, upload, personal=personal_model(new_state, received), metrics=metrics
+        )
 
     def global_model(self, task: Task, server: ModelState) -> Params:
         """Return the global model."""
         return server.model
 
     def onboard(
-        self, task: Task, download: Download[ModelState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train a personal model from the received one."""
         received = download.shared.model
@@ -125,12 +152,19 @@ class Ditto(Algorithm[ModelState, ClientState, Params]):
         return Onboarded(ClientState(personal.params, torch.ones(())), personal.steps)
 
     def personalize(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Params:
         """Return the personal model, or the global one if that was never trained."""
         return personal_model(state, download.shared.model)
 
-    def _personal_task(self, task: Task, model: Params, received: Params, data: ClientData, key: Key) -> Trained:
+    def _personal_task(
+        self, task: Task, model: Params, received: Params, data: ClientData, key: Key
+    ) -> Trained:
         """Train a personal model, held near the received one."""
         return train(
             task,

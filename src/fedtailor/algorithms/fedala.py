@@ -1,24 +1,29 @@
-"""FedALA: before training, a client mixes the received model into its old one, with a learned weight per parameter.
+"""FedALA: before training, a client mixes the received model into its old one, with a learned
+weight per parameter.
 
-Zhang, Hua, Wang, Song, Xue, Ma and Guan 2023, "FedALA: Adaptive local aggregation for personalized federated
-learning", AAAI, Algorithm 1. Let g be the received model and l the client's old model. Local training starts from
+Zhang, Hua, Wang, Song, Xue, Ma and Guan 2023, "FedALA: Adaptive local aggregation for personalized
+federated learning", AAAI, Algorithm 1. Let g be the received model and l the client's old model.
+Local training starts from
 
     theta = l + (g - l) * W   in the last ``layers`` layers (p; * is elementwise),   theta = g   below them,
 
-where W starts at 1 and steps down the client's loss, W <- clip(W - eta * dL/dtheta * (g - l), 0, 1), on a new sample
-of the training examples each time (s): to convergence when a client first has an old model, later for one epoch.
+where W starts at 1 and steps down the client's loss, W <- clip(W - eta * dL/dtheta * (g - l), 0,
+1), on a new sample of the training examples each time (s): to convergence when a client first has
+an old model, later for one epoch.
 
-Messages: down ``model`` (g); up ``model`` (the trained model, weight n_i). The client keeps that model, and W.
+Messages: down ``model`` (g); up ``model`` (the trained model, weight n_i). The client keeps that
+model, and W.
 
 Deviations (P: paper, C: released code):
-* "To convergence" is ``first_epochs`` epochs. C stops when the standard deviation of the last ten losses is below 0.1,
-  which may never happen.
-* The sample is drawn without replacement and its size is rounded down, so a single example gives an empty sample. C
-  takes successive examples.
-* Layers are counted by parameter names up to the last dot. C counts tensors, usually two to a layer.
-* A personal model mixes the current g and l by the current W. P and C also evaluate the start of local training, but
-  after one more epoch for W. A client without l has g. A new client trains g for a round, which gives its l, then
-  learns W.
+* "To convergence" is ``first_epochs`` epochs. C stops when the standard deviation of the last ten
+  losses is below 0.1, which may never happen.
+* The sample is drawn without replacement and its size is rounded down, so a single example gives an
+  empty sample. C takes successive examples.
+* Layers are counted by parameter names up to the last dot. C counts tensors, usually two to a
+  layer.
+* A personal model mixes the current g and l by the current W. P and C also evaluate the start of
+  local training, but after one more epoch for W. A client without l has g. A new client trains g
+  for a round, which gives its l, then learns W.
 """
 
 from __future__ import annotations
@@ -73,12 +78,19 @@ class Ends(NamedTuple):
 
 
 def mixed(weights: Params, ends: Ends) -> Params:
-    """Return the received model, in which the parameters that have weights lie between both ends."""
-    between = {name: torch.lerp(ends.old[name], ends.received[name], weight) for name, weight in weights.items()}
+    """Return the received model, in which the parameters that have weights lie between both
+    ends.
+    """
+    between = {
+        name: torch.lerp(ends.old[name], ends.received[name], weight)
+        for name, weight in weights.items()
+    }
     return {**ends.received, **between}
 
 
-def weight_step(task: Task, weights: Params, ends: Ends, batch: Batch, key: Key, *, lr: float) -> StepOutput:
+def weight_step(
+    task: Task, weights: Params, ends: Ends, batch: Batch, key: Key, *, lr: float
+) -> StepOutput:
     """Step down the loss of the mixed model, then clip to [0, 1]."""
 
     def loss(values: Params) -> Tensor:
@@ -122,9 +134,13 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         found = []
         for name in ("weight_lr", "sample_share"):
             if not getattr(self, name):
-                found.append(f"with {name} 0, the received model replaces the old one: this is FedAvg.")
+                found.append(
+                    f"with {name} 0, the received model replaces the old one: this is FedAvg."
+                )
+
         if self.layers > len(layer_names(task)):
             found.append(f"the model has fewer than {self.layers} layers: all are mixed.")
+
         return found
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
@@ -136,7 +152,12 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         return ClientState(model, weights, torch.zeros((), dtype=torch.int64))
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Learn the weights, mix, and train the result."""
         ends = self._ends(download, state)
@@ -148,6 +169,7 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         metrics = {"steps": trained.steps + weights.steps, "loss": trained.loss}
         rounds = state.rounds + (trained.steps > 0).long()
         new_state = ClientState(trained.params, weights.params, rounds)
+
         return ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)
 
     def global_model(self, task: Task, server: ModelState) -> Params:
@@ -155,7 +177,12 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         return server.model
 
     def onboard(
-        self, task: Task, download: Download[ModelState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train the received model for a round, then learn the weights to convergence."""
         update = self.local_update(task, download, self.init_client(task, info, key), data, key)
@@ -167,19 +194,30 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         return Onboarded(first._replace(weights=weights.params), steps)
 
     def personalize(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Params:
         """Mix the received and the old model by the current weights."""
         return mixed(state.weights, self._ends(download, state))
 
     def _ends(self, download: Download[ModelState], state: ClientState) -> Ends:
-        """Return the models to mix; a client without an old model has the received one at both ends."""
+        """Return the models to mix; a client without an old model has the received one at both
+        ends.
+        """
         received = download.shared.model
         return Ends(received, tree.where(state.rounds > 0, state.model, received))
 
-    def _learn(self, task: Task, weights: Params, ends: Ends, data: ClientData, key: Key, epochs: Tensor) -> Trained:
+    def _learn(
+        self, task: Task, weights: Params, ends: Ends, data: ClientData, key: Key, epochs: Tensor
+    ) -> Trained:
         """Learn the weights on a sample of the training examples."""
         key = key.fold("weights")
         sample = data.train.sample(self.sample_share, key.fold("sample"))
         step = partial(weight_step, lr=self.weight_lr)
-        return train(task, None, weights, step=step, context=ends, data=sample, key=key, epochs=epochs)
+        return train(
+            task, None, weights, step=step, context=ends, data=sample, key=key, epochs=epochs
+        )

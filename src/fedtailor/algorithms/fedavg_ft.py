@@ -1,7 +1,8 @@
 """FedAvg-FT: federated averaging, then every client fine-tunes a copy of the final global model.
 
-The usual strong baseline of personalized federated learning; as in McLaughlin and Su 2024 (pFedFDA), all layers
-are tuned for 5 local epochs with the training optimizer. Zhang et al. 2023 (FedCR) tune the head for 10.
+The usual strong baseline of personalized federated learning; as in McLaughlin and Su 2024
+(pFedFDA), all layers are tuned for 5 local epochs with the training optimizer. Zhang et al. 2023
+(FedCR) tune the head for 10.
 
 Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). The tuned copy is never sent.
 
@@ -59,7 +60,12 @@ class FedAvgFT(Algorithm[ModelState, tuple[()], FineTuned]):
         return ["without epochs of fine-tuning, this is FedAvg."]
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the received model on all layers."""
         trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
@@ -73,8 +79,15 @@ class FedAvgFT(Algorithm[ModelState, tuple[()], FineTuned]):
         return untuned(server.model)
 
     def personalize(
-        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> FineTuned:
         """Fine-tune a copy of the global model."""
         model = download.shared.model
-        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune)
+        return fine_tune(
+            task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune
+        )

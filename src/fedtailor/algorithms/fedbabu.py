@@ -1,17 +1,20 @@
-"""FedBABU: only the body is trained and averaged, under one random head that no client trains until the end.
+"""FedBABU: only the body is trained and averaged, under one random head that no client trains until
+the end.
 
-Oh, Kim, Yun 2022, "FedBABU: Toward enhanced representation for federated image classification", ICLR, Algorithm 1.
-The head stays at its initialization during federated training. The server averages bodies with weights n_i. In the
-end every client fine-tunes the resulting model: that model is the method's. The model before fine-tuning is recorded
-as the global one.
+Oh, Kim, Yun 2022, "FedBABU: Toward enhanced representation for federated image classification",
+ICLR, Algorithm 1. The head stays at its initialization during federated training. The server
+averages bodies with weights n_i. In the end every client fine-tunes the resulting model: that model
+is the method's. The model before fine-tuning is recorded as the global one.
 
-Messages: down ``body``; up ``body`` (weight n_i). The head is that of the common initialization. Every client makes it
-from the seed and keeps it, so it costs no bytes. Buffers of batch normalization belong to the body.
+Messages: down ``body``; up ``body`` (weight n_i). The head is that of the common initialization.
+Every client makes it from the seed and keeps it, so it costs no bytes. Buffers of batch
+normalization belong to the body.
 
-Deviations: the head is not among the trained parameters; if only its gradient were set to zero, momentum and decay
-would still move it. The paper compares fine-tuning of the body, of the head and of both. The default here, 5 epochs of
-the head, is that of McLaughlin and Su 2024 (pFedFDA). The released code of Zhang et al. 2023 (FedCR) trains and keeps
-heads under this name, which is FedPer. A client that never took part is treated as the others are.
+Deviations: the head is not among the trained parameters; if only its gradient were set to zero,
+momentum and decay would still move it. The paper compares fine-tuning of the body, of the head and
+of both. The default here, 5 epochs of the head, is that of McLaughlin and Su 2024 (pFedFDA). The
+released code of Zhang et al. 2023 (FedCR) trains and keeps heads under this name, which is FedPer.
+A client that never took part is treated as the others are.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ class FedBABU(Algorithm[ServerState, Params, FineTuned]):
         """Warn where nothing is tuned."""
         if self.finetune_epochs:
             return []
-        return ["without epochs of fine-tuning, all clients predict with one model, whose head is random."]
+        return [
+            "without epochs of fine-tuning, all clients predict with one model, whose head is random."
+        ]
 
     def messages(self, task: Task) -> Messages:
         """Declare the body."""
@@ -102,7 +107,9 @@ class FedBABU(Algorithm[ServerState, Params, FineTuned]):
         self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
     ) -> ClientUpdate:
         """Train the received body under the fixed head."""
-        body = train(task, classification_loss, download.shared.body, context=state, data=data.train, key=key)
+        body = train(
+            task, classification_loss, download.shared.body, context=state, data=data.train, key=key
+        )
         upload = {"body": Mean(body.params, data.info.num_train)}
         personal = FineTuned({**body.params, **state}, body.steps)
         metrics = {"steps": body.steps, "loss": body.loss}
@@ -117,4 +124,6 @@ class FedBABU(Algorithm[ServerState, Params, FineTuned]):
     ) -> FineTuned:
         """Fine-tune a copy of the body with the fixed head."""
         model = {**download.shared.body, **state}
-        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune)
+        return fine_tune(
+            task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune
+        )

@@ -1,23 +1,26 @@
-"""FedBN: federated averaging of all layers except normalization layers, which stay with their clients.
+"""FedBN: federated averaging of all layers except normalization layers, which stay with their
+clients.
 
-Li, Jiang, Zhang, Kamp and Dou 2021, "FedBN: Federated learning on non-IID features via local batch normalization",
-ICLR, Algorithm 1. A client trains the received layers together with its own normalization layers (scales, shifts and
-running statistics), and uploads the former.
+Li, Jiang, Zhang, Kamp and Dou 2021, "FedBN: Federated learning on non-IID features via local batch
+normalization", ICLR, Algorithm 1. A client trains the received layers together with its own
+normalization layers (scales, shifts and running statistics), and uploads the former.
 
-Messages: down ``model`` (all layers except those of ``model.norm``) and ``rounds`` (how many rounds each client trained
-on average, for new clients); up ``model`` (weight n_i). Normalization parameters and statistics are client state and
-never sent.
+Messages: down ``model`` (all layers except those of ``model.norm``) and ``rounds`` (how many rounds
+each client trained on average, for new clients); up ``model`` (weight n_i). Normalization
+parameters and statistics are client state and never sent.
 
 Deviations:
-* Uploads are weighted by n_i as in FedAvg. The paper takes the plain mean, of clients of about the same size.
-* Normalization layers are recognized by the kind of the layer, not by its name (released code: names that contain
-  "bn"). Group normalization is included.
-* A model without normalization layers makes it FedAvg. Otherwise there is no global model: the server's layers alone
-  cannot predict.
-* A new client trains its normalization layers from the common initialization, with everything else frozen. It does so
-  in one phase, for as long as others trained on average: with less training, running statistics do not even reach its
-  data. The paper evaluates clients that took part. For others, its authors suggest to average the clients'
-  normalization parameters, which would have to be sent, or to estimate the statistics on the new client's data.
+* Uploads are weighted by n_i as in FedAvg. The paper takes the plain mean, of clients of about the
+  same size.
+* Normalization layers are recognized by the kind of the layer, not by its name (released code:
+  names that contain "bn"). Group normalization is included.
+* A model without normalization layers makes it FedAvg. Otherwise there is no global model: the
+  server's layers alone cannot predict.
+* A new client trains its normalization layers from the common initialization, with everything else
+  frozen. It does so in one phase, for as long as others trained on average: with less training,
+  running statistics do not even reach its data. The paper evaluates clients that took part. For
+  others, its authors suggest to average the clients' normalization parameters, which would have to
+  be sent, or to estimate the statistics on the new client's data.
 * A known client that never trained predicts with initial normalization layers.
 """
 
@@ -54,7 +57,9 @@ from fedtailor.toolkit import (
 
 
 class Broadcast(NamedTuple):
-    """What clients receive: the shared layers, and the rounds that a client trained on average, ()."""
+    """What clients receive: the shared layers, and the rounds that a client trained on average,
+    ().
+    """
 
     model: Params
     rounds: Tensor
@@ -73,7 +78,9 @@ class FedBN(Algorithm[ModelState, Params, Params]):
         return ["the model has no normalization layers: this is FedAvg."]
 
     def messages(self, task: Task) -> Messages:
-        """Declare all layers except those of normalization, and the rounds that new clients must know."""
+        """Declare all layers except those of normalization, and the rounds that new clients must
+        know.
+        """
         shapes = tree.select(task.shapes(*ALL), lambda name: name not in task.model.norm)
         return {
             "model": Field(kind="model", shapes=shapes),
@@ -112,16 +119,29 @@ class FedBN(Algorithm[ModelState, Params, Params]):
         return server.model
 
     def onboard(
-        self, task: Task, download: Download[Broadcast], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[Broadcast],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Fit normalization layers to the client's data, with everything else frozen."""
         norm = self.init_client(task, info, key)
         if not norm:
             return Onboarded(norm, 0)
+
         shared = download.shared
         trained = train_rounds(
-            task, classification_loss, norm, context=shared.model, data=data.train, key=key, rounds=shared.rounds
+            task,
+            classification_loss,
+            norm,
+            context=shared.model,
+            data=data.train,
+            key=key,
+            rounds=shared.rounds,
         )
+
         return Onboarded(trained.params, trained.steps)
 
     def personalize(

@@ -1,50 +1,60 @@
-"""FedCR: a shared body with Gaussian features that align by class across clients, and personal heads.
+"""FedCR: a shared body with Gaussian features that align by class across clients, and personal
+heads.
 
-Zhang et al. 2023, "FedCR: Personalized federated learning based on across-client common representation with
-conditional mutual information regularization", ICML. The body gives every example n a Gaussian over V features, mean
-mu_n and deviation sigma_n; client i's personal head w_i^p classifies S draws of it. Client i trains both (their eq. 7):
+Zhang et al. 2023, "FedCR: Personalized federated learning based on across-client common
+representation with conditional mutual information regularization", ICML. The body gives every
+example n a Gaussian over V features, mean mu_n and deviation sigma_n; client i's personal head
+w_i^p classifies S draws of it. Client i trains both (their eq. 7):
 
     L_i = mean_n [ CE(head(mu_n + sigma_n eps), y_n) + beta KL( N(m_c, s_c^2) || N(mu_n, sigma_n^2) ) ],   c = y_n.
 
-It then multiplies the Gaussians of its examples class by class (eq. 8), and the server multiplies the clients' products
-and N(0, 1) (eq. 9):
+It then multiplies the Gaussians of its examples class by class (eq. 8), and the server multiplies
+the clients' products and N(0, 1) (eq. 9):
 
     1 / s_c^2 = 1 + sum_i sum_n 1 / sigma_n^2,   m_c = s_c^2 sum_i sum_n mu_n / sigma_n^2,   over examples of class c.
 
-The body w^f is the plain mean of the clients' bodies. In the end every client tunes its head on the last global body.
+The body w^f is the plain mean of the clients' bodies. In the end every client tunes its head on the
+last global body.
 
-The Gaussian layer (d -> 2V) and the head (V -> classes) belong to the algorithm. They go on top of the body of the
-model that the experiment names, in place of its head; so the same model serves the algorithms that FedCR is compared
-with.
+The Gaussian layer (d -> 2V) and the head (V -> classes) belong to the algorithm. They go on top of
+the body of the model that the experiment names, in place of its head; so the same model serves the
+algorithms that FedCR is compared with.
 
-Messages: down ``body`` (w^f, with the Gaussian layer), ``means`` (m) and ``stds`` (s), classes x V each; up ``body``,
-and for the classes that the client has ``precisions`` (sum_n 1 / sigma_n^2) and ``weighted_means`` (sum_n mu_n /
-sigma_n^2). Heads never leave a client. Without ``aggregate_body`` no body is sent, in either direction.
+Messages: down ``body`` (w^f, with the Gaussian layer), ``means`` (m) and ``stds`` (s), classes x V
+each; up ``body``, and for the classes that the client has ``precisions`` (sum_n 1 / sigma_n^2) and
+``weighted_means`` (sum_n mu_n / sigma_n^2). Heads never leave a client. Without ``aggregate_body``
+no body is sent, in either direction.
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P):
-* The likelihood term averages the samples' cross-entropies in C, their probabilities in P (``likelihood``).
-* A prediction averages the samples' logits in C, their probabilities in P (``prediction``). The noise is drawn once
-  per personal model and is the same for all examples, so that a model predicts the same twice (C: drawn for each
-  example anew).
-* What P writes as Sigma is the standard deviation softplus(raw) where it draws, as in C, and its square elsewhere.
-* N(0, 1) enters the product once, as in P's Algorithm 2 and in C; eq. 9 literally has it once per client. tau is 1.
-* P keeps the latest Gaussian of every example. Here, as in C, they are those of the last epoch, each from before its
-  batch's step. The two differ only with ``training.drop_last`` or ``training.steps``, where the last epoch misses some
-  examples.
-* P's head tuning of the last round, an extra round of all clients in C, is what ``personalize`` does. Where training
-  augments images the tuning does too, as in C; otherwise it runs on cached features. The KL does not depend on the
-  head.
-* C can blend old and new class Gaussians, but runs with the new ones alone, as P: left out. So is C's offset of raw
-  deviations, which is 0 in all its configurations.
-* Uploads are precisions and weighted means, which add up, in place of means and deviations: the same 2V numbers per
-  class. They are summed in float64 (C multiplies pairwise in float32, with 1e-32 added to a denominator).
-* Deviations stay above 1e-6 so that precisions are finite (P, C: no bound; C's logarithms have 1e-8, and ours too).
-* beta is P's 5e-4 (P has 1e-3 on CIFAR-100, Dirichlet; C 1e-4 there). S is 18, as in P and C's instructions.
-* C trains with lr 0.05, 10 epochs, batches of 48, and clips gradients at norm 10, which P does not mention; it augments
-  CIFAR, deals classes in turn, and has 4 and 12 channels for Fashion-MNIST. These are settings of ``training``,
-  ``data`` and ``model``.
-* A new client (P, C: not treated) gets a fresh head, since heads are personal, and tunes it like all clients. Without
-  ``aggregate_body`` it first trains a body, for as long as a round takes.
+* The likelihood term averages the samples' cross-entropies in C, their probabilities in P
+  (``likelihood``).
+* A prediction averages the samples' logits in C, their probabilities in P (``prediction``). The
+  noise is drawn once per personal model and is the same for all examples, so that a model predicts
+  the same twice (C: drawn for each example anew).
+* What P writes as Sigma is the standard deviation softplus(raw) where it draws, as in C, and its
+  square elsewhere.
+* N(0, 1) enters the product once, as in P's Algorithm 2 and in C; eq. 9 literally has it once per
+  client. tau is 1.
+* P keeps the latest Gaussian of every example. Here, as in C, they are those of the last epoch,
+  each from before its batch's step. The two differ only with ``training.drop_last`` or
+  ``training.steps``, where the last epoch misses some examples.
+* P's head tuning of the last round, an extra round of all clients in C, is what ``personalize``
+  does. Where training augments images the tuning does too, as in C; otherwise it runs on cached
+  features. The KL does not depend on the head.
+* C can blend old and new class Gaussians, but runs with the new ones alone, as P: left out. So is
+  C's offset of raw deviations, which is 0 in all its configurations.
+* Uploads are precisions and weighted means, which add up, in place of means and deviations: the
+  same 2V numbers per class. They are summed in float64 (C multiplies pairwise in float32, with
+  1e-32 added to a denominator).
+* Deviations stay above 1e-6 so that precisions are finite (P, C: no bound; C's logarithms have
+  1e-8, and ours too).
+* beta is P's 5e-4 (P has 1e-3 on CIFAR-100, Dirichlet; C 1e-4 there). S is 18, as in P and C's
+  instructions.
+* C trains with lr 0.05, 10 epochs, batches of 48, and clips gradients at norm 10, which P does not
+  mention; it augments CIFAR, deals classes in turn, and has 4 and 12 channels for Fashion-MNIST.
+  These are settings of ``training``, ``data`` and ``model``.
+* A new client (P, C: not treated) gets a fresh head, since heads are personal, and tunes it like
+  all clients. Without ``aggregate_body`` it first trains a body, for as long as a round takes.
 """
 
 from __future__ import annotations
@@ -124,8 +134,12 @@ def alignment_loss(
     kind: bottleneck.Likelihood,
     beta: float,
 ) -> LossOutput:
-    """Loss of sampled features plus divergence from the Gaussian of the class (eq. 7); collects the features."""
-    features, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
+    """Loss of sampled features plus divergence from the Gaussian of the class (eq. 7); collects the
+    features.
+    """
+    features, buffers = task.model.features(
+        model, batch.x, weight=batch.weight, key=key, training=True
+    )
     z = bottleneck.split(features)
     noise = bottleneck.sample_noise(key, z, samples)
     losses = bottleneck.sampled_losses(task, model, z, batch.y, noise, kind)
@@ -159,7 +173,8 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
     prediction: Literal["mean_logits", "mean_probabilities"] = "mean_logits"
     """What a prediction averages over its samples."""
     aggregate_body: bool = True
-    """Whether bodies are averaged; otherwise they are personal, and only the Gaussians of the classes are shared."""
+    """Whether bodies are averaged; otherwise they are personal, and only the Gaussians of the
+    classes are shared."""
 
     @property
     def adaptation(self) -> Sequence[Adaptation]:
@@ -180,10 +195,16 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         if self.aggregate_body:
             shapes = self._with_gaussian_layer(task).shapes(*BODY)
             messages["body"] = Field(kind="model", shapes=shapes, weight="equal")
+
         messages["means"] = Field(kind="class_means", shapes=shape, reduction="none")
         messages["stds"] = Field(kind="statistics", shapes=shape, reduction="none")
-        messages["precisions"] = Field(kind="statistics", shapes=shape, reduction="sum", down=False, low=0.0)
-        messages["weighted_means"] = Field(kind="statistics", shapes=shape, reduction="sum", down=False)
+        messages["precisions"] = Field(
+            kind="statistics", shapes=shape, reduction="sum", down=False, low=0.0
+        )
+        messages["weighted_means"] = Field(
+            kind="statistics", shapes=shape, reduction="sum", down=False
+        )
+
         return messages
 
     def init_server(self, task: Task, key: Key) -> ServerState:
@@ -203,29 +224,42 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         return ClientState(head, body)
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
-        """Train body and head towards the Gaussians of the classes, then multiply the Gaussians of each class."""
+        """Train body and head towards the Gaussians of the classes, then multiply the Gaussians of
+        each class.
+        """
         task = self._with_gaussian_layer(task)
         shared = download.shared
         classes = bottleneck.Gaussians(shared.means, shared.stds)
         loss = partial(alignment_loss, samples=self.samples, kind=self.likelihood, beta=self.beta)
         model = {**self._body(shared, state), **state.head}
-        trained = train(task, loss, model, context=classes, data=data.train, key=key, collect="last")
+        trained = train(
+            task, loss, model, context=classes, data=data.train, key=key, collect="last"
+        )
         body = task.pick(trained.params, *BODY)
         head = task.pick(trained.params, "head")
         upload, metrics = self._statistics(task, classes, trained)
         new_state = ClientState(head, body)
+
         if self.aggregate_body:
             upload["body"] = Mean(body, torch.ones(()))
             new_state = ClientState(head, ())
+
         personal = Personal(trained.params, self._noise(key), torch.zeros((), dtype=torch.int64))
         return ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
     ) -> tuple[ServerState, tuple[()]]:
-        """Average the bodies; multiply the class products and a standard normal, where a class has any."""
+        """Average the bodies; multiply the class products and a standard normal, where a class has
+        any.
+        """
         body = received["body"].or_else(server.body) if self.aggregate_body else ()
         precision = 1.0 + received["precisions"].value.double()
         means = received["weighted_means"].value.double() / precision
@@ -234,10 +268,16 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         dtype = server.means.dtype
         means = means.to(dtype).where(sent, server.means)
         stds = stds.to(dtype).where(sent, server.stds)
+
         return ServerState(body, means, stds), ()
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Take the common model's head; train for a round where bodies are personal."""
         state = self.init_client(task, info, key)
@@ -247,7 +287,12 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         return Onboarded(update.state, update.metrics["steps"])
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Personal:
         """Tune the head on the frozen body."""
         task = self._with_gaussian_layer(task)
@@ -262,6 +307,7 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
             samples=self.samples,
             likelihood=self.likelihood,
         )
+
         return Personal({**body, **tuned.params}, self._noise(key), tuned.steps)
 
     def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
@@ -272,7 +318,9 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         """Return logits or log-probabilities, averaged over samples of the features."""
         z = self._gaussian_features(task, personal, x)
         task = self._with_gaussian_layer(task)
-        if self.prediction == "mean_logits":  # the head is linear: the mean of its logits is that of the mean sample
+        if (
+            self.prediction == "mean_logits"
+        ):  # the head is linear: the mean of its logits is that of the mean sample
             return task.model.head(personal.model, z.mean + z.std * personal.noise.mean(0))
         return bottleneck.mean_log_probabilities(task, personal.model, z, personal.noise)
 
@@ -287,7 +335,9 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         return task._replace(model=self._gaussian_model(task))
 
     def _gaussian_features(self, task: Task, personal: Personal, x: Tensor) -> bottleneck.Gaussians:
-        return bottleneck.split(predict_features(self._with_gaussian_layer(task), personal.model, x))
+        return bottleneck.split(
+            predict_features(self._with_gaussian_layer(task), personal.model, x)
+        )
 
     def _body(self, shared: ServerState, state: ClientState) -> Params:
         """Return the body that a client starts from: the server's, or its personal one."""
@@ -318,4 +368,5 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
             "feature_std": weighted_mean(z.std.mean(1), seen.weight),
             "class_std": classes.std.mean(),
         }
+
         return upload, metrics

@@ -1,22 +1,26 @@
-"""FedDyn: a global model; clients' objectives are regularized so that their optima agree with that of all.
+"""FedDyn: a global model; clients' objectives are regularized so that their optima agree with that
+of all.
 
-Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama 2021, "Federated learning based on dynamic regularization",
-ICLR, Algorithm 1. Client i keeps g_i, an estimate of its gradient; the server h, an estimate of the population's mean
-gradient. Both start at 0. A round, over a cohort P of the m clients:
+Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama 2021, "Federated learning based on
+dynamic regularization", ICLR, Algorithm 1. Client i keeps g_i, an estimate of its gradient; the
+server h, an estimate of the population's mean gradient. Both start at 0. A round, over a cohort P
+of the m clients:
 
     client:  w_i ~ argmin  CE(w) - <g_i, w> + (alpha / 2) |w - w^t|^2;     g_i <- g_i - alpha (w_i - w^t);
     server:  h <- h - (alpha / m) sum_P (w_i - w^t);     w^(t+1) = mean_P w_i - h / alpha.
 
-So h is the mean of all g_i at any time; where clients stand still, h = 0 and the model is stationary for the mean loss.
+So h is the mean of all g_i at any time; where clients stand still, h = 0 and the model is
+stationary for the mean loss.
 
-Messages: down ``model`` (w^t); up ``model`` (w_i, weight 1): the bytes of FedAvg. The client keeps g_i, the server h.
-A new client predicts with the global model.
+Messages: down ``model`` (w^t); up ``model`` (w_i, weight 1): the bytes of FedAvg. The client keeps
+g_i, the server h. A new client predicts with the global model.
 
-Deviations: the argmin is approximated by the steps of ``[training]``, from w^t, as in the released code. That code
-divides alpha by the client's share of the examples (times m), so that it minimizes the mean over examples; here, as in
-the paper, all clients count the same. It reports the average of the last models of all clients; here ``global`` is w.
-It also decays weights by 0.001. Buffers of batch normalization are plain averages. The recorded loss is the objective,
-up to a constant by which it starts at the cross-entropy.
+Deviations: the argmin is approximated by the steps of ``[training]``, from w^t, as in the released
+code. That code divides alpha by the client's share of the examples (times m), so that it minimizes
+the mean over examples; here, as in the paper, all clients count the same. It reports the average of
+the last models of all clients; here ``global`` is w. It also decays weights by 0.001. Buffers of
+batch normalization are plain averages. The recorded loss is the objective, up to a constant by
+which it starts at the cross-entropy.
 """
 
 from __future__ import annotations
@@ -70,16 +74,22 @@ class ClientState(NamedTuple):
 
 
 class Regularizer(NamedTuple):
-    """The tensors of a client's regularizer: the trained parameters of the received model w^t, and g_i."""
+    """The tensors of a client's regularizer: the trained parameters of the received model w^t, and
+    g_i.
+    """
 
     received: Params
     gradient: Params
 
 
-def dynamic_loss(task: Task, params: Params, term: Regularizer, batch: Batch, key: Key, *, alpha: float) -> LossOutput:
+def dynamic_loss(
+    task: Task, params: Params, term: Regularizer, batch: Batch, key: Key, *, alpha: float
+) -> LossOutput:
     """Cross-entropy - <g_i, w - w^t> + (alpha / 2) |w - w^t|^2."""
     output = classification_loss(task, params, {}, batch, key)
-    linear = losses.inner_product(params, term.gradient) - losses.inner_product(term.received, term.gradient)
+    linear = losses.inner_product(params, term.gradient) - losses.inner_product(
+        term.received, term.gradient
+    )
     distance = losses.squared_distance(params, term.received)
     return output._replace(loss=output.loss - linear + 0.5 * alpha * distance)
 
@@ -105,14 +115,21 @@ class FedDyn(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start with g_i = 0."""
-        return ClientState({name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()})
+        return ClientState(
+            {name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()}
+        )
 
     def broadcast(self, server: ServerState, cohort: Cohort) -> ModelState:
         """Send the model alone."""
         return ModelState(server.model)
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the received model on the regularized objective, and update g_i."""
         received = download.shared.model
@@ -120,10 +137,12 @@ class FedDyn(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
         loss = partial(dynamic_loss, alpha=self.alpha)
         trained = train(task, loss, received, context=term, data=data.train, key=key)
         gradient = {
-            name: g - self.alpha * (trained.params[name] - received[name]) for name, g in state.gradient.items()
+            name: g - self.alpha * (trained.params[name] - received[name])
+            for name, g in state.gradient.items()
         }
         upload = {"model": Mean(trained.params, torch.ones(()))}
         metrics = {"steps": trained.steps, "loss": trained.loss}
+
         return ClientUpdate(ClientState(gradient), upload, personal=trained.params, metrics=metrics)
 
     def aggregate(
@@ -132,6 +151,9 @@ class FedDyn(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
         """Update h, and correct the mean model by it."""
         mean, count = received["model"]
         rate = self.alpha * count / cohort.population
-        gradient = {name: h - rate * (mean[name] - server.model[name]) for name, h in server.gradient.items()}
+        gradient = {
+            name: h - rate * (mean[name] - server.model[name])
+            for name, h in server.gradient.items()
+        }
         corrected = {name: mean[name] - h / self.alpha for name, h in gradient.items()}
         return ServerState({**mean, **corrected}, gradient), ()

@@ -1,39 +1,44 @@
-"""FedLDA: a shared body and Gaussian class model; clients' classifiers differ by their class priors alone.
+"""FedLDA: a shared body and Gaussian class model; clients' classifiers differ by their class priors
+alone.
 
-McLaughlin and Su 2023, "FedLDA: personalized federated learning through collaborative linear discriminant
-analysis", FL@FM workshop at NeurIPS. The body phi is trained under the frozen linear classifier of a Gaussian model
-(class means mu, one covariance Sigma) with the client's own class prior pi_i (their eq. 4), and a penalty on
-correlated features (their eq. 5):
+McLaughlin and Su 2023, "FedLDA: personalized federated learning through collaborative linear
+discriminant analysis", FL@FM workshop at NeurIPS. The body phi is trained under the frozen linear
+classifier of a Gaussian model (class means mu, one covariance Sigma) with the client's own class
+prior pi_i (their eq. 4), and a penalty on correlated features (their eq. 5):
 
     F = CE + (lambda / d) sum_{m != n} |S_mn|,   S the covariance of the features of a mini-batch.
 
-After training the client refreshes the Gaussian with momentum, from its features under the trained body. Sigma_hat is
-centered by the blended means:
+After training the client refreshes the Gaussian with momentum, from its features under the trained
+body. Sigma_hat is centered by the blended means:
 
     mu_i = beta mu + (1 - beta) mu_hat,   Sigma_i = beta Sigma + (1 - beta) Sigma_hat.
 
 The server averages with weights n_i / n. A new client needs its class frequencies only.
 
-Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, all three
-with the weight n_i. Priors stay at the clients.
+Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d,
+packed); up, all three with the weight n_i. Priors stay at the clients.
 
-Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the same authors). The preset ``paper``
-takes back the first three, and has the classifier exactly as written:
-* The prior is smoothed by 1e-4 (I). In the text a class without training examples has the logit -infinity; a
-  ``prior_smoothing`` of 1e-300 says so in finite numbers.
-* ``cov_ridge`` (0.01) is added to the diagonal of Sigma_hat (I: the paper has none). Without it Sigma shrinks, the
-  classifier's weights grow and training collapses: on CIFAR-10, 20 clients of 500 samples, by round 20.
-* Linear systems are solved after a ``shrinkage`` of 1e-4 towards the identity (I). Without it, features that are always
-  zero make Sigma singular after some twenty rounds. A Sigma that is not positive definite then has no classifier: no
-  client can train with it, and the run stops.
-* S is centered by the class means of the mini-batch (I: the model's covariance is that within classes) and divided by
-  max(n_b - 1, 1); ``penalty_centering`` = "batch" centers by the mean of all.
-* A class without examples keeps the server's mean (I). Sigma_hat divides by max(n_i - 1, 1). Misprinted indices (eq. 4,
-  eq. 8, the definition of Sigma_hat) are read as the class that is summed over, or the example's own class.
-* The evaluated model is the server's body and Gaussian with the client's prior (I: eq. 4 uses the server's
-  estimates). ``evaluated_body`` = "local" takes the body of the client's own last training, and before it the server's.
-  The experiments judge by the point ``local``, right after local training (I): only there does our FedLDA lead
-  LG-FedAvg by about as much as in the paper. See "Small tables of our own" in docs/experiments.md.
+Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the same authors). The
+preset ``paper`` takes back the first three, and has the classifier exactly as written:
+* The prior is smoothed by 1e-4 (I). In the text a class without training examples has the logit
+  -infinity; a ``prior_smoothing`` of 1e-300 says so in finite numbers.
+* ``cov_ridge`` (0.01) is added to the diagonal of Sigma_hat (I: the paper has none). Without it
+  Sigma shrinks, the classifier's weights grow and training collapses: on CIFAR-10, 20 clients of
+  500 samples, by round 20.
+* Linear systems are solved after a ``shrinkage`` of 1e-4 towards the identity (I). Without it,
+  features that are always zero make Sigma singular after some twenty rounds. A Sigma that is not
+  positive definite then has no classifier: no client can train with it, and the run stops.
+* S is centered by the class means of the mini-batch (I: the model's covariance is that within
+  classes) and divided by max(n_b - 1, 1); ``penalty_centering`` = "batch" centers by the mean of
+  all.
+* A class without examples keeps the server's mean (I). Sigma_hat divides by max(n_i - 1, 1).
+  Misprinted indices (eq. 4, eq. 8, the definition of Sigma_hat) are read as the class that is
+  summed over, or the example's own class.
+* The evaluated model is the server's body and Gaussian with the client's prior (I: eq. 4 uses the
+  server's estimates). ``evaluated_body`` = "local" takes the body of the client's own last
+  training, and before it the server's. The experiments judge by the point ``local``, right after
+  local training (I): only there does our FedLDA lead LG-FedAvg by about as much as in the paper.
+  See "Small tables of our own" in docs/experiments.md.
 * The body starts as the model does (PyTorch's variant of Kaiming's initialization, as in pFedFDA).
 """
 
@@ -88,7 +93,9 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """The body of the client's last training, and 1 once there was one; kept where it is evaluated."""
+    """The body of the client's last training, and 1 once there was one; kept where it is
+    evaluated.
+    """
 
     body: Params
     trained: Tensor
@@ -102,7 +109,9 @@ class Head(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's model: a body, the Gaussian class model, the client's prior, and the classifier that follows."""
+    """A client's model: a body, the Gaussian class model, the client's prior, and the classifier
+    that follows.
+    """
 
     body: Params
     head: Head
@@ -112,7 +121,9 @@ class Personal(NamedTuple):
 
 
 class Refreshed(NamedTuple):
-    """A client's estimate of the Gaussian: means, covariance, and how well they describe the features."""
+    """A client's estimate of the Gaussian: means, covariance, and how well they describe the
+    features.
+    """
 
     means: Tensor
     covariance: Tensor
@@ -120,7 +131,14 @@ class Refreshed(NamedTuple):
 
 
 def body_loss(
-    task: Task, body: Params, head: Head, batch: Batch, key: Key, *, penalty: float, centering: Centering
+    task: Task,
+    body: Params,
+    head: Head,
+    batch: Batch,
+    key: Key,
+    *,
+    penalty: float,
+    centering: Centering,
 ) -> LossOutput:
     """Cross-entropy under a frozen classifier, plus the penalty on correlated features (eq. 5)."""
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
@@ -132,7 +150,9 @@ def body_loss(
 
 
 def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Return ``1/d sum_{m != n} |S_mn|`` of features (n, d), each centered by the mean of its group in the batch."""
+    """Return ``1/d sum_{m != n} |S_mn|`` of features (n, d), each centered by the mean of its group
+    in the batch.
+    """
     member = (groups[:, None] == torch.arange(count, device=z.device)).to(z.dtype)  # (n, count)
     weighted = member * weight[:, None]
     means = (weighted.T @ z) / weighted.sum(0).clamp(min=1.0)[:, None]
@@ -156,21 +176,24 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         "text. In our runs accuracy falls, and training ends once the covariance has no inverse. Preset 'reference' "
         "adds a ridge and shrinkage."
     }
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"momentum", "penalty", "penalty_centering", "cov_ridge"})
+    only_for_training: ClassVar[frozenset[str]] = frozenset(
+        {"momentum", "penalty", "penalty_centering", "cov_ridge"}
+    )
 
     momentum: Annotated[float, Range(ge=0, le=1)] = 0.5
     """Share of the server's Gaussian in a client's upload (beta)."""
     penalty: Annotated[float, Range(ge=0)] = 0.1
     """Weight of the penalty on covariances between features (lambda)."""
     penalty_centering: Centering = "class"
-    """In the penalty, features are centered by the means of their classes, or by the mean of the mini-batch."""
+    """In the penalty, features are centered by the means of their classes, or by the mean of the
+    mini-batch."""
     prior_smoothing: Annotated[float, Range(gt=0)] = 1e-4
     """Added to every class frequency of the prior."""
     cov_ridge: Annotated[float, Range(ge=0)] = 0.01
     """Added to the diagonal of the local covariance."""
     shrinkage: Annotated[float, Range(ge=0, le=1)] = 1e-4
-    """Share of a multiple of the identity in every covariance that is inverted. With 0, a covariance that is not
-    positive definite has no classifier."""
+    """Share of a multiple of the identity in every covariance that is inverted. With 0, a
+    covariance that is not positive definite has no classifier."""
     evaluated_body: Literal["global", "local"] = "global"
     """The body of a client's personal model: the server's, or that of its own last training."""
 
@@ -238,7 +261,10 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
             **self.diagnostics(task, received),
         }
         new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
-        return ClientUpdate(new_state, upload, personal=received._replace(body=body), metrics=metrics)
+
+        return ClientUpdate(
+            new_state, upload, personal=received._replace(body=body), metrics=metrics
+        )
 
     def global_model(self, task: Task, server: ServerState) -> Personal:
         """Return the server's Gaussian with equally likely classes."""
@@ -270,34 +296,49 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
     def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = self.features(task, personal, x)
-        return gaussian.mahalanobis(z, personal.means, personal.covariance, self.shrinkage).to(z.dtype)
+        return gaussian.mahalanobis(z, personal.means, personal.covariance, self.shrinkage).to(
+            z.dtype
+        )
 
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
-        """Record the largest classifier weight, the scale of the features, and how close to singular Sigma is."""
+        """Record the largest classifier weight, the scale of the features, and how close to
+        singular Sigma is.
+        """
         return {
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
             "covariance_condition": gaussian.condition(personal.covariance, self.shrinkage),
         }
 
-    def _refresh(self, task: Task, shared: ServerState, body: Params, data: ClientData, key: Key) -> Refreshed:
+    def _refresh(
+        self, task: Task, shared: ServerState, body: Params, data: ClientData, key: Key
+    ) -> Refreshed:
         """Estimate the Gaussian of the trained body's features, and blend it with the server's."""
         features = cached_features(task, body, data.train, key=key)
         moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
-        means = gaussian.blend(gaussian.fill_missing_means(moments, shared.means), shared.means, rate)
+        means = gaussian.blend(
+            gaussian.fill_missing_means(moments, shared.means), shared.means, rate
+        )
         scatter = gaussian.scatter_about(moments, means)
         local = gaussian.covariance(scatter, features.weight.sum(), self.cov_ridge, 0.0)
         covariance = gaussian.blend(local, shared.covariance, rate)
-        fit = gaussian.feature_fit(features.x, features.y, features.weight, means, covariance, self.shrinkage)
+        fit = gaussian.feature_fit(
+            features.x, features.y, features.weight, means, covariance, self.shrinkage
+        )
         dtype = shared.means.dtype
+
         return Refreshed(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), fit)
 
     def _personal(self, body: Params, shared: ServerState, info: ClientInfo) -> Personal:
-        """Combine the server's Gaussian with a prior; without examples all classes are equally likely."""
+        """Combine the server's Gaussian with a prior; without examples all classes are equally
+        likely.
+        """
         prior = gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
         dtype = shared.means.dtype
-        return Personal(body, self._classifier(shared, prior), shared.means, shared.covariance, prior.to(dtype))
+        return Personal(
+            body, self._classifier(shared, prior), shared.means, shared.covariance, prior.to(dtype)
+        )
 
     def _classifier(self, shared: ServerState, prior: Tensor) -> Head:
         """Return the linear classifier; NaN where the covariance has no inverse."""

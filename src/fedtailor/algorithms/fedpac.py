@@ -1,24 +1,28 @@
-"""FedPAC: a shared body whose features align with global class means, and heads combined anew for every client.
+"""FedPAC: a shared body whose features align with global class means, and heads combined anew for
+every client.
 
-Xu, Tong, Huang 2023, "Personalized federated learning with feature alignment and classifier collaboration", ICLR. Under
-the received body client i measures its class means m_c, ``V_i = (1 / n_i) sum_c [p_c E_c |z|^2 - p_c^2 |m_c|^2]`` and
-``H_i[c] = p_c m_c``, where p_c = n_c / n_i. It trains its head h_i, then the body under that head with the loss
-``CE + lambda mean (z - mu^y)^2`` over examples and dimensions. The server averages bodies, and class means into mu. The
-next head of client i is ``sum_j a_j h_j``, where a minimizes an estimate of its error (:func:`mixing_weights`).
+Xu, Tong, Huang 2023, "Personalized federated learning with feature alignment and classifier
+collaboration", ICLR. Under the received body client i measures its class means m_c, ``V_i = (1 /
+n_i) sum_c [p_c E_c |z|^2 - p_c^2 |m_c|^2]`` and ``H_i[c] = p_c m_c``, where p_c = n_c / n_i. It
+trains its head h_i, then the body under that head with the loss ``CE + lambda mean (z - mu^y)^2``
+over examples and dimensions. The server averages bodies, and class means into mu. The next head of
+client i is ``sum_j a_j h_j``, where a minimizes an estimate of its error (:func:`mixing_weights`).
 
-Messages: down ``body``, ``class_means`` (mu) with ``known`` (1 for classes that have one), and the client's ``head``;
-up ``body`` (weight n_i), ``class_means`` under the trained body (weight n_i^c), and ``head`` and ``statistics`` (V, how
-far features spread around their class means; H, the class means times the classes' shares), which the server sees of
-every single client. Without ``combine_heads`` these two are not sent.
+Messages: down ``body``, ``class_means`` (mu) with ``known`` (1 for classes that have one), and the
+client's ``head``; up ``body`` (weight n_i), ``class_means`` under the trained body (weight n_i^c),
+and ``head`` and ``statistics`` (V, how far features spread around their class means; H, the class
+means times the classes' shares), which the server sees of every single client. Without
+``combine_heads`` these two are not sent.
 
 Deviations:
-* Class means are weighted by their counts, as in the paper's code. mu^c is the client's own m_c if no client has sent
-  one yet, and is kept if no client of a cohort has the class. In the first round nothing is aligned.
-* The paper's code prints two accuracies of a round: before local training, which is ``personalized`` of the round
-  before here (the new body and the combined head), and after it, which is ``local``. They can differ by many points:
-  see "FedPAC's points" in docs/comparison.md.
-* ``finetune_epochs`` tune the combined head at the end, with the head's own rate ``head_lr``. The paper's code has no
-  such step; the comparison in FedCR's paper does.
+* Class means are weighted by their counts, as in the paper's code. mu^c is the client's own m_c if
+  no client has sent one yet, and is kept if no client of a cohort has the class. In the first round
+  nothing is aligned.
+* The paper's code prints two accuracies of a round: before local training, which is
+  ``personalized`` of the round before here (the new body and the combined head), and after it,
+  which is ``local``. They can differ by many points: see "FedPAC's points" in docs/comparison.md.
+* ``finetune_epochs`` tune the combined head at the end, with the head's own rate ``head_lr``. The
+  paper's code has no such step; the comparison in FedCR's paper does.
 * A new client trains the common head.
 * Weights below 0.001 are dropped. A client keeps its own head if its weights cannot be found.
 """
@@ -32,7 +36,13 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.algorithms._head_mixing import FeatureStatistics, feature_statistics, measured, mixed, mixing_weights
+from fedtailor.algorithms._head_mixing import (
+    FeatureStatistics,
+    feature_statistics,
+    measured,
+    mixed,
+    mixing_weights,
+)
 from fedtailor.toolkit import (
     BODY,
     Adaptation,
@@ -71,7 +81,9 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """The client's head; where heads are combined, also 1 for a new client until it takes part, ()."""
+    """The client's head; where heads are combined, also 1 for a new client until it takes part,
+    ().
+    """
 
     head: Params
     new: Tensor | tuple[()]
@@ -81,8 +93,12 @@ class ClientState(NamedTuple):
 class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
     """Feature alignment and classifier collaboration."""
 
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty", "head_epochs", "combine_heads"})
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "onboard_epochs"})
+    only_for_training: ClassVar[frozenset[str]] = frozenset(
+        {"penalty", "head_epochs", "combine_heads"}
+    )
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
+        {"finetune_epochs", "onboard_epochs"}
+    )
 
     penalty: Annotated[float, Range(ge=0)] = 1.0
     """Weight of the distance of features from the global means of their classes (lambda)."""
@@ -127,10 +143,14 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
             "class_means": Field(kind="class_means", shapes=means, weight="class_counts"),
             "known": Field(kind="counts", shapes=(classes,), reduction="none"),
         }
+
         if self.combine_heads:
             statistics = FeatureStatistics._make([(), means])
             fields["head"] = Field(kind="model", shapes=task.shapes("head"), reduction="each")
-            fields["statistics"] = Field(kind="statistics", shapes=statistics, reduction="each", down=False)
+            fields["statistics"] = Field(
+                kind="statistics", shapes=statistics, reduction="each", down=False
+            )
+
         return fields
 
     def init_server(self, task: Task, key: Key) -> ServerState:
@@ -152,9 +172,16 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         return ()
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
-        """Measure the features, train the head, then the body, and measure the class means again."""
+        """Measure the features, train the head, then the body, and measure the class means
+        again.
+        """
         shared = download.shared
         dtype = shared.class_means.dtype
         features, before = measured(task, shared.body, data.train, key=key.fold("before"))
@@ -184,6 +211,7 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
             "body": Mean(body.params, data.info.num_train),
             "class_means": Mean(after.means.to(dtype), data.info.class_counts),
         }
+
         if self.combine_heads:
             upload["head"] = Each(head.params)
             upload["statistics"] = Each(feature_statistics(before, dtype))
@@ -203,14 +231,22 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         body = received["body"].or_else(server.body)
         means = received["class_means"]
         sent = (means.total_weight > 0).to(server.known.dtype)
-        new = ServerState(body, means.or_else(server.class_means), torch.maximum(server.known, sent))
+        new = ServerState(
+            body, means.or_else(server.class_means), torch.maximum(server.known, sent)
+        )
         if not self.combine_heads:
             return new, ()
+
         weights = mixing_weights(received["statistics"].value)
         return new, mixed(received["head"].value, weights)
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train the common head on the received body."""
         start = self.init_client(task, info, key)
@@ -225,12 +261,20 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         )
         if self.combine_heads:
             return Onboarded(ClientState(head.params, torch.ones(())), head.steps)
+
         return Onboarded(ClientState(head.params, ()), head.steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> FineTuned:
-        """Join the received body with the client's head, and tune a copy of the head if asked to."""
+        """Join the received body with the client's head, and tune a copy of the head if asked
+        to.
+        """
         model = {**download.shared.body, **self._head(download, state)}
         return fine_tune(
             task,

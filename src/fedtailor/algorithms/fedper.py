@@ -1,17 +1,20 @@
 """FedPer: a shared body under a personal head of every client, both trained together.
 
-Arivazhagan, Aggarwal, Singh, Choudhary 2019, "Federated learning with personalization layers", arXiv:1912.00818,
-Algorithms 1 and 2. Client i trains (W_B, W_Pi) by SGD on its loss. The server averages the base layers,
-``W_B <- sum_i (n_i / n) W_B,i``. The personalization layers W_P are here the last linear layer.
+Arivazhagan, Aggarwal, Singh, Choudhary 2019, "Federated learning with personalization layers",
+arXiv:1912.00818, Algorithms 1 and 2. Client i trains (W_B, W_Pi) by SGD on its loss. The server
+averages the base layers, ``W_B <- sum_i (n_i / n) W_B,i``. The personalization layers W_P are here
+the last linear layer.
 
-Messages: down ``body`` (W_B); up ``body`` (W_B,i, weight n_i). The head (W_Pi) is client state and never sent. Buffers
-of batch normalization belong to the body. A personal model is the new body with the client's own head, even if that
-head was trained long ago. Clients that were not drawn are scored so too; scores of the cohort alone would hide them.
+Messages: down ``body`` (W_B); up ``body`` (W_B,i, weight n_i). The head (W_Pi) is client state and
+never sent. Buffers of batch normalization belong to the body. A personal model is the new body with
+the client's own head, even if that head was trained long ago. Clients that were not drawn are
+scored so too; scores of the cohort alone would hide them.
 
-Deviations: n is that of the cohort; in the paper all clients take part. Heads start equal; in the paper every client
-draws its own. The paper has no clients that come later: here they train the common initial head on the frozen body for
-``onboard_epochs``. With ``finetune_epochs``, every client tunes a copy of its head on the final body before it
-predicts, as Zhang et al. 2023 (FedCR) do for 10 epochs; a new client does so too, after onboarding.
+Deviations: n is that of the cohort; in the paper all clients take part. Heads start equal; in the
+paper every client draws its own. The paper has no clients that come later: here they train the
+common initial head on the frozen body for ``onboard_epochs``. With ``finetune_epochs``, every
+client tunes a copy of its head on the final body before it predicts, as Zhang et al. 2023 (FedCR)
+do for 10 epochs; a new client does so too, after onboarding.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class ServerState(NamedTuple):
 class FedPer(Algorithm[ServerState, Params, FineTuned]):
     """The body is averaged, heads are personal."""
 
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "onboard_epochs"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
+        {"finetune_epochs", "onboard_epochs"}
+    )
 
     finetune_epochs: Annotated[int, Range(ge=0)] = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
@@ -104,11 +109,18 @@ class FedPer(Algorithm[ServerState, Params, FineTuned]):
         return ClientUpdate(head, upload, personal=personal, metrics=metrics)
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train the common head on the frozen body."""
         head = self.init_client(task, info, key)
-        trained = train_head(task, download.shared.body, head, data.train, key=key, epochs=self.onboard_epochs)
+        trained = train_head(
+            task, download.shared.body, head, data.train, key=key, epochs=self.onboard_epochs
+        )
         return Onboarded(trained.params, trained.steps)
 
     def personalize(
@@ -116,4 +128,6 @@ class FedPer(Algorithm[ServerState, Params, FineTuned]):
     ) -> FineTuned:
         """Join the received body and the client's head, and tune a copy of the head if asked to."""
         model = {**download.shared.body, **state}
-        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head")
+        return fine_tune(
+            task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head"
+        )

@@ -1,28 +1,32 @@
 """FedProto: clients share the mean features of their classes, and nothing of their models.
 
-Tan, Long, Liu, Zhou, Lu, Jiang and Zhang 2022, "FedProto: Federated prototype learning across heterogeneous clients",
-AAAI, Algorithm 1. Prototype C^c is the mean of the features of class c over all clients' examples. A client trains its
-own model on
+Tan, Long, Liu, Zhou, Lu, Jiang and Zhang 2022, "FedProto: Federated prototype learning across
+heterogeneous clients", AAAI, Algorithm 1. Prototype C^c is the mean of the features of class c over
+all clients' examples. A client trains its own model on
 
     mean_n [ CE(h(z_n), y_n) + penalty MSE(z_n, C^c) ],   c = y_n,   MSE: the mean over the d features,
 
-without MSE for classes that have no prototype yet. It uploads the means of its classes under the trained model.
-Architectures may differ between clients as long as features have the same length. A prediction is the class of the
-nearest global prototype.
+without MSE for classes that have no prototype yet. It uploads the means of its classes under the
+trained model. Architectures may differ between clients as long as features have the same length. A
+prediction is the class of the nearest global prototype.
 
-Messages: down ``prototypes`` (C), ``known`` (1 for classes that have one) and ``rounds`` (how many rounds each client
-trained on average, for new clients); up ``prototypes`` (the client's means, weight: class counts). Models never leave a
-client.
+Messages: down ``prototypes`` (C), ``known`` (1 for classes that have one) and ``rounds`` (how many
+rounds each client trained on average, for new clients); up ``prototypes`` (the client's means,
+weight: class counts). Models never leave a client.
 
 Deviations (P: paper, C: released code):
-* Class counts weight the means. C weights them equally, and P's eq. 6 also divides by the number of clients.
-* The distance is C's mean square. P writes the L2 distance between the prototypes of a client and the global ones.
-* Local prototypes use all examples under the trained model, in evaluation mode. C uses features of the last epoch.
-* A prediction compares all known prototypes and no other class, so test examples of unknown classes have infinite loss.
-  C compares only the client's own classes, as if those of test examples were known, or (``prediction``) uses the head.
+* Class counts weight the means. C weights them equally, and P's eq. 6 also divides by the number of
+  clients.
+* The distance is C's mean square. P writes the L2 distance between the prototypes of a client and
+  the global ones.
+* Local prototypes use all examples under the trained model, in evaluation mode. C uses features of
+  the last epoch.
+* A prediction compares all known prototypes and no other class, so test examples of unknown classes
+  have infinite loss. C compares only the client's own classes, as if those of test examples were
+  known, or (``prediction``) uses the head.
 * Right after local training (``local``), classes without a global prototype have the client's own.
-* P and C have no new clients. Here a new client trains from the common start towards current prototypes, in one phase
-  as long as others trained.
+* P and C have no new clients. Here a new client trains from the common start towards current
+  prototypes, in one phase as long as others trained.
 """
 
 from __future__ import annotations
@@ -94,7 +98,9 @@ class Personal(NamedTuple):
 def aligned_loss(
     task: Task, model: Params, prototypes: Prototypes, batch: Batch, key: Key, *, penalty: float
 ) -> LossOutput:
-    """Cross-entropy plus the mean squared distance of features from the prototypes of their classes."""
+    """Cross-entropy plus the mean squared distance of features from the prototypes of their
+    classes.
+    """
     z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
     distances = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
     supervised = cross_entropy(task.model.head(model, z), batch.y, batch.weight)
@@ -121,7 +127,9 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
         return ["with penalty 0, every client trains alone; predictions use the prototypes of all."]
 
     def messages(self, task: Task) -> Messages:
-        """Declare the prototypes, which of them are known, and the rounds that new clients must know."""
+        """Declare the prototypes, which of them are known, and the rounds that new clients must
+        know.
+        """
         classes = task.num_classes
         shape = (classes, task.model.feature_dim)
         return {
@@ -152,14 +160,19 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
         trained = train(task, loss, state, context=shared, data=data.train, key=key)
 
         features = cached_features(task, trained.params, data.train, key=key)
-        moments = gaussian.class_moments(features.x, features.labels(), features.weight, task.num_classes)
+        moments = gaussian.class_moments(
+            features.x, features.labels(), features.weight, task.num_classes
+        )
         own_means = moments.means.to(shared.means.dtype)
         present = (moments.counts > 0).to(shared.known.dtype)
         merged = torch.where(shared.known[:, None] > 0, shared.means, own_means)
-        personal = Personal(trained.params, Prototypes(merged, torch.maximum(shared.known, present)))
+        personal = Personal(
+            trained.params, Prototypes(merged, torch.maximum(shared.known, present))
+        )
 
         upload = {"prototypes": Mean(own_means, data.info.class_counts)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
+
         return ClientUpdate(trained.params, upload, personal=personal, metrics=metrics)
 
     def aggregate(
@@ -172,7 +185,12 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
         return ServerState(Prototypes(new.or_else(old.means), torch.maximum(old.known, sent))), ()
 
     def onboard(
-        self, task: Task, download: Download[Broadcast], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[Broadcast],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train from the common initialization for the same budget as the others."""
         shared = download.shared
@@ -185,6 +203,7 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
             key=key,
             rounds=shared.rounds,
         )
+
         return Onboarded(trained.params, trained.steps)
 
     def personalize(
@@ -198,10 +217,14 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
         return predict_features(task, personal.model, x)
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return negative squared distances from the prototypes, -inf where there is none; or the head's logits."""
+        """Return negative squared distances from the prototypes, -inf where there is none; or the
+        head's logits.
+        """
         z = self.features(task, personal, x)
         if self.prediction == "head":
             return task.model.head(personal.model, z)
         prototypes = personal.prototypes
-        distances = torch.cdist(z, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist").square()
+        distances = torch.cdist(
+            z, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist"
+        ).square()
         return -torch.where(prototypes.known > 0, distances, torch.inf)

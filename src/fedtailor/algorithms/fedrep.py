@@ -1,18 +1,20 @@
 """FedRep: a shared body under a personal head of every client, trained one after the other.
 
-Collins, Hassani, Mokhtari, Shakkottai 2021, "Exploiting shared representations for personalized federated learning",
-ICML, Algorithm 1. Client i first makes tau steps on its head h_i under the received representation phi, then updates
-phi under that head, and the server averages: ``phi <- (1 / rn) sum_i phi_i``.
+Collins, Hassani, Mokhtari, Shakkottai 2021, "Exploiting shared representations for personalized
+federated learning", ICML, Algorithm 1. Client i first makes tau steps on its head h_i under the
+received representation phi, then updates phi under that head, and the server averages: ``phi <- (1
+/ rn) sum_i phi_i``.
 
-Messages: down ``body`` (phi); up ``body`` (phi_i, weight n_i). The head is client state and never sent. Buffers of
-batch normalization belong to the body. A personal model is the new body with the client's own head, even if that head
-was trained long ago.
+Messages: down ``body`` (phi); up ``body`` (phi_i, weight n_i). The head is client state and never
+sent. Buffers of batch normalization belong to the body. A personal model is the new body with the
+client's own head, even if that head was trained long ago.
 
-Deviations: bodies are weighted by n_i, as in FedAvg, not by 1. A phase of the head has ``head_epochs``, and the body
-trains *as well* for the epochs (or steps) of ``training``, 1 or 5 in the paper; some libraries subtract the epochs of
-the head from those of the body, which halves the work. Each phase has its own optimizer, so no momentum passes from one
-to the other. The head's phase uses features in evaluation mode (without dropout), computed once unless images are
-augmented. A client that never took part runs the head's phase alone, from the common initial head.
+Deviations: bodies are weighted by n_i, as in FedAvg, not by 1. A phase of the head has
+``head_epochs``, and the body trains *as well* for the epochs (or steps) of ``training``, 1 or 5 in
+the paper; some libraries subtract the epochs of the head from those of the body, which halves the
+work. Each phase has its own optimizer, so no momentum passes from one to the other. The head's
+phase uses features in evaluation mode (without dropout), computed once unless images are augmented.
+A client that never took part runs the head's phase alone, from the common initial head.
 """
 
 from __future__ import annotations
@@ -98,15 +100,28 @@ class FedRep(Algorithm[ServerState, Params, FineTuned]):
         """Train the client's head on the received body, then the body under that head."""
         received = download.shared.body
         head = self._train_head(task, received, state, data, key)
-        body = train(task, classification_loss, received, context=head.params, data=data.train, key=key.fold("body"))
+        body = train(
+            task,
+            classification_loss,
+            received,
+            context=head.params,
+            data=data.train,
+            key=key.fold("body"),
+        )
         upload = {"body": Mean(body.params, data.info.num_train)}
         steps = head.steps + body.steps
         personal = FineTuned({**body.params, **head.params}, steps)
         metrics = {"steps": steps, "loss": body.loss, "head_loss": head.loss}
+
         return ClientUpdate(head.params, upload, personal=personal, metrics=metrics)
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train the common head on the received body."""
         start = self.init_client(task, info, key)
@@ -118,8 +133,14 @@ class FedRep(Algorithm[ServerState, Params, FineTuned]):
     ) -> FineTuned:
         """Join the received body and the client's head, and tune a copy of the head if asked to."""
         model = {**download.shared.body, **state}
-        return fine_tune(task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head")
+        return fine_tune(
+            task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head"
+        )
 
-    def _train_head(self, task: Task, body: Params, head: Params, data: ClientData, key: Key) -> Trained:
+    def _train_head(
+        self, task: Task, body: Params, head: Params, data: ClientData, key: Key
+    ) -> Trained:
         """Run the phase of the head."""
-        return train_head(task, body, head, data.train, key=key.fold("head"), epochs=self.head_epochs)
+        return train_head(
+            task, body, head, data.train, key=key.fold("head"), epochs=self.head_epochs
+        )

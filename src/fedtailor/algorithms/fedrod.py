@@ -1,27 +1,30 @@
 """FedRoD: one body, a generic head for all classes alike, and a personal head that is added to it.
 
-Chen and Chao 2022, "On bridging generic and personalized federated learning for image classification", ICLR,
-Algorithm 1. With z the features, h_G the generic and h_P the personal head, counts n_c and frequencies pi of a client,
+Chen and Chao 2022, "On bridging generic and personalized federated learning for image
+classification", ICLR, Algorithm 1. With z the features, h_G the generic and h_P the personal head,
+counts n_c and frequencies pi of a client,
 
     L_G = CE(h_G(z) + log n_c, y)                 balanced softmax (Ren et al. 2020): trains the body and h_G,
     L_P = CE(sg(h_G(z)) + h_P(sg(z)), y)          plain risk: trains h_P alone; sg stops gradients.
 
-With the variant ``linear`` every client keeps a linear h_P. With ``hyper`` a network that all clients share makes it,
-h_P = H_nu(pi): pi -> ``hyper_hidden`` units, ReLU -> the parameters of a head. The personal model is h_G + h_P, the
-global one h_G.
+With the variant ``linear`` every client keeps a linear h_P. With ``hyper`` a network that all
+clients share makes it, h_P = H_nu(pi): pi -> ``hyper_hidden`` units, ReLU -> the parameters of a
+head. The personal model is h_G + h_P, the global one h_G.
 
-Messages: down and up ``model`` (body and h_G; weight n_i), with ``hyper`` also ``hyper`` (nu; weight n_i). With
-``linear`` the client keeps h_P, with ``hyper`` nothing.
+Messages: down and up ``model`` (body and h_G; weight n_i), with ``hyper`` also ``hyper`` (nu;
+weight n_i). With ``linear`` the client keeps h_P, with ``hyper`` nothing.
 
 Deviations:
-* Both losses are computed in every batch. They reach different parameters, so a joint step is two exact ones, unless
-  ``training.clip_norm`` bounds both gradients together. Popular code lets L_P train the body, or predicts with h_P
-  alone.
-* In L_G a class that the client does not have counts only for examples of that class, as 1. Code that counts one epoch
-  without its last batch has an infinite loss there.
-* h_P starts at 0 with ``linear``, near 0 with ``hyper`` (paper: unspecified), so a client that never trained predicts
-  with h_G. A client without examples has no frequencies: H_nu gets equal ones.
-* A new client trains h_P alone, or with ``hyper`` nothing. The generic part is trained as in FedAvg (paper: or FedDyn).
+* Both losses are computed in every batch. They reach different parameters, so a joint step is two
+  exact ones, unless ``training.clip_norm`` bounds both gradients together. Popular code lets L_P
+  train the body, or predicts with h_P alone.
+* In L_G a class that the client does not have counts only for examples of that class, as 1. Code
+  that counts one epoch without its last batch has an infinite loss there.
+* h_P starts at 0 with ``linear``, near 0 with ``hyper`` (paper: unspecified), so a client that
+  never trained predicts with h_G. A client without examples has no frequencies: H_nu gets equal
+  ones.
+* A new client trains h_P alone, or with ``hyper`` nothing. The generic part is trained as in FedAvg
+  (paper: or FedDyn).
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ class ServerState(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a client trains: the model, and its personal head (``linear``) or the hyper-network; the other is empty."""
+    """What a client trains: the model, and its personal head (``linear``) or the hyper-network; the
+    other is empty.
+    """
 
     model: Params
     head: Params
@@ -85,13 +90,17 @@ class Personal(NamedTuple):
 
 
 def balanced(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Return logits (n, classes) plus log counts; -inf for absent classes other than an example's own."""
+    """Return logits (n, classes) plus log counts; -inf for absent classes other than an example's
+    own.
+    """
     own = labels[:, None] == torch.arange(len(counts))
     return (logits + counts.clamp(min=1.0).log()).masked_fill(~(own | (counts > 0)), -torch.inf)
 
 
 def personal_head(task: Task, head: Params, hyper: Params, counts: Tensor) -> Params:
-    """Return the personal head: the client's own, or what the hyper-network makes of its class frequencies."""
+    """Return the personal head: the client's own, or what the hyper-network makes of its class
+    frequencies.
+    """
     if not hyper:
         return head
     return hyper_head(task, hyper, gaussian.smooth_prior(counts, 0.0))
@@ -99,16 +108,23 @@ def personal_head(task: Task, head: Params, hyper: Params, counts: Tensor) -> Pa
 
 def joint_loss(task: Task, parts: Parts, counts: Tensor, batch: Batch, key: Key) -> LossOutput:
     """Add the losses of the generic and the personal head, which reach different parameters."""
-    z, buffers = task.model.features(parts.model, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.model.features(
+        parts.model, batch.x, weight=batch.weight, key=key, training=True
+    )
     generic = task.model.head(parts.model, z)
     head = personal_head(task, parts.head, parts.hyper, counts)
     both = generic.detach() + task.model.head(head, z.detach())
     generic_loss = cross_entropy(balanced(generic, batch.y, counts), batch.y, batch.weight)
     personal_loss = cross_entropy(both, batch.y, batch.weight)
-    return LossOutput(generic_loss + personal_loss, {f"model/{name}": value for name, value in buffers.items()})
+
+    return LossOutput(
+        generic_loss + personal_loss, {f"model/{name}": value for name, value in buffers.items()}
+    )
 
 
-def personal_head_loss(task: Task, head: Params, model: Params, batch: Batch, key: Key) -> LossOutput:
+def personal_head_loss(
+    task: Task, head: Params, model: Params, batch: Batch, key: Key
+) -> LossOutput:
     """L_P of a personal head alone, under a frozen model in evaluation mode."""
     z, _ = task.model.features(model, batch.x, weight=batch.weight, key=key, training=False)
     both = task.model.head(model, z) + task.model.head(head, z)
@@ -122,7 +138,8 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"onboard_epochs"})
 
     variant: Literal["linear", "hyper"] = "linear"
-    """Whether clients keep personal heads, or a shared network makes them of a client's class frequencies."""
+    """Whether clients keep personal heads, or a shared network makes them of a client's class
+    frequencies."""
     hyper_hidden: Annotated[int, Range(ge=1)] = 16
     """Hidden units of that network."""
     onboard_epochs: Annotated[int, Range(ge=0)] = 5
@@ -146,7 +163,9 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
         """Declare the model, and the hyper-network if there is one."""
         fields = {"model": Field(kind="model", shapes=task.shapes(*ALL))}
         if self.variant == "hyper":
-            fields["hyper"] = Field(kind="model", shapes=hyper_shapes(task, task.num_classes, self.hyper_hidden))
+            fields["hyper"] = Field(
+                kind="model", shapes=hyper_shapes(task, task.num_classes, self.hyper_hidden)
+            )
         return fields
 
     def init_server(self, task: Task, key: Key) -> ServerState:
@@ -173,6 +192,7 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
         upload = {"model": Mean(parts.model, data.info.num_train)}
         if self.variant == "hyper":
             upload["hyper"] = Mean(parts.hyper, data.info.num_train)
+
         personal = Personal(parts.model, personal_head(task, parts.head, parts.hyper, counts))
         metrics = {"steps": trained.steps, "loss": trained.loss}
         return ClientUpdate(parts.head, upload, personal=personal, metrics=metrics)
@@ -182,12 +202,18 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
         return Personal(server.model, tree.map(torch.zeros_like, task.pick(server.model, "head")))
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train a personal head, with body and generic head frozen."""
         head = self.init_client(task, info, key)
         if self.variant == "hyper":
             return Onboarded(head, 0)
+
         trained = train(
             task,
             personal_head_loss,
@@ -197,6 +223,7 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
             key=key.fold("head"),
             epochs=self.onboard_epochs,
         )
+
         return Onboarded(trained.params, trained.steps)
 
     def personalize(
@@ -204,7 +231,9 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
     ) -> Personal:
         """Add the personal head to the generic one."""
         shared = download.shared
-        return Personal(shared.model, personal_head(task, state, shared.hyper, data.info.class_counts))
+        return Personal(
+            shared.model, personal_head(task, state, shared.hyper, data.info.class_counts)
+        )
 
     def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features that both heads receive."""

@@ -1,32 +1,40 @@
-"""FedSR and FedSR-FT: averaging of a model with simple stochastic features; FedSR-FT then tunes the heads.
+"""FedSR and FedSR-FT: averaging of a model with simple stochastic features; FedSR-FT then tunes the
+heads.
 
-Nguyen, Torr and Lim 2022, "FedSR: a simple and effective domain generalization method for federated learning",
-NeurIPS. The body gives every example a Gaussian N(mu, s^2) over V features; a linear head h classifies draws z of it.
-With a Gaussian N(r_mu, r_s^2) for every class and a number C, all of them trained, shared and averaged, the loss is
+Nguyen, Torr and Lim 2022, "FedSR: a simple and effective domain generalization method for federated
+learning", NeurIPS. The body gives every example a Gaussian N(mu, s^2) over V features; a linear
+head h classifies draws z of it. With a Gaussian N(r_mu, r_s^2) for every class and a number C, all
+of them trained, shared and averaged, the loss is
 
     L = CE(h(z), y) + a_L2R E ||z|| + a_CMI mean_x KL( N(C mu, (C s)^2) || N(r_mu[y], r_s[y]^2) ).
 
-With ``finetune_epochs`` = 0 it is FedSR: every client predicts with the global model, so ``personalized`` equals
-``global``. FedSR-FT, which Zhang et al. 2023 (FedCR) compare with, tunes the head on the client's data for 10 epochs.
+With ``finetune_epochs`` = 0 it is FedSR: every client predicts with the global model, so
+``personalized`` equals ``global``. FedSR-FT, which Zhang et al. 2023 (FedCR) compare with, tunes
+the head on the client's data for 10 epochs.
 
-The Gaussian layer (d -> 2V) and the head (V -> classes) belong to the algorithm. They go on top of the body of the
-model that the experiment names, in place of its head.
+The Gaussian layer (d -> 2V) and the head (V -> classes) belong to the algorithm. They go on top of
+the body of the model that the experiment names, in place of its head.
 
-Messages: down and up ``model`` and ``references`` (r_mu, the raw numbers whose softplus is r_s, C), weight n_i.
+Messages: down and up ``model`` and ``references`` (r_mu, the raw numbers whose softplus is r_s, C),
+weight n_i.
 
 Deviations (P: paper, R: released code, F: FedCR's port; presets ``reference`` = R, ``paper`` = P):
-* P squares the norm (``squared_norm``); R does not, with the same a_L2R of 0.01, which is far less where V is large.
-  F divides the norm of a whole batch of B by B, so that its a_L2R is weaker by sqrt(B): 7 times for its 48. a_CMI is
-  that of R's example and of F; R's default is 5e-4.
-* References are averaged like all parameters, by examples. R averages the network alone, over clients of equal weight,
-  and each client keeps its references. In F the broadcast does not overwrite clients, nor do uploads overwrite the
+* P squares the norm (``squared_norm``); R does not, with the same a_L2R of 0.01, which is far less
+  where V is large. F divides the norm of a whole batch of B by B, so that its a_L2R is weaker by
+  sqrt(B): 7 times for its 48. a_CMI is that of R's example and of F; R's default is 5e-4.
+* References are averaged like all parameters, by examples. R averages the network alone, over
+  clients of equal weight, and each client keeps its references. In F the broadcast does not
+  overwrite clients, nor do uploads overwrite the
   server: FedSR-FT there is training without collaboration.
-* r_mu starts at 0, the raw r_s and C at 1, as in R. The deviation of C z is |C| s, so that C may change its sign.
-* Training draws one sample, predictions draw 20 and average their probabilities, as in R (F: 15 and 30). The noise of
-  predictions is a constant that all models and examples share, so that a model predicts the same twice (R: drawn anew).
-  Accuracy depends on it: on the digits, its standard deviation over constants of 20 samples was about 0.03.
-* Tuning trains the head alone (F: the Gaussian layer too), by cross-entropy of samples; the other terms do not depend
-  on the head. Features are cached unless ``training`` augments. A new client is treated like any other.
+* r_mu starts at 0, the raw r_s and C at 1, as in R. The deviation of C z is |C| s, so that C may
+  change its sign.
+* Training draws one sample, predictions draw 20 and average their probabilities, as in R (F: 15 and
+  30). The noise of predictions is a constant that all models and examples share, so that a model
+  predicts the same twice (R: drawn anew). Accuracy depends on it: on the digits, its standard
+  deviation over constants of 20 samples was about 0.03.
+* Tuning trains the head alone (F: the Gaussian layer too), by cross-entropy of samples; the other
+  terms do not depend on the head. Features are cached unless ``training`` augments. A new client is
+  treated like any other.
 """
 
 from __future__ import annotations
@@ -84,21 +92,35 @@ class ServerState(NamedTuple):
 
 
 def simple_loss(
-    task: Task, params: ServerState, context: Mapping[str, Tensor], batch: Batch, key: Key, *, method: FedSR
+    task: Task,
+    params: ServerState,
+    context: Mapping[str, Tensor],
+    batch: Batch,
+    key: Key,
+    *,
+    method: FedSR,
 ) -> LossOutput:
     """Loss of sampled features, their norm, and the divergence from the reference of the class."""
     references = params.references
-    features, buffers = task.model.features(params.model, batch.x, weight=batch.weight, key=key, training=True)
+    features, buffers = task.model.features(
+        params.model, batch.x, weight=batch.weight, key=key, training=True
+    )
     z = bottleneck.split(features)
     classes = bottleneck.split(torch.cat([references.mean, references.raw], 1))
     noise = normal(key.fold("noise"), (len(z.mean), method.samples, method.latent_dim))
     norms = torch.linalg.vector_norm(z.mean[:, None] + z.std[:, None] * noise, dim=2)
     if method.squared_norm:
         norms = norms.square()
+
     scale = references.scale
-    gaps = diagonal.kl(scale * z.mean, scale.abs() * z.std, classes.mean[batch.y], classes.std[batch.y])
+    gaps = diagonal.kl(
+        scale * z.mean, scale.abs() * z.std, classes.mean[batch.y], classes.std[batch.y]
+    )
     losses = bottleneck.sampled_losses(task, params.model, z, batch.y, noise, "expected_log")
-    loss = weighted_mean(losses + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps, batch.weight)
+    loss = weighted_mean(
+        losses + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps, batch.weight
+    )
+
     return LossOutput(loss, {f"model/{name}": buffer for name, buffer in buffers.items()})
 
 
@@ -106,8 +128,13 @@ def simple_loss(
 class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
     """Federated averaging of simple representations, with optional tuning of the head."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {"squared_norm": True}}
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"l2_weight", "cmi_weight", "squared_norm", "samples"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "reference": {},
+        "paper": {"squared_norm": True},
+    }
+    only_for_training: ClassVar[frozenset[str]] = frozenset(
+        {"l2_weight", "cmi_weight", "squared_norm", "samples"}
+    )
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs"})
 
     latent_dim: Annotated[int, Range(ge=1)] = 512
@@ -152,23 +179,38 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
         return ServerState(self.with_gaussian_layer(task).initial(key), references)
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the received model and references."""
         loss = partial(simple_loss, method=self)
-        trained = train(self.with_gaussian_layer(task), loss, download.shared, data=data.train, key=key)
+        trained = train(
+            self.with_gaussian_layer(task), loss, download.shared, data=data.train, key=key
+        )
         result: ServerState = trained.params
         n = data.info.num_train
         upload = {"model": Mean(result.model, n), "references": Mean(result.references, n)}
         personal = FineTuned(result.model, trained.steps)
-        return ClientUpdate(state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss})
+
+        return ClientUpdate(
+            state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss}
+        )
 
     def global_model(self, task: Task, server: ServerState) -> FineTuned:
         """Return the global model, not tuned."""
         return untuned(server.model)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> FineTuned:
         """Tune the head of a copy of the global model."""
         model = download.shared.model
@@ -181,6 +223,7 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
             epochs=self.finetune_epochs,
             samples=self.samples,
         )
+
         return FineTuned({**model, **tuned.params}, tuned.steps)
 
     def features(self, task: Task, personal: FineTuned, x: Tensor) -> Tensor:
@@ -191,11 +234,17 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
         """Return the logarithms of probabilities, averaged over samples of the features."""
         noise = normal(new_key(0, purpose="prediction"), (self.prediction_samples, self.latent_dim))
         z = self._gaussian_features(task, personal, x)
-        return bottleneck.mean_log_probabilities(self.with_gaussian_layer(task), personal.model, z, noise)
+        return bottleneck.mean_log_probabilities(
+            self.with_gaussian_layer(task), personal.model, z, noise
+        )
 
     def with_gaussian_layer(self, task: Task) -> Task:
         """Return the task whose model has the Gaussian layer and the head on top of it."""
-        return task._replace(model=bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes))
+        return task._replace(
+            model=bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes)
+        )
 
-    def _gaussian_features(self, task: Task, personal: FineTuned, x: Tensor) -> bottleneck.Gaussians:
+    def _gaussian_features(
+        self, task: Task, personal: FineTuned, x: Tensor
+    ) -> bottleneck.Gaussians:
         return bottleneck.split(predict_features(self.with_gaussian_layer(task), personal.model, x))

@@ -1,22 +1,25 @@
 """IFCA: a model per cluster of clients; every client works on the one that fits its data best.
 
-Ghosh, Chung, Yin, Ramchandran 2020, "An efficient framework for clustered federated learning", NeurIPS, Algorithm 1
-with model averaging. The server keeps k models w^1..w^k. In every round a client
+Ghosh, Chung, Yin, Ramchandran 2020, "An efficient framework for clustered federated learning",
+NeurIPS, Algorithm 1 with model averaging. The server keeps k models w^1..w^k. In every round a
+client
 
     chooses  j = argmin_j f_i(w^j),  f_i the mean cross-entropy over all its training examples,  and trains w^j.
 
-The server sets every w^j to the mean of what the clients that chose it return, with weights n_i. A client, known or
-new, predicts with the w^j that it would choose at that time, without any training.
+The server sets every w^j to the mean of what the clients that chose it return, with weights n_i. A
+client, known or new, predicts with the w^j that it would choose at that time, without any training.
 
-Messages: down ``models`` (all k: k times FedAvg); up ``models``, of which only the chosen one is sent. The weights are
-k numbers, n_i for the chosen model and 0 for the others: they tell the server the cluster and n_i.
+Messages: down ``models`` (all k: k times FedAvg); up ``models``, of which only the chosen one is
+sent. The weights are k numbers, n_i for the chosen model and 0 for the others: they tell the server
+the cluster and n_i.
 
 Deviations:
-* The paper leaves open which examples decide the choice. Here it is one pass over all training examples in evaluation
-  mode; test examples never count. If losses are equal, the model of lower index is chosen. A model whose loss is not a
-  number is never chosen before one whose loss is.
-* The models are initialized independently, the first one as in all methods; equal ones would remain one cluster for
-  ever. The clusters depend on the initialization. The paper restarts several times; here other seeds do that.
+* The paper leaves open which examples decide the choice. Here it is one pass over all training
+  examples in evaluation mode; test examples never count. If losses are equal, the model of lower
+  index is chosen. A model whose loss is not a number is never chosen before one whose loss is.
+* The models are initialized independently, the first one as in all methods; equal ones would remain
+  one cluster for ever. The clusters depend on the initialization. The paper restarts several times;
+  here other seeds do that.
 * A cluster that no client chose keeps its model.
 * Two variants of the paper are left out: averaging of gradients, and layers shared by all clusters.
 """
@@ -70,7 +73,9 @@ class Chosen(NamedTuple):
     cluster: Tensor  # ()
 
 
-def losses_under_models(task: Task, models: Params, context: tree.Tree, batch: Batch, key: Key) -> Tensor:
+def losses_under_models(
+    task: Task, models: Params, context: tree.Tree, batch: Batch, key: Key
+) -> Tensor:
     """Return the cross-entropy of every example under every model, (n, k), in evaluation mode."""
     count = next(iter(models.values())).shape[0]
     columns = []
@@ -84,15 +89,20 @@ def choose(task: Task, models: Params, data: ExampleSet, key: Key) -> Chosen:
     """Return the model of least mean loss over the examples; the first one if there are none."""
     losses = forward(task, losses_under_models, models, data, key=key.fold("choose"))
     weight = data.weight[:, None]
-    weighted = torch.where(weight > 0, losses * weight, 0.0)  # the loss of padding may be infinite, its product NaN
+    weighted = torch.where(
+        weight > 0, losses * weight, 0.0
+    )  # the loss of padding may be infinite, its product NaN
     total = weighted.sum(0)  # the mean, up to a factor that all models share
     cluster = total.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
     model = tree.map(lambda leaf: leaf.index_select(0, cluster.reshape(1))[0], models)
+
     return Chosen(model, cluster)
 
 
 def at_place(chosen: Tensor, leaf: Tensor) -> Tensor:
-    """Return a stack (k, ...) that holds the leaf where ``chosen`` (k,) is 1, and zeros where it is 0."""
+    """Return a stack (k, ...) that holds the leaf where ``chosen`` (k,) is 1, and zeros where it is
+    0.
+    """
     return chosen.reshape(-1, *[1] * leaf.dim()) * leaf
 
 
@@ -126,21 +136,34 @@ class IFCA(Algorithm[ServerState, tuple[()], Chosen]):
         return ServerState(tree.stack(models))
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Choose a model and train it on all layers."""
         start = choose(task, download.shared.models, data.train, key)
         trained = train(task, classification_loss, start.model, data=data.train, key=key)
         size = data.info.num_train
-        chosen = (torch.arange(self.clusters) == start.cluster).to(size.dtype)  # (k,), 1 for the chosen model
+        chosen = (torch.arange(self.clusters) == start.cluster).to(
+            size.dtype
+        )  # (k,), 1 for the chosen model
         models = tree.map(lambda leaf: at_place(chosen, leaf), trained.params)
         upload = {"models": Mean(models, chosen * size)}
         personal = Chosen(trained.params, start.cluster)
         metrics = {"steps": trained.steps, "loss": trained.loss, "cluster": start.cluster}
+
         return ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> Chosen:
         """Choose a model by the training examples."""
         return choose(task, download.shared.models, data.train, key)

@@ -1,22 +1,27 @@
-"""kNN-Per: the global model of federated averaging, mixed with a client's nearest remembered examples.
+"""kNN-Per: the global model of federated averaging, mixed with a client's nearest remembered
+examples.
 
-Marfoq, Neglia, Kameni and Vidal 2022, "Personalized federated learning through local memorization", ICML. A client
-remembers the features z_j and labels y_j of its training examples under the global model. With N the k examples
-nearest to the features z of an input (Euclidean distance), it predicts (their section 3; lambda: ``mixing``)
+Marfoq, Neglia, Kameni and Vidal 2022, "Personalized federated learning through local memorization",
+ICML. A client remembers the features z_j and labels y_j of its training examples under the global
+model. With N the k examples nearest to the features z of an input (Euclidean distance), it predicts
+(their section 3; lambda: ``mixing``)
 
     lambda p_kNN(c) + (1 - lambda) p_global(c),   p_kNN(c) ~ sum over j in N with y_j = c of exp(-||z - z_j|| / sigma).
 
 The point ``local`` shows the model that a client has just trained, without neighbors.
 
-Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). Features and labels stay in a client's model file.
+Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). Features and labels stay in a client's
+model file.
 
 Deviations (P: paper, C: released code):
-* A client with validation examples (``data.val_fraction``) chooses lambda on them: the value of 0, 0.1, ..., 1 with the
-  most right predictions, and among equals the one nearest to ``mixing``. Validation scores are then optimistic.
-  Otherwise lambda is ``mixing``. P tunes it so, too; C scores the whole grid on test examples.
-* The kernel decays with the distance, as in P. C's decays with its square over d, and gives 0 / 0 where it underflows.
-* Of examples at the same distance the first count. With fewer than k examples all are neighbors; without any, the
-  client predicts with the global model. New clients are treated as known ones.
+* A client with validation examples (``data.val_fraction``) chooses lambda on them: the value of 0,
+  0.1, ..., 1 with the most right predictions, and among equals the one nearest to ``mixing``.
+  Validation scores are then optimistic. Otherwise lambda is ``mixing``. P tunes it so, too; C
+  scores the whole grid on test examples.
+* The kernel decays with the distance, as in P. C's decays with its square over d, and gives 0 / 0
+  where it underflows.
+* Of examples at the same distance the first count. With fewer than k examples all are neighbors;
+  without any, the client predicts with the global model. New clients are treated as known ones.
 """
 
 from __future__ import annotations
@@ -71,14 +76,23 @@ class Personal(NamedTuple):
     mixing: Tensor  # ()
 
 
-def neighbor_probabilities(memory: Memory, z: Tensor, num_classes: int, neighbors: int, scale: float) -> Tensor:
-    """Return the probabilities (b, classes) by the nearest examples; 0 where nothing is remembered."""
-    distance = torch.cdist(z, memory.features, compute_mode="donot_use_mm_for_euclid_dist")  # (b, n), exact
+def neighbor_probabilities(
+    memory: Memory, z: Tensor, num_classes: int, neighbors: int, scale: float
+) -> Tensor:
+    """Return the probabilities (b, classes) by the nearest examples; 0 where nothing is
+    remembered.
+    """
+    distance = torch.cdist(
+        z, memory.features, compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (b, n), exact
     distance = torch.where(memory.weight > 0, distance, torch.inf)
     nearest = torch.argsort(distance, dim=1, stable=True)[:, :neighbors]  # (b, k)
     kernel = torch.softmax(-distance.gather(1, nearest) / scale, dim=1)
-    kernel = torch.where(memory.weight[nearest] > 0, kernel, 0.0)  # the softmax of infinite distances is NaN
+    kernel = torch.where(
+        memory.weight[nearest] > 0, kernel, 0.0
+    )  # the softmax of infinite distances is NaN
     member = memory.labels[nearest][..., None] == torch.arange(num_classes)  # (b, k, classes)
+
     return (kernel[..., None] * member).sum(1)
 
 
@@ -96,7 +110,9 @@ def right_by_mixing(
     z = predict_features(task, personal.model, batch.x)
     mixing = torch.tensor(_GRID)[:, None, None]
     near = neighbor_probabilities(personal.memory.value, z, task.num_classes, neighbors, scale)
-    mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, mixing)  # (grid, b, classes)
+    mixture = torch.lerp(
+        task.model.head(personal.model, z).softmax(1), near, mixing
+    )  # (grid, b, classes)
     return (mixture.argmax(2) == batch.y).to(z.dtype).mT
 
 
@@ -106,7 +122,9 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
 
     chooses_by_validation: ClassVar[bool] = True
     trains_as: ClassVar[str] = "fedavg"
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"neighbors", "kernel_scale", "mixing"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
+        {"neighbors", "kernel_scale", "mixing"}
+    )
 
     neighbors: Annotated[int, Range(ge=1)] = 10
     """Neighbors of a prediction (k)."""
@@ -127,22 +145,36 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
         return ["with mixing 0, this is FedAvg for clients without validation examples."]
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the received model on all layers."""
         trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
         upload = {"model": Mean(trained.params, data.info.num_train)}
         personal = _without_memory(task, trained.params)
-        return ClientUpdate(state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss})
+        return ClientUpdate(
+            state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss}
+        )
 
     def global_model(self, task: Task, server: ModelState) -> Personal:
         """Return the global model, which remembers nothing."""
         return _without_memory(task, server.model)
 
     def personalize(
-        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> Personal:
-        """Remember the training examples; choose the mixture on the validation examples, if there are any."""
+        """Remember the training examples; choose the mixture on the validation examples, if there
+        are any.
+        """
         model = download.shared.model
         table = cached_features(task, model, data.train, key=key)
         memory = PerExample(Memory(table.x, table.labels(), table.weight))
@@ -150,9 +182,12 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
         count_right = partial(right_by_mixing, neighbors=self.neighbors, scale=self.kernel_scale)
         right = data.val.weight @ forward(task, count_right, personal, data.val, key=key)  # (grid,)
         grid = torch.tensor(_GRID)
-        tie_break = (grid - self.mixing).abs() / 2  # less than 1, and numbers of right predictions are whole
+        tie_break = (
+            grid - self.mixing
+        ).abs() / 2  # less than 1, and numbers of right predictions are whole
         best = grid[torch.argmax(right - tie_break)]
         mixing = torch.where(data.val.size() > 0, best, self.mixing)
+
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
     def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
@@ -160,13 +195,19 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
         return predict_features(task, personal.model, x)
 
     def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the logarithms of the mixed probabilities; the logits of a model that remembers nothing."""
+        """Return the logarithms of the mixed probabilities; the logits of a model that remembers
+        nothing.
+        """
         memory: Memory = personal.memory.value
         if len(memory.labels) == 0:
             return predict_logits(task, personal.model, x)
+
         z = self.features(task, personal, x)
-        near = neighbor_probabilities(memory, z, task.num_classes, self.neighbors, self.kernel_scale)
+        near = neighbor_probabilities(
+            memory, z, task.num_classes, self.neighbors, self.kernel_scale
+        )
         mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, personal.mixing)
+
         return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()
 
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
@@ -176,5 +217,7 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
 
 def _without_memory(task: Task, model: Params) -> Personal:
     """Return a model that remembers nothing."""
-    nothing = Memory(torch.zeros(0, task.model.feature_dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    nothing = Memory(
+        torch.zeros(0, task.model.feature_dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    )
     return Personal(model, PerExample(nothing), torch.zeros(()))

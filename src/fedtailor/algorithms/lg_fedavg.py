@@ -1,23 +1,28 @@
 """LG-FedAvg: upper layers are shared, lower ones are personal; the mirror image of FedPer.
 
-Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency 2020, "Think locally, act globally: federated learning
-with local and global representations", arXiv:2001.01523, Algorithm 1. Client i trains its local representation and the
-global model on top of it together. The server averages the global part with weights n_i.
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency 2020, "Think locally, act
+globally: federated learning with local and global representations", arXiv:2001.01523, Algorithm 1.
+Client i trains its local representation and the global model on top of it together. The server
+averages the global part with weights n_i.
 
-Messages: down ``shared`` (the last ``shared_layers`` layers); up ``shared`` (weight n_i). Layers below are client state
-and never sent. Buffers of batch normalization go with their layer: averaged if it is shared, else personal. A personal
-model is the client's own lower layers under the new shared ones.
+Messages: down ``shared`` (the last ``shared_layers`` layers); up ``shared`` (weight n_i). Layers
+below are client state and never sent. Buffers of batch normalization go with their layer: averaged
+if it is shared, else personal. A personal model is the client's own lower layers under the new
+shared ones.
 
 Deviations:
-* Training starts from scratch, as in most reproductions. The paper starts from a model that FedAvg trained.
+* Training starts from scratch, as in most reproductions. The paper starts from a model that FedAvg
+  trained.
 * The paper's auxiliary losses of the representation (adversarial, self-supervised) are left out.
-* The last layers are shared, as in the paper; some code shares the first ones. By default this is the head alone, as in
-  McLaughlin and Su 2024 (pFedFDA). Zhang et al. 2023 (FedCR) share the last two layers.
-* In the paper a client that never took part predicts with an ensemble of the others' models. Here it trains lower
-  layers from the common initialization for ``onboard_epochs``. Its model keeps the shared layers as received, so these
-  stay frozen.
-* With ``finetune_epochs``, every client tunes a copy of its lower layers under the frozen shared ones before it
-  predicts, as in the final round of FedCR's released code. A new client does so too, after onboarding.
+* The last layers are shared, as in the paper; some code shares the first ones. By default this is
+  the head alone, as in McLaughlin and Su 2024 (pFedFDA). Zhang et al. 2023 (FedCR) share the last
+  two layers.
+* In the paper a client that never took part predicts with an ensemble of the others' models. Here
+  it trains lower layers from the common initialization for ``onboard_epochs``. Its model keeps the
+  shared layers as received, so these stay frozen.
+* With ``finetune_epochs``, every client tunes a copy of its lower layers under the frozen shared
+  ones before it predicts, as in the final round of FedCR's released code. A new client does so too,
+  after onboarding.
 """
 
 from __future__ import annotations
@@ -64,8 +69,8 @@ class ServerState(NamedTuple):
 def layer_numbers(task: Task) -> dict[str, int]:
     """Return the number of every parameter's layer, from 0; the head is the last one.
 
-    The names of the parameters of one layer are equal up to the last dot. A normalization is not counted: it goes with
-    the layer before it.
+    The names of the parameters of one layer are equal up to the last dot. A normalization is not
+    counted: it goes with the layer before it.
     """
     layers: list[str] = []
     numbers: dict[str, int] = {}
@@ -81,12 +86,16 @@ def layer_numbers(task: Task) -> dict[str, int]:
 class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
 
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs", "onboard_epochs"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
+        {"finetune_epochs", "onboard_epochs"}
+    )
 
     shared_layers: Annotated[int, Range(ge=1)] = 1
-    """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the layer before it."""
+    """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the
+    layer before it."""
     finetune_epochs: Annotated[int, Range(ge=0)] = 0
-    """Epochs that tune a copy of the lower layers at the end, under the shared ones; 0: predict without tuning."""
+    """Epochs that tune a copy of the lower layers at the end, under the shared ones; 0: predict
+    without tuning."""
     onboard_epochs: Annotated[int, Range(ge=0)] = 20
     """Epochs that train the lower layers of a client that never took part."""
 
@@ -134,19 +143,30 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
         return ClientUpdate(lower, upload, personal=personal, metrics=metrics)
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train the lower layers of the common initialization under the received ones."""
         lower = self.init_client(task, info, key)
-        trained = self._train_lower(task, lower, download.shared.shared, data, key, self.onboard_epochs)
+        trained = self._train_lower(
+            task, lower, download.shared.shared, data, key, self.onboard_epochs
+        )
         return Onboarded(trained.model, trained.steps)
 
     def personalize(
         self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
     ) -> FineTuned:
-        """Join the client's lower layers and the received upper ones, and tune a copy of the lower ones if asked to."""
+        """Join the client's lower layers and the received upper ones, and tune a copy of the lower
+        ones if asked to.
+        """
         shared = download.shared.shared
-        tuned = self._train_lower(task, state, shared, data, key.fold("finetune"), self.finetune_epochs)
+        tuned = self._train_lower(
+            task, state, shared, data, key.fold("finetune"), self.finetune_epochs
+        )
         return FineTuned({**tuned.model, **shared}, tuned.steps)
 
     def _train_lower(
@@ -155,7 +175,17 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
         """Train a copy of the lower layers under the shared ones, which stay as they are."""
         if not lower or epochs == 0:
             return untuned(lower)
-        trained = train(task, classification_loss, lower, context=shared, data=data.train, key=key, epochs=epochs)
+
+        trained = train(
+            task,
+            classification_loss,
+            lower,
+            context=shared,
+            data=data.train,
+            key=key,
+            epochs=epochs,
+        )
+
         return FineTuned(trained.params, trained.steps)
 
     def _shared_names(self, task: Task) -> set[str]:
@@ -169,7 +199,10 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
         if self.shared_layers > count:
             allowed = f"at most {count}, the layers of the model"
             message = f"algorithm.shared_layers must be {allowed}, got {self.shared_layers}."
-            raise ConfigError(message, key="algorithm.shared_layers", allowed=allowed, got=self.shared_layers)
+            raise ConfigError(
+                message, key="algorithm.shared_layers", allowed=allowed, got=self.shared_layers
+            )
+
         return {name for name, number in numbers.items() if number >= count - self.shared_layers}
 
     def _split(self, task: Task, params: Mapping[str, V]) -> tuple[dict[str, V], dict[str, V]]:

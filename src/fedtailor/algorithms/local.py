@@ -1,11 +1,12 @@
 """Local: every client trains its own model, from a common initialization.
 
-Messages: none in either direction while clients train. A new client receives one number: how many rounds the others
-trained.
+Messages: none in either direction while clients train. A new client receives one number: how many
+rounds the others trained.
 
-Deviations: clients train in every round; the experiments of pFedFDA train a client only in the rounds in which it is
-drawn (``federation.train`` = "cohort"). The number of gradient steps differs accordingly and is recorded. A client that
-never took part trains as much as the others on average, in one phase (momentum does not start anew each round).
+Deviations: clients train in every round; the experiments of pFedFDA train a client only in the
+rounds in which it is drawn (``federation.train`` = "cohort"). The number of gradient steps differs
+accordingly and is recorded. A client that never took part trains as much as the others on average,
+in one phase (momentum does not start anew each round).
 """
 
 from __future__ import annotations
@@ -69,12 +70,19 @@ class Local(Algorithm[tuple[()], Params, Params]):
         return ()
 
     def onboard(
-        self, task: Task, download: Download[Broadcast], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[Broadcast],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Train from the common initialization for the same budget as the others."""
         start = self.init_client(task, info, key)
         rounds = download.shared.rounds
-        trained = train_rounds(task, classification_loss, start, data=data.train, key=key, rounds=rounds)
+        trained = train_rounds(
+            task, classification_loss, start, data=data.train, key=key, rounds=rounds
+        )
         return Onboarded(trained.params, trained.steps)
 
     def local_update(
@@ -92,7 +100,12 @@ class Local(Algorithm[tuple[()], Params, Params]):
         return (), ()
 
     def personalize(
-        self, task: Task, download: Download[Broadcast | tuple[()]], state: Params, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[Broadcast | tuple[()]],
+        state: Params,
+        data: ClientData,
+        key: Key,
     ) -> Params:
         """Return the client's own model."""
         return state

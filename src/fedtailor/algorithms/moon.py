@@ -1,21 +1,26 @@
 """MOON: federated averaging whose local training pulls features towards those of the global model.
 
-Li, He and Song 2021, "Model-contrastive federated learning", CVPR, Algorithm 1. With the features z of an example
-under the model in training, z_glob under the received one and z_prev under the client's model of its last round, and
-cosine similarity sim, a client minimizes their equations 3 and 4 (mu: ``penalty``, tau: ``temperature``):
+Li, He and Song 2021, "Model-contrastive federated learning", CVPR, Algorithm 1. With the features z
+of an example under the model in training, z_glob under the received one and z_prev under the
+client's model of its last round, and cosine similarity sim, a client minimizes their equations 3
+and 4 (mu: ``penalty``, tau: ``temperature``):
 
-    CE + mu * mean( -log( exp(sim(z, z_glob)/tau) / (exp(sim(z, z_glob)/tau) + exp(sim(z, z_prev)/tau)) ) ).
+    CE + mu * mean( -log( exp(sim(z, z_glob)/tau) / (exp(sim(z, z_glob)/tau) + exp(sim(z,
+    z_prev)/tau)) ) ).
 
-Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). The client keeps its model of its last round.
+Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). The client keeps its model of its last
+round.
 
 Deviations (P: paper, C: released code):
-* Contrasted are the features that the model's head sees. P puts a projection head of two layers, 256 wide, between
-  body and classifier; a model that has such layers in its body gives P's method (C offers both).
-* Both frozen models run in evaluation mode, so that the only noise of dropout is that of the model in training, and
-  their batch statistics stay fixed.
-* ``penalty`` is 1, the default of C; P tunes it per data set, among 0.1, 1, 5, 10 (5 for CIFAR-10, else 1).
-* A client that trains for the first time has no last model and takes the received one: the term has no gradient then,
-  and its first round is one of FedAvg, as in P.
+* Contrasted are the features that the model's head sees. P puts a projection head of two layers,
+  256 wide, between body and classifier; a model that has such layers in its body gives P's method
+  (C offers both).
+* Both frozen models run in evaluation mode, so that the only noise of dropout is that of the model
+  in training, and their batch statistics stay fixed.
+* ``penalty`` is 1, the default of C; P tunes it per data set, among 0.1, 1, 5, 10 (5 for CIFAR-10,
+  else 1).
+* A client that trains for the first time has no last model and takes the received one: the term has
+  no gradient then, and its first round is one of FedAvg, as in P.
 """
 
 from __future__ import annotations
@@ -65,15 +70,29 @@ class Frozen(NamedTuple):
 
 
 def contrastive_loss(
-    task: Task, params: Params, frozen: Frozen, batch: Batch, key: Key, *, penalty: float, temperature: float
+    task: Task,
+    params: Params,
+    frozen: Frozen,
+    batch: Batch,
+    key: Key,
+    *,
+    penalty: float,
+    temperature: float,
 ) -> LossOutput:
-    """Cross-entropy, plus a contrast that prefers the features of the received model to those of the previous one."""
+    """Cross-entropy, plus a contrast that prefers the features of the received model to those of
+    the previous one.
+    """
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
-    z_received, _ = task.model.features(frozen.received, batch.x, weight=batch.weight, key=key, training=False)
-    z_previous, _ = task.model.features(frozen.previous, batch.x, weight=batch.weight, key=key, training=False)
+    z_received, _ = task.model.features(
+        frozen.received, batch.x, weight=batch.weight, key=key, training=False
+    )
+    z_previous, _ = task.model.features(
+        frozen.previous, batch.x, weight=batch.weight, key=key, training=False
+    )
     difference = F.cosine_similarity(z, z_received) - F.cosine_similarity(z, z_previous)
     contrast = weighted_mean(-F.logsigmoid(difference / temperature), batch.weight)
     supervised = cross_entropy(task.model.head(params, z), batch.y, batch.weight)
+
     return LossOutput(supervised + penalty * contrast, buffers)
 
 
@@ -99,7 +118,12 @@ class Moon(OneGlobalModel, Algorithm[ModelState, ClientState, Params]):
         return ClientState(task.initial(key), torch.zeros(()))
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the received model, compared with itself and with the client's last one."""
         received = download.shared.model

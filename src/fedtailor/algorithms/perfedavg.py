@@ -1,26 +1,32 @@
-"""Per-FedAvg: a global model that one gradient step adapts to every client (model-agnostic meta-learning).
+"""Per-FedAvg: a global model that one gradient step adapts to every client (model-agnostic
+meta-learning).
 
-Fallah, Mokhtari, Ozdaglar 2020, "Personalized federated learning with theoretical guarantees: a model-agnostic
-meta-learning approach", NeurIPS, Algorithm 1. The objective of a client is ``F_i(w) = f_i(w - alpha grad f_i(w))``, its
-loss after adaptation. A local meta-step uses separate batches D, D', D'':
+Fallah, Mokhtari, Ozdaglar 2020, "Personalized federated learning with theoretical guarantees: a
+model-agnostic meta-learning approach", NeurIPS, Algorithm 1. The objective of a client is ``F_i(w)
+= f_i(w - alpha grad f_i(w))``, its loss after adaptation. A local meta-step uses separate batches
+D, D', D'':
 
     u = w - alpha grad f_i(w; D),   g = grad f_i(u; D'),
     first order:   w <- w - beta g,
     Hessian-free:  w <- w - beta (g - alpha [grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')] / (2 delta)),
 
-where the bracket stands for the product of the Hessian with g. The server takes the plain mean of the clients' w. A
-client, known or new, adapts the final w to its training examples by steps of size alpha, and predicts with the result.
-The point ``local`` shows a client's w right after its meta-steps, not adapted.
+where the bracket stands for the product of the Hessian with g. The server takes the plain mean of
+the clients' w. A client, known or new, adapts the final w to its training examples by steps of size
+alpha, and predicts with the result. The point ``local`` shows a client's w right after its
+meta-steps, not adapted.
 
-Messages: down ``model`` (w); up ``model`` (w of the client; all weigh the same). The adapted copy is never sent.
+Messages: down ``model`` (w); up ``model`` (w of the client; all weigh the same). The adapted copy
+is never sent.
 
 Deviations:
-* A local epoch is one pass by meta-steps; ``training.steps`` are meta-steps. Batches of an epoch are disjoint. Where
-  they run out the step continues in the next epoch, so that small clients train too (in popular code they never do).
-  The metric ``steps`` counts batches; the Hessian-free variant takes two gradients on every third.
+* A local epoch is one pass by meta-steps; ``training.steps`` are meta-steps. Batches of an epoch
+  are disjoint. Where they run out the step continues in the next epoch, so that small clients train
+  too (in popular code they never do). The metric ``steps`` counts batches; the Hessian-free variant
+  takes two gradients on every third.
 * All steps are plain SGD, as in the paper, whatever the optimizer of ``[training]``.
-* Adaptation takes an epoch over the training examples, which Zhu et al. 2023 (pFedVEM) found better than the paper's
-  single step; the paper's is ``adapt_steps`` = 1. (Code in early comparisons adapts to test examples.)
+* Adaptation takes an epoch over the training examples, which Zhu et al. 2023 (pFedVEM) found better
+  than the paper's single step; the paper's is ``adapt_steps`` = 1. (Code in early comparisons
+  adapts to test examples.)
 """
 
 from __future__ import annotations
@@ -61,7 +67,9 @@ from fedtailor.toolkit import (
 
 
 class Progress(NamedTuple):
-    """The values that meta-steps change: the model w, and the sum of the losses of its adapted copies."""
+    """The values that meta-steps change: the model w, and the sum of the losses of its adapted
+    copies.
+    """
 
     model: Params
     loss_sum: Tensor
@@ -77,23 +85,35 @@ def meta_step(
     method: PerFedAvg,
     outer_lr: float,
 ) -> StepOutput:
-    """Move the model against the gradient of its loss after adaptation; Hessian-free with a third batch."""
+    """Move the model against the gradient of its loss after adaptation; Hessian-free with a third
+    batch.
+    """
     inner, _, seen = losses.model_gradient(task, now.model, batches[0], key.fold("inner"))
     adapted = _moved(seen, inner, -method.inner_lr)
     slope, loss, seen = losses.model_gradient(task, adapted, batches[1], key.fold("outer"))
     start = {**seen, **task.pick(now.model, *TRAINED)}  # with the buffers of both passes
     if len(batches) == 3:
         same = key.fold("hessian")  # one dropout for both gradients
-        ahead, _, _ = losses.model_gradient(task, _moved(start, slope, method.difference), batches[2], same)
-        behind, _, _ = losses.model_gradient(task, _moved(start, slope, -method.difference), batches[2], same)
+        ahead, _, _ = losses.model_gradient(
+            task, _moved(start, slope, method.difference), batches[2], same
+        )
+        behind, _, _ = losses.model_gradient(
+            task, _moved(start, slope, -method.difference), batches[2], same
+        )
         change = _moved(ahead, behind, -1)
         slope = _moved(slope, change, -method.inner_lr / (2 * method.difference))
+
     return StepOutput(Progress(_moved(start, slope, -outer_lr), now.loss_sum + loss))
 
 
 def _moved(params: Params, direction: Params, distance: float) -> Params:
-    """Return ``params + distance * direction``; parameters that the direction does not name stay."""
-    return {**params, **{name: params[name] + distance * value for name, value in direction.items()}}
+    """Return ``params + distance * direction``; parameters that the direction does not name
+    stay.
+    """
+    return {
+        **params,
+        **{name: params[name] + distance * value for name, value in direction.items()},
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +153,25 @@ class PerFedAvg(Algorithm[ModelState, tuple[()], FineTuned]):
         return {"model": Field(kind="model", shapes=task.shapes(*ALL), weight="equal")}
 
     def local_update(
-        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Take meta-steps from the received model."""
         batches = 3 if self.variant == "hessian_free" else 2
         step = partial(meta_step, method=self, outer_lr=task.training.lr)
         start = Progress(download.shared.model, torch.zeros(()))
-        trained = train(task, None, start, data=data.train, key=key, step=step, batches_per_step=batches)
+        trained = train(
+            task, None, start, data=data.train, key=key, step=step, batches_per_step=batches
+        )
         result: Progress = trained.params
         steps = trained.steps * batches
         upload = {"model": Mean(result.model, torch.ones(()))}
         metrics = {"steps": steps, "loss": result.loss_sum / trained.steps.clamp(min=1)}
+
         return ClientUpdate(state, upload, personal=FineTuned(result.model, steps), metrics=metrics)
 
     def global_model(self, task: Task, server: ModelState) -> FineTuned:
@@ -151,10 +179,23 @@ class PerFedAvg(Algorithm[ModelState, tuple[()], FineTuned]):
         return untuned(server.model)
 
     def personalize(
-        self, task: Task, download: Download[ModelState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ModelState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> FineTuned:
         """Adapt a copy of the global model."""
-        plain = replace(task.training.plain(), lr=self.inner_lr, epochs=self.adapt_epochs, steps=self.adapt_steps)
+        plain = replace(
+            task.training.plain(),
+            lr=self.inner_lr,
+            epochs=self.adapt_epochs,
+            steps=self.adapt_steps,
+        )
         model = download.shared.model
-        adapted = train(task, classification_loss, model, data=data.train, key=key.fold("adapt"), training=plain)
+        adapted = train(
+            task, classification_loss, model, data=data.train, key=key.fold("adapt"), training=plain
+        )
+
         return FineTuned(adapted.params, adapted.steps)

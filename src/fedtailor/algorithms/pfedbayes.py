@@ -1,23 +1,30 @@
-"""pFedBayes: a Gaussian over every weight of a client's model, near a global Gaussian that follows the clients'.
+"""pFedBayes: a Gaussian over every weight of a client's model, near a global Gaussian that follows
+the clients'.
 
-Zhang, Li, Li, Guo and Shao 2022, "Personalized federated learning via variational Bayesian inference", ICML,
-Algorithm 1. Client i has q_i = N(mu_i, softplus(rho_i)^2) over all weights, and a copy of the global Gaussian p. For
-every batch of B examples, with K draws w_k of q_i, it takes a step of each, in this order:
+Zhang, Li, Li, Guo and Shao 2022, "Personalized federated learning via variational Bayesian
+inference", ICML, Algorithm 1. Client i has q_i = N(mu_i, softplus(rho_i)^2) over all weights, and a
+copy of the global Gaussian p. For every batch of B examples, with K draws w_k of q_i, it takes a
+step of each, in this order:
 
     q_i:  down  -(n_i / B) (1/K) sum_k sum_batch log p(y | x, w_k) + zeta KL(q_i || p)   with rate eta_1, p as it is;
     p:    down  zeta KL(q_i || p)                                                    with rate eta_2, q_i as it is;
     server:  (mu, rho) <- (1 - beta) (mu, rho) + (beta / |S|) sum_S (mu, rho) of the clients' p.
 
-Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), of equal weight. q_i stays at a client.
+Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), of equal weight. q_i
+stays at a client.
 
 Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
-* Steps are Adam's, as in P's experiments; moments start anew each round. Of ``training`` only the amount counts.
-* The likelihood is scaled to all n_i examples, and clients weigh the same. U does otherwise, with 5 steps of q a batch.
-* U's draws have a thousandth of q's deviation (P: q's), so its training is almost without noise. A thousandth of
-  ``initial_scale`` with a millionth of ``penalty`` gives the same noise and the same pull of the means to p.
-* Means start at the common initialization (P: normal); clients, new ones too, start at p. The mean of q predicts, or
-  that of p.
-* P trains all clients and averages some (``federation.train`` = "all"). A client keeps its own buffers; means are sent.
+* Steps are Adam's, as in P's experiments; moments start anew each round. Of ``training`` only the
+  amount counts.
+* The likelihood is scaled to all n_i examples, and clients weigh the same. U does otherwise, with 5
+  steps of q a batch.
+* U's draws have a thousandth of q's deviation (P: q's), so its training is almost without noise. A
+  thousandth of ``initial_scale`` with a millionth of ``penalty`` gives the same noise and the same
+  pull of the means to p.
+* Means start at the common initialization (P: normal); clients, new ones too, start at p. The mean
+  of q predicts, or that of p.
+* P trains all clients and averages some (``federation.train`` = "all"). A client keeps its own
+  buffers; means are sent.
 """
 
 from __future__ import annotations
@@ -75,7 +82,9 @@ class ClientState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """The values that a step changes: q and p, Adam's moments of both, and the sum of the losses."""
+    """The values that a step changes: q and p, Adam's moments of both, and the sum of the
+    losses.
+    """
 
     own: gaussian_heads.HeadPosterior
     copy: gaussian_heads.HeadPosterior
@@ -84,8 +93,12 @@ class Learner(NamedTuple):
     loss: Tensor
 
 
-def alternate(task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *, method: PFedBayes) -> StepOutput:
-    """Take a step of q towards the data and p, then one of p towards the new q; ``count`` is n_i."""
+def alternate(
+    task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *, method: PFedBayes
+) -> StepOutput:
+    """Take a step of q towards the data and p, then one of p towards the new q; ``count`` is
+    n_i.
+    """
 
     def own_objective(own: gaussian_heads.HeadPosterior) -> tuple[Tensor, tuple[Tensor, Params]]:
         loss, buffers = gaussian_heads.expected_loss(task, own, batch, key, method.draws)
@@ -93,14 +106,19 @@ def alternate(task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *
         return loss, (loss, buffers)
 
     slope, (loss, buffers) = torch.func.grad(own_objective, has_aux=True)(old.own)
-    own, own_moments = optimizer.adam_step(old.own, slope, old.own_moments, key.step, method.personal_lr)
+    own, own_moments = optimizer.adam_step(
+        old.own, slope, old.own_moments, key.step, method.personal_lr
+    )
     own = own._replace(mean={**own.mean, **task.pick(old.own.mean, "buffer"), **buffers})
 
     def copy_objective(copy: gaussian_heads.HeadPosterior) -> Tensor:
         return method.penalty * gaussian_heads.divergence_between(own, copy)
 
     slope = torch.func.grad(copy_objective)(old.copy)
-    copy, copy_moments = optimizer.adam_step(old.copy, slope, old.copy_moments, key.step, method.global_lr)
+    copy, copy_moments = optimizer.adam_step(
+        old.copy, slope, old.copy_moments, key.step, method.global_lr
+    )
+
     return StepOutput(Learner(own, copy, own_moments, copy_moments, old.loss + loss))
 
 
@@ -108,7 +126,9 @@ def alternate(task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *
 class PFedBayes(Algorithm[ServerState, ClientState, Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
 
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"initial_scale", "global_lr", "mixing"})
+    only_for_training: ClassVar[frozenset[str]] = frozenset(
+        {"initial_scale", "global_lr", "mixing"}
+    )
 
     penalty: Annotated[float, Range(ge=0)] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""
@@ -129,10 +149,14 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
         return [RoundOfTraining()]
 
     def warnings(self, task: Task) -> list[str]:
-        """Name options that freeze the global Gaussian, and training options that have no effect."""
+        """Name options that freeze the global Gaussian, and training options that have no
+        effect.
+        """
         frozen = [name for name in ("penalty", "global_lr", "mixing") if getattr(self, name) == 0]
         found = [f"with {name} 0, the global Gaussian never moves." for name in frozen]
-        return found + self.training.not_used("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
+        return found + self.training.not_used(
+            "optimizer", "lr", "momentum", "weight_decay", "clip_norm"
+        )
 
     def messages(self, task: Task) -> Messages:
         """Declare means, with buffers, and raw deviations."""
@@ -145,14 +169,21 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
         """Start from the common initialization, equally uncertain everywhere."""
         mean = task.initial(key)
         raw = gaussian_heads.raw_of(self.initial_scale)
-        return ServerState(mean, {name: torch.full_like(mean[name], raw) for name in task.names(*TRAINED)})
+        return ServerState(
+            mean, {name: torch.full_like(mean[name], raw) for name in task.names(*TRAINED)}
+        )
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start like the server; the first download replaces it."""
         return ClientState(_gaussian(self.init_server(task, key)), torch.zeros(()))
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the client's Gaussian and its copy of the global one in turn."""
         trained = self.learn(task, download.shared, _own(download, state), data, key)
@@ -161,13 +192,18 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
         mean = {**end.copy.mean, **task.pick(end.own.mean, "buffer")}
         upload = {"mean": Mean(mean, one), "raw": Mean(end.copy.raw, one)}
         metrics = {"steps": trained.steps, "loss": end.loss / trained.steps.clamp(min=1)}
-        return ClientUpdate(ClientState(end.own, one), upload, personal=end.own.mean, metrics=metrics)
+
+        return ClientUpdate(
+            ClientState(end.own, one), upload, personal=end.own.mean, metrics=metrics
+        )
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the means of means and raw deviations into the old ones."""
-        new = ServerState(received["mean"].or_else(server.mean), received["raw"].or_else(server.raw))
+        new = ServerState(
+            received["mean"].or_else(server.mean), received["raw"].or_else(server.raw)
+        )
 
         def mix(old: Tensor, mean: Tensor) -> Tensor:
             return (1 - self.mixing) * old + self.mixing * mean
@@ -179,22 +215,39 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
         return server.mean
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Start from the global Gaussian and train for a round, with the global Gaussian fixed."""
         with_fixed_global = replace(self, global_lr=0.0)
-        trained = with_fixed_global.learn(task, download.shared, _gaussian(download.shared), data, key)
+        trained = with_fixed_global.learn(
+            task, download.shared, _gaussian(download.shared), data, key
+        )
         end: Learner = trained.params
         return Onboarded(ClientState(end.own, torch.ones(())), trained.steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Params:
         """Return the mean of the client's Gaussian."""
         return dict(_own(download, state).mean)
 
     def learn(
-        self, task: Task, shared: ServerState, own: gaussian_heads.HeadPosterior, data: ClientData, key: Key
+        self,
+        task: Task,
+        shared: ServerState,
+        own: gaussian_heads.HeadPosterior,
+        data: ClientData,
+        key: Key,
     ) -> Trained:
         """Train for a round; the result is a :class:`Learner`."""
         copy = _gaussian(shared)
@@ -202,7 +255,9 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
         copy_moments = optimizer.Moments.zeros(copy)
         start = Learner(own, copy, own_moments, copy_moments, torch.zeros(()))
         step = partial(alternate, method=self)
-        return train(task, None, start, context=data.info.num_train, data=data.train, key=key, step=step)
+        return train(
+            task, None, start, context=data.info.num_train, data=data.train, key=key, step=step
+        )
 
 
 def _gaussian(server: ServerState) -> gaussian_heads.HeadPosterior:
@@ -211,5 +266,7 @@ def _gaussian(server: ServerState) -> gaussian_heads.HeadPosterior:
 
 def _own(download: Download[ServerState], state: ClientState) -> gaussian_heads.HeadPosterior:
     """Return a client's Gaussian: the global one if it never trained."""
-    own: gaussian_heads.HeadPosterior = tree.where(state.trained > 0, state.own, _gaussian(download.shared))
+    own: gaussian_heads.HeadPosterior = tree.where(
+        state.trained > 0, state.own, _gaussian(download.shared)
+    )
     return own

@@ -1,41 +1,52 @@
-"""pFedFDA: a shared body and, for every client, a generative Gaussian classifier blended with the global one.
+"""pFedFDA: a shared body and, for every client, a generative Gaussian classifier blended with the
+global one.
 
-McLaughlin and Su 2024, "Personalized federated learning via feature distribution adaptation", NeurIPS. The body
-phi is trained under the frozen linear classifier of a Gaussian model (one mean per class mu, one covariance
-Sigma) with the client's own class prior pi_i. The client then estimates its own Gaussian from the features seen
-during training, and blends it with the global one (their eq. 8-9):
+McLaughlin and Su 2024, "Personalized federated learning via feature distribution adaptation",
+NeurIPS. The body phi is trained under the frozen linear classifier of a Gaussian model (one mean
+per class mu, one covariance Sigma) with the client's own class prior pi_i. The client then
+estimates its own Gaussian from the features seen during training, and blends it with the global one
+(their eq. 8-9):
 
     mu_i = beta mu_hat + (1 - beta) mu_g,   Sigma_i = beta Sigma_hat + (1 - beta) Sigma_g,
 
-where beta minimizes the cross-entropy of two-fold cross-validation (their eq. 10). Clients upload the blend, and
-the server averages with weights n_i / n. At test time a client uses phi_g, its blend and its prior, and takes no
-gradient step.
+where beta minimizes the cross-entropy of two-fold cross-validation (their eq. 10). Clients upload
+the blend, and the server averages with weights n_i / n. At test time a client uses phi_g, its blend
+and its prior, and takes no gradient step.
 
-Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d, packed); up, all three
-with the weight n_i. Every client computes the linear head, so it is never sent.
+Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d,
+packed); up, all three with the weight n_i. Every client computes the linear head, so it is never
+sent.
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P, ``tuned`` = ours):
-* Ridge of Sigma_hat: C adds 1e-4 to every entry and a full identity, P a small multiple of the identity
-  (``cov_ridge``, ``cov_offset``). With small ridges the classifier's weights explode, and then the features.
-* beta: ``single`` as in P and its main tables (the default of C is ``multi``). Both describe variants of L-BFGS. We
-  search the multiples of 2^-12 from a coarse grid down, with one matrix decomposition per fold, and take the smallest
-  beta of a tie.
-* The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class of
-  which a client has no example yet is then nearly impossible, which costs much if the client has few examples.
-  ``prior`` offers two estimates of our own. The weight of ``blend`` is found by leaving out one example at a time, from
-  class counts alone: the folds of beta cannot find it, since every class that is judged is also in the other half.
-* The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and ``cov_ridge`` 0.3,
-  chosen on validation examples of three data sets. In a check on CIFAR-10 with more rounds, nothing is left of its gain
-  (docs/scarce-data.md).
-* Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified features worse.
-* Statistics use the features of all epochs, taken before each step, as in C. So both folds share examples.
-* C drops the last, shorter batch in training. Here ``training.drop_last`` decides, and is off by default.
-* Linear systems are solved by an eigendecomposition. It gives the solution of smallest norm, as C's least squares
-  do; with the shrinkage of 1e-4 there is only one solution.
-* Evaluation uses all training examples; C drops the last, shorter batch (``evaluate_drop_last``). Only there, and as
-  in C, a class with fewer than ``evaluate_min_class_count`` examples takes its mean from the server.
-* The projection to the nearest positive definite matrix is skipped where a ridge makes it the identity.
-* Means, covariances and solves are in float64 (C: float32). Folds are drawn by key (C: a fixed seed).
+* Ridge of Sigma_hat: C adds 1e-4 to every entry and a full identity, P a small multiple of the
+  identity (``cov_ridge``, ``cov_offset``). With small ridges the classifier's weights explode, and
+  then the features.
+* beta: ``single`` as in P and its main tables (the default of C is ``multi``). Both describe
+  variants of L-BFGS. We search the multiples of 2^-12 from a coarse grid down, with one matrix
+  decomposition per fold, and take the smallest beta of a tie.
+* The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class
+  of which a client has no example yet is then nearly impossible, which costs much if the client has
+  few examples. ``prior`` offers two estimates of our own. The weight of ``blend`` is found by
+  leaving out one example at a time, from class counts alone: the folds of beta cannot find it,
+  since every class that is judged is also in the other half.
+* The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and
+  ``cov_ridge`` 0.3, chosen on validation examples of three data sets. In a check on CIFAR-10 with
+  more rounds, nothing is left of its gain (docs/scarce-data.md).
+* Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified
+  features worse.
+* Statistics use the features of all epochs, taken before each step, as in C. So both folds share
+  examples.
+* C drops the last, shorter batch in training. Here ``training.drop_last`` decides, and is off by
+  default.
+* Linear systems are solved by an eigendecomposition. It gives the solution of smallest norm, as C's
+  least squares do; with the shrinkage of 1e-4 there is only one solution.
+* Evaluation uses all training examples; C drops the last, shorter batch (``evaluate_drop_last``).
+  Only there, and as in C, a class with fewer than ``evaluate_min_class_count`` examples takes its
+  mean from the server.
+* The projection to the nearest positive definite matrix is skipped where a ridge makes it the
+  identity.
+* Means, covariances and solves are in float64 (C: float32). Folds are drawn by key (C: a fixed
+  seed).
 * An empty cohort leaves the server as it is (C would zero the model).
 """
 
@@ -102,7 +113,9 @@ class Head(NamedTuple):
 
 
 class Blend(NamedTuple):
-    """A client's Gaussian between its own and the global one: means, covariance, and the two betas (2,)."""
+    """A client's Gaussian between its own and the global one: means, covariance, and the two betas
+    (2,).
+    """
 
     means: Tensor
     covariance: Tensor
@@ -110,7 +123,9 @@ class Blend(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's model: the global body, its blended Gaussian, its prior, and the classifier that follows."""
+    """A client's model: the global body, its blended Gaussian, its prior, and the classifier that
+    follows.
+    """
 
     body: Params
     head: Head
@@ -140,7 +155,9 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's text, features and "
         "classifier weights grow without bound in our runs; the released code uses 1 (preset 'reference')."
     }
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"evaluate_min_class_count", "evaluate_drop_last"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
+        {"evaluate_min_class_count", "evaluate_drop_last"}
+    )
 
     beta: Literal["single", "multi", "none"] = "single"
     """One beta, one each for means and covariance, or none (beta = 1, purely local)."""
@@ -149,15 +166,17 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
     cov_offset: Annotated[float, Range(ge=0)] = 1e-4
     """Added to every entry of the local covariance."""
     prior: Literal["floor", "pseudo_count", "blend"] = "floor"
-    """The client's class prior. floor: its class frequencies, with prior_smoothing added to each; pseudo_count: those
-    with prior_smoothing more examples of every class; blend: a cross-validated blend of its class frequencies and
-    equally likely classes, then as floor."""
+    """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
+    pseudo_count: those with prior_smoothing more examples of every class; blend: a cross-validated
+    blend of its class frequencies and equally likely classes, then as floor."""
     prior_smoothing: Annotated[float, Range(gt=0)] = 1e-4
-    """Added to every class frequency of the prior; with pseudo_count, a number of examples of every class."""
+    """Added to every class frequency of the prior; with pseudo_count, a number of examples of every
+    class."""
     evaluate_min_class_count: Annotated[int, Range(ge=1)] = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
     evaluate_drop_last: bool = False
-    """Whether evaluation leaves out the examples that do not fill a batch, as the released code does."""
+    """Whether evaluation leaves out the examples that do not fill a batch, as the released code
+    does."""
 
     @property
     def adaptation(self) -> Sequence[Adaptation]:
@@ -184,13 +203,20 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         return ClientState(torch.full((2,), 0.5))
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Train the body under the frozen classifier, then estimate and blend the Gaussian."""
         shared = download.shared
         prior = self._class_prior(data.info.class_counts)
         head = _head(shared.means, shared.covariance, prior)
-        trained = train(task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all")
+        trained = train(
+            task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all"
+        )
         seen = trained.collected_examples()
         blend = self._blend(task, shared, seen, prior, state, key, min_count=1)
         n = data.info.num_train
@@ -199,7 +225,9 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
             "means": Mean(blend.means, n),
             "covariance": Mean(blend.covariance, n),
         }
-        fit = gaussian.feature_fit(seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE)
+        fit = gaussian.feature_fit(
+            seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
+        )
         metrics = {
             "steps": trained.steps,
             "loss": trained.loss,
@@ -211,6 +239,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
             "feature_kurtosis": fit.kurtosis,
         }
         personal = _personal(trained.params, blend, prior)
+
         return ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: Task, server: ServerState) -> Personal:
@@ -220,16 +249,25 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         return _personal(server.body, blend, prior)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Personal:
         """Estimate and blend the Gaussian with the features of the global body, in one pass."""
         shared = download.shared
         examples = data.train
         if self.evaluate_drop_last:
             examples = _whole_batches(examples, task.training.batch_size, key)
+
         features = cached_features(task, shared.body, examples, key=key)
         prior = self._class_prior(data.info.class_counts)
-        blend = self._blend(task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count)
+        blend = self._blend(
+            task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count
+        )
+
         return _personal(shared.body, blend, prior)
 
     def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
@@ -279,12 +317,19 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         weight = features.weight
         moments = gaussian.class_moments(features.x, features.y, weight, task.num_classes)
         local_means = gaussian.fill_missing_means(moments, shared.means, min_count)
-        local_covariance = gaussian.covariance(moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset)
-        project = self.cov_ridge == 0  # a scatter plus any ridge is positive definite: nothing to project
+        local_covariance = gaussian.covariance(
+            moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset
+        )
+        project = (
+            self.cov_ridge == 0
+        )  # a scatter plus any ridge is positive definite: nothing to project
         if project:
             local_covariance = gaussian.nearest_pd(local_covariance)
+
         if self.beta == "none":
-            beta = (weight.sum() > 0).double().expand(2)  # a client without examples has nothing local
+            beta = (
+                (weight.sum() > 0).double().expand(2)
+            )  # a client without examples has nothing local
         else:
             beta = find_beta(
                 features.x,
@@ -301,6 +346,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
                 shrinkage=_SHRINKAGE,
                 project=project,
             )
+
         dtype = shared.means.dtype
         means = gaussian.blend(local_means, shared.means, beta[0])
         covariance = gaussian.blend(local_covariance, shared.covariance, beta[1])
@@ -309,7 +355,9 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
 
 def _personal(body: Params, blend: Blend, prior: Tensor) -> Personal:
     head = _head(blend.means, blend.covariance, prior)
-    return Personal(body, head, blend.means, blend.covariance, prior.to(blend.means.dtype), blend.beta)
+    return Personal(
+        body, head, blend.means, blend.covariance, prior.to(blend.means.dtype), blend.beta
+    )
 
 
 def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
@@ -318,7 +366,9 @@ def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
 
 
 def _whole_batches(examples: ExampleSet, batch_size: int, key: Key) -> ExampleSet:
-    """Leave out, at random, the examples that do not fill a batch; a client with less than one batch keeps all."""
+    """Leave out, at random, the examples that do not fill a batch; a client with less than one
+    batch keeps all.
+    """
     count = examples.size()
     size = torch.clamp(count, 1, batch_size or None)
     return examples.keep(count // size * size, key.fold("drop"))

@@ -1,26 +1,31 @@
-"""pFedMe: a global model for the Moreau envelopes of the clients' losses, and personal models at their minimum.
+"""pFedMe: a global model for the Moreau envelopes of the clients' losses, and personal models at
+their minimum.
 
-Dinh, Tran and Nguyen 2020, "Personalized federated learning with Moreau envelopes", NeurIPS, Algorithm 1. A client
-starts from the received w. On every batch it first takes K ``inner_steps``; theta continues from batch to batch, and
-starts at w:
+Dinh, Tran and Nguyen 2020, "Personalized federated learning with Moreau envelopes", NeurIPS,
+Algorithm 1. A client starts from the received w. On every batch it first takes K ``inner_steps``;
+theta continues from batch to batch, and starts at w:
 
     theta <- theta - eta_p (grad CE(theta) + lambda (theta - w_i))     (towards the minimum of eq. 7),
 
 then it takes one outer step  w_i <- w_i - eta lambda (w_i - theta). The server mixes,
 w <- (1 - beta) w + beta mean_i w_i.
 
-Messages: down and up ``model`` (w; w_i, every client weighs the same) and ``buffers``. The client keeps nothing.
+Messages: down and up ``model`` (w; w_i, every client weighs the same) and ``buffers``. The client
+keeps nothing.
 
-The predicting model: at ``personalized``, for known and new clients, the theta that inner steps on ``solve_batches``
-batches reach from the current w, which stays fixed; at ``local``, the theta of a round's last batch; at ``global``, w.
-In some implementations w_i or the next broadcast overwrites theta, or theta is never written.
+The predicting model: at ``personalized``, for known and new clients, the theta that inner steps on
+``solve_batches`` batches reach from the current w, which stays fixed; at ``local``, the theta of a
+round's last batch; at ``global``, w. In some implementations w_i or the next broadcast overwrites
+theta, or theta is never written.
 
 Deviations:
-* A round of the paper has 20 batches. Here ``[training]`` sets them: 5 epochs unless it says ``steps = 20``. Its rate,
-  momentum, decay, clipping and Adam are not used, as in the paper; the released code decays theta by 0.001.
-* The cohort alone trains (released code: all clients, for the same w). The solve for ``personalized`` is ours.
-* Buffers of batch normalization follow the passes of theta and are neither held near w nor mixed: the server takes
-  their mean.
+* A round of the paper has 20 batches. Here ``[training]`` sets them: 5 epochs unless it says
+  ``steps = 20``. Its rate, momentum, decay, clipping and Adam are not used, as in the paper; the
+  released code decays theta by 0.001.
+* The cohort alone trains (released code: all clients, for the same w). The solve for
+  ``personalized`` is ours.
+* Buffers of batch normalization follow the passes of theta and are neither held near w nor mixed:
+  the server takes their mean.
 """
 
 from __future__ import annotations
@@ -73,7 +78,9 @@ class ServerState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The values that steps change: the client's copy of the global model, theta, and the sum of theta's losses."""
+    """The values that steps change: the client's copy of the global model, theta, and the sum of
+    theta's losses.
+    """
 
     model: Params
     theta: Params
@@ -90,21 +97,36 @@ def proximal_step(
     method: PFedMe,
     outer_lr: float,
 ) -> StepOutput:
-    """Take the inner steps on a batch, then the outer one; the recorded loss is that of the last inner step."""
+    """Take the inner steps on a batch, then the outer one; the recorded loss is that of the last
+    inner step.
+    """
     theta = at.theta
     loss = at.loss_sum
     for number in range(method.inner_steps):
         slope, loss, seen = losses.model_gradient(task, theta, batch, key.fold(number))
-        pulled = {name: value + method.penalty * (theta[name] - at.model[name]) for name, value in slope.items()}
-        theta = {**seen, **{name: theta[name] - method.inner_lr * value for name, value in pulled.items()}}
+        pulled = {
+            name: value + method.penalty * (theta[name] - at.model[name])
+            for name, value in slope.items()
+        }
+        theta = {
+            **seen,
+            **{name: theta[name] - method.inner_lr * value for name, value in pulled.items()},
+        }
+
     rate = outer_lr * method.penalty
-    moved = {name: at.model[name] - rate * (at.model[name] - theta[name]) for name in task.names(*TRAINED)}
+    moved = {
+        name: at.model[name] - rate * (at.model[name] - theta[name])
+        for name in task.names(*TRAINED)
+    }
+
     return StepOutput(Progress({**theta, **moved}, theta, at.loss_sum + loss))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
-    """Personal models at the minimum of loss plus squared distance from a global model made for that."""
+    """Personal models at the minimum of loss plus squared distance from a global model made for
+    that.
+    """
 
     only_for_training: ClassVar[frozenset[str]] = frozenset({"outer_lr", "mixing"})
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"solve_batches"})
@@ -118,9 +140,11 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
     outer_lr: Annotated[float, Range(gt=0)] = 0.005
     """Learning rate of w_i (eta)."""
     mixing: Annotated[float, Range(ge=0)] = 1.0
-    """Share of the mean of the clients' models in the new global one (beta); the paper allows more than 1."""
+    """Share of the mean of the clients' models in the new global one (beta); the paper allows more
+    than 1."""
     solve_batches: Annotated[int, Range(ge=0)] = 20
-    """Batches, of ``inner_steps`` each, that lead from the global model to a client's personal one."""
+    """Batches, of ``inner_steps`` each, that lead from the global model to a client's personal
+    one."""
 
     @property
     def adaptation(self) -> Sequence[Adaptation]:
@@ -128,18 +152,27 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
         return [ProximalSolve(self.solve_batches, self.inner_steps)]
 
     def warnings(self, task: Task) -> list[str]:
-        """Name steps that are too long, options that freeze the global model, and options that have no effect."""
+        """Name steps that are too long, options that freeze the global model, and options that have
+        no effect.
+        """
         frozen = [name for name in ("penalty", "mixing") if getattr(self, name) == 0]
         found = [f"with {name} 0, the global model never changes." for name in frozen]
         outer_pull = self.outer_lr * self.penalty
         if outer_pull >= 1:
             found.append(f"outer_lr * penalty is {outer_pull:g}: from 1 on, w_i moves past theta.")
+
         inner_pull = self.inner_lr * self.penalty
         if inner_pull >= 2:
             found.append(f"inner_lr * penalty is {inner_pull:g}: from 2 on, theta diverges.")
+
         if self.solve_batches == 0:
-            found.append("without batches of the proximal solve, clients predict with the global model.")
-        return found + self.training.not_used("lr", "optimizer", "momentum", "weight_decay", "clip_norm")
+            found.append(
+                "without batches of the proximal solve, clients predict with the global model."
+            )
+
+        return found + self.training.not_used(
+            "lr", "optimizer", "momentum", "weight_decay", "clip_norm"
+        )
 
     def messages(self, task: Task) -> Messages:
         """Declare what is mixed, and buffers, which are not."""
@@ -154,7 +187,12 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
         return ServerState(task.pick(model, *TRAINED), task.pick(model, "buffer"))
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Take outer steps, each towards theta."""
         trained = self._train(task, download.shared.whole(), data, key, outer_lr=self.outer_lr)
@@ -166,6 +204,7 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
             "buffers": Mean(task.pick(end.model, "buffer"), one),
         }
         metrics = {"steps": steps, "loss": end.loss_sum / trained.steps.clamp(min=1)}
+
         return ClientUpdate(state, upload, personal=FineTuned(end.theta, steps), metrics=metrics)
 
     def aggregate(
@@ -177,24 +216,42 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
         def mix(old: Tensor, mean: Tensor) -> Tensor:
             return old + self.mixing * (mean - old)
 
-        return ServerState(tree.map(mix, server.model, mean_model), received["buffers"].or_else(server.buffers)), ()
+        return ServerState(
+            tree.map(mix, server.model, mean_model), received["buffers"].or_else(server.buffers)
+        ), ()
 
     def global_model(self, task: Task, server: ServerState) -> FineTuned:
         """Return the global model as it is."""
         return untuned(server.whole())
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: tuple[()], data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: tuple[()],
+        data: ClientData,
+        key: Key,
     ) -> FineTuned:
         """Take inner steps from the global model, which stays as it is."""
         start = download.shared.whole()
-        solved = self._train(task, start, data, key.fold("solve"), outer_lr=0.0, batches=self.solve_batches)
+        solved = self._train(
+            task, start, data, key.fold("solve"), outer_lr=0.0, batches=self.solve_batches
+        )
         return FineTuned(solved.params.theta, solved.steps * self.inner_steps)
 
     def _train(
-        self, task: Task, model: Params, data: ClientData, key: Key, *, outer_lr: float, batches: int | None = None
+        self,
+        task: Task,
+        model: Params,
+        data: ClientData,
+        key: Key,
+        *,
+        outer_lr: float,
+        batches: int | None = None,
     ) -> Trained:
-        """Take proximal steps from a model, on so many batches, or on as many as ``[training]`` says."""
+        """Take proximal steps from a model, on so many batches, or on as many as ``[training]``
+        says.
+        """
         start = Progress(model, model, torch.zeros(()))
         step = partial(proximal_step, method=self, outer_lr=outer_lr)
         return train(task, None, start, data=data.train, key=key, step=step, steps=batches)

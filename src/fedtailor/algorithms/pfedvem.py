@@ -1,41 +1,47 @@
 """pFedVEM: a shared body, and linear heads that are Gaussian perturbations of a latent global head.
 
-Zhu, Ma and Blaschko 2023, "Confidence-aware personalized federated learning via variational expectation
-maximization", CVPR. Client j keeps a diagonal Gaussian q_j over its head, with means m_j and deviations
-sigma_j = softplus(r_j), and expects the head within rho_j^2 of the global head w (D numbers). A round, in this order:
+Zhu, Ma and Blaschko 2023, "Confidence-aware personalized federated learning via variational
+expectation maximization", CVPR. Client j keeps a diagonal Gaussian q_j over its head, with means
+m_j and deviations sigma_j = softplus(r_j), and expects the head within rho_j^2 of the global head w
+(D numbers). A round, in this order:
 
     M-step at the client (their eq. 8):  rho_j^2 = (|sigma_j|^2 + |m_j - w|^2) / D,   confidence tau_j = 1 / rho_j^2;
     E-step (eq. 6):  full-batch steps on (m_j, r_j) down  E_q[sum_n CE] + KL(q_j || N(w, rho_j^2)), the body frozen;
     body:  mini-batch steps down the mean cross-entropy under heads drawn from q_j;
     server (eq. 9):  w = sum_j tau_j m_j / sum_j tau_j,   body theta = sum_j n_j theta_j / sum_j n_j.
 
-All clients train in every round; the cohort uploads. The confidence is that of the M-step, from the means before the
-E-step, while the uploaded means are those after it.
+All clients train in every round; the cohort uploads. The confidence is that of the M-step, from the
+means before the E-step, while the uploaded means are those after it.
 
-Messages: down and up ``head`` (w; m_j with weight tau_j: one number, larger the surer the client is of its head and the
-nearer this is to w) and ``body`` (theta; weight n_j): one number more than FedAvg. Variances never leave a client.
+Messages: down and up ``head`` (w; m_j with weight tau_j: one number, larger the surer the client is
+of its head and the nearer this is to w) and ``body`` (theta; weight n_j): one number more than
+FedAvg. Variances never leave a client.
 
-Deviations (P: paper, C: released code). P and C agree on the algorithm, so the presets ``reference`` and ``paper`` are
-the same. They differ in how they divide the data, and in what P leaves open:
-* w starts standard normal, biases too, as in C (P: unspecified). A client starts at the w that it receives first, with
-  ``initial_scale`` for its deviations and rho.
-* The personal model is the client's own body and m_j from before aggregation, as in C (P: unspecified). So ``local``
-  after the last round is P's PM, and ``personalize`` returns the same model (``evaluated_body`` = "global" takes the
-  aggregated body); ``global`` is P's GM. A client that never trained gets the global model. Predictions use m_j;
-  with ``prediction_draws`` they average the probabilities of drawn heads.
+Deviations (P: paper, C: released code). P and C agree on the algorithm, so the presets
+``reference`` and ``paper`` are the same. They differ in how they divide the data, and in what P
+leaves open:
+* w starts standard normal, biases too, as in C (P: unspecified). A client starts at the w that it
+  receives first, with ``initial_scale`` for its deviations and rho.
+* The personal model is the client's own body and m_j from before aggregation, as in C (P:
+  unspecified). So ``local`` after the last round is P's PM, and ``personalize`` returns the same
+  model (``evaluated_body`` = "global" takes the aggregated body); ``global`` is P's GM. A client
+  that never trained gets the global model. Predictions use m_j; with ``prediction_draws`` they
+  average the probabilities of drawn heads.
 * C averages at least two uploads per round (P: any number): ``federation.min_clients`` = 2.
-* ``confidence`` = "uncertainty" or "deviation" keeps one term of eq. 8, in the divergence as in the aggregation (P: "in
-  the confidence value"). The first round has rho = ``initial_scale`` all the same.
-* A client whose head is not finite after the E-step keeps the head from before, as in C, but at another time: here
-  before the body trains, so that the body trains under that head; in C at the end of the round, after the body has
-  trained under the broken one. C looks at the losses of the steps, which miss the last step; here the parameters
-  decide. A client whose body is not finite takes the received one; C lets it pass. Metrics ``head_restored`` and
-  ``body_restored`` tell.
+* ``confidence`` = "uncertainty" or "deviation" keeps one term of eq. 8, in the divergence as in the
+  aggregation (P: "in the confidence value"). The first round has rho = ``initial_scale`` all the
+  same.
+* A client whose head is not finite after the E-step keeps the head from before, as in C, but at
+  another time: here before the body trains, so that the body trains under that head; in C at the
+  end of the round, after the body has trained under the broken one. C looks at the losses of the
+  steps, which miss the last step; here the parameters decide. A client whose body is not finite
+  takes the received one; C lets it pass. Metrics ``head_restored`` and ``body_restored`` tell.
 * rho^2 is kept above 1e-12, and deviations above 1e-8 in logarithms.
 * C's server momentum, 0 in all its configurations, is left out.
 * With ``federation.train`` = "cohort" the cohort alone trains: an approximation for many clients.
-* A new client (P, C: not treated) starts like any other and takes ``onboard_rounds`` M- and E-steps under the global
-  body, which it trains too with ``onboard_body``; with 0 rounds it gets the global model.
+* A new client (P, C: not treated) starts like any other and takes ``onboard_rounds`` M- and E-steps
+  under the global body, which it trains too with ``onboard_body``; with 0 rounds it gets the global
+  model.
 """
 
 from __future__ import annotations
@@ -90,7 +96,9 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """Posterior of the head, body of the last training (() where it is not evaluated), 1 once it has trained."""
+    """Posterior of the head, body of the last training (() where it is not evaluated), 1 once it
+    has trained.
+    """
 
     posterior: gaussian_heads.HeadPosterior
     body: Params | tuple[()]
@@ -98,7 +106,9 @@ class ClientState(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's model: a body, and a Gaussian over its head; noise (draws, D) where predictions draw heads."""
+    """A client's model: a body, and a Gaussian over its head; noise (draws, D) where predictions
+    draw heads.
+    """
 
     body: Params
     head: Params
@@ -107,7 +117,9 @@ class Personal(NamedTuple):
 
 
 class Confidence(NamedTuple):
-    """The result of the M-step (eq. 8): confidence tau, rho, and both terms of the variance; all ()."""
+    """The result of the M-step (eq. 8): confidence tau, rho, and both terms of the variance; all
+    ().
+    """
 
     confidence: Tensor
     rho: Tensor
@@ -132,15 +144,25 @@ def head_loss(
     *,
     draws: int,
 ) -> LossOutput:
-    """Negative evidence lower bound on cached features: summed cross-entropy plus divergence from the prior."""
+    """Negative evidence lower bound on cached features: summed cross-entropy plus divergence from
+    the prior.
+    """
     deviation = posterior.deviation()
-    losses = gaussian_heads.expected_losses(task, posterior.mean, deviation, batch.x, batch.y, key, draws)
+    losses = gaussian_heads.expected_losses(
+        task, posterior.mean, deviation, batch.x, batch.y, key, draws
+    )
     divergence = gaussian_heads.divergence(posterior.mean, deviation, prior)
     return LossOutput((losses * batch.weight).sum() + divergence)
 
 
 def body_loss(
-    task: Task, body: Params, posterior: gaussian_heads.HeadPosterior, batch: Batch, key: Key, *, draws: int
+    task: Task,
+    body: Params,
+    posterior: gaussian_heads.HeadPosterior,
+    batch: Batch,
+    key: Key,
+    *,
+    draws: int,
 ) -> LossOutput:
     """Mean cross-entropy under heads drawn from the posterior, which stays as it is."""
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
@@ -156,18 +178,22 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {}}
     trains: ClassVar[Literal["cohort", "all"]] = "all"
     only_for_training: ClassVar[frozenset[str]] = frozenset({"confidence"})
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"onboard_rounds", "onboard_body"})
+    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
+        {"onboard_rounds", "onboard_body"}
+    )
 
     head_steps: Annotated[int, Range(ge=0)] = 10
     """Full-batch steps on the posterior of the head per round (R)."""
     head_lr: Annotated[float, Range(gt=0)] = 0.001
-    """Learning rate of these steps (eta); each sums over all examples, and their momentum is 0.9."""
+    """Learning rate of these steps (eta); each sums over all examples, and their momentum is
+    0.9."""
     draws: Annotated[int, Range(ge=1)] = 5
     """Heads drawn per step (K)."""
     initial_scale: Annotated[float, Range(gt=0)] = 1.0
     """Deviation of a client's posterior and prior before its first round."""
     confidence: Literal["both", "uncertainty", "deviation"] = "both"
-    """Terms of the confidence: variance of the posterior, its distance from the global head, or both."""
+    """Terms of the confidence: variance of the posterior, its distance from the global head, or
+    both."""
     evaluated_body: Literal["local", "global"] = "local"
     """The body of a client's personal model: that of its own last training, or the server's."""
     prediction_draws: Annotated[int, Range(ge=0)] = 0
@@ -214,14 +240,23 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
         """Start with the initial deviations; the means come with the first download."""
         model = task.initial(key)
         mean = task.pick(model, "head")
-        raw = {name: torch.full_like(leaf, gaussian_heads.raw_of(self.initial_scale)) for name, leaf in mean.items()}
+        raw = {
+            name: torch.full_like(leaf, gaussian_heads.raw_of(self.initial_scale))
+            for name, leaf in mean.items()
+        }
         body: Params | tuple[()] = ()
         if self.evaluated_body == "local":
             body = task.pick(model, *BODY)
+
         return ClientState(gaussian_heads.HeadPosterior(mean, raw), body, torch.zeros(()))
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Update confidence, posterior and body, in this order."""
         started = _started(download.shared, state)
@@ -231,7 +266,10 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
             "body": Mean(done.body, data.info.num_train),
             "head": Mean(posterior.mean, done.metrics["confidence"]),
         }
-        personal = Personal(done.body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key))
+        personal = Personal(
+            done.body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key)
+        )
+
         return ClientUpdate(done.state, upload, personal=personal, metrics=done.metrics)
 
     def global_model(self, task: Task, server: ServerState) -> Personal:
@@ -243,27 +281,42 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
         return Personal(server.body, server.head, zeros, noise)
 
     def onboard(
-        self, task: Task, download: Download[ServerState], info: ClientInfo, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        info: ClientInfo,
+        data: ClientData,
+        key: Key,
     ) -> Onboarded:
         """Take rounds on the client's own data, under the global body and head."""
         shared = download.shared
         state = _started(shared, self.init_client(task, info, key))
         steps = torch.zeros((), dtype=torch.int64)
         for number in range(self.onboard_rounds):
-            done = self._round(task, shared, state, data, key.fold(number), train_body=self.onboard_body)
+            done = self._round(
+                task, shared, state, data, key.fold(number), train_body=self.onboard_body
+            )
             state = done.state
             shared = shared._replace(body=done.body)
             steps = steps + done.metrics["steps"]
+
         return Onboarded(state, steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> Personal:
         """Return the client's own body and posterior; the global model where it never trained."""
         started = _started(download.shared, state)
         body = started.body if isinstance(started.body, dict) else download.shared.body
         posterior = started.posterior
-        return Personal(body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key))
+        return Personal(
+            body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key)
+        )
 
     def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body."""
@@ -280,12 +333,22 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
     def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
         """Record the mean variance of the posterior, and the largest entry of its mean."""
         return {
-            "uncertainty": gaussian_heads.squares(personal.deviation) / gaussian_heads.head_size(personal.head),
-            "max_head_weight": torch.stack([leaf.abs().max() for leaf in personal.head.values()]).max(),
+            "uncertainty": gaussian_heads.squares(personal.deviation)
+            / gaussian_heads.head_size(personal.head),
+            "max_head_weight": torch.stack(
+                [leaf.abs().max() for leaf in personal.head.values()]
+            ).max(),
         }
 
     def _round(
-        self, task: Task, shared: ServerState, state: ClientState, data: ClientData, key: Key, *, train_body: bool
+        self,
+        task: Task,
+        shared: ServerState,
+        state: ClientState,
+        data: ClientData,
+        key: Key,
+        *,
+        train_body: bool,
     ) -> Round:
         """Run M-step, E-step and, if wanted, the training of the body."""
         terms = self._confidence(shared, state)
@@ -307,13 +370,17 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
             "head_restored": 1.0 - head.sound().float(),
         }
         body = shared.body
+
         if train_body:
             loss = partial(body_loss, draws=self.draws)
-            trained = train(task, loss, body, context=posterior, data=data.train, key=key.fold("body"))
+            trained = train(
+                task, loss, body, context=posterior, data=data.train, key=key.fold("body")
+            )
             body = tree.where(trained.sound(), trained.params, body)
             metrics["steps"] = head.steps + trained.steps
             metrics["loss"] = trained.loss
             metrics["body_restored"] = 1.0 - trained.sound().float()
+
         kept_body = body if isinstance(state.body, dict) else ()
         return Round(ClientState(posterior, kept_body, torch.ones(())), body, metrics)
 
@@ -323,9 +390,14 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
         size = gaussian_heads.head_size(posterior.mean)
         uncertainty = gaussian_heads.squares(posterior.deviation()) / size
         deviation = gaussian_heads.squares(tree.map(torch.sub, posterior.mean, shared.head)) / size
-        terms = {"both": uncertainty + deviation, "uncertainty": uncertainty, "deviation": deviation}
+        terms = {
+            "both": uncertainty + deviation,
+            "uncertainty": uncertainty,
+            "deviation": deviation,
+        }
         variance = torch.where(state.trained > 0, terms[self.confidence], self.initial_scale**2)
         variance = variance.clamp(min=_LEAST_VARIANCE)
+
         return Confidence(1.0 / variance, variance.sqrt(), uncertainty, deviation)
 
     def _noise(self, head: Params, key: Key) -> Tensor | tuple[()]:

@@ -1,20 +1,25 @@
-"""SCAFFOLD: a global model whose local steps are corrected for the drift of clients by control variates.
+"""SCAFFOLD: a global model whose local steps are corrected for the drift of clients by control
+variates.
 
-Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, "SCAFFOLD: Stochastic controlled averaging for federated
-learning", ICML, Algorithm 1 with option II. The server keeps the model x and a control c, client i a control c_i;
-controls start at 0 and estimate mean gradients. A round, over the cohort S of N clients, with K steps at client i:
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, "SCAFFOLD: Stochastic controlled averaging
+for federated learning", ICML, Algorithm 1 with option II. The server keeps the model x and a
+control c, client i a control c_i; controls start at 0 and estimate mean gradients. A round, over
+the cohort S of N clients, with K steps at client i:
 
     client:  y <- x;  y <- y - eta (g_i(y) + c - c_i), K times;  c_i+ = c_i - c + (x - y) / (K eta);
     server:  x <- x + eta_g mean_S (y - x);   c <- c + (1 / N) sum_S (c_i+ - c_i).
 
-Messages: down ``model`` (x) and ``control`` (c); up ``delta`` (y - x, weight 1) and ``control`` (c_i+ - c_i, summed):
-twice the bytes of FedAvg. The client keeps c_i. A new client predicts with the global model.
+Messages: down ``model`` (x) and ``control`` (c); up ``delta`` (y - x, weight 1) and ``control``
+(c_i+ - c_i, summed): twice the bytes of FedAvg. The client keeps c_i. A new client predicts with
+the global model.
 
-Deviations: none in the equations. The correction enters as the linear term <c - c_i, y> of the loss. Option II reads
-the mean gradient from the distance, which holds for plain SGD alone: momentum, weight decay, clipping and Adam are not
-used, whatever ``[training]`` says (momentum m would make c_i too large by about 1 / (1 - m)). K counts steps, batches
-times epochs; some implementations take one batch per epoch, for this method only. Buffers of batch normalization have
-no controls: they are averaged, and ``global_lr`` does not scale them. The recorded loss is the cross-entropy.
+Deviations: none in the equations. The correction enters as the linear term <c - c_i, y> of the
+loss. Option II reads the mean gradient from the distance, which holds for plain SGD alone:
+momentum, weight decay, clipping and Adam are not used, whatever ``[training]`` says (momentum m
+would make c_i too large by about 1 / (1 - m)). K counts steps, batches times epochs; some
+implementations take one batch per epoch, for this method only. Buffers of batch normalization have
+no controls: they are averaged, and ``global_lr`` does not scale them. The recorded loss is the
+cross-entropy.
 """
 
 from __future__ import annotations
@@ -67,7 +72,9 @@ class ClientState(NamedTuple):
     control: Params
 
 
-def corrected_loss(task: Task, params: Params, correction: Params, batch: Batch, key: Key) -> LossOutput:
+def corrected_loss(
+    task: Task, params: Params, correction: Params, batch: Batch, key: Key
+) -> LossOutput:
     """Cross-entropy, with the correction added to its gradient and nothing to its value."""
     output = classification_loss(task, params, {}, batch, key)
     linear = losses.inner_product(params, correction)
@@ -104,17 +111,30 @@ class Scaffold(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
         """Start with a control of 0."""
-        return ClientState({name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()})
+        return ClientState(
+            {name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()}
+        )
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: ClientState, data: ClientData, key: Key
+        self,
+        task: Task,
+        download: Download[ServerState],
+        state: ClientState,
+        data: ClientData,
+        key: Key,
     ) -> ClientUpdate:
         """Take corrected steps, and measure the mean gradient by how far they led."""
         shared = download.shared
         plain = task.training.plain()
         correction = tree.map(torch.sub, shared.control, state.control)
         trained = train(
-            task, corrected_loss, shared.model, context=correction, data=data.train, key=key, training=plain
+            task,
+            corrected_loss,
+            shared.model,
+            context=correction,
+            data=data.train,
+            key=key,
+            training=plain,
         )
         delta = tree.map(torch.sub, trained.params, shared.model)
         length = trained.steps * plain.lr
@@ -124,17 +144,25 @@ class Scaffold(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
 
         control = tree.map(option_two, state.control, shared.control, task.pick(delta, *TRAINED))
         change = tree.map(torch.sub, control, state.control)
-        upload: dict[str, Mean | Sum] = {"delta": Mean(delta, torch.ones(())), "control": Sum(change)}
+        upload: dict[str, Mean | Sum] = {
+            "delta": Mean(delta, torch.ones(())),
+            "control": Sum(change),
+        }
         metrics = {"steps": trained.steps, "loss": trained.loss}
+
         return ClientUpdate(ClientState(control), upload, personal=trained.params, metrics=metrics)
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
     ) -> tuple[ServerState, tuple[()]]:
-        """Move the model by the mean change, and the control by the sum of changes over the population."""
+        """Move the model by the mean change, and the control by the sum of changes over the
+        population.
+        """
         delta = received["delta"].value
         change = received["control"].value
         rates = {name: self.global_lr if name in server.control else 1.0 for name in server.model}
         model = {name: value + rates[name] * delta[name] for name, value in server.model.items()}
-        control = {name: value + change[name] / cohort.population for name, value in server.control.items()}
+        control = {
+            name: value + change[name] / cohort.population for name, value in server.control.items()
+        }
         return ServerState(model, control), ()

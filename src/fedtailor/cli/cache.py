@@ -1,4 +1,6 @@
-"""The commands of ``fedtailor cache``: decoded data and corrupted images that are kept to save time."""
+"""The commands of ``fedtailor cache``: decoded data and corrupted images that are kept to save
+time.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ def list_(json: Json = False, debug: Debug = False) -> None:
     from fedtailor.data.cache import entries
 
     found: list[dict[str, Any]] = [
-        {"name": entry.name, "kind": entry.kind, "path": str(entry.path), "bytes": entry.bytes} for entry in entries()
+        {"name": entry.name, "kind": entry.kind, "path": str(entry.path), "bytes": entry.bytes}
+        for entry in entries()
     ]
+
     if json:
         print_json({"cache_folder": str(cache_folder()), "entries": found})
     else:
@@ -37,7 +41,9 @@ def list_(json: Json = False, debug: Debug = False) -> None:
 
 @cache_app.command("clear", cls=Command)
 def clear_(json: Json = False, debug: Debug = False) -> None:
-    """Delete the entries of the cache. Downloaded files stay; the next run makes the entries again."""
+    """Delete the entries of the cache. Downloaded files stay; the next run makes the entries
+    again.
+    """
     from fedtailor.cli.show.data import show_cleared
     from fedtailor.data import cache_folder
     from fedtailor.data.cache import clear
@@ -45,6 +51,7 @@ def clear_(json: Json = False, debug: Debug = False) -> None:
     removed = clear()
     freed = sum(entry.bytes for entry in removed)
     record = {"cache_folder": str(cache_folder()), "removed": len(removed), "bytes": freed}
+
     if json:
         print_json(record)
     else:

@@ -74,30 +74,42 @@ def compare(
     ray_address: RayAddress = "",
     set_: Assignments = None,
     out: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Folder of the comparison (default: a new one under runs/).")
+        str,
+        typer.Option(
+            metavar="FOLDER", help="Folder of the comparison (default: a new one under runs/)."
+        ),
     ] = "",
     against: Annotated[
         str,
         typer.Option(
-            metavar="LABEL", help="Method that the others are compared with (default: the first that finished)."
+            metavar="LABEL",
+            help="Method that the others are compared with (default: the first that finished).",
         ),
     ] = "",
     point: Annotated[
         str, typer.Option(metavar="NAME", help="Evaluation point: personalized, global or local.")
     ] = "personalized",
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="Metric: accuracy, balanced_accuracy, auroc, loss or ece.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Metric: accuracy, balanced_accuracy, auroc, loss or ece."
+        ),
     ] = "accuracy",
     format_: Annotated[
-        Format, typer.Option("--format", metavar="NAME", help="What to print: table, markdown, latex or csv.")
+        Format,
+        typer.Option(
+            "--format", metavar="NAME", help="What to print: table, markdown, latex or csv."
+        ),
     ] = "table",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare methods: train those that are missing, or only read runs. Prints means, differences and tests.
+    """Compare methods: train those that are missing, or only read runs. Prints means, differences
+    and tests.
 
-    All methods get the same data, split and rounds. What is the same in their training is trained once. The folder can
-    be given again with --out: finished runs are read, interrupted ones resumed, and methods can be added.
+    All methods get the same data, split and rounds. What is the same in their training is trained
+    once. The folder can be given again with --out: finished runs are read, interrupted ones
+    resumed, and methods can be added.
     """
     paths = inputs or []
     failures: list[str] = []
@@ -116,9 +128,14 @@ def compare(
         "engine.device": device,
         "engine.ray_address": ray_address,
     }
+
     if algorithm:
         if len(paths) > 1:
-            raise UsageError("with -a, give one configuration or none; without -a, give runs to read.", key="inputs")
+            raise UsageError(
+                "with -a, give one configuration or none; without -a, give runs to read.",
+                key="inputs",
+            )
+
         _check_choices(metric, point)
         settings = read_config(paths[0] if paths else "", named, set_)
         folder, failures = _train(settings, algorithm, out)
@@ -128,6 +145,7 @@ def compare(
         if not paths:
             message = "name the methods to train, such as -a pfedfda -a ditto, or the folders of runs to read."
             raise UsageError(message, key="inputs")
+
         folders = [Path(path) for path in paths]
 
     show_methods(
@@ -191,17 +209,21 @@ def show_methods(
     comparison = compare_methods(read_methods(folders), metric=metric, point=point, against=against)
     if write_to is not None:
         _write_tables(write_to, comparison)
+
     if json:
         folder = None if write_to is None else str(write_to)
         print_json({**comparison.as_record(), "folder": folder, "failures": list(failures)})
         if failures:
             raise typer.Exit(RunError.exit_code)
+
         return
+
     _show(comparison, format_)
     if write_to is not None:
         from fedtailor.cli.show.console import say
 
         say(f"The runs, and these tables as Markdown, LaTeX, CSV and JSON, are in {write_to}")
+
     if failures:
         raise RunError(_failed(failures), path=str(write_to))
 
@@ -244,30 +266,44 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
 
     if len(methods) < 2:
         raise UsageError("a comparison needs two methods or more: give -a again.", key="algorithm")
+
     configs = with_methods(settings, methods)
 
     from fedtailor.cli.show.console import say
     from fedtailor.core.atomic import unwritable
     from fedtailor.experiment.records import exclusive
     from fedtailor.experiment.run import unused_folder
-    from fedtailor.experiment.runner import begin, listed_runs, make_jobs, refuse_fewer_seeds, refuse_other_kind
+    from fedtailor.experiment.runner import (
+        begin,
+        listed_runs,
+        make_jobs,
+        refuse_fewer_seeds,
+        refuse_other_kind,
+    )
 
     folder = Path(out) if out else unused_folder(f"compare-{settings.data.title}")
     jobs = make_jobs(configs, folder)
+
     for place, job in enumerate(jobs):
         if job.folder in [other.folder for other in jobs[:place]]:
-            raise UsageError(f"'{methods[place]}' is the same as a method before it: leave it out.", key="algorithm")
+            raise UsageError(
+                f"'{methods[place]}' is the same as a method before it: leave it out.",
+                key="algorithm",
+            )
+
     refuse_other_kind(folder, KIND)
     refuse_fewer_seeds(jobs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise unwritable(folder, reason) from reason
+
     with exclusive(folder):
         left_out = set(listed_runs(folder)) - {job.folder for job in jobs}
         if left_out:
             kept = f"runs of an earlier comparison ({len(left_out)})"
             say(f"note: left out of the tables, but kept in '{folder}': {kept}.")
+
         begin(folder, KIND, jobs)
         return folder, run_missing(jobs, folder)
 
@@ -288,21 +324,26 @@ def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
     missing = [job for job in jobs if not is_finished(job)]
     if len(missing) < len(jobs):
         say(f"{len(jobs) - len(missing)} of {len(jobs)} methods have finished runs in '{folder}'")
+
     runs = sum(len(job.config.seeds) for job in missing)
     failures = []
     errors: list[FedtailorError] = []
     try:
-        for outcome in run_jobs(jobs, make_progress(runs=max(runs, 1))):  # the data of finished runs is checked too
+        for outcome in run_jobs(
+            jobs, make_progress(runs=max(runs, 1))
+        ):  # the data of finished runs is checked too
             if outcome.error is not None:
                 errors.append(outcome.error)
                 failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
     except KeyboardInterrupt:
         message = f"interrupted. To resume: fedtailor resume {shlex.quote(str(folder))}"
         raise Interrupted(message, path=str(folder)) from None
+
     if len(errors) == len(jobs) and len({error.message for error in errors}) == 1:
         raise errors[0]
     if len(jobs) - len(failures) < 2:
         raise RunError(_failed(failures), path=str(folder))
+
     return failures
 
 
@@ -318,7 +359,12 @@ def _write_tables(folder: Path, comparison: Comparison) -> None:
     from fedtailor.report.latex import to_latex
     from fedtailor.report.tables import to_csv, to_json, to_markdown
 
-    for ending, write in {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}.items():
+    for ending, write in {
+        "md": to_markdown,
+        "tex": to_latex,
+        "csv": to_csv,
+        "json": to_json,
+    }.items():
         write_whole(folder / f"table.{ending}", write(comparison))
 
 

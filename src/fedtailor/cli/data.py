@@ -1,4 +1,6 @@
-"""The commands of ``fedtailor data``: list and fetch data sets, check your own, divide them among clients, draw."""
+"""The commands of ``fedtailor data``: list and fetch data sets, check your own, divide them among
+clients, draw.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ Seed = Annotated[
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any option of data, such as data.fraction=0.5. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any option of data, such as data.fraction=0.5. May be repeated.",
+    ),
 ]
 
 
@@ -59,13 +65,19 @@ def _root(context: typer.Context, help_: Help = False) -> None:
 def list_(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", show_default=False, help="Show everything about this data set, with citation."),
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="Show everything about this data set, with citation.",
+        ),
     ] = "",
     data_dir: DataDir = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the known data sets: which are on this machine, their size and license, and how to get them."""
+    """List the known data sets: which are on this machine, their size and license, and how to get
+    them.
+    """
     from fedtailor.cli.show.data import show_dataset, show_inventory
     from fedtailor.data import data_folder
     from fedtailor.data.inventory import describe_dataset, inventory
@@ -74,6 +86,7 @@ def list_(
     if folder.exists() and not folder.is_dir():
         message = f"'{folder}' is a file; name a folder with --data-dir or FEDTAILOR_DATA."
         raise DataError(message, key="data.dir", path=str(folder), allowed="a folder", got="a file")
+
     records = [describe_dataset(name, folder)] if name else inventory(folder)
     if json:
         print_json({"data_folder": str(folder), "datasets": records})
@@ -85,7 +98,9 @@ def list_(
 
 @data_app.command("fetch", cls=Command)
 def fetch_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set (see: fedtailor data list).")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Data set (see: fedtailor data list).")
+    ],
     data_dir: DataDir = "",
     json: Json = False,
     debug: Debug = False,
@@ -97,13 +112,26 @@ def fetch_(
     from fedtailor.data.download.sources import ELSEWHERE
 
     folder = data_folder(data_dir)
+
     try:
         with FetchLine() as line:
             paths = fetch(name, folder, progress=line)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; run the same command again to resume the download.", path=str(folder)) from None
-    files = [{"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size} for path in paths]
-    record = {"dataset": name, "folder": str(folder), "files": files, "elsewhere": ELSEWHERE.get(name)}
+        raise Interrupted(
+            "interrupted; run the same command again to resume the download.", path=str(folder)
+        ) from None
+
+    files = [
+        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size}
+        for path in paths
+    ]
+    record = {
+        "dataset": name,
+        "folder": str(folder),
+        "files": files,
+        "elsewhere": ELSEWHERE.get(name),
+    }
+
     if json:
         print_json(record)
     else:
@@ -113,13 +141,18 @@ def fetch_(
 @data_app.command("check", cls=Command)
 def check_(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="Your own data: a folder, a table, or package.module:function.")
+        str,
+        typer.Argument(
+            metavar="PATH", help="Your own data: a folder, a table, or package.module:function."
+        ),
     ],
     set_: Assignments = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read your own data as a run would, and list every problem. The exit code is 4 if the data cannot be used."""
+    """Read your own data as a run would, and list every problem. The exit code is 4 if the data
+    cannot be used.
+    """
     from fedtailor.cli.show.data import show_check
     from fedtailor.cli.show.preparation import Preparation
     from fedtailor.data.describe import describe_findings
@@ -128,11 +161,13 @@ def check_(
     options = _options({"data.path": path}, read_assignments(set_))
     with Preparation() as preparation:
         own = read_own(path, options, preparation)
+
     record = describe_findings(path, own)
     if json:
         print_json(record)
     else:
         show_check(record)
+
     if not record["usable"]:
         raise typer.Exit(DataError.exit_code)
 
@@ -142,7 +177,8 @@ def partition(
     out: Annotated[
         str,
         typer.Option(
-            metavar="PATH", help="File to write, NAME.json, or folder for client_*.npz; for fedtailor run --split."
+            metavar="PATH",
+            help="File to write, NAME.json, or folder for client_*.npz; for fedtailor run --split.",
         ),
     ] = "",
     dataset: DatasetName = "",
@@ -155,7 +191,9 @@ def partition(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Divide data among clients, show what each of them has, and write the split to a file with --out."""
+    """Divide data among clients, show what each of them has, and write the split to a file with
+    --out.
+    """
     from fedtailor.cli.show.data import show_partition
     from fedtailor.cli.show.preparation import Preparation
     from fedtailor.core.atomic import to_json, write_whole
@@ -165,20 +203,28 @@ def partition(
     from fedtailor.data.split_files import write_npz_split
 
     ending = Path(out).suffix
+
     if ending and ending.lower() != ".json":
-        allowed = "a name that ends in .json for a file, or has no ending for a folder of client_*.npz"
-        raise ConfigError(f"--out must be {allowed}, got '{out}'.", key="out", allowed=allowed, got=out)
+        allowed = (
+            "a name that ends in .json for a file, or has no ending for a folder of client_*.npz"
+        )
+        raise ConfigError(
+            f"--out must be {allowed}, got '{out}'.", key="out", allowed=allowed, got=out
+        )
+
     _check_is_new(out)
     named = _named_options(dataset, data, data_dir, partition, clients, seed)
     assignments = read_assignments(set_)
     options = _options(named, assignments)
     with Preparation() as preparation:
         division = divide(options, run_seed=0, report=preparation)
+
     split = split_record(division, _conditions(division, options))
     if ending:
         write_whole(Path(out), to_json(split) + "\n")
     elif out:
         write_npz_split(Path(out), division.rows, num_new=division.num_new, test=division.test)
+
     record = describe_division(division, split)
     record["notes"] = division.notes
     record["out"] = out or None
@@ -191,11 +237,14 @@ def partition(
 
 @data_app.command(cls=Command)
 def plot(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="One of: bubbles, sizes, corruptions.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="One of: bubbles, sizes, corruptions.")
+    ],
     out: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="Picture to write: .html, .png or .svg (default: KIND.html, or KIND-2.html ...)."
+            metavar="FILE",
+            help="Picture to write: .html, .png or .svg (default: KIND.html, or KIND-2.html ...).",
         ),
     ] = "",
     dataset: DatasetName = "",
@@ -210,15 +259,18 @@ def plot(
 ) -> None:
     """Draw a picture of the data.
 
-    bubbles: examples per client and class. sizes: training examples per client, over 20 divisions. corruptions: images
-    under every corruption.
+    bubbles: examples per client and class. sizes: training examples per client, over 20 divisions.
+    corruptions: images under every corruption.
     """
     from fedtailor.cli.show.console import say
 
     found = match_name(kind, PLOTS)
     if found is None:
-        message = f"unknown plot '{kind}'{did_you_mean(kind, PLOTS) or '.'} Known: {', '.join(PLOTS)}."
+        message = (
+            f"unknown plot '{kind}'{did_you_mean(kind, PLOTS) or '.'} Known: {', '.join(PLOTS)}."
+        )
         raise UsageError(message, key="kind", allowed=list(PLOTS), got=kind)
+
     _check_is_new(out)
     named = _named_options(dataset, data, data_dir, partition, clients, seed)
     picture = _draw(found, _options(named, read_assignments(set_)))
@@ -227,6 +279,7 @@ def plot(
 
     path = out or _free_name(found)
     save(picture, Path(path))
+
     if json:
         print_json({"plot": found, "out": path})
     else:
@@ -246,6 +299,7 @@ def _named_options(
         "data.clients": clients,
         "data.seed": seed,
     }
+
     return {key: value for key, value in values.items() if value is not None and value != ""}
 
 
@@ -263,7 +317,9 @@ def _options(named: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> D
 def _check_is_new(out: str) -> None:
     """Check that no file or folder has the name."""
     if out and os.path.lexists(out):
-        message = f"'{out}' already exists and is never overwritten. Choose another name with --out."
+        message = (
+            f"'{out}' already exists and is never overwritten. Choose another name with --out."
+        )
         raise ConfigError(message, key="out", allowed="a name that does not exist", got=out)
 
 
@@ -290,7 +346,9 @@ def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
 
 
 def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) -> str:
-    """Return the command for a run on the split in ``out``, with the options that the split does not decide."""
+    """Return the command for a run on the split in ``out``, with the options that the split does
+    not decide.
+    """
     import shlex
 
     from fedtailor.data.options import DIVIDING
@@ -299,14 +357,18 @@ def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) ->
     decided = {f"data.{name}" for name in ("split", "new_clients", *DIVIDING)}
     options = {"data.dataset": "--dataset", "data.path": "--data", "data.dir": "--data-dir"}
     words = ["fedtailor", "run", "--split", out]
+
     for key, value in named.items():
         if key in decided:
             continue
+
         words += [options[key], value] if key in options else ["--set", f"{key}={value}"]
+
     for text in assignments:
         key, _ = parse_assignment(text)
         if key not in decided:
             words += ["--set", text]
+
     return shlex.join(words)
 
 
@@ -322,23 +384,39 @@ def _draw(kind: str, options: DataOptions) -> Picture:
 
     with Preparation() as preparation:
         division = divide(options, run_seed=0, report=preparation)
+
     dataset = division.dataset
     partition = division.options.partition or division.options.split
     shown = "one site per client" if match_name(partition, ["natural"]) else partition
     if kind == "corruptions":
-        return plot.corruption_sheet(dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost")
+        return plot.corruption_sheet(
+            dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost"
+        )
+
     if kind == "bubbles":
-        counts = plot.count_classes([rows.train for rows in division.rows], dataset.y, dataset.num_classes)
+        counts = plot.count_classes(
+            [rows.train for rows in division.rows], dataset.y, dataset.num_classes
+        )
         title = f"{dataset.name}: training examples per client and class, {shown}"
-        return plot.bubbles(counts, client_names=division.client_names, class_names=dataset.class_names, title=title)
-    same_for_every_seed = options.split or (match_name(partition, ["natural"]) and not options.subset)
+
+        return plot.bubbles(
+            counts, client_names=division.client_names, class_names=dataset.class_names, title=title
+        )
+
+    same_for_every_seed = options.split or (
+        match_name(partition, ["natural"]) and not options.subset
+    )
     sizes = [len(rows.train) for rows in division.rows]
     if same_for_every_seed and len(sizes) <= plot.MAX_BARS:
-        return plot.size_bars(sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}")
+        return plot.size_bars(
+            sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}"
+        )
+
     divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     for seed in range(division.seed + 1, division.seed + divisions):
         other = divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset)
         sizes += [len(rows.train) for rows in other.rows]
+
     over = "1 division" if divisions == 1 else f"{divisions} divisions"
     title = f"{dataset.name}: training examples of a client, {over}"
     return plot.sizes({shown: np.array(sizes)}, title=title)

@@ -14,12 +14,17 @@ from fedtailor.cli.shell import guarded, print_json
 def demo(
     out: Out = "",
     seed: Annotated[
-        int, typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the runs.")
+        int,
+        typer.Option(
+            parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the runs."
+        ),
     ] = 0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare four ways to train for 20 clients with little data each. Takes under a minute, downloads nothing."""
+    """Compare four ways to train for 20 clients with little data each. Takes under a minute,
+    downloads nothing.
+    """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.demo import show_demo
     from fedtailor.cli.show.progress import make_progress
@@ -31,6 +36,7 @@ def demo(
     progress = make_progress(runs=len(ALGORITHMS))
     with guarded(folder):
         results = run_demo(folder, seed=seed, progress=progress)
+
     if json:
         print_json({"runs": results})
     else:

@@ -1,4 +1,6 @@
-"""The commands ``fedtailor deploy ...``: the folder of a server, who may connect, and the demo with sites."""
+"""The commands ``fedtailor deploy ...``: the folder of a server, who may connect, and the demo with
+sites.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fedtailor.cli.shell import print_json
 
 deploy_app = make_app()
 
-ServerFolder = Annotated[str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the server.")]
+ServerFolder = Annotated[
+    str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the server.")
+]
 
 
 @deploy_app.callback(invoke_without_command=True, add_help_option=False)
@@ -27,13 +31,23 @@ def init(
     folder: ServerFolder,
     host: Annotated[
         str,
-        typer.Option(metavar="HOST", show_default=False, help="Name or address by which sites reach the server."),
+        typer.Option(
+            metavar="HOST",
+            show_default=False,
+            help="Name or address by which sites reach the server.",
+        ),
     ],
     port: Annotated[
-        int, typer.Option(parser=whole_number("--port", at_least=1), metavar="NUMBER", help="Port of the server.")
+        int,
+        typer.Option(
+            parser=whole_number("--port", at_least=1), metavar="NUMBER", help="Port of the server."
+        ),
     ] = 8000,
     experiment: Annotated[
-        str, typer.Option(metavar="FILE", help="Experiment file to begin with (default: pFedFDA, 30 rounds).")
+        str,
+        typer.Option(
+            metavar="FILE", help="Experiment file to begin with (default: pFedFDA, 30 rounds)."
+        ),
     ] = "",
     json: Json = False,
     debug: Debug = False,
@@ -45,7 +59,9 @@ def init(
     made = init_server(Path(folder), host, port, Path(experiment) if experiment else None)
     certificate = made.path / KEYS / CERTIFICATE
     if json:
-        print_json({"folder": str(made.path), "certificate": str(certificate), "server": f"{host}:{port}"})
+        print_json(
+            {"folder": str(made.path), "certificate": str(certificate), "server": f"{host}:{port}"}
+        )
     else:
         show_server(made.path, certificate, f"{host}:{port}")
 
@@ -53,13 +69,22 @@ def init(
 @deploy_app.command("add", cls=Command)
 def add(
     folder: ServerFolder,
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
+    ],
     key: Annotated[
-        str, typer.Argument(metavar="KEY", show_default=False, help="File with the site's public key: site.key.pub.")
+        str,
+        typer.Argument(
+            metavar="KEY", show_default=False, help="File with the site's public key: site.key.pub."
+        ),
     ],
     new: Annotated[
         bool,
-        typer.Option("--new", metavar="", help="The site takes no part in training; it gets a model when a run ends."),
+        typer.Option(
+            "--new",
+            metavar="",
+            help="The site takes no part in training; it gets a model when a run ends.",
+        ),
     ] = False,
     json: Json = False,
     debug: Debug = False,
@@ -71,6 +96,7 @@ def add(
 
     place = FederationFolder(Path(folder))
     public = add_site(place, name, Path(key), new=new)
+
     if json:
         print_json({"site": name, "new": new, "fingerprint": public.fingerprint})
     else:
@@ -80,11 +106,15 @@ def add(
 @deploy_app.command("remove", cls=Command)
 def remove(
     folder: ServerFolder,
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Remove a site: it belongs to no further run, and cannot connect once the server has been started again."""
+    """Remove a site: it belongs to no further run, and cannot connect once the server has been
+    started again.
+    """
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
 
@@ -105,8 +135,12 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
     place = FederationFolder(Path(folder))
     registered = place.sites()
     attendance = read_attendance(place.path)
+
     if json:
-        listed = [{"name": site.name, "new": site.new, **attendance.get(site.name, {})} for site in registered]
+        listed = [
+            {"name": site.name, "new": site.new, **attendance.get(site.name, {})}
+            for site in registered
+        ]
         print_json({"sites": listed})
     else:
         show_sites(registered, attendance)
@@ -114,7 +148,9 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
 
 @deploy_app.command("renew", cls=Command)
 def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
-    """Make a new certificate for the server, for the host that federation.toml names. Sites need nothing new."""
+    """Make a new certificate for the server, for the host that federation.toml names. Sites need
+    nothing new.
+    """
     import shlex
 
     from fedtailor.cli.show.console import say
@@ -122,29 +158,41 @@ def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
     from fedtailor.deployment.init import renew_certificate
 
     days = renew_certificate(FederationFolder(Path(folder)))
+
     if json:
         print_json({"folder": folder, "days": days})
     else:
-        say(f"The new certificate is valid for {days:.0f} days. It is used from the next start of the server:")
+        say(
+            f"The new certificate is valid for {days:.0f} days. It is used from the next start of the server:"
+        )
         say(f"fedtailor serve {shlex.quote(folder)}")
 
 
 @deploy_app.command("demo", cls=Command)
 def demo(
-    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")] = "",
+    out: Annotated[
+        str,
+        typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/)."),
+    ] = "",
     rounds: Annotated[
-        int, typer.Option(parser=whole_number("--rounds", at_least=1), metavar="NUMBER", help="Number of rounds.")
+        int,
+        typer.Option(
+            parser=whole_number("--rounds", at_least=1), metavar="NUMBER", help="Number of rounds."
+        ),
     ] = 3,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Start a server and three sites on this machine, and train on digits. It takes about two minutes."""
+    """Start a server and three sites on this machine, and train on digits. It takes about two
+    minutes.
+    """
     from fedtailor.cli.show.deploy import show_demo
     from fedtailor.deployment.demo import run_demo
     from fedtailor.experiment.run import unused_folder
 
     folder = Path(out) if out else unused_folder("sites-demo")
     result = run_demo(folder, rounds=rounds, say=_say)
+
     if json:
         print_json(result)
     else:

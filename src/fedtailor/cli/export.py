@@ -16,11 +16,23 @@ from fedtailor.core.errors import UsageError
 def export(
     run: RunPath,
     format: Annotated[
-        str, typer.Option("--format", metavar="NAME", show_default=False, help="onnx, torch-export or safetensors.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            show_default=False,
+            help="onnx, torch-export or safetensors.",
+        ),
     ],
-    out: Annotated[str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")],
-    client: Annotated[str, typer.Option("--client", metavar="NAME", help="Name or number of the client.")] = "",
-    all_: Annotated[bool, typer.Option("--all", metavar="", help="Export the models of all clients.")] = False,
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
+    ],
+    client: Annotated[
+        str, typer.Option("--client", metavar="NAME", help="Name or number of the client.")
+    ] = "",
+    all_: Annotated[
+        bool, typer.Option("--all", metavar="", help="Export the models of all clients.")
+    ] = False,
     with_examples: Annotated[
         bool,
         typer.Option(
@@ -33,9 +45,12 @@ def export(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write personal models for other programs, each with a card that says what goes in and what comes out."""
+    """Write personal models for other programs, each with a card that says what goes in and what
+    comes out.
+    """
     if bool(client) == all_:
         raise UsageError("give either --client NAME or --all.", key="--client")
+
     from fedtailor.cli.show.console import say
     from fedtailor.serving.export import card_path, export_model
     from fedtailor.serving.run import load
@@ -44,10 +59,12 @@ def export(
     loaded = loaded if seed is None else loaded.seed(seed)
     names = loaded.clients.names if all_ else [client]
     written = []
+
     for name in names:
         path = export_model(loaded.model(name), Path(out), format, with_examples=with_examples)
         written.append({"client": name, "file": str(path), "card": str(card_path(path))})
         if not json:
             say(f"{name}: {path}")
+
     if json:
         print_json({"exported": written})

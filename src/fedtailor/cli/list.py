@@ -25,7 +25,8 @@ def list_(
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="For algorithms: the model whose bytes are counted, or package.module:function."
+            metavar="NAME",
+            help="For algorithms: the model whose bytes are counted, or package.module:function.",
         ),
     ] = "cifar_cnn",
     json: Json = False,
@@ -38,6 +39,7 @@ def list_(
             message = f"unknown list '{kind}'{did_you_mean(kind, KINDS) or '.'} Known: {', '.join(KINDS)}."
         else:
             message = f"say what to list: {', '.join(KINDS)}. Example: fedtailor list algorithms."
+
         raise UsageError(message, key="kind", allowed=list(KINDS), got=kind)
 
     from fedtailor.cli.show.lists import show_algorithms, show_list

@@ -1,7 +1,7 @@
 """The command line: one module per command. Nothing heavy is imported before a command runs.
 
-Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5 run failed,
-6 interrupted: a run can be resumed.
+Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5
+run failed, 6 interrupted: a run can be resumed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ app.add_typer(site_app, name="site")
 @app.callback(invoke_without_command=True, add_help_option=False)
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", metavar="", help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Show the version.")
+    ] = False,
     help_: Help = False,
 ) -> None:
     """Personalized federated learning: one model per client, without moving data.

@@ -15,27 +15,45 @@ def onboard(
     run: RunPath,
     data: Annotated[
         str,
-        typer.Option("--data", metavar="PATH", show_default=False, help="Labelled data of the new site."),
+        typer.Option(
+            "--data", metavar="PATH", show_default=False, help="Labelled data of the new site."
+        ),
     ],
-    out: Annotated[str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the site (default: that of the data).")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
+    ],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the site (default: that of the data).")
+    ] = "",
     label_column: Annotated[
-        str, typer.Option(metavar="NAME", help="Column of the labels in a table (default: that of the run).")
+        str,
+        typer.Option(
+            metavar="NAME", help="Column of the labels in a table (default: that of the run)."
+        ),
     ] = "",
     validate: Annotated[
         bool,
-        typer.Option("--validate", metavar="", help="Compare the model with others by 5-fold cross-validation."),
+        typer.Option(
+            "--validate",
+            metavar="",
+            help="Compare the model with others by 5-fold cross-validation.",
+        ),
     ] = False,
     seed: RunSeed = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make the model of a site that never took part, from a run and the site's own data. The run stays as it is."""
+    """Make the model of a site that never took part, from a run and the site's own data. The run
+    stays as it is.
+    """
     from fedtailor.cli.show.onboard import show_onboarded
     from fedtailor.serving.run import load
 
-    made = load(run).onboard(data, out, name=name, label_column=label_column, validate=validate, seed=seed)
+    made = load(run).onboard(
+        data, out, name=name, label_column=label_column, validate=validate, seed=seed
+    )
     result = made.result or {}
+
     if json:
         print_json(result)
     else:

@@ -12,26 +12,43 @@ from fedtailor.core.errors import UsageError
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
 
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included."),
+]
 Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 DataDir = Annotated[
     str,
-    typer.Option(metavar="FOLDER", help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor)."),
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
+    ),
 ]
 DatasetName = Annotated[
-    str, typer.Option("--dataset", "-d", metavar="NAME", help="Data set (see: fedtailor list datasets).")
+    str,
+    typer.Option(
+        "--dataset", "-d", metavar="NAME", help="Data set (see: fedtailor list datasets)."
+    ),
 ]
 OwnData = Annotated[
     str,
-    typer.Option("--data", metavar="PATH", help="Your own data: a folder, a table, or package.module:function."),
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Your own data: a folder, a table, or package.module:function.",
+    ),
 ]
 PartitionText = Annotated[
     str,
     typer.Option(
-        "--partition", metavar="TEXT", help='How examples are divided among clients, such as "dirichlet(alpha=0.5)".'
+        "--partition",
+        metavar="TEXT",
+        help='How examples are divided among clients, such as "dirichlet(alpha=0.5)".',
     ),
 ]
-Out = Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")]
+Out = Annotated[
+    str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")
+]
 
 
 def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str], int]:
@@ -48,38 +65,64 @@ def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str],
             number = int(text)
         except ValueError:
             number = None
+
         if number is None or (at_least is not None and number < at_least):
-            raise UsageError(f"{option} must be {allowed}, got '{text}'.", key=option, allowed=allowed, got=text)
+            raise UsageError(
+                f"{option} must be {allowed}, got '{text}'.", key=option, allowed=allowed, got=text
+            )
+
         return number
 
     return read
 
 
 Split = Annotated[
-    str, typer.Option(metavar="PATH", help="Split of an earlier run, or one that fedtailor data partition wrote.")
+    str,
+    typer.Option(
+        metavar="PATH", help="Split of an earlier run, or one that fedtailor data partition wrote."
+    ),
 ]
 ModelName = Annotated[
-    str, typer.Option(metavar="NAME", help="Model (see: fedtailor list models), or package.module:function.")
+    str,
+    typer.Option(
+        metavar="NAME", help="Model (see: fedtailor list models), or package.module:function."
+    ),
 ]
 Rounds = Annotated[
-    int | None, typer.Option(parser=whole_number("--rounds"), metavar="NUMBER", help="Number of rounds.")
+    int | None,
+    typer.Option(parser=whole_number("--rounds"), metavar="NUMBER", help="Number of rounds."),
 ]
 ParticipationText = Annotated[
-    str, typer.Option(metavar="TEXT", help="Clients per round: all, 0.3, fixed(10) or bernoulli(0.3).")
+    str,
+    typer.Option(metavar="TEXT", help="Clients per round: all, 0.3, fixed(10) or bernoulli(0.3)."),
 ]
-Seeds = Annotated[str | None, typer.Option(metavar="NUMBERS", help="Several seeds, such as 0,1,2: one run for each.")]
+Seeds = Annotated[
+    str | None,
+    typer.Option(metavar="NUMBERS", help="Several seeds, such as 0,1,2: one run for each."),
+]
 EngineName = Annotated[
-    str, typer.Option(metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines).")
+    str,
+    typer.Option(
+        metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines)."
+    ),
 ]
 DeviceName = Annotated[
-    str, typer.Option(metavar="NAME", help="Where tensors live: cpu (default), auto; cuda and cuda:1 are untried.")
+    str,
+    typer.Option(
+        metavar="NAME", help="Where tensors live: cpu (default), auto; cuda and cuda:1 are untried."
+    ),
 ]
 RayAddress = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Ray cluster of --engine ray: auto or HOST:PORT (default: its own).")
+    str,
+    typer.Option(
+        metavar="ADDRESS", help="Ray cluster of --engine ray: auto or HOST:PORT (default: its own)."
+    ),
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."
+    ),
 ]
 Track = Annotated[
     list[str] | None,
@@ -90,7 +133,8 @@ Track = Annotated[
     ),
 ]
 Clients = Annotated[
-    int | None, typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients.")
+    int | None,
+    typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients."),
 ]
 
 
@@ -108,7 +152,9 @@ def read_assignments(texts: Sequence[str] | None) -> list[tuple[str, Any]]:
     for key, _ in pairs:
         if key in seen:
             raise UsageError(f"--set gives '{key}' twice; give it once.", key=key)
+
         seen.add(key)
+
     return pairs
 
 
@@ -132,7 +178,9 @@ def read_config(path: str, named: Mapping[str, Any], assignments: Sequence[str] 
     return settings
 
 
-def read_overrides(named: Mapping[str, Any], assignments: Sequence[str] | None) -> list[tuple[str, Any]]:
+def read_overrides(
+    named: Mapping[str, Any], assignments: Sequence[str] | None
+) -> list[tuple[str, Any]]:
     """Return named options and assignments as values by key; later ones win.
 
     Args:
@@ -154,9 +202,11 @@ def read_overrides(named: Mapping[str, Any], assignments: Sequence[str] | None) 
             overrides.append((key, parse_value(value)))
         elif value is not None and value != "":
             overrides.append((key, value))
+
     overrides += read_assignments(assignments)
     if {"seed", "seeds"} <= {key for key, _ in overrides}:
         raise UsageError("give --seed or --seeds, not both.", key="seeds")
+
     return overrides
 
 
@@ -182,9 +232,13 @@ def read_seeds(text: str) -> list[int]:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
         seeds = []
+
     if not seeds or len(set(seeds)) < len(seeds):
         allowed = "different whole numbers, such as 0,1,2"
-        raise UsageError(f"--seeds must be {allowed}, got '{text}'.", key="--seeds", allowed=allowed, got=text)
+        raise UsageError(
+            f"--seeds must be {allowed}, got '{text}'.", key="--seeds", allowed=allowed, got=text
+        )
+
     return seeds
 
 

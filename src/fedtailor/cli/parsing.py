@@ -30,13 +30,18 @@ class Command(TyperCommand):
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
+
         for parameter, count in Counter(order).items():
             if count > 1 and not parameter.multiple and not getattr(parameter, "is_flag", False):
                 option = parameter.opts[0]
-                raise UsageError(f"{option} is given {count} times; give it once.{_see(ctx)}", key=option)
+                raise UsageError(
+                    f"{option} is given {count} times; give it once.{_see(ctx)}", key=option
+                )
+
         asks_for_help = any(parameter.name == "help" for parameter in order)
         if surplus and not asks_for_help:
             raise UsageError(f"unexpected argument '{surplus[0]}'.{_see(ctx)}", got=surplus[0])
+
         return super().parse_args(ctx, args)
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -69,7 +74,9 @@ class Group(TyperGroup):
 
 def make_app() -> typer.Typer:
     """Return an empty group of commands."""
-    return typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    return typer.Typer(
+        cls=Group, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+    )
 
 
 def show_help(context: typer.Context, asked: bool) -> None:
@@ -90,15 +97,18 @@ def translate(error: Any) -> UsageError:
     if option is not None and hasattr(error, "possibilities"):
         hint = _nearest_option(option, error.possibilities or [])
         return UsageError(f"unknown option '{option}'{hint}{where}", key=option, got=option)
+
     if option is not None and "does not take" in error.message:
         return UsageError(f"{option} takes no value.{where}", key=option)
     if option is not None:
         return UsageError(f"{option} needs a value.{where}", key=option)
+
     if parameter is not None and type(error).__name__ == "MissingParameter":
         name = parameter.metavar or parameter.name.upper()
         if parameter.param_type_name == "option":
             name = f"{parameter.opts[0]} {name}"
         return UsageError(f"{name} is missing.{where}", key=parameter.name)
+
     return UsageError(f"the command line cannot be understood: {error.format_message()}{where}")
 
 

@@ -12,13 +12,18 @@ from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import ConfigError, DataError
 
 ClientName = Annotated[
-    str, typer.Option("--client", metavar="NAME", show_default=False, help="Name or number of the client.")
+    str,
+    typer.Option(
+        "--client", metavar="NAME", show_default=False, help="Name or number of the client."
+    ),
 ]
 RunSeed = Annotated[
     int | None,
     typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Which of several seeds."),
 ]
-RunPath = Annotated[str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")]
+RunPath = Annotated[
+    str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")
+]
 
 _MOST_LISTED = 5
 
@@ -39,7 +44,9 @@ def predict(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict with a client's personal model: a line of CSV for each input, with class and probability."""
+    """Predict with a client's personal model: a line of CSV for each input, with class and
+    probability.
+    """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.pace import Pace
     from fedtailor.core.atomic import to_json, write_whole
@@ -51,7 +58,10 @@ def predict(
     if out:
         refuse_inside_run(Path(out))
         if any(Path(out).resolve() == Path(path).resolve() for path in paths):
-            raise ConfigError(f"--out '{out}' is one of the inputs: choose another file.", key="out", got=out)
+            raise ConfigError(
+                f"--out '{out}' is one of the inputs: choose another file.", key="out", got=out
+            )
+
     model = load(run).model(client, seed=seed)
     sources = Sources(paths, model.inputs)
     pace = Pace()
@@ -64,7 +74,10 @@ def predict(
     if not rows and sources.unreadable:
         count = len(sources.unreadable)
         first = sources.unreadable[0].reason
-        raise DataError(f"none of the {count} pictures can be read; the first: {first}", key="path", got=count)
+        raise DataError(
+            f"none of the {count} pictures can be read; the first: {first}", key="path", got=count
+        )
+
     record = to_record(model, rows)
     record |= {"unreadable": [one._asdict() for one in sources.unreadable], "notes": sources.notes}
     text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows)
@@ -75,14 +88,19 @@ def predict(
         print_json(record)
     else:
         typer.echo(text, nl=False)
+
     for note in sources.notes:
         say(f"note: {note}")
+
     for one in sources.unreadable[:_MOST_LISTED]:
         say(f"left out: {one.reason}")
+
     if len(sources.unreadable) > _MOST_LISTED:
         say(f"left out: {len(sources.unreadable) - _MOST_LISTED} more; --json lists all")
+
     if not model.is_calibrated:
         reason = "the client had fewer than 30 validation examples."
         if model.card.get("participated") is False and model.card.get("onboarded"):
             reason = "fedtailor onboard --validate calibrates them."
+
         say(f"note: the probabilities are uncalibrated: {reason}")

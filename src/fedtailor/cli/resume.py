@@ -18,13 +18,19 @@ from fedtailor.core.errors import ConfigError, UsageError
 def resume(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", show_default=False, help="Folder of the run, of a comparison, or of a sweep."),
+        typer.Argument(
+            metavar="RUN",
+            show_default=False,
+            help="Folder of the run, of a comparison, or of a sweep.",
+        ),
     ],
     track: Track = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Resume an interrupted or killed run, comparison or sweep. Results are those of an uninterrupted run."""
+    """Resume an interrupted or killed run, comparison or sweep. Results are those of an
+    uninterrupted run.
+    """
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
@@ -32,23 +38,34 @@ def resume(
     from fedtailor.experiment.trackers import check_trackers
 
     path = Path(run)
+
     if track and (path / COMPARISON_FILE).is_file():
-        message = "--track works with single runs only, not with a comparison or a sweep. Leave it out."
+        message = (
+            "--track works with single runs only, not with a comparison or a sweep. Leave it out."
+        )
         raise UsageError(message, key="track")
+
     if (path / SWEEP_FILE).is_file():
         resume_sweep(path, json=json)
         return
+
     if (path / COMPARISON_FILE).is_file():
         resume_comparison(path, json=json)
         return
+
     if not holds_run(path):
-        raise ConfigError(NO_RUN.format(path=run), key="run", allowed="a folder that fedtailor run has made", got=run)
+        raise ConfigError(
+            NO_RUN.format(path=run),
+            key="run",
+            allowed="a folder that fedtailor run has made",
+            got=run,
+        )
+
     if (path / PLAN_FILE).is_file():
         server = path.absolute().parent.parent
-        message = (
-            f"'{run}' is a run across sites: its server goes on with it. fedtailor serve {shlex.quote(str(server))}"
-        )
+        message = f"'{run}' is a run across sites: its server goes on with it. fedtailor serve {shlex.quote(str(server))}"
         raise ConfigError(message, key="run", allowed="a run on this machine", got=run)
+
     settings = load_config(path / "experiment.toml")
     trackers = check_trackers(track or [])
 
@@ -60,6 +77,7 @@ def resume(
     progress = make_progress(runs=count_unfinished(path, settings))
     with guarded(run, resumable=True):
         result = go_on(settings, out=path, progress=progress, track=trackers)
+
     if json:
         print_json(result)
     else:

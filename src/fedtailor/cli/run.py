@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
 def run_(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG.toml", show_default=False, help="Configuration file. Options override it.")
+        str,
+        typer.Argument(
+            metavar="CONFIG.toml",
+            show_default=False,
+            help="Configuration file. Options override it.",
+        ),
     ] = "",
     algorithm: Annotated[
         str,
@@ -58,7 +63,10 @@ def run_(
     rounds: Rounds = None,
     participation: ParticipationText = "",
     seed: Annotated[
-        int | None, typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run.")
+        int | None,
+        typer.Option(
+            parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."
+        ),
     ] = None,
     seeds: Seeds = None,
     engine: EngineName = "",
@@ -77,7 +85,11 @@ def run_(
     track: Track = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", metavar="", help="Only estimate time, memory and disk, from a trial of a few steps."),
+        typer.Option(
+            "--dry-run",
+            metavar="",
+            help="Only estimate time, memory and disk, from a trial of a few steps.",
+        ),
     ] = False,
     json: Json = False,
     debug: Debug = False,
@@ -104,7 +116,9 @@ def run_(
         "engine.ray_address": ray_address,
         "checkpoint.every": checkpoint_every,
     }
-    settings = read_config(config, named, set_)  # before torch is imported: a mistake is reported at once
+    settings = read_config(
+        config, named, set_
+    )  # before torch is imported: a mistake is reported at once
 
     from fedtailor.experiment.trackers import check_trackers
 
@@ -122,6 +136,7 @@ def run_(
     progress = make_progress(runs=count_unfinished(Path(folder), settings))
     with guarded(folder, resumable=True):
         result = run(settings, out=folder, progress=progress, track=trackers)
+
     if json:
         print_json(result)
     else:

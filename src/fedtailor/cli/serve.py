@@ -15,12 +15,17 @@ from fedtailor.cli.shell import Interrupted, print_json
 def serve(
     folder: ServerFolder,
     new: Annotated[
-        bool, typer.Option("--new", metavar="", help="Begin another run; the last one must have finished.")
+        bool,
+        typer.Option(
+            "--new", metavar="", help="Begin another run; the last one must have finished."
+        ),
     ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train across the registered sites. After Ctrl-C, the same command goes on where it stopped."""
+    """Train across the registered sites. After Ctrl-C, the same command goes on where it
+    stopped.
+    """
     import shlex
 
     from fedtailor.cli.show.serve import ServeMessages, show_finished
@@ -30,11 +35,14 @@ def serve(
     try:
         result = run_server(Path(folder), messages, new=new)
     except KeyboardInterrupt:
-        again = " --new" if new and has_finished(Path(folder)) else ""  # stopped before the new run began
+        again = (
+            " --new" if new and has_finished(Path(folder)) else ""
+        )  # stopped before the new run began
         message = f"stopped. To go on: fedtailor serve {shlex.quote(folder)}{again}"
         raise Interrupted(message, path=folder) from None
     finally:
         messages.close()
+
     if json:
         print_json(result)
     else:

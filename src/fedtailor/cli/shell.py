@@ -1,7 +1,7 @@
 """Signals, errors and exit codes of the command line.
 
-Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5 run failed,
-6 interrupted: a run can be resumed.
+Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5
+run failed, 6 interrupted: a run can be resumed.
 """
 
 from __future__ import annotations
@@ -54,13 +54,18 @@ def command_line(arguments: list[str]) -> Iterator[Ending]:
         except (Exception, KeyboardInterrupt) as raised:
             if "--debug" in arguments:
                 traceback.print_exc()
+
             error = raised
+
         signals.over = True
         if signals.came and not isinstance(error, Interrupted):
-            # a library or the parser may have turned the interruption into another exception or an exit code
+            # a library or the parser may have turned the interruption into another exception or an
+            # exit code
             error = Interrupted("interrupted.")
+
         if error is None:
             return
+
         try:
             ending.code = _report(error, as_json="--json" in arguments)
         except BrokenPipeError:  # Ctrl-C in a pipeline ends its reader too
@@ -73,14 +78,17 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_ENDING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 """Ctrl-C, a request to terminate, and, where the system has it, the end of the terminal."""
 
 
 class _Signals:
     """Turns the signals that end a process into ``KeyboardInterrupt``, and remembers that one came.
 
-    It must remember: an exception that is raised while a library is imported may come out as another one.
+    It must remember: an exception that is raised while a library is imported may come out as
+    another one.
     """
 
     def __init__(self) -> None:
@@ -89,10 +97,15 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():  # handlers cannot be set elsewhere
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # handlers cannot be set elsewhere
             for number in _ENDING:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as in a background job
+                if (
+                    signal.getsignal(number) is not signal.SIG_IGN
+                ):  # ignored on purpose, as in a background job
                     self._before[number] = signal.signal(number, self._interrupt)
+
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +134,8 @@ def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
         resumable: whether this is the folder of a run.
 
     Raises:
-        Interrupted: it was interrupted; the message says what it left in the folder, and how to resume.
+        Interrupted: it was interrupted; the message says what it left in the folder, and how to
+            resume.
     """
     try:
         yield
@@ -132,6 +146,7 @@ def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
             message = f"interrupted. To resume: fedtailor resume {shlex.quote(folder)}"
         else:
             message = f"interrupted; finished rounds are in '{folder}'."
+
         raise Interrupted(message, path=folder) from None
 
 
@@ -145,6 +160,7 @@ def _report(error: BaseException, *, as_json: bool) -> int:
 
         label = "" if isinstance(known, Interrupted) else "error: "
         say(f"{label}{known.message}", style="bold red")
+
     return known.exit_code
 
 
@@ -158,6 +174,7 @@ def _translate(error: BaseException) -> FedtailorError:
         return translate(error)
     if isinstance(error, OSError):
         return RunError(f"{error.strerror or error}: '{error.filename}'.", path=str(error.filename))
+
     return RunError(f"unexpected {type(error).__name__}: {error} (--debug shows where).")
 
 

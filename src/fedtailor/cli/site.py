@@ -14,7 +14,9 @@ from fedtailor.core.errors import RunError
 
 site_app = make_app()
 
-SiteFolder = Annotated[str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the site.")]
+SiteFolder = Annotated[
+    str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the site.")
+]
 
 
 @site_app.callback(invoke_without_command=True, add_help_option=False)
@@ -26,12 +28,22 @@ def _site(context: typer.Context, help_: Help = False) -> None:
 @site_app.command("init", cls=Command)
 def init(
     folder: SiteFolder,
-    name: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Name of the site.")],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", show_default=False, help="Name of the site.")
+    ],
     data: Annotated[
-        str, typer.Option(metavar="PATH", show_default=False, help="Labelled data of the site: a folder or a table.")
+        str,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="Labelled data of the site: a folder or a table.",
+        ),
     ],
     server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the server; can be written into site.toml later.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Address of the server; can be written into site.toml later."
+        ),
     ] = "",
     json: Json = False,
     debug: Debug = False,
@@ -43,15 +55,24 @@ def init(
     is_path = ":" not in data and data.strip()
     given = str(Path(data).expanduser().absolute()) if is_path else data
     made = init_site(Path(folder), name, given, server)
+
     if json:
-        print_json({"folder": str(made.folder), "key": str(made.public_key), "fingerprint": made.key.fingerprint})
+        print_json(
+            {
+                "folder": str(made.folder),
+                "key": str(made.public_key),
+                "fingerprint": made.key.fingerprint,
+            }
+        )
     else:
         show_made(made, name, server)
 
 
 @site_app.command("check", cls=Command)
 def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
-    """Check data, key, certificate, server, log and versions. Nothing about the data leaves the site."""
+    """Check data, key, certificate, server, log and versions. Nothing about the data leaves the
+    site.
+    """
     from fedtailor.cli.show.site import show_check
     from fedtailor.deployment.site_check import check_site
 
@@ -60,14 +81,20 @@ def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
         found.append(each)
         if not json:
             show_check(each)
+
     problems = [each for each in found if not each.ok]
     if json:
         print_json({"ok": not problems, "checks": [each._asdict() for each in found]})
+
     if problems:
         if json:
             raise typer.Exit(RunError.exit_code)
+
         what = "problem" if len(problems) == 1 else "problems"
-        raise RunError(f"{len(problems)} {what} to put right: {', '.join(each.what for each in problems)}.", key="site")
+        raise RunError(
+            f"{len(problems)} {what} to put right: {', '.join(each.what for each in problems)}.",
+            key="site",
+        )
 
 
 @site_app.command("start", cls=Command)
@@ -95,6 +122,7 @@ def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
     options = load_site(place)
     path = write_page(place, options.name, options.share)
     text = page(place, options.name, options.share)
+
     if json:
         print_json({"page": str(path), "text": text, "complete": broken_line(place) is None})
     else:
@@ -110,6 +138,7 @@ def models(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
 
     name = load_site(Path(folder)).name
     found = [describe_version(each) for each in versions(Path(folder))]
+
     if json:
         print_json({"versions": found})
     else:
@@ -138,6 +167,7 @@ def restore(
     place = Path(folder)
     load_site(place)
     chosen = use(place, previous(place).number if version is None else version)
+
     if json:
         print_json({"version": chosen.number, "path": str(chosen.path)})
     else:

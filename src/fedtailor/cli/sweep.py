@@ -70,7 +70,9 @@ def sweep(
     trials: Annotated[
         int | None,
         typer.Option(
-            parser=whole_number("--trials"), metavar="NUMBER", help="Trials of every method (default: the whole grid)."
+            parser=whole_number("--trials"),
+            metavar="NUMBER",
+            help="Trials of every method (default: the whole grid).",
         ),
     ] = None,
     halving: Annotated[
@@ -99,7 +101,8 @@ def sweep(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Try values of options, and choose the best on validation examples. Test examples never decide.
+    """Try values of options, and choose the best on validation examples. Test examples never
+    decide.
 
     If the folder holds the same sweep, interrupted or killed, it is resumed.
     """
@@ -124,7 +127,9 @@ def sweep(
         "sweep.methods": algorithm,
     }
     overrides = [*read_overrides(named, set_), *_read_values(values)]
-    settings, options = load_sweep(config, overrides)  # before torch is imported: a mistake is reported at once
+    settings, options = load_sweep(
+        config, overrides
+    )  # before torch is imported: a mistake is reported at once
     refuse_missing_data(settings)
 
     from fedtailor.experiment.sweep import default_sweep_folder
@@ -148,7 +153,10 @@ def _run(settings: Config, options: SweepOptions, folder: str, *, json: bool) ->
 
     progress = make_progress(runs=_RUNS_PER_TEN_LINES)
     with guarded(folder, resumable=True):
-        result = run_sweep(settings, **asdict(options), out=folder, progress=progress, announce=progress.line)
+        result = run_sweep(
+            settings, **asdict(options), out=folder, progress=progress, announce=progress.line
+        )
+
     if json:
         print_json(result)
     else:
@@ -167,5 +175,8 @@ def _read_values(texts: list[str] | None) -> list[tuple[str, Any]]:
     pairs = [parse_assignment(text) for text in texts or []]
     for place, (key, _) in enumerate(pairs):
         if key in dict(pairs[:place]):
-            raise UsageError(f"--values gives '{key}' twice; give it once.", key="--values", got=key)
+            raise UsageError(
+                f"--values gives '{key}' twice; give it once.", key="--values", got=key
+            )
+
     return [(f"sweep.values.{key}", value) for key, value in pairs]

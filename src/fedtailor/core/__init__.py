@@ -1,1 +1,3 @@
-"""Core types, on which everything else builds: algorithm, task, message, federation, keys, trees, scores, errors."""
+"""Core types, on which everything else builds: algorithm, task, message, federation, keys, trees,
+scores, errors.
+"""

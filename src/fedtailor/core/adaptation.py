@@ -31,7 +31,9 @@ _PARTS: dict[TrainedPart, str] = {
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Gradient steps on a client's training data: so many epochs, steps or rounds. None at all if all three are 0."""
+    """Gradient steps on a client's training data: so many epochs, steps or rounds. None at all if
+    all three are 0.
+    """
 
     layers: TrainedPart = "all"
     epochs: int = 0
@@ -49,7 +51,9 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class RoundOfTraining:
-    """A new client trains as the others did: for a single round, or for as many rounds as they trained on average."""
+    """A new client trains as the others did: for a single round, or for as many rounds as they
+    trained on average.
+    """
 
     layers: TrainedPart = "all"
     as_many_as_others: bool = False
@@ -68,12 +72,16 @@ class ProximalSolve:
     steps_per_batch: int
 
     def __str__(self) -> str:
-        return f"proximal solve, {self.batches} batches of {self.steps_per_batch} steps of all layers"
+        return (
+            f"proximal solve, {self.batches} batches of {self.steps_per_batch} steps of all layers"
+        )
 
 
 @dataclass(frozen=True)
 class NearestNeighbors:
-    """A search among the client's training examples; ``validated``: only where validation examples favor it."""
+    """A search among the client's training examples; ``validated``: only where validation examples
+    favor it.
+    """
 
     neighbors: int
     validated: bool = False
@@ -86,7 +94,9 @@ class NearestNeighbors:
 
 @dataclass(frozen=True)
 class ChoiceOfModel:
-    """A choice among several models by the loss on the client's training data. No choice if there is only one."""
+    """A choice among several models by the loss on the client's training data. No choice if there
+    is only one.
+    """
 
     models: int
 
@@ -99,7 +109,9 @@ class ChoiceOfModel:
 
 @dataclass(frozen=True)
 class WithoutTraining:
-    """A computation on the client's data that takes no gradient steps; ``words`` name it, such as ``closed form``."""
+    """A computation on the client's data that takes no gradient steps; ``words`` name it, such as
+    ``closed form``.
+    """
 
     words: str
 
@@ -113,7 +125,14 @@ CLOSED_FORM = WithoutTraining("closed form")
 CLASS_FREQUENCIES = WithoutTraining("class frequencies")
 """The frequencies of the classes in the client's training data."""
 
-Adaptation = FineTuning | RoundOfTraining | ProximalSolve | NearestNeighbors | ChoiceOfModel | WithoutTraining
+Adaptation = (
+    FineTuning
+    | RoundOfTraining
+    | ProximalSolve
+    | NearestNeighbors
+    | ChoiceOfModel
+    | WithoutTraining
+)
 """One thing that a method does with a client's own data."""
 
 

@@ -1,7 +1,7 @@
 """The algorithm: the program of one client plus the arithmetic of the server.
 
-No client axis, padding, device, worker, network or loop over clients appears in an algorithm; engines
-decide how many clients run at once. Every method is a pure function of its arguments.
+No client axis, padding, device, worker, network or loop over clients appears in an algorithm;
+engines decide how many clients run at once. Every method is a pure function of its arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Download(NamedTuple, Generic[B]):
     """What a client receives."""
 
     shared: B
-    """The broadcast: the same for every client of the cohort, and the server state unless a method says otherwise."""
+    """The broadcast: the same for every client of the cohort, and the server state unless a method
+    says otherwise."""
     per_client: Any = ()
     """What the server keeps for this client alone."""
 
@@ -46,13 +47,16 @@ class ClientUpdate(NamedTuple):
     """The client's new state."""
     upload: Upload
     personal: Any = ()
-    """The model right after local training, for the evaluation point ``local``; () if there is none."""
+    """The model right after local training, for the evaluation point ``local``; () if there is
+    none."""
     metrics: dict[str, Tensor] = {}
     """Numbers (0-d tensors) to record; ``steps`` counts gradient steps."""
 
 
 class Onboarded(NamedTuple):
-    """The result of onboarding: the state of a client that never took part, and the gradient steps that it took."""
+    """The result of onboarding: the state of a client that never took part, and the gradient steps
+    that it took.
+    """
 
     state: Any
     steps: Tensor | int
@@ -68,7 +72,8 @@ class ModelState(NamedTuple):
 class Algorithm(ABC, Generic[S, C, P]):
     """Base of all algorithms; fields are hyper-parameters, and the only source of options.
 
-    S: server state, C: client state, P: personal model. All are trees of tensors, ``()`` where empty.
+    S: server state, C: client state, P: personal model. All are trees of tensors, ``()`` where
+    empty.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}}
@@ -76,25 +81,29 @@ class Algorithm(ABC, Generic[S, C, P]):
     preset_warnings: ClassVar[Mapping[str, str]] = {}
     """Sentences to print when a preset is chosen."""
     trains: ClassVar[Literal["cohort", "all"]] = "cohort"
-    """Clients that train in a round, unless the schedule says otherwise: the ``cohort``, or ``all`` of them while the
-    cohort uploads."""
+    """Clients that train in a round, unless the schedule says otherwise: the ``cohort``, or ``all``
+    of them while the cohort uploads."""
     requires_upload: ClassVar[bool] = False
-    """Whether a client's state is wrong unless its upload reaches the server; then only the cohort may train."""
+    """Whether a client's state is wrong unless its upload reaches the server; then only the cohort
+    may train."""
     primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
     chooses_by_validation: ClassVar[bool] = False
-    """Whether ``personalize`` chooses something on a client's validation examples; scores on them are then too high."""
+    """Whether ``personalize`` chooses something on a client's validation examples; scores on them
+    are then too high."""
 
     trains_as: ClassVar[str] = ""
     """The name of the method whose training this method shares bit for bit; empty: it has its own.
 
-    Methods that share a training differ in ``personalize``, ``onboard`` and the form of models, but not in what models
-    predict right after local training, or at the server."""
+    Methods that share a training differ in ``personalize``, ``onboard`` and the form of models, but
+    not in what models predict right after local training, or at the server."""
     only_for_training: ClassVar[frozenset[str]] = frozenset()
-    """Fields that change nothing if a client personalizes or onboards from given downloads and states."""
+    """Fields that change nothing if a client personalizes or onboards from given downloads and
+    states."""
     only_for_personalization: ClassVar[frozenset[str]] = frozenset()
-    """Fields that change nothing before a client personalizes or onboards: no state, no upload, and no prediction right
-    after local training or of the global model. Runs that differ in them share a training."""
+    """Fields that change nothing before a client personalizes or onboards: no state, no upload, and
+    no prediction right after local training or of the global model. Runs that differ in them share
+    a training."""
 
     training: Training = field(default_factory=Training)
     """How a client trains."""
@@ -119,11 +128,15 @@ class Algorithm(ABC, Generic[S, C, P]):
 
     @classmethod
     def has_features(cls) -> bool:
-        """Return whether personal models have features: ``predict`` is the default, or ``features`` is defined."""
+        """Return whether personal models have features: ``predict`` is the default, or ``features``
+        is defined.
+        """
         return cls.predict is Algorithm.predict or cls.features is not Algorithm.features
 
     def bind(self, task: Task) -> Task:
-        """Return the task with this algorithm's training options: the one that a client's program receives."""
+        """Return the task with this algorithm's training options: the one that a client's program
+        receives.
+        """
         return task._replace(training=self.training)
 
     @property
@@ -133,20 +146,28 @@ class Algorithm(ABC, Generic[S, C, P]):
 
     @property
     def onboarding(self) -> Sequence[Adaptation]:
-        """What ``onboard`` does with the data of a client that never took part, in order; empty: nothing."""
+        """What ``onboard`` does with the data of a client that never took part, in order; empty:
+        nothing.
+        """
         return ()
 
     def adaptation_summary(self, *, new: bool) -> str:
-        """Put into words how a client's data is used before it predicts; ``new``: it never took part."""
+        """Put into words how a client's data is used before it predicts; ``new``: it never took
+        part.
+        """
         onboarding = self.onboarding if new else ()
         return describe([*onboarding, *self.adaptation])
 
     def warnings(self, task: Task) -> list[str]:
-        """Return sentences about the options: for example, that a value makes the method a simpler one."""
+        """Return sentences about the options: for example, that a value makes the method a simpler
+        one.
+        """
         return []
 
     def messages(self, task: Task) -> Messages:
-        """Declare every field of download and upload; by default a whole model, averaged by numbers of examples."""
+        """Declare every field of download and upload; by default a whole model, averaged by numbers
+        of examples.
+        """
         return {"model": Field(kind="model", shapes=task.shapes(*ALL))}
 
     def init_server(self, task: Task, key: Key) -> S:
@@ -166,13 +187,19 @@ class Algorithm(ABC, Generic[S, C, P]):
         return server
 
     @abstractmethod
-    def local_update(self, task: Task, download: Download[Any], state: C, data: ClientData, key: Key) -> ClientUpdate:
+    def local_update(
+        self, task: Task, download: Download[Any], state: C, data: ClientData, key: Key
+    ) -> ClientUpdate:
         """Run a client's round."""
 
-    def aggregate(self, server: S, received: Mapping[str, Reduced], cohort: Cohort) -> tuple[S, Tree]:
-        """Return the new server state, and new values of ``Download.per_client`` by ``cohort.ids`` (() for none).
+    def aggregate(
+        self, server: S, received: Mapping[str, Reduced], cohort: Cohort
+    ) -> tuple[S, Tree]:
+        """Return the new server state, and new values of ``Download.per_client`` by ``cohort.ids``
+        (() for none).
 
-        By default the server state is a NamedTuple, and every received field replaces its field of the same name.
+        By default the server state is a NamedTuple, and every received field replaces its field of
+        the same name.
 
         Raises:
             TypeError: the server state lacks a received field.
@@ -187,15 +214,23 @@ class Algorithm(ABC, Generic[S, C, P]):
         return server._replace(**new), ()  # type: ignore[attr-defined]  # a NamedTuple
 
     def global_model(self, task: Task, server: S) -> P | None:
-        """Return the model that the server itself would predict with; None if the method has none."""
+        """Return the model that the server itself would predict with; None if the method has
+        none.
+        """
         return None
 
-    def onboard(self, task: Task, download: Download[Any], info: ClientInfo, data: ClientData, key: Key) -> Onboarded:
-        """Return the state of a client that never took part, from its own data, and the gradient steps."""
+    def onboard(
+        self, task: Task, download: Download[Any], info: ClientInfo, data: ClientData, key: Key
+    ) -> Onboarded:
+        """Return the state of a client that never took part, from its own data, and the gradient
+        steps.
+        """
         return Onboarded(self.init_client(task, info, key), 0)
 
     @abstractmethod
-    def personalize(self, task: Task, download: Download[Any], state: C, data: ClientData, key: Key) -> P:
+    def personalize(
+        self, task: Task, download: Download[Any], state: C, data: ClientData, key: Key
+    ) -> P:
         """Return a client's personal model; never sees test data."""
 
     def predict(self, task: Task, personal: P, x: Tensor) -> Tensor:
@@ -209,10 +244,11 @@ class Algorithm(ABC, Generic[S, C, P]):
         return predict_logits(task, self._whole_model(personal, "predict"), x)
 
     def features(self, task: Task, personal: P, x: Tensor) -> Tensor:
-        """Return the features (n, d) of inputs that a personal model predicts from: what its head receives.
+        """Return the features (n, d) of inputs that a personal model predicts from: what its head
+        receives.
 
-        By default a personal model is one that the default of ``predict`` takes. A method that defines ``predict`` has
-        features only if it defines this too.
+        By default a personal model is one that the default of ``predict`` takes. A method that
+        defines ``predict`` has features only if it defines this too.
 
         Raises:
             TypeError: the model is something else.
@@ -233,11 +269,15 @@ class Algorithm(ABC, Generic[S, C, P]):
         return dict(model)
 
     def ood_score(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
-        """Return how far inputs lie from what a personal model knows (n,), larger for stranger ones; None: unknown."""
+        """Return how far inputs lie from what a personal model knows (n,), larger for stranger
+        ones; None: unknown.
+        """
         return None
 
     def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
-        """Return numbers (0-d tensors) worth recording about a personal model; ``steps``: those it took to make it."""
+        """Return numbers (0-d tensors) worth recording about a personal model; ``steps``: those it
+        took to make it.
+        """
         if isinstance(personal, FineTuned):
             return {"steps": personal.steps}
         return {}
@@ -258,7 +298,9 @@ class OneGlobalModel:
         """Return the global model."""
         return server.model
 
-    def personalize(self, task: Task, download: Download[Any], state: Any, data: ClientData, key: Key) -> Params:
+    def personalize(
+        self, task: Task, download: Download[Any], state: Any, data: ClientData, key: Key
+    ) -> Params:
         """Return the global model."""
         model: Params = download.shared.model
         return model

@@ -1,4 +1,6 @@
-"""Safe writing: files that appear whole or not at all, lines that survive a crash, names that stay in their folder."""
+"""Safe writing: files that appear whole or not at all, lines that survive a crash, names that stay
+in their folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _SYNCHRONIZED_AT_ONCE = 16
 
 
 def safe_name(name: str) -> str:
-    """Return a file name for any text: letters, digits and ``_ - . ~`` stay, the rest is percent-encoded.
+    """Return a file name for any text: letters, digits and ``_ - . ~`` stay, the rest is
+    percent-encoded.
 
     >>> safe_name("../etc")
     '%2E.%2Fetc'
@@ -41,7 +44,10 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return strict JSON: numbers that are not finite become null."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
-    except (TypeError, ValueError):  # rare, and to look at every number first takes most of the time
+    except (
+        TypeError,
+        ValueError,
+    ):  # rare, and to look at every number first takes most of the time
         return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -68,6 +74,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
+
         os.replace(temporary, path)
         synchronize_folder(path.parent)
     except OSError as reason:
@@ -79,10 +86,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write a folder of many files so that it is there whole or not at all; an older one at its place is removed.
+    """Write a folder of many files so that it is there whole or not at all; an older one at its
+    place is removed.
 
-    Every file is written before the first one is synchronized. So the disk is not waited for after each of them, which
-    would take most of the time where files are small and many.
+    Every file is written before the first one is synchronized. So the disk is not waited for after
+    each of them, which would take most of the time where files are small and many.
 
     Args:
         path: the folder.
@@ -98,10 +106,12 @@ def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
         for name, content in files:
             written.append(temporary / name)
             written[-1].write_bytes(content)
+
         _synchronize_files(written)
         synchronize_folder(temporary)
         if path.exists():
             shutil.rmtree(path)
+
         os.replace(temporary, path)
         synchronize_folder(path.parent)
     except OSError as reason:
@@ -137,6 +147,7 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     text = "".join(to_json(record) + "\n" for record in records).encode()
     if not text:
         return text
+
     try:
         with path.open("ab", buffering=0) as file:
             before = file.tell()
@@ -146,9 +157,11 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
             except BaseException:
                 with contextlib.suppress(OSError):
                     file.truncate(before)
+
                 raise
     except OSError as reason:
         raise unwritable(path, reason) from reason
+
     return text
 
 

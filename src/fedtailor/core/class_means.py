@@ -25,7 +25,9 @@ def class_means(
 
     Rows of weight 0 are ignored: they may hold any finite numbers, and any integers as labels.
     """
-    member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double()  # (n, classes)
+    member = (
+        labels[:, None] == torch.arange(num_classes, device=labels.device)
+    ).double()  # (n, classes)
     weighted = member * weight.double()[:, None]
     counts = weighted.sum(0)
     means = (weighted.mT @ z.double()) / torch.where(counts > 0, counts, 1.0)[:, None]

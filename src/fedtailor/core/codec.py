@@ -1,12 +1,15 @@
-"""Trees of tensors as bytes, and back: one form for checkpoints, stores of client states, and models.
+"""Trees of tensors as bytes, and back: one form for checkpoints, stores of client states, and
+models.
 
-The bytes are a safetensors file. It holds the leaves under their paths, such as ``body/conv1.weight``, so that every
-reader of safetensors can use it. Its metadata holds the structure of the tree as JSON: dicts with the order of their
-keys, tuples, NamedTuples by module and name, and the memory layout of leaves that do not lie in the plain order of
-their axes. A tree that is read back has the same bits, types and strides.
+The bytes are a safetensors file. It holds the leaves under their paths, such as
+``body/conv1.weight``, so that every reader of safetensors can use it. Its metadata holds the
+structure of the tree as JSON: dicts with the order of their keys, tuples, NamedTuples by module and
+name, and the memory layout of leaves that do not lie in the plain order of their axes. A tree that
+is read back has the same bits, types and strides.
 
-Bytes may come from a stranger. Nothing in them is executed or imported: a NamedTuple is made only if it belongs to a
-module that the reader allows and that is loaded already, and the number of bytes, of leaves and of levels is limited.
+Bytes may come from a stranger. Nothing in them is executed or imported: a NamedTuple is made only
+if it belongs to a module that the reader allows and that is loaded already, and the number of
+bytes, of leaves and of levels is limited.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
-def encode(value: tree.Tree, *, modules: Collection[str] | None = None, limits: Limits = LIMITS) -> bytes:
+def encode(
+    value: tree.Tree, *, modules: Collection[str] | None = None, limits: Limits = LIMITS
+) -> bytes:
     """Return a tree as bytes.
 
     Args:
@@ -59,8 +64,8 @@ def encode(value: tree.Tree, *, modules: Collection[str] | None = None, limits: 
         limits: how large the tree may be.
 
     Raises:
-        TypeError: the tree holds something else than tensors, or a NamedTuple that could not be decoded, or is too
-            large; the message names the place.
+        TypeError: the tree holds something else than tensors, or a NamedTuple that could not be
+            decoded, or is too large; the message names the place.
 
     Example:
         >>> decode(encode({"w": torch.arange(3), "nothing": ()}))
@@ -80,32 +85,39 @@ def decode(data: bytes, *, modules: Collection[str] = (), limits: Limits = LIMIT
 
     Args:
         data: the bytes.
-        modules: names of the modules whose NamedTuples are allowed, the modules within them included. They must be
-            loaded already.
+        modules: names of the modules whose NamedTuples are allowed, the modules within them
+            included. They must be loaded already.
         limits: how large the tree may be.
 
     Raises:
-        DataError: the bytes are damaged, too many, or of another form, or hold a NamedTuple that is not allowed.
+        DataError: the bytes are damaged, too many, or of another form, or hold a NamedTuple that is
+            not allowed.
     """
     if len(data) > limits.size:
         raise _unreadable(f"{len(data)} bytes are more than {limits.size}")
+
     structure = _read_structure(data)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as reason:
         raise _unreadable(str(reason)) from reason
+
     reader = _Reader(tensors, modules, limits)
     value = reader.value(structure, 0)
     if reader.unused:
-        raise _unreadable(f"it holds tensors that are not in the tree, such as {sorted(reader.unused)[0]!r}")
+        raise _unreadable(
+            f"it holds tensors that are not in the tree, such as {sorted(reader.unused)[0]!r}"
+        )
+
     return value
 
 
 def compact(value: tree.Tree) -> tree.Tree:
-    """Return the tree with every leaf in memory of its own, dense and aligned, as if it had just been decoded.
+    """Return the tree with every leaf in memory of its own, dense and aligned, as if it had just
+    been decoded.
 
-    A leaf may be a view into something larger, which it would keep in memory, or begin at an odd address, on which the
-    last bit of a result can depend.
+    A leaf may be a view into something larger, which it would keep in memory, or begin at an odd
+    address, on which the last bit of a result can depend.
     """
     return tree.map(_compact_leaf, value)
 
@@ -123,58 +135,94 @@ class _Writer:
         """Return the structure of a part of the tree, ready for JSON."""
         if depth > self._limits.depth:
             raise TypeError(f"'{path}' lies more than {self._limits.depth} levels deep")
+
         self._nodes += 1
         if self._nodes > 2 * self._limits.leaves:
             raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
         if isinstance(value, Tensor):
             return self._leaf(value, path)
+
         if isinstance(value, Mapping):
-            return {"dict": [[_key(key, path), self._child(child, path, key, depth)] for key, child in value.items()]}
+            return {
+                "dict": [
+                    [_key(key, path), self._child(child, path, key, depth)]
+                    for key, child in value.items()
+                ]
+            }
+
         if not isinstance(value, tuple):
             raise TypeError(f"'{path or '.'}' must be a tensor, got {type(value).__name__}")
+
         fields = getattr(value, "_fields", None)
         if fields is None:
-            return {"tuple": [self._child(child, path, number, depth) for number, child in enumerate(value)]}
+            return {
+                "tuple": [
+                    self._child(child, path, number, depth) for number, child in enumerate(value)
+                ]
+            }
+
         name = _name_of(type(value))
         if self._modules is not None and _find_class(name, self._modules) is not type(value):
             raise TypeError(
                 f"'{path or '.'}' is a {name.replace(':', '.')}, which cannot be read back: define it at the top level "
                 "of the method's module, or of a module that this one imports"
             )
-        children = {field: self._child(child, path, field, depth) for field, child in zip(fields, value, strict=True)}
+
+        children = {
+            field: self._child(child, path, field, depth)
+            for field, child in zip(fields, value, strict=True)
+        }
+
         return {"type": name, "fields": children}
 
     def _child(self, value: Any, path: str, name: Any, depth: int) -> Any:
         return self.structure(value, f"{path}/{name}" if path else str(name), depth + 1)
 
     def _leaf(self, leaf: Tensor, path: str) -> Any:
-        if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_complex() or leaf.device.type != "cpu":
+        if (
+            leaf.layout is not torch.strided
+            or leaf.is_quantized
+            or leaf.is_complex()
+            or leaf.device.type != "cpu"
+        ):
             raise TypeError(
                 f"'{path or '.'}' is a tensor of layout {leaf.layout} and type {leaf.dtype} on {leaf.device}"
             )
+
         if len(self.leaves) == self._limits.leaves:
             raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
+
         name = path
-        while name in self.leaves or name == "__metadata__":  # two paths can look alike: {"a/b": ..., "a": {"b": ...}}
+        while (
+            name in self.leaves or name == "__metadata__"
+        ):  # two paths can look alike: {"a/b": ..., "a": {"b": ...}}
             name += "~"
+
         leaf = leaf.detach()
         self.leaves[name] = leaf.clone(memory_format=torch.contiguous_format)
-        strides = leaf.stride() if _is_dense(leaf.shape, leaf.stride()) else self.leaves[name].stride()
+        strides = (
+            leaf.stride() if _is_dense(leaf.shape, leaf.stride()) else self.leaves[name].stride()
+        )
         if strides == self.leaves[name].stride():
             return {"leaf": name}
+
         return {"leaf": name, "strides": list(strides)}
 
 
 def _key(key: Any, path: str) -> str | int:
     if not isinstance(key, str | int) or isinstance(key, bool):
-        raise TypeError(f"'{path or '.'}' has a key of type {type(key).__name__}; keys are text or whole numbers")
+        raise TypeError(
+            f"'{path or '.'}' has a key of type {type(key).__name__}; keys are text or whole numbers"
+        )
     return key
 
 
 class _Reader:
     """Rebuilds a tree from its structure and its leaves."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], modules: Collection[str], limits: Limits) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], modules: Collection[str], limits: Limits
+    ) -> None:
         self._tensors = tensors
         self.unused = set(tensors)
         """The names of leaves that the tree has not used."""
@@ -189,6 +237,7 @@ class _Reader:
             raise _unreadable(f"it has more than {self._limits.depth} levels")
         if self._nodes > 2 * self._limits.leaves or len(self._tensors) > self._limits.leaves:
             raise _unreadable(f"it has more than {self._limits.leaves} leaves")
+
         match node:
             case {"leaf": str(name), **rest}:
                 return self._leaf(name, rest)
@@ -198,18 +247,27 @@ class _Reader:
                 return tuple(self.value(child, depth + 1) for child in children)
             case {"type": str(name), "fields": dict(fields), **rest} if not rest:
                 return self._named_tuple(name, fields, depth)
+
         raise _unreadable("the structure of the tree is of another form")
 
     def _leaf(self, name: str, rest: Mapping[Any, Any]) -> Tensor:
         if name not in self.unused:
             raise _unreadable(f"the tensor {name!r} is missing or used twice")
+
         self.unused.remove(name)
         stored = self._tensors[name]
         strides: Any = rest.get("strides", _plain_strides(stored.shape))
-        if not _are_strides(strides, stored.dim()) or not _is_dense(stored.shape, strides) or set(rest) - {"strides"}:
+        if (
+            not _are_strides(strides, stored.dim())
+            or not _is_dense(stored.shape, strides)
+            or set(rest) - {"strides"}
+        ):
             raise _unreadable(f"the memory layout of the tensor {name!r} is impossible")
+
         # a copy: what is stored is neither aligned nor independent of the other leaves
-        return torch.empty_strided(stored.shape, tuple(strides), dtype=stored.dtype, device="cpu").copy_(stored)
+        return torch.empty_strided(
+            stored.shape, tuple(strides), dtype=stored.dtype, device="cpu"
+        ).copy_(stored)
 
     def _items(self, items: Sequence[Any], depth: int) -> Iterator[tuple[str | int, tree.Tree]]:
         seen = set()
@@ -224,9 +282,15 @@ class _Reader:
     def _named_tuple(self, name: str, fields: Mapping[str, Any], depth: int) -> tree.Tree:
         found = _find_class(name, self._modules)
         if found is None:
-            raise _unreadable(f"it holds a NamedTuple {name!r}, which is not allowed or does not exist here")
+            raise _unreadable(
+                f"it holds a NamedTuple {name!r}, which is not allowed or does not exist here"
+            )
+
         if list(found._fields) != list(fields):
-            raise _unreadable(f"{name!r} has fields {list(found._fields)} here, and {list(fields)} there")
+            raise _unreadable(
+                f"{name!r} has fields {list(found._fields)} here, and {list(fields)} there"
+            )
+
         children = [self.value(child, depth + 1) for child in fields.values()]
         return tuple.__new__(found, children)  # runs no code of the class
 
@@ -241,14 +305,19 @@ def _read_structure(data: bytes) -> Any:
         (length,) = struct.unpack_from("<Q", data)
         if length > _LARGEST_HEADER:
             raise ValueError(length)
+
         metadata = json.loads(data[8 : 8 + length])["__metadata__"]
         header = json.loads(metadata[_METADATA])
         version = header["version"]
         structure = header["tree"]
     except (struct.error, ValueError, KeyError, TypeError, OverflowError, RecursionError) as reason:
         raise _unreadable("it does not begin with the structure of a tree") from reason
+
     if version != CODEC_VERSION:
-        raise _unreadable(f"its form is of version {version!r:.40}, and this reads version {CODEC_VERSION}")
+        raise _unreadable(
+            f"its form is of version {version!r:.40}, and this reads version {CODEC_VERSION}"
+        )
+
     return structure
 
 
@@ -257,14 +326,20 @@ def _name_of(cls: type) -> str:
 
 
 def _find_class(name: str, modules: Collection[str]) -> Any:
-    """Return a class of NamedTuples by module and name, or None if it is not allowed or not there."""
+    """Return a class of NamedTuples by module and name, or None if it is not allowed or not
+    there.
+    """
     module, _, qualified = name.partition(":")
     if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in modules):
         return None
+
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
-    is_named_tuple = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+
+    is_named_tuple = (
+        isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    )
     return found if is_named_tuple and _name_of(found) == name else None
 
 
@@ -278,17 +353,26 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether a tensor fills its memory, each element once."""
     if 0 in shape:
         return True
+
     expected = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
+    for step, size in sorted(
+        (step, size) for size, step in zip(shape, strides, strict=True) if size > 1
+    ):
         if step != expected:
             return False
+
         expected *= size
+
     return True
 
 
 def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor that lies in the order of its axes, as PyTorch gives them to a new one."""
-    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    """Return the strides of a tensor that lies in the order of its axes, as PyTorch gives them to a
+    new one.
+    """
+    return tuple(
+        math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape))
+    )
 
 
 def _compact_leaf(leaf: Tensor) -> Tensor:
@@ -296,8 +380,12 @@ def _compact_leaf(leaf: Tensor) -> Tensor:
     owns_memory = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
     if owns_memory and _is_dense(leaf.shape, leaf.stride()) and leaf.data_ptr() % _ALIGNMENT == 0:
         return leaf
+
     if _is_dense(leaf.shape, leaf.stride()):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
+        return torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+        ).copy_(leaf)
+
     return leaf.clone(memory_format=torch.contiguous_format)
 
 

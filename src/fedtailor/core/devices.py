@@ -1,9 +1,10 @@
 """Devices: where the tensors of a run lie, and the one way back to the host.
 
-A program creates tensors by ``torch.zeros(())`` and the like, without a word about devices. Inside :func:`placed` they
-are created on the device of the run. What was drawn, read or planned on the host goes to the device by
-:func:`to_device`. Whatever Python, a file or a report needs comes back by :func:`to_host`. Each takes one copy for all
-tensors that it is given, however many: a device is waited for once. On the CPU none of these does anything.
+A program creates tensors by ``torch.zeros(())`` and the like, without a word about devices. Inside
+:func:`placed` they are created on the device of the run. What was drawn, read or planned on the
+host goes to the device by :func:`to_device`. Whatever Python, a file or a report needs comes back
+by :func:`to_host`. Each takes one copy for all tensors that it is given, however many: a device is
+waited for once. On the CPU none of these does anything.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ HOST = torch.device("cpu")
 """Where keys, plans of batches, reports and files are."""
 _current: ContextVar[torch.device] = ContextVar("device", default=HOST)
 _others: set[torch.device] = set()
-"""The other devices on which this process has put anything: while there are none, no tensor has to be looked at."""
+"""The other devices on which this process has put anything: while there are none, no tensor has to
+be looked at."""
 _NOTHING = nullcontext()
 
 
@@ -34,7 +36,9 @@ def current() -> torch.device:
 
 
 def placed(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which PyTorch's functions without tensors among their arguments create them on a device."""
+    """Return a context in which PyTorch's functions without tensors among their arguments create
+    them on a device.
+    """
     if device == HOST and current() == HOST:
         return _NOTHING
     _others.add(device)
@@ -52,7 +56,9 @@ def _placed(device: torch.device) -> Iterator[None]:
 
 
 def to_device(value: T, device: torch.device) -> T:
-    """Return nested mappings, tuples and lists with their tensors on a device; what lies there is not copied."""
+    """Return nested mappings, tuples and lists with their tensors on a device; what lies there is
+    not copied.
+    """
     if device == HOST and not _others:
         return value
     _others.add(device)
@@ -63,10 +69,12 @@ def to_device(value: T, device: torch.device) -> T:
 
 
 def to_host(value: T, why: str) -> T:
-    """Return nested mappings, tuples and lists with their tensors on the host, each in its layout in memory.
+    """Return nested mappings, tuples and lists with their tensors on the host, each in its layout
+    in memory.
 
     Args:
-        value: may hold other values than tensors, which stay as they are. On the CPU it is returned as it is.
+        value: may hold other values than tensors, which stay as they are. On the CPU it is returned
+            as it is.
         why: who needs the numbers there. PyTorch's profiler shows the copy by this name.
     """
     if not _others:
@@ -101,21 +109,30 @@ def find(name: str) -> torch.device:
     """
     if name == "cpu":
         return HOST
+
     there = available()
     if name == "auto":
         return torch.device(there[1] if len(there) > 1 else "cpu")
+
     if name == "mps":
         message = (
             "engine.device = 'mps' cannot be used: Apple's MPS has no float64, in which sums over clients and scores "
             f"are computed; here there is {_listed(there)}."
         )
         raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
+
     wanted = "cuda:0" if name == "cuda" else name
     if wanted not in there:
-        message = f"engine.device = '{name}' is not on this machine: here there is {_listed(there)}."
+        message = (
+            f"engine.device = '{name}' is not on this machine: here there is {_listed(there)}."
+        )
         if torch.version.cuda is None and len(there) == 1:
-            message = f"{message[:-1]}, and this PyTorch ({torch.__version__}) is built without CUDA."
+            message = (
+                f"{message[:-1]}, and this PyTorch ({torch.__version__}) is built without CUDA."
+            )
+
         raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
+
     return torch.device(wanted)
 
 
@@ -154,18 +171,27 @@ def _replaced(value: T, leaves: Iterator[Tensor]) -> T:
             result = type(value)(*children)
         else:
             result = tuple(children)
+
     return result  # type: ignore[return-value]
 
 
 def _copied_at_once(leaves: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Return tensors on a device. The bytes of those elsewhere are put together where they lie, and copied once."""
+    """Return tensors on a device. The bytes of those elsewhere are put together where they lie, and
+    copied once.
+    """
     far = [number for number, leaf in enumerate(leaves) if leaf.device != device]
-    far.sort(key=lambda number: -leaves[number].element_size())  # so that every part begins where its type may
+    far.sort(
+        key=lambda number: -leaves[number].element_size()
+    )  # so that every part begins where its type may
     parts = [leaves[number].detach().reshape(-1).contiguous().view(torch.uint8) for number in far]
     together = torch.cat(parts).to(device) if len(parts) > 1 else parts[0].to(device)
     result = list(leaves)
+
     for number, part in zip(far, torch.split(together, [len(part) for part in parts]), strict=True):
         leaf = leaves[number]
         # in memory of its own, which would else be that of all, and aligned
-        result[number] = torch.empty_like(leaf, device=device).copy_(part.view(leaf.dtype).view(leaf.shape))
+        result[number] = torch.empty_like(leaf, device=device).copy_(
+            part.view(leaf.dtype).view(leaf.shape)
+        )
+
     return result

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedtailor.core.task import Task
 
 Program = Callable[[Task, Any, Any], Any]
-"""``program(task, common, inputs) -> output``: a pure function; common and inputs are trees of tensors."""
+"""``program(task, common, inputs) -> output``: a pure function; common and inputs are trees of
+tensors."""
 
 
 class ExampleIndices(NamedTuple):
@@ -35,7 +36,8 @@ class Job(NamedTuple):
     inputs: Any
     """What the program receives of this client: a tree of tensors."""
     size: int
-    """Number of training examples: an estimate of the duration, and how many rows per example are kept."""
+    """Number of training examples: an estimate of the duration, and how many rows per example are
+    kept."""
 
 
 class ProgramError(Exception):
@@ -43,20 +45,26 @@ class ProgramError(Exception):
 
 
 class NoAnswer(ProgramError):
-    """A client gave no answer. Whether that happens may depend on time or memory, so it is not repeatable."""
+    """A client gave no answer. Whether that happens may depend on time or memory, so it is not
+    repeatable.
+    """
 
 
 class Failure(NamedTuple):
-    """What an engine returns in place of an output if a client's program raised, or gave no answer."""
+    """What an engine returns in place of an output if a client's program raised, or gave no
+    answer.
+    """
 
     reason: BaseException
 
 
 Gather = Callable[[Sequence[Job], Iterable[Any]], list[Any]]
-"""``gather(jobs, outputs) -> outputs``: what is sent on of the outputs of jobs that run in one place."""
+"""``gather(jobs, outputs) -> outputs``: what is sent on of the outputs of jobs that run in one
+place."""
 
 Merge = Callable[[Job, Any], Any]
-"""``merge(job, output) -> output``: what is kept of an output that was gathered, when it has come."""
+"""``merge(job, output) -> output``: what is kept of an output that was gathered, when it has
+come."""
 
 
 class Engine(Protocol):
@@ -67,13 +75,17 @@ class Engine(Protocol):
         """The name in the table of engines."""
 
     def begin_run(self) -> None:
-        """Forget what serves one run only: what programs use besides their inputs may have changed since the last."""
+        """Forget what serves one run only: what programs use besides their inputs may have changed
+        since the last.
+        """
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job, in the order of ``jobs``; :class:`Failure` where there is none.
+        """Return the output of every job, in the order of ``jobs``; :class:`Failure` where there is
+        none.
 
-        Whatever a program raises, returns or changes, the other programs run and their outputs are the same, as far
-        as one process can ensure that; an interruption of the run (Ctrl-C) is raised.
+        Whatever a program raises, returns or changes, the other programs run and their outputs are
+        the same, as far as one process can ensure that; an interruption of the run (Ctrl-C) is
+        raised.
 
         ``common`` is the same for all clients, ``job.inputs`` differs.
         """
@@ -84,16 +96,19 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GatheringEngine(Engine, Protocol):
-    """Runs programs in several places, and can make less of their outputs before they leave a place."""
+    """Runs programs in several places, and can make less of their outputs before they leave a
+    place.
+    """
 
     def map_gathered(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge
     ) -> list[Any]:
         """Return as :meth:`map` does what ``gather``, and then ``merge``, make of the outputs.
 
-        ``gather`` is called for a client, or for several with neighboring ids in the order of their ids. Which of them
-        run in one place is not known beforehand. If the output of one cannot be sent or read, all of them run again,
-        each alone. ``merge`` is called once for every job, in this process, in any order.
+        ``gather`` is called for a client, or for several with neighboring ids in the order of their
+        ids. Which of them run in one place is not known beforehand. If the output of one cannot be
+        sent or read, all of them run again, each alone. ``merge`` is called once for every job, in
+        this process, in any order.
         """
 
 

@@ -42,7 +42,9 @@ class FedtailorError(Exception):
     def as_record(self) -> dict[str, object]:
         """Return the error as a JSON-ready mapping; absent fields are left out."""
         fields = {"kind": self.kind, "message": self.message, "key": self.key, "path": self.path}
-        record: dict[str, object] = {name: text for name, text in fields.items() if text is not None}
+        record: dict[str, object] = {
+            name: text for name, text in fields.items() if text is not None
+        }
         for name, value in (("allowed", self.allowed), ("got", self.got)):
             if value is not None:
                 record[name] = value if isinstance(value, str | int | list) else str(value)
@@ -93,7 +95,8 @@ LONGEST_REASON = 500
 
 
 def one_line(text: str) -> str:
-    """Return a text that can be recorded and printed: one line, at most ``LONGEST_REASON`` characters.
+    """Return a text that can be recorded and printed: one line, at most ``LONGEST_REASON``
+    characters.
 
     >>> one_line("no   luck")
     'no luck'
@@ -117,23 +120,28 @@ def describe_error(error: BaseException) -> str:
 
 @contextmanager
 def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
-    """Take every step when the block ends, even if the block or a step before raises; the first error is raised."""
+    """Take every step when the block ends, even if the block or a step before raises; the first
+    error is raised.
+    """
     first: BaseException | None = None
     try:
         yield
     except BaseException as error:
         first = error
+
     for step in steps:
         try:
             step()
         except BaseException as error:
             first = first or error
+
     if first is not None:
         raise first
 
 
 def match_name(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that a name stands for: case does not matter, and a hyphen is an underscore.
+    """Return the choice that a name stands for: case does not matter, and a hyphen is an
+    underscore.
 
     Returns:
         None if there is no such choice.
@@ -175,8 +183,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"; did you mean '{spelled[close[0]]}'?" if close else ""
 
 
-def unknown_name(what: str, name: str, choices: Iterable[str], *, key: str | None = None) -> ConfigError:
-    """Return the error for a name that is not in a table. It lists the names that are, and the nearest."""
+def unknown_name(
+    what: str, name: str, choices: Iterable[str], *, key: str | None = None
+) -> ConfigError:
+    """Return the error for a name that is not in a table. It lists the names that are, and the
+    nearest.
+    """
     allowed = sorted(choices)
     hint = did_you_mean(name, allowed) or "."
     message = f"unknown {what} '{name}'{hint} Known: {', '.join(allowed)}."

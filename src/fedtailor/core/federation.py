@@ -1,4 +1,6 @@
-"""A federation: its roster and its data, and the part of the data that a client's program sees: never the test set."""
+"""A federation: its roster and its data, and the part of the data that a client's program sees:
+never the test set.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ from fedtailor.core.roster import Roster
 from fedtailor.core.task import Task
 
 UNSCALED = torch.empty(3, 0)
-"""The scale of a table whose values are used as they are. Its shape tells, so that no batch has to check values."""
+"""The scale of a table whose values are used as they are. Its shape tells, so that no batch has to
+check values."""
 
 
 class ExampleSet(NamedTuple):
-    """Some examples of a table: positions and weights. Building blocks gather the examples, algorithms do not.
+    """Some examples of a table: positions and weights. Building blocks gather the examples,
+    algorithms do not.
 
-    The table holds examples of this client, or of several; or it is made from such a table (cached features).
-    Examples of weight 0 do not count: they are padding, or were left out by sampling. Images and 8-bit values stay
-    as stored: a gathered value becomes ``(value / scale[0] - scale[1]) / scale[2]``. Other tables are used as they are.
+    The table holds examples of this client, or of several; or it is made from such a table (cached
+    features). Examples of weight 0 do not count: they are padding, or were left out by sampling.
+    Images and 8-bit values stay as stored: a gathered value becomes ``(value / scale[0] - scale[1])
+    / scale[2]``. Other tables are used as they are.
     """
 
     x: Tensor  # (rows, *input_shape)
@@ -100,7 +105,9 @@ _BLOCK = 4096
 
 
 class Splits(Sequence[Split]):
-    """The splits of all clients in three tensors, where 100,000 clients would else have 300,000 small ones."""
+    """The splits of all clients in three tensors, where 100,000 clients would else have 300,000
+    small ones.
+    """
 
     def __init__(self, splits: Iterable[Split]) -> None:
         positions = [[torch.empty(0, dtype=torch.int64)] for _ in Split._fields]
@@ -110,6 +117,7 @@ class Splits(Sequence[Split]):
             for part, column in enumerate(zip(*block, strict=True)):
                 positions[part].append(torch.cat(column))
                 sizes[part].append(np.fromiter(map(len, column), dtype=np.int64, count=len(column)))
+
         self._positions = [torch.cat(blocks) for blocks in positions]
         self._ends = [np.concatenate(blocks).cumsum() for blocks in sizes]
 
@@ -153,9 +161,10 @@ class Splits(Sequence[Split]):
 class Federation:
     """A data set divided among clients: the roster, and the data.
 
-    ``x`` holds the examples. They are images as stored, (rows, channels, height, width) in channels-last memory,
-    which ``scale`` normalizes when they are used, or tables of floats. ``y`` holds the labels. ``splits[i]`` are the
-    positions of client i. The last ``num_new`` clients never take part in training.
+    ``x`` holds the examples. They are images as stored, (rows, channels, height, width) in
+    channels-last memory, which ``scale`` normalizes when they are used, or tables of floats. ``y``
+    holds the labels. ``splits[i]`` are the positions of client i. The last ``num_new`` clients
+    never take part in training.
     """
 
     x: Tensor
@@ -166,12 +175,14 @@ class Federation:
     class_names: Sequence[str] = field(default_factory=tuple)
     client_names: Sequence[str] = field(default_factory=tuple)
     conditions: Sequence[str] = field(default_factory=tuple)
-    """What was done to each client's examples, such as ``clean`` or ``frost-3``; empty: nothing, for all clients."""
+    """What was done to each client's examples, such as ``clean`` or ``frost-3``; empty: nothing,
+    for all clients."""
     scale: Tensor = field(default_factory=lambda: UNSCALED)
     client_tasks: Sequence[Task] = field(default_factory=tuple)
     """Task of every client where their models differ; empty: all have ``common_task``."""
     complete: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """Positions of the official test part if it belongs to no client: global models are scored on it too."""
+    """Positions of the official test part if it belongs to no client: global models are scored on
+    it too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.splits, Splits):
@@ -209,9 +220,12 @@ class Federation:
         return self.roster.new
 
     def on(self, device: torch.device) -> Federation:
-        """Return the same federation with its data on a device; values of 8 bits stay such. On the CPU it is itself."""
+        """Return the same federation with its data on a device; values of 8 bits stay such. On the
+        CPU it is itself.
+        """
         if self.x.device == device:
             return self
+
         return replace(
             self,
             x=self.x.to(device),
@@ -227,7 +241,13 @@ class Federation:
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""
-        return ExampleSet(self.x, self.y, positions, torch.ones(len(positions), device=positions.device), self.scale)
+        return ExampleSet(
+            self.x,
+            self.y,
+            positions,
+            torch.ones(len(positions), device=positions.device),
+            self.scale,
+        )
 
     def info(self, client: int) -> ClientInfo:
         """Return the counts of a client's training data."""

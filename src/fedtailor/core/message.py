@@ -1,7 +1,8 @@
-"""Messages: what a client uploads, how the server may see it, and the checks at the server's border.
+"""Messages: what a client uploads, how the server may see it, and the checks at the server's
+border.
 
-``Algorithm.messages`` declares every field once. The declaration is the single source for validation of
-uploads, byte counts, documentation and disclosure.
+``Algorithm.messages`` declares every field once. The declaration is the single source for
+validation of uploads, byte counts, documentation and disclosure.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ Shapes = Any
 class Mean(NamedTuple):
     """The server sees the weighted mean over the cohort.
 
-    The weight broadcasts over the leading axes of every leaf of ``value``: a scalar (examples), class
-    counts (classes,) for class means (classes, d), a confidence. Rows of weight 0 are not sent.
+    The weight broadcasts over the leading axes of every leaf of ``value``: a scalar (examples),
+    class counts (classes,) for class means (classes, d), a confidence. Rows of weight 0 are not
+    sent.
     """
 
     value: tree.Tree
@@ -35,7 +37,9 @@ class Mean(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The server sees the sum over the cohort. ``rows``: 1 for the rows that are sent, or () for all."""
+    """The server sees the sum over the cohort. ``rows``: 1 for the rows that are sent, or () for
+    all.
+    """
 
     value: tree.Tree
     rows: Tensor | tuple[()] = ()
@@ -59,13 +63,15 @@ class Field:
 
     kind: Literal["model", "class_means", "counts", "covariance", "confidence", "statistics"]
     shapes: Shapes
-    """Shape of the value: a tuple, or a mapping or NamedTuple of shapes. The value has the same containers."""
+    """Shape of the value: a tuple, or a mapping or NamedTuple of shapes. The value has the same
+    containers."""
     reduction: Literal["mean", "sum", "each", "none"] = "mean"
     """How the server sees uploads of the field; ``none``: it is only sent down."""
     weight: Literal["num_train", "class_counts", "own", "equal"] = "num_train"
     """Weight of a mean; each kind of weight is sent once per upload, ``equal`` not at all."""
     rows: int = 0
-    """Rows of the first axis that a client sends at most, for announced byte counts; 0: all. Not checked."""
+    """Rows of the first axis that a client sends at most, for announced byte counts; 0: all. Not
+    checked."""
     down: bool = True
     """Whether the server sends the field to the cohort."""
     low: float = -math.inf
@@ -88,7 +94,9 @@ BYTES_PER_SCALAR = 4
 
 
 class Reduced(NamedTuple):
-    """A reduced field at the server: the mean with its total weight, or the sum, or the single values."""
+    """A reduced field at the server: the mean with its total weight, or the sum, or the single
+    values.
+    """
 
     value: tree.Tree
     total_weight: Tensor
@@ -109,7 +117,9 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
 
 
 class PartialSum(NamedTuple):
-    """The sum of one field over some clients, in float64. It can be sent, and added where the other clients are."""
+    """The sum of one field over some clients, in float64. It can be sent, and added where the other
+    clients are.
+    """
 
     is_mean: bool
     """Whether the sum is divided by the weight in the end."""
@@ -122,10 +132,11 @@ class PartialSum(NamedTuple):
 
 
 class FieldSum:
-    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order; none of them is kept.
+    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order; none of
+    them is kept.
 
-    Means and sums are added in a binary tree over client ids (:mod:`fedtailor.core.reduction`), so their bits depend on
-    who sent the field and on nothing else. A leaf comes back in its own dtype.
+    Means and sums are added in a binary tree over client ids (:mod:`fedtailor.core.reduction`), so
+    their bits depend on who sent the field and on nothing else. A leaf comes back in its own dtype.
     """
 
     def __init__(self, clients: Iterable[int]) -> None:
@@ -133,10 +144,11 @@ class FieldSum:
         self._total = ArrivingSum[PartialSum](clients, _joined)
 
     def add(self, client: int, entry: Mean | Sum | PartialSum) -> None:
-        """Add what a client sent, or one of the :meth:`parts` of another sum under the id that it has there.
+        """Add what a client sent, or one of the :meth:`parts` of another sum under the id that it
+        has there.
 
-        What a client sent stays as it is, and can be dropped. The memory of a part is used. The other clients that are
-        in the part must be skipped.
+        What a client sent stays as it is, and can be dropped. The memory of a part is used. The
+        other clients that are in the part must be skipped.
 
         Raises:
             KeyError: the client is not expected, or not any more.
@@ -169,6 +181,7 @@ class FieldSum:
         part = self._total.result()
         if part is None:
             raise ValueError("nobody sent the field")
+
         weight = torch.where(part.weight > 0, part.weight, 1.0)
         reduced = []
         for path, like in tree.paths(part.like).items():
@@ -176,9 +189,11 @@ class FieldSum:
             result = result + 0.0  # zero has one sign: rows of weight zero change nothing
             if part.is_mean:
                 result /= spread(weight, result)
+
             # the memory layout does not depend on who was first
             plain = torch.empty(result.shape, dtype=like.dtype, device=like.device)
             reduced.append(plain.copy_(result))
+
         return Reduced(tree.rebuild(part.like, iter(reduced)), part.weight)
 
 
@@ -193,10 +208,14 @@ def _weighted(entry: Mean | Sum) -> PartialSum:
 
 
 def _joined(left: PartialSum, right: PartialSum) -> PartialSum:
-    """Return the sum of two parts, in the memory of the left one, whose clients have the lower ids."""
+    """Return the sum of two parts, in the memory of the left one, whose clients have the lower
+    ids.
+    """
     for path, leaf in left.leaves.items():
         leaf.add_(right.leaves[path])
-    shorter, longer = sorted((left.weight, right.weight), key=Tensor.dim)  # own weights can be for fewer axes
+    shorter, longer = sorted(
+        (left.weight, right.weight), key=Tensor.dim
+    )  # own weights can be for fewer axes
     return left._replace(weight=longer + spread(shorter, longer))
 
 
@@ -212,22 +231,28 @@ def _weight_of(entry: Mean | Sum) -> Tensor:
 def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:
     """Reduce one field over the cohort, given by client id, in float64.
 
-    Means and sums are what :class:`FieldSum` makes of them. :class:`Each` values are stacked along a new leading axis,
-    in the order of ids.
+    Means and sums are what :class:`FieldSum` makes of them. :class:`Each` values are stacked along
+    a new leading axis, in the order of ids.
     """
     ids = sorted(entries)
     if isinstance(entries[ids[0]], Each):
-        return Reduced(tree.stack([entries[client].value for client in ids]), torch.tensor(float(len(ids))))
+        return Reduced(
+            tree.stack([entries[client].value for client in ids]), torch.tensor(float(len(ids)))
+        )
+
     total = FieldSum(ids)
     for client in ids:
         entry = entries[client]
         assert not isinstance(entry, Each)
         total.add(client, entry)
+
     return total.result()
 
 
 class Problem(NamedTuple):
-    """Why something that a client returns cannot be used; ``str`` of it is a sentence without its period."""
+    """Why something that a client returns cannot be used; ``str`` of it is a sentence without its
+    period.
+    """
 
     kind: Literal[
         "failure",
@@ -257,98 +282,136 @@ LARGEST_VALUE = 1e30
 
 
 def problem_with(upload: Any, messages: Messages, num_train: int | None = None) -> Problem | None:
-    """Return why an upload must not be used, or None if it can be; whatever the upload holds is no error.
+    """Return why an upload must not be used, or None if it can be; whatever the upload holds is no
+    error.
 
     Args:
         upload: anything.
         messages: the declaration.
-        num_train: number of the client's training examples, which declared weights must agree with; None: not known.
+        num_train: number of the client's training examples, which declared weights must agree with;
+            None: not known.
     """
     try:
         return _problem_with_upload(upload, messages, num_train)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the values of an upload may raise anything when they are looked at
+    except (
+        BaseException
+    ) as error:  # the values of an upload may raise anything when they are looked at
         return Problem("failure", "", f"the upload cannot be checked: {describe_error(error)}")
 
 
 def _problem_with_upload(upload: Any, messages: Messages, num_train: int | None) -> Problem | None:
     """Return what is wrong with an upload."""
     if not isinstance(upload, Mapping):
-        return Problem("fields", "", f"the upload is of type {type(upload).__name__}, not a mapping")
+        return Problem(
+            "fields", "", f"the upload is of type {type(upload).__name__}, not a mapping"
+        )
+
     expected = {name for name, field in messages.items() if field.reduction != "none"}
     if set(upload) != expected:
         found = sorted(map(str, upload))
         return Problem("fields", "", f"the upload has fields {found} instead of {sorted(expected)}")
+
     for name, entry in upload.items():
         problem = _problem_with_form(name, entry, messages[name])
         if problem is not None:
             return problem
+
     numbers = {name: _numbers_of(entry, messages[name]) for name, entry in upload.items()}
     numbers = to_host(numbers, "the check of an upload")
     for name, of_entry in numbers.items():
         problem = _problem_with_numbers(name, of_entry, messages[name], num_train)
         if problem is not None:
             return problem
+
     return _problem_between_weights(numbers, messages)
 
 
 def _problem_between_weights(numbers: Mapping[str, _Numbers], messages: Messages) -> Problem | None:
-    """Return what is wrong if fields of one kind of weight have different weights: the weight is sent once."""
+    """Return what is wrong if fields of one kind of weight have different weights: the weight is
+    sent once.
+    """
     first: dict[str, tuple[str, Tensor]] = {}
     for name, found in numbers.items():
         kind = messages[name].weight
         if messages[name].reduction != "mean" or kind in ("own", "equal"):
             continue
+
         assert isinstance(found.weight, Tensor)
         other, weight = first.setdefault(kind, (name, found.weight))
         if found.weight.dtype != weight.dtype or not torch.equal(found.weight, weight):
-            return Problem("weight", name, f"weight differs from that of '{other}', which is of the same kind")
+            return Problem(
+                "weight", name, f"weight differs from that of '{other}', which is of the same kind"
+            )
+
     return None
 
 
 def _problem_with_form(name: str, entry: Mean | Sum | Each, field: Field) -> Problem | None:
     """Return what is wrong with the entry of a field, as far as no number of it is looked at."""
     if type(entry) is not _ENTRIES[field.reduction]:
-        return Problem("reduction", name, f"sent as {type(entry).__name__}, declared as {field.reduction}")
+        return Problem(
+            "reduction", name, f"sent as {type(entry).__name__}, declared as {field.reduction}"
+        )
+
     shapes = field.leaf_shapes()
     try:
         leaves = tree.paths(entry.value)
     except TypeError as error:
         return Problem("leaves", name, str(error))
+
     if set(leaves) != set(shapes) or len(leaves) != len(tree.leaves(entry.value)):
         return Problem("leaves", name, f"leaves {sorted(leaves)} instead of {sorted(shapes)}")
+
     text = _fault_of_containers(entry.value, field.shapes)
     if text:
         return Problem("leaves", name, text)
+
     for path, leaf in leaves.items():
         which = _which(path)
         if tuple(leaf.shape) != shapes[path]:
-            return Problem("shape", name, f"{which} has shape {tuple(leaf.shape)} instead of {shapes[path]}")
+            return Problem(
+                "shape", name, f"{which} has shape {tuple(leaf.shape)} instead of {shapes[path]}"
+            )
+
         if leaf.dtype != torch.get_default_dtype():
-            return Problem("type", name, f"{which} is of type {leaf.dtype} instead of {torch.get_default_dtype()}")
+            return Problem(
+                "type",
+                name,
+                f"{which} is of type {leaf.dtype} instead of {torch.get_default_dtype()}",
+            )
+
     text = ""
     if isinstance(entry, Mean):
         text = _fault_of_form("weight", entry.weight, field)
     elif isinstance(entry, Sum) and not isinstance(entry.rows, tuple):
         text = _fault_of_form("rows", entry.rows, field)
+
     return Problem("weight", name, text) if text else None
 
 
 def _fault_of_containers(value: tree.Tree, shapes: Shapes) -> str:
-    """Return in what the containers of a value, which the server's arithmetic gets, differ from the declaration."""
+    """Return in what the containers of a value, which the server's arithmetic gets, differ from the
+    declaration.
+    """
     if isinstance(shapes, Mapping):
         if not isinstance(value, Mapping) or set(value) != set(shapes):
             return f"sent as {type(value).__name__}, declared as a mapping with the keys {list(shapes)}"
+
         faults = [_fault_of_containers(value[key], shapes[key]) for key in shapes]
     elif hasattr(shapes, "_fields"):
         if type(value) is not type(shapes):
             return f"sent as {type(value).__name__}, declared as {type(shapes).__name__}"
-        faults = [_fault_of_containers(part, shape) for part, shape in zip(value, shapes, strict=True)]
+
+        faults = [
+            _fault_of_containers(part, shape) for part, shape in zip(value, shapes, strict=True)
+        ]
     elif not isinstance(value, Tensor):
         return f"sent as {type(value).__name__}, declared as a tensor"
     else:
         return ""
+
     return next(filter(None, faults), "")
 
 
@@ -359,15 +422,18 @@ def _fault_of_form(what: Literal["weight", "rows"], weight: Any, field: Field) -
     """
     if not isinstance(weight, Tensor):
         return f"{what} is of type {type(weight).__name__}, not a tensor"
+
     shape = tuple(weight.shape)
     fits = all(leaf_shape[: len(shape)] == shape for leaf_shape in field.leaf_shapes().values())
     if what == "weight":
         axes = {"num_train": 0, "equal": 0, "class_counts": 1}
         fits = fits and len(shape) == axes.get(field.weight, len(shape))
+
     if not fits:
         return f"{what} of shape {shape} does not fit the leading axes of the value, or the declaration"
     if not weight.is_floating_point():
         return f"{what} of type {weight.dtype} instead of floating point"
+
     return ""
 
 
@@ -390,7 +456,9 @@ class _Numbers(NamedTuple):
 
 
 def _numbers_of(entry: Mean | Sum | Each, field: Field) -> _Numbers:
-    """Return what is checked of the numbers of an entry, where they lie: nothing is looked at yet."""
+    """Return what is checked of the numbers of an entry, where they lie: nothing is looked at
+    yet.
+    """
     leaves = {}
     for path, leaf in tree.paths(entry.value).items():
         are_counts: Tensor | tuple[()] = ()
@@ -399,27 +467,35 @@ def _numbers_of(entry: Mean | Sum | Each, field: Field) -> _Numbers:
             are_counts = ((leaf >= 0) & (leaf == leaf.round())).all()
         if field.kind == "covariance":
             are_covariances = _are_covariances(leaf)
+
         ends = tuple(torch.aminmax(leaf)) if leaf.numel() else ()  # one pass
         leaves[path] = _LeafNumbers(ends, are_counts, are_covariances)
+
     weight: Tensor | tuple[()] = ()
     if isinstance(entry, Mean):
         weight = entry.weight
     elif isinstance(entry, Sum):
         weight = entry.rows
+
     return _Numbers(leaves, weight)
 
 
-def _problem_with_numbers(name: str, numbers: _Numbers, field: Field, num_train: int | None) -> Problem | None:
+def _problem_with_numbers(
+    name: str, numbers: _Numbers, field: Field, num_train: int | None
+) -> Problem | None:
     """Return what is wrong with the numbers of an entry, which are on the host."""
     for path, leaf in numbers.leaves.items():
         problem = _problem_with_leaf(name, path, leaf, field)
         if problem is not None:
             return problem
+
     if not isinstance(numbers.weight, Tensor):
         return None
+
     text = _fault_of_weight(numbers.weight, field)
     if not text and field.reduction == "mean" and num_train is not None:
         text = _fault_of_count(numbers.weight, field, num_train)
+
     return Problem("weight", name, text) if text else None
 
 
@@ -430,14 +506,23 @@ def _problem_with_leaf(name: str, path: str, leaf: _LeafNumbers, field: Field) -
         least, most = leaf.ends
         if not (math.isfinite(least) and math.isfinite(most)):
             return Problem("not finite", name, f"{which} has values that are not finite")
+
         if bool(least < field.low) or bool(most > field.high):
-            return Problem("range", name, f"{which} has values outside [{field.low:g}, {field.high:g}]")
+            return Problem(
+                "range", name, f"{which} has values outside [{field.low:g}, {field.high:g}]"
+            )
+
         if max(-float(least), float(most)) > LARGEST_VALUE:
             return Problem("range", name, f"{which} has values beyond {LARGEST_VALUE:g}")
+
     if isinstance(leaf.are_counts, Tensor) and not bool(leaf.are_counts):
         return Problem("range", name, f"{which} has values that are not counts")
+
     if isinstance(leaf.are_covariances, Tensor) and not bool(leaf.are_covariances):
-        return Problem("covariance", name, f"{which} is not a symmetric positive semi-definite matrix")
+        return Problem(
+            "covariance", name, f"{which} is not a symmetric positive semi-definite matrix"
+        )
+
     return None
 
 
@@ -458,20 +543,26 @@ def _fault_of_weight(weight: Tensor, field: Field) -> str:
 
 
 def _fault_of_count(weight: Tensor, field: Field, num_train: int) -> str:
-    """Return in what a weight disagrees with the number of a client's training examples, or an empty string."""
+    """Return in what a weight disagrees with the number of a client's training examples, or an
+    empty string.
+    """
     expected = float(torch.tensor(float(num_train), dtype=weight.dtype, device=HOST))
     if field.weight == "num_train" and float(weight) != expected:
         return f"weight is {float(weight):g}, but the client has {num_train} training examples"
+
     if field.weight == "class_counts":
         if not bool((weight == weight.round()).all()):
             return "weight is not the number of examples by class"
         if float(weight.double().sum()) != num_train:
             return f"weight is for {float(weight.sum()):g} examples, but the client has {num_train}"
+
     return ""
 
 
 def _are_covariances(matrices: Tensor) -> Tensor:
-    """Return whether matrices (..., d, d) are symmetric and positive semi-definite up to rounding, ()."""
+    """Return whether matrices (..., d, d) are symmetric and positive semi-definite up to rounding,
+    ().
+    """
     matrices = matrices.double()
     tolerance = 1e-5 * matrices.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30)
     symmetric = ((matrices - matrices.mT).abs() <= tolerance).all()

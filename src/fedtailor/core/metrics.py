@@ -1,15 +1,17 @@
 """Scores of predictions, and their summary over the clients of a federation.
 
-:class:`Scores` are sums, so they add up over batches and clients. Every reported figure is computed from them.
-Calibration error: Guo et al. 2017, "On Calibration of Modern Neural Networks", ICML, with 15 equal bins.
+:class:`Scores` are sums, so they add up over batches and clients. Every reported figure is computed
+from them. Calibration error: Guo et al. 2017, "On Calibration of Modern Neural Networks", ICML,
+with 15 equal bins.
 
-AUROC (area under the receiver operating characteristic) of a class against the rest: the share of pairs of an example
-of the class (positive) and another one (negative) in which the positive one has the higher score; ties count one half
-(Hanley and McNeil 1982, "The meaning and use of the area under a ROC curve", Radiology 143 (1)). The score is the
-log-odds of the class, rounded to a multiple of 2^-20, so that rounding errors of equal predictions break no ties. In
-a client the pairs are counted exactly. Over clients they are counted from histograms of scores, which add up: the only
-pairs that are not known are those of one bin. They count one half, so the error is at most half their share. This
-bound is reported beside the figure.
+AUROC (area under the receiver operating characteristic) of a class against the rest: the share of
+pairs of an example of the class (positive) and another one (negative) in which the positive one has
+the higher score; ties count one half (Hanley and McNeil 1982, "The meaning and use of the area
+under a ROC curve", Radiology 143 (1)). The score is the log-odds of the class, rounded to a
+multiple of 2^-20, so that rounding errors of equal predictions break no ties. In a client the pairs
+are counted exactly. Over clients they are counted from histograms of scores, which add up: the only
+pairs that are not known are those of one bin. They count one half, so the error is at most half
+their share. This bound is reported beside the figure.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ BINS = 15
 SCORE_BINS = 512
 """Bins of log-odds, in the histograms of scores. Bin b begins at ``2 sinh((b - 256) / 72)``.
 
-The bins are 0.028 wide around 0, 0.04 at 2, 0.14 at 10, and reach to 35 on either side; the first and the last one hold
-all beyond.
+The bins are 0.028 wide around 0, 0.04 at 2, 0.14 at 10, and reach to 35 on either side; the first
+and the last one hold all beyond.
 """
 _BIN_SCALE = 72.0
 _STEPS = 2.0**20
@@ -63,12 +65,17 @@ METRICS = {
         "an example of another class does, ties count one half; the mean over classes, and by class"
     ),
     "sensitivity": Metric(
-        "share of the examples of the class that are recognized as such, also called recall", is_by_class=True
+        "share of the examples of the class that are recognized as such, also called recall",
+        is_by_class=True,
     ),
-    "specificity": Metric("share of the examples of other classes that are not taken for the class", is_by_class=True),
+    "specificity": Metric(
+        "share of the examples of other classes that are not taken for the class", is_by_class=True
+    ),
 }
 """The reported metrics."""
-HIGHER_IS_BETTER = {name: metric.higher_is_better for name, metric in METRICS.items() if not metric.is_by_class}
+HIGHER_IS_BETTER = {
+    name: metric.higher_is_better for name, metric in METRICS.items() if not metric.is_by_class
+}
 """The metrics that are summarized over clients in every evaluation."""
 
 
@@ -94,9 +101,11 @@ class Scores(NamedTuple):
     pairs_won: Float64[Tensor, "classes"]
     """Those in which the example of the class has the higher score for it; ties count one half."""
     histogram: Int[Tensor, "..."]
-    """Examples of every class (0) and of other classes (1), by class and bin of the score for it: (2, classes, bins).
+    """Examples of every class (0) and of other classes (1), by class and bin of the score for it:
+    (2, classes, bins).
 
-    :func:`packed`: (2, n), the places in this table that are not 0, counted through, and their values.
+    :func:`packed`: (2, n), the places in this table that are not 0, counted through, and their
+    values.
     """
 
 
@@ -108,11 +117,12 @@ def score(
     *,
     rank: bool = True,
 ) -> Scores:
-    """Score predictions. Weights are 1, or 0 for rows that do not count. Runs under ``torch.func.vmap``.
+    """Score predictions. Weights are 1, or 0 for rows that do not count. Runs under
+    ``torch.func.vmap``.
 
-    Log-probabilities are logits too. A row whose logits are NaN counts as wrong, with infinite loss and confidence 0,
-    the lowest score for its class and the highest one for the others. Without ``rank``, no pairs are counted, and the
-    histogram stays empty: there is no AUROC.
+    Log-probabilities are logits too. A row whose logits are NaN counts as wrong, with infinite loss
+    and confidence 0, the lowest score for its class and the highest one for the others. Without
+    ``rank``, no pairs are counted, and the histogram stays empty: there is no AUROC.
     """
     classes = torch.arange(num_classes, device=labels.device)
     present = weight > 0
@@ -130,6 +140,7 @@ def score(
     chosen = (predicted[:, None] == classes).double()
     in_bin = (position[:, None] == torch.arange(BINS, device=labels.device)).double()
     confusion = (member * (row_weight * valid)[:, None]).T @ chosen
+
     if rank:
         positive = is_member.T & present
         groups = torch.stack((positive, positive ^ present)).int()
@@ -140,6 +151,7 @@ def score(
     else:
         pairs = pairs_won = torch.zeros(num_classes, dtype=torch.float64, device=labels.device)
         histogram = torch.zeros(2, 0, dtype=torch.int64, device=labels.device)
+
     return Scores(
         class_correct=confusion.diagonal(),
         class_total=row_weight @ member,
@@ -155,17 +167,25 @@ def score(
 
 
 def _ranks(
-    log_probs: Float[Tensor, "n classes"], valid: Bool[Tensor, "n"], member: Float[Tensor, "n classes"]
+    log_probs: Float[Tensor, "n classes"],
+    valid: Bool[Tensor, "n"],
+    member: Float[Tensor, "n classes"],
 ) -> Float[Tensor, "classes n"]:
-    """Return the score of every example for every class, in steps; precise also where a probability is nearly 1."""
-    log_odds = log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1], log_probs.device)).log()
+    """Return the score of every example for every class, in steps; precise also where a probability
+    is nearly 1.
+    """
+    log_odds = (
+        log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1], log_probs.device)).log()
+    )
     worst = (0.5 - member) * torch.inf
     return (torch.where(valid[:, None], log_odds, worst) * _STEPS).round().T.contiguous()
 
 
 @functools.cache
 def _all_others(classes: int, device: torch.device) -> Tensor:
-    """Return the matrix that adds up the values of all other classes for every class, (classes, classes)."""
+    """Return the matrix that adds up the values of all other classes for every class, (classes,
+    classes).
+    """
     return 1.0 - torch.eye(classes, dtype=torch.float64, device=device)
 
 
@@ -176,7 +196,9 @@ def _inner_edges(device: torch.device) -> Tensor:
     return (2.0 * (number / _BIN_SCALE).sinh() * _STEPS).ceil()
 
 
-def _pairs_won(ranks: Float[Tensor, "classes n"], groups: Int[Tensor, "groups classes n"]) -> Float[Tensor, "classes"]:
+def _pairs_won(
+    ranks: Float[Tensor, "classes n"], groups: Int[Tensor, "groups classes n"]
+) -> Float[Tensor, "classes"]:
     """Count the pairs in which the positive example has the higher score; ties count one half.
 
     Args:
@@ -184,16 +206,25 @@ def _pairs_won(ranks: Float[Tensor, "classes n"], groups: Int[Tensor, "groups cl
         groups: which examples are positive, and which are negative.
     """
     ascending, order = ranks.sort(1)
-    value = (ascending != ascending.roll(1, 1)).cumsum(1)  # the number of the score among the different ones
+    value = (ascending != ascending.roll(1, 1)).cumsum(
+        1
+    )  # the number of the score among the different ones
     empty = groups.new_zeros(*groups.shape[:2], groups.shape[2] + 1)
-    counts = empty.scatter_add(2, value.expand_as(groups), groups.gather(2, order.expand_as(groups)))
+    counts = empty.scatter_add(
+        2, value.expand_as(groups), groups.gather(2, order.expand_as(groups))
+    )
+
     return _won_in_order(counts)
 
 
 def _won_in_order(counts: Real[Tensor, "groups classes values"]) -> Float[Tensor, "classes"]:
-    """Count the pairs that positive examples win, from the counts of positive and negative ones by ascending score."""
+    """Count the pairs that positive examples win, from the counts of positive and negative ones by
+    ascending score.
+    """
     positives, negatives = counts
-    fewer_twice = 2 * negatives.cumsum(1) - negatives  # a tie counts half as much as a pair that is won
+    fewer_twice = (
+        2 * negatives.cumsum(1) - negatives
+    )  # a tie counts half as much as a pair that is won
     won_twice: Tensor = (positives * fewer_twice).sum(1)
     return won_twice.double() / 2.0
 
@@ -235,20 +266,27 @@ def add(first: Scores, second: Scores) -> Scores:
 
 
 def total(scores: Sequence[Scores]) -> Scores:
-    """Return the scores of several sets of examples together, with a histogram that is not packed."""
+    """Return the scores of several sets of examples together, with a histogram that is not
+    packed.
+    """
     histogram = _full_histogram(scores)
     plain = [each._replace(histogram=histogram[:0]) for each in scores]
-    return Scores(*(torch.stack(column).sum(0) for column in zip(*plain, strict=True)))._replace(histogram=histogram)
+    return Scores(*(torch.stack(column).sum(0) for column in zip(*plain, strict=True)))._replace(
+        histogram=histogram
+    )
 
 
 def per_client(scores: Scores) -> dict[str, float]:
-    """Return the metrics of one client: all but ``auroc``, if no class has both examples and others to compare with.
+    """Return the metrics of one client: all but ``auroc``, if no class has both examples and others
+    to compare with.
 
-    Balanced accuracy is over the classes present, AUROC over those that have it. Empty if there are no examples.
+    Balanced accuracy is over the classes present, AUROC over those that have it. Empty if there are
+    no examples.
     """
     count = float(scores.class_total.sum())
     if count == 0:
         return {}
+
     gaps = (scores.bin_correct - scores.bin_confidence).abs()
     figures = {
         "accuracy": float(scores.class_correct.sum()) / count,
@@ -257,19 +295,24 @@ def per_client(scores: Scores) -> dict[str, float]:
         "ece": float(gaps.sum()) / count,
     }
     found = [area for area in auroc(scores) if area is not None]
+
     return {**figures, "auroc": _mean(found)} if found else figures
 
 
 def recall(scores: Scores) -> dict[str, float]:
     """Return the recall of every class that has examples, by class number."""
     pairs = zip(scores.class_correct.tolist(), scores.class_total.tolist(), strict=True)
-    return {str(label): correct / total for label, (correct, total) in enumerate(pairs) if total > 0}
+    return {
+        str(label): correct / total for label, (correct, total) in enumerate(pairs) if total > 0
+    }
 
 
 def auroc(scores: Scores) -> list[float | None]:
-    """Return the AUROC of every class against the rest, exactly; None where there is no pair to compare.
+    """Return the AUROC of every class against the rest, exactly; None where there is no pair to
+    compare.
 
-    Scores of several clients give the share of pairs within clients; see :func:`across` for all pairs.
+    Scores of several clients give the share of pairs within clients; see :func:`across` for all
+    pairs.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [0.0, 0.0]])
@@ -283,21 +326,29 @@ def auroc(scores: Scores) -> list[float | None]:
 
 
 def across(scores: Scores) -> Scores:
-    """Return the same scores with all pairs of examples, whichever client they are of, counted from the histogram."""
+    """Return the same scores with all pairs of examples, whichever client they are of, counted from
+    the histogram.
+    """
     counts = _full_histogram([scores])
     return scores._replace(pairs=counts.sum(2).prod(0).double(), pairs_won=_won_in_order(counts))
 
 
 def auroc_error(scores: Scores) -> list[float | None]:
-    """Return the most by which the AUROC of every class can be wrong that was counted from the histogram."""
+    """Return the most by which the AUROC of every class can be wrong that was counted from the
+    histogram.
+    """
     positives, negatives = _full_histogram([scores])
     undecided = (positives * negatives).sum(1) / 2
     pairs = positives.sum(1) * negatives.sum(1)
-    return [error / count if count else None for error, count in zip(undecided.tolist(), pairs.tolist(), strict=True)]
+    return [
+        error / count if count else None
+        for error, count in zip(undecided.tolist(), pairs.tolist(), strict=True)
+    ]
 
 
 def score_bins(scores: Scores) -> dict[str, list[list[int]]]:
-    """Return the bins of log-odds that hold examples, by class: number of the bin, examples of the class, others.
+    """Return the bins of log-odds that hold examples, by class: number of the bin, examples of the
+    class, others.
 
     Example:
         >>> score_bins(score(torch.tensor([[0.0, 2.0], [0.0, 2.0]]), torch.tensor([1, 0]), torch.ones(2), 2))
@@ -305,7 +356,10 @@ def score_bins(scores: Scores) -> dict[str, list[list[int]]]:
     """
     positives, negatives = _full_histogram([scores])
     return {
-        str(label): [[int(place), int(ours[place]), int(others[place])] for place in (ours + others).nonzero()[:, 0]]
+        str(label): [
+            [int(place), int(ours[place]), int(others[place])]
+            for place in (ours + others).nonzero()[:, 0]
+        ]
         for label, (ours, others) in enumerate(zip(positives, negatives, strict=True))
     }
 
@@ -324,7 +378,8 @@ class ClassShares(NamedTuple):
 
 
 def by_class(scores: Scores) -> list[ClassShares]:
-    """Return the counts behind sensitivity and specificity of every class. NaN is no prediction, so it is wrong.
+    """Return the counts behind sensitivity and specificity of every class. NaN is no prediction, so
+    it is wrong.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0]])
@@ -339,18 +394,26 @@ def by_class(scores: Scores) -> list[ClassShares]:
         taken_for_it = float(scores.confusion[:, label].sum() - scores.confusion[label, label])
         found = float(scores.confusion[label, label])
         shares.append(ClassShares(positives, found, count - positives, others - taken_for_it))
+
     return shares
 
 
 def reliability(scores: Scores) -> list[list[int | float]]:
-    """Return the bins of confidence that hold examples: number of the bin, examples, sum of confidence, correct ones.
+    """Return the bins of confidence that hold examples: number of the bin, examples, sum of
+    confidence, correct ones.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
         >>> reliability(score(logits, torch.tensor([1, 0]), torch.ones(2), 2))
         [[13, 2, 1.761594, 1]]
     """
-    columns = zip(scores.bin_count.tolist(), scores.bin_confidence.tolist(), scores.bin_correct.tolist(), strict=True)
+    columns = zip(
+        scores.bin_count.tolist(),
+        scores.bin_confidence.tolist(),
+        scores.bin_correct.tolist(),
+        strict=True,
+    )
+
     return [
         [number, _plain(count), round(confidence, _DIGITS), _plain(correct)]
         for number, (count, confidence, correct) in enumerate(columns)
@@ -367,7 +430,10 @@ def confusion(scores: Scores) -> list[list[int | float]]:
         [[0, 1, 1], [1, 1, 1]]
     """
     pairs = scores.confusion.nonzero().tolist()
-    return [[label, predicted, _plain(float(scores.confusion[label, predicted]))] for label, predicted in pairs]
+    return [
+        [label, predicted, _plain(float(scores.confusion[label, predicted]))]
+        for label, predicted in pairs
+    ]
 
 
 def _plain(count: float) -> int | float:
@@ -379,34 +445,49 @@ def summarize(scores: Sequence[Scores], num_train: Sequence[int]) -> dict[str, d
     """Summarize the scores of clients, given in the order of their ids.
 
     Returns:
-        For every metric ``mean`` (over clients, unweighted), ``pooled`` (over examples), ``std`` (over clients,
-        unbiased; 0 for one client), ``worst10`` (mean of the worst tenth of clients, at least one),
-        ``smallest10`` (mean of the tenth with the least training data, ties by id), and the worst client: ``min``
-        of accuracies and AUROC, ``max`` of ``loss`` and ``ece``. ``auroc`` holds moreover how many ``clients`` have
-        one, and the bound ``pooled_error`` of the error of ``pooled``; it holds the figures over clients only if a
-        client has one, and is missing if there is none over all examples either. ``recall`` holds the pooled
-        recall by class. Clients without test examples are left out. ``clients`` holds how many were ``evaluated``
-        and ``skipped``; it is the only entry if no client has test examples.
+        For every metric ``mean`` (over clients, unweighted), ``pooled`` (over examples), ``std``
+        (over clients, unbiased; 0 for one client), ``worst10`` (mean of the worst tenth of clients,
+        at least one), ``smallest10`` (mean of the tenth with the least training data, ties by id),
+        and the worst client: ``min`` of accuracies and AUROC, ``max`` of ``loss`` and ``ece``.
+        ``auroc`` holds moreover how many ``clients`` have one, and the bound ``pooled_error`` of
+        the error of ``pooled``; it holds the figures over clients only if a client has one, and is
+        missing if there is none over all examples either. ``recall`` holds the pooled recall by
+        class. Clients without test examples are left out. ``clients`` holds how many were
+        ``evaluated`` and ``skipped``; it is the only entry if no client has test examples.
     """
-    figures = [(per_client(single), amount) for single, amount in zip(scores, num_train, strict=True)]
+    figures = [
+        (per_client(single), amount) for single, amount in zip(scores, num_train, strict=True)
+    ]
     found = [(client, amount) for client, amount in figures if client]
     clients = {"evaluated": float(len(found)), "skipped": float(len(figures) - len(found))}
     if not found:
         return {"clients": clients}
+
     together = across(total(scores))
     pooled = per_client(together)
-    summary = {name: _summarize_metric(name, found, pooled[name]) for name in HIGHER_IS_BETTER if name in pooled}
+    summary = {
+        name: _summarize_metric(name, found, pooled[name])
+        for name in HIGHER_IS_BETTER
+        if name in pooled
+    }
+
     if "auroc" in summary:
         summary["auroc"]["clients"] = float(sum("auroc" in client for client, _ in found))
-        summary["auroc"]["pooled_error"] = _mean([error for error in auroc_error(together) if error is not None])
+        summary["auroc"]["pooled_error"] = _mean(
+            [error for error in auroc_error(together) if error is not None]
+        )
+
     return {**summary, "recall": recall(together), "clients": clients}
 
 
-def _summarize_metric(name: str, found: Sequence[tuple[Mapping[str, float], int]], pooled: float) -> dict[str, float]:
+def _summarize_metric(
+    name: str, found: Sequence[tuple[Mapping[str, float], int]], pooled: float
+) -> dict[str, float]:
     """Summarize one metric over the clients that have it, each with its amount of training data."""
     having = [(client[name], amount) for client, amount in found if name in client]
     if not having:
         return {"pooled": pooled}
+
     smallest = sorted(having, key=lambda each: each[1])[: _tenth(len(having))]
     return {
         "pooled": pooled,
@@ -435,7 +516,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Return the unbiased standard deviation: 0 for one value, infinite if any value is infinite."""
+    """Return the unbiased standard deviation: 0 for one value, infinite if any value is
+    infinite.
+    """
     if len(values) == 1:
         return 0.0
     if not all(map(math.isfinite, values)):

@@ -1,7 +1,7 @@
 """Keyed random numbers as tensors; every number depends on its key and position alone.
 
-Each function works for one client and for a stack of clients. Entry ``i`` (in row order) depends on the key and ``i``,
-not on the shape, so rows of padding change nothing.
+Each function works for one client and for a stack of clients. Entry ``i`` (in row order) depends on
+the key and ``i``, not on the shape, so rows of padding change nothing.
 """
 
 from __future__ import annotations
@@ -48,16 +48,26 @@ def row_words(key: Key, weight: Tensor) -> Tensor:
 
 
 def _draw(kind: Kind, key: Key, shape: tuple[int, ...]) -> Tensor:
-    result: Tensor = _draw_operator(kind, shape, key.purpose, key.seed, key.round, key.client, key.step)
+    result: Tensor = _draw_operator(
+        kind, shape, key.purpose, key.seed, key.round, key.client, key.step
+    )
     device = current()
     return result if device == HOST else result.to(device)
 
 
 def _draw_new(
-    kind: Kind, shape: Sequence[int], purpose: int, seed: Tensor, round: Tensor, client: Tensor, step: Tensor
+    kind: Kind,
+    shape: Sequence[int],
+    purpose: int,
+    seed: Tensor,
+    round: Tensor,
+    client: Tensor,
+    step: Tensor,
 ) -> Tensor:
     """Draw for one client, on the host."""
-    out = torch.empty(shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype(), device=HOST)
+    out = torch.empty(
+        shape, dtype=torch.int64 if kind == "words" else torch.get_default_dtype(), device=HOST
+    )
     return _draw_into(kind, shape, purpose, seed, round, client, step, out=out)
 
 
@@ -72,20 +82,25 @@ def _draw_into(
     *,
     out: Tensor,
 ) -> Tensor:
-    """Draw for one client into ``out``, a contiguous tensor of this shape and of the type that is drawn."""
+    """Draw for one client into ``out``, a contiguous tensor of this shape and of the type that is
+    drawn.
+    """
     key = (int(seed), int(round), int(client), int(step), purpose)
     count = math.prod(shape)
     flat = out.view(-1)
     if kind == "words":
         flat.copy_(torch.from_numpy(rng.words(key, count).view(np.int64)))
         return out
+
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)
         raw = rng.words(key, size + size % 2, start=start)
         values = torch.from_numpy(rng.to_unit(raw)) if kind == "uniform" else _box_muller(raw)
         flat[start : start + size] = values[:size]
+
     if kind == "uniform":  # rounding to the default dtype must not reach 1
         flat.clamp_(max=1.0 - torch.finfo(out.dtype).eps / 2)
+
     return out
 
 
@@ -107,23 +122,38 @@ def _draw_shape(kind: Kind, shape: Sequence[int], purpose: int, *where: Tensor) 
 
 
 def _draw_stacked(
-    info: Any, in_dims: tuple[Any, ...], kind: Kind, shape: Sequence[int], purpose: int, *where: Tensor
+    info: Any,
+    in_dims: tuple[Any, ...],
+    kind: Kind,
+    shape: Sequence[int],
+    purpose: int,
+    *where: Tensor,
 ) -> tuple[Tensor, int]:
-    """Draw for every client of a stack; ``where`` is (seed, round, client, step), stacked or the same for all."""
+    """Draw for every client of a stack; ``where`` is (seed, round, client, step), stacked or the
+    same for all.
+    """
     dims = in_dims[3:]
     words = [unroll(word, dim, info.batch_size) for word, dim in zip(where, dims, strict=True)]
-    draws = [_draw_operator(kind, shape, purpose, *client_words) for client_words in zip(*words, strict=True)]
+    draws = [
+        _draw_operator(kind, shape, purpose, *client_words)
+        for client_words in zip(*words, strict=True)
+    ]
     return torch.stack(draws), 0
 
 
 def unroll(tensor: Tensor, dim: int | None, count: int) -> list[Tensor]:
-    """Return the ``count`` slices of a stacked tensor, or the same tensor ``count`` times if it is not stacked."""
+    """Return the ``count`` slices of a stacked tensor, or the same tensor ``count`` times if it is
+    not stacked.
+    """
     return list(tensor.unbind(dim)) if dim is not None else [tensor] * count
 
 
-# The draw is an operator of PyTorch's, so that whatever watches or transforms operators (vmap, automatic
-# differentiation, a recording of steps) sees one operation with a name, in place of Python that reads numbers.
-_ARGUMENTS = "str kind, int[] shape, int purpose, Tensor seed, Tensor round, Tensor client, Tensor step"
+# The draw is an operator of PyTorch's, so that whatever watches or transforms operators (vmap,
+# automatic differentiation, a recording of steps) sees one operation with a name, in place of
+# Python that reads numbers.
+_ARGUMENTS = (
+    "str kind, int[] shape, int purpose, Tensor seed, Tensor round, Tensor client, Tensor step"
+)
 _library: Any = torch.library.Library("fedtailor", "DEF")  # type: ignore[no-untyped-call]
 _library.define(f"draw({_ARGUMENTS}) -> Tensor")
 _library.define(f"draw.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)")

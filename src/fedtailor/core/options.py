@@ -2,8 +2,8 @@
 
 One mechanism serves hyper-parameters, the ``[training]`` section and every other section of a
 configuration: the annotation gives the type, :class:`Range` the bounds, ``Literal`` the choices.
-Values are never converted silently, but for an integer where a float is expected, and another spelling of a choice
-(``Workers`` for ``workers``).
+Values are never converted silently, but for an integer where a float is expected, and another
+spelling of a choice (``Workers`` for ``workers``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _LARGEST_INTEGER = 10**100
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number: ``ge``/``gt`` from below, ``le``/``lt`` from above. NaN is never inside."""
+    """Bounds of a number: ``ge``/``gt`` from below, ``le``/``lt`` from above. NaN is never
+    inside.
+    """
 
     ge: float | None = None
     gt: float | None = None
@@ -57,11 +59,13 @@ def _show(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) and abs(bound) <= 2**53 else f"{bound:g}"
 
 
-def check_options(instance: Any, *, owner: str | None = None, keys: Mapping[str, str] | None = None) -> None:
+def check_options(
+    instance: Any, *, owner: str | None = None, keys: Mapping[str, str] | None = None
+) -> None:
     """Check every field of a dataclass instance against its annotation.
 
-    An integer in a float field becomes a float. Messages call a field ``owner.field`` (default owner: the class name),
-    or what ``keys`` says.
+    An integer in a float field becomes a float. Messages call a field ``owner.field`` (default
+    owner: the class name), or what ``keys`` says.
 
     Raises:
         ConfigError: naming owner and field, what is allowed and what was given.
@@ -71,19 +75,23 @@ def check_options(instance: Any, *, owner: str | None = None, keys: Mapping[str,
     hints = typing.get_type_hints(type(instance), include_extras=True)
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        checked = check_value(value, hints[field.name], key=keys.get(field.name, f"{owner}.{field.name}"))
+        checked = check_value(
+            value, hints[field.name], key=keys.get(field.name, f"{owner}.{field.name}")
+        )
         if checked is not value:
             object.__setattr__(instance, field.name, checked)
 
 
 def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None) -> Any:
-    """Return ``value`` if it fits the annotation ``hint`` (an int becomes a float where one is due).
+    """Return ``value`` if it fits the annotation ``hint`` (an int becomes a float where one is
+    due).
 
     ``bounds`` hold for every number within the value, unless the annotation has closer ones.
     """
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
         bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
+
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     value = _as_choice(value, kinds)
     kind = next((kind for kind in kinds if _fits(value, kind)), None)
@@ -95,6 +103,7 @@ def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None)
         return tuple(check_value(item, get_args(kind)[0], key=key, bounds=bounds) for item in value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _check_number(value, kind, key, bounds)
+
     return value
 
 
@@ -104,15 +113,19 @@ def _check_number(value: int | float, kind: Any, key: str, bounds: Range | None)
         as_float = float(value)
     except OverflowError:
         as_float = math.inf
+
     if not math.isfinite(as_float):
         raise _refuse(key, "a finite number", value)
     if bounds is not None and not bounds.holds(value):
         raise _refuse(key, str(bounds), as_float if kind is float else value)
+
     return as_float if kind is float else value
 
 
 def _as_choice(value: Any, kinds: Iterable[Any]) -> Any:
-    """Return the choice that a text stands for, where the annotation lists choices; any other value as it is."""
+    """Return the choice that a text stands for, where the annotation lists choices; any other value
+    as it is.
+    """
     if not isinstance(value, str):
         return value
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
@@ -132,14 +145,22 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
+
     plain = get_origin(kind) or kind
     if plain is tuple and isinstance(value, tuple):
         inner = get_args(kind)[0]
         return all(_fits(item, inner) for item in value)
+
     return isinstance(value, plain)
 
 
-_KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", dict: "a section with keys"}
+_KINDS = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    dict: "a section with keys",
+}
 _ITEMS = {float: "numbers", int: "whole numbers", str: "text values"}
 
 
@@ -149,23 +170,30 @@ def _describe(kind: Any) -> str:
         return "nothing"
     if get_origin(kind) is Annotated:
         return _describe(get_args(kind)[0])
+
     if get_origin(kind) is Literal:
         choices = ", ".join(repr(choice) for choice in get_args(kind))
         return choices if len(get_args(kind)) == 1 else f"one of {choices}"
+
     plain = get_origin(kind) or kind
     if plain is tuple:
         items = _ITEMS.get(get_args(kind)[0]) if get_args(kind) else None
         return f"a list of {items}" if items else "a list"
+
     return _KINDS.get(plain, str(getattr(plain, "__name__", plain)))
 
 
 def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
     shown = show(got)
-    return ConfigError(f"{key} must be {allowed}, got {shown}.", key=key, allowed=allowed, got=shown)
+    return ConfigError(
+        f"{key} must be {allowed}, got {shown}.", key=key, allowed=allowed, got=shown
+    )
 
 
 def show(value: Any) -> str:
-    """Return a value as messages show it: about as a configuration file would write it, and cut if it is long."""
+    """Return a value as messages show it: about as a configuration file would write it, and cut if
+    it is long.
+    """
     shown = _written(value, depth=0)
     return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]} ..."
 
@@ -182,6 +210,7 @@ def _written(value: Any, depth: int) -> str:
         return f"[{', '.join(_written(item, depth + 1) for item in value)}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key} = {_written(item, depth + 1)}' for key, item in value.items())}}}"
+
     return str(value)
 
 
@@ -211,5 +240,8 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
     check_names(values, names, section=section)
     hints = typing.get_type_hints(cls, include_extras=True)
-    checked = {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in values.items()}
+    checked = {
+        name: check_value(value, hints[name], key=f"{section}.{name}")
+        for name, value in values.items()
+    }
     return cls(**checked)

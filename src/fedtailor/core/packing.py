@@ -1,9 +1,10 @@
 """Messages as they travel, and how many bytes that takes.
 
-An upload or a broadcast holds numbers that need not be sent: the lower half of a symmetric matrix, rows of weight 0,
-the same weight beside several fields. :func:`pack_upload` and :func:`pack_download` leave them out, and the receiver
-puts them back, so that all that is computed from a message has the same bits as without. Bytes are counted as if every
-message travelled so, also in a simulation, where none travels.
+An upload or a broadcast holds numbers that need not be sent: the lower half of a symmetric matrix,
+rows of weight 0, the same weight beside several fields. :func:`pack_upload` and
+:func:`pack_download` leave them out, and the receiver puts them back, so that all that is computed
+from a message has the same bits as without. Bytes are counted as if every message travelled so,
+also in a simulation, where none travels.
 
 A packed upload is a tree of three dicts::
 
@@ -11,10 +12,11 @@ A packed upload is a tree of three dicts::
      "weights": {"shared": {kind of weight: tensor}, "own": {field: tensor}},
      "rows": {field: bits of the rows that a sum holds}}
 
-A tensor has only the rows that are sent, one after the other along one axis, if there are others; the last two axes of
-symmetric matrices are one axis with their upper triangle, row by row. The weights that fields share by their kind
-(``num_train``, ``class_counts``) are there once, those that are ``equal`` not at all. Types of containers, shapes and
-ranges are not sent: the declaration has them, and a sender cannot change them.
+A tensor has only the rows that are sent, one after the other along one axis, if there are others;
+the last two axes of symmetric matrices are one axis with their upper triangle, row by row. The
+weights that fields share by their kind (``num_train``, ``class_counts``) are there once, those that
+are ``equal`` not at all. Types of containers, shapes and ranges are not sent: the declaration has
+them, and a sender cannot change them.
 """
 
 from __future__ import annotations
@@ -30,10 +32,20 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.devices import are_equal, to_host
 from fedtailor.core.errors import DataError, one_line
-from fedtailor.core.message import BYTES_PER_SCALAR, Each, Field, Mean, Messages, Sum, Upload, problem_with
+from fedtailor.core.message import (
+    BYTES_PER_SCALAR,
+    Each,
+    Field,
+    Mean,
+    Messages,
+    Sum,
+    Upload,
+    problem_with,
+)
 
 _VALUES = ("not finite", "range", "covariance")
-"""Kinds of problems with values. Such an upload can travel, and the server refuses it as a simulation does."""
+"""Kinds of problems with values. Such an upload can travel, and the server refuses it as a
+simulation does."""
 _WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """A type of whole numbers by the bytes of a number: equal bits are equal whole numbers."""
@@ -45,7 +57,8 @@ _SHOWN = 5
 
 
 def packed_bytes(value: tree.Tree) -> int:
-    """Return the bytes of the numbers of a tree; those of the default type count as float32, whatever it is.
+    """Return the bytes of the numbers of a tree; those of the default type count as float32,
+    whatever it is.
 
     Example:
         >>> packed_bytes({"w": torch.zeros(3), "bits": torch.zeros(2, dtype=torch.uint8)})
@@ -58,16 +71,22 @@ def upload_bytes(upload: Upload, messages: Messages) -> int:
     """Return the bytes of a sound upload as :func:`pack_upload` packs it, without packing it."""
     total = 0
     weights: dict[str, int] = {}
-    masks = to_host({name: _mask_of(entry) for name, entry in upload.items()}, "the bytes of an upload")
+    masks = to_host(
+        {name: _mask_of(entry) for name, entry in upload.items()}, "the bytes of an upload"
+    )
+
     for name, entry in upload.items():
         field = messages[name]
         if isinstance(entry, Mean) and field.weight != "equal":
             key = name if field.weight == "own" else f"shared {field.weight}"
             weights[key] = packed_bytes(entry.weight)
+
         if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
             total += bytes_of_rows(tuple(entry.rows.shape))
+
         for leaf in tree.leaves(entry.value):
             total += _bytes_of_leaf(leaf, masks[name], field)
+
     return total + sum(weights.values())
 
 
@@ -76,7 +95,8 @@ def download_bytes(messages: Messages, shared: tree.Tree = ()) -> int:
 
     Args:
         messages: the declaration.
-        shared: what is broadcast. A matrix in it that cannot be packed counts in full. () counts all as packed.
+        shared: what is broadcast. A matrix in it that cannot be packed counts in full. () counts
+            all as packed.
     """
     total = BYTES_PER_SCALAR * sum(field.scalars() for field in messages.values() if field.down)
     for value in _covariances(shared, messages).values():
@@ -87,7 +107,9 @@ def download_bytes(messages: Messages, shared: tree.Tree = ()) -> int:
 
 
 def bytes_of_rows(shape: tuple[int, ...]) -> int:
-    """Return the bytes of the mask that says which rows a sum holds: a bit for each, in whole bytes."""
+    """Return the bytes of the mask that says which rows a sum holds: a bit for each, in whole
+    bytes.
+    """
     if not shape:
         return 1
     return math.prod(shape[:-1]) * math.ceil(shape[-1] / 8)
@@ -116,26 +138,32 @@ def _bytes_of_leaf(leaf: Tensor, mask: Tensor, field: Field) -> int:
 
 
 def pack_upload(upload: Upload, messages: Messages) -> tree.Tree:
-    """Return an upload as a tree of dicts and tensors that :func:`fedtailor.core.codec.encode` takes.
+    """Return an upload as a tree of dicts and tensors that :func:`fedtailor.core.codec.encode`
+    takes.
 
-    An upload with wrong values is packed with all its rows, so that the server sees what is wrong and refuses it.
+    An upload with wrong values is packed with all its rows, so that the server sees what is wrong
+    and refuses it.
 
     Args:
         upload: of one client.
         messages: the declaration.
 
     Raises:
-        DataError: the upload is not as declared in another way than by its values, and cannot travel.
+        DataError: the upload is not as declared in another way than by its values, and cannot
+            travel.
     """
     problem = problem_with(upload, messages)
     whole = problem is not None
     if problem is not None and problem.kind not in _VALUES:
         raise DataError(f"upload: {problem}.", key=problem.field or None)
+
     packed = _Packed({}, {}, {}, {})
     for name, entry in upload.items():
         if whole:
             _refuse_untransportable(name, entry, messages[name])
+
         _pack_entry(packed, name, entry, messages[name], whole=whole)
+
     return packed.as_tree()
 
 
@@ -154,7 +182,8 @@ class _Packed(NamedTuple):
 
 
 def _refuse_untransportable(name: str, entry: Any, field: Field) -> None:
-    """Raise if an entry of an upload that has a problem is not as declared in another way than by its values.
+    """Raise if an entry of an upload that has a problem is not as declared in another way than by
+    its values.
 
     Raises:
         DataError: it is not.
@@ -164,32 +193,42 @@ def _refuse_untransportable(name: str, entry: Any, field: Field) -> None:
         raise DataError(f"upload: {problem}.", key=name)
 
 
-def _pack_entry(packed: _Packed, name: str, entry: Mean | Sum | Each, field: Field, *, whole: bool) -> None:
+def _pack_entry(
+    packed: _Packed, name: str, entry: Mean | Sum | Each, field: Field, *, whole: bool
+) -> None:
     """Pack the entry of one field; ``whole``: with all its rows."""
     if isinstance(entry, Mean) and field.weight != "equal":
         if entry.weight.dtype not in _WEIGHT_TYPES:
-            raise _refuse(name, "weight", "of a type of floating point with 16 to 64 bits", entry.weight.dtype)
+            raise _refuse(
+                name, "weight", "of a type of floating point with 16 to 64 bits", entry.weight.dtype
+            )
+
         if field.weight == "own":
             packed.own_weights[name] = entry.weight
         else:
             packed.shared_weights[field.weight] = entry.weight
+
     if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
         packed.rows[name] = _to_bits(entry.rows)
+
     mask = torch.ones((), dtype=torch.bool) if whole else _mask_of(entry)
     leaves = {}
     for path, leaf in tree.paths(entry.value).items():
         kept = _kept(leaf, mask)
         if field.kind == "covariance" and _are_symmetric(kept):
             kept = _triangle(kept)
+
         leaves[path] = kept
+
     packed.values[name] = leaves
 
 
 def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
     """Return the upload that :func:`pack_upload` packed.
 
-    Rows that were not sent are 0, or the number nearest to 0 that the field allows. What the declaration says of values
-    and weights is not checked here: :func:`fedtailor.core.message.problem_with` does that.
+    Rows that were not sent are 0, or the number nearest to 0 that the field allows. What the
+    declaration says of values and weights is not checked here:
+    :func:`fedtailor.core.message.problem_with` does that.
 
     Args:
         packed: from anyone, as :func:`fedtailor.core.codec.decode` returned it.
@@ -212,6 +251,7 @@ def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
     rows = _dict_of(parts["rows"], "rows of an upload", masked)
 
     upload: dict[str, Mean | Sum | Each] = {}
+
     for name, leaves in values.items():
         field = declared[name]
         if field.reduction == "mean":
@@ -219,23 +259,35 @@ def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
             upload[name] = Mean(_unpack_value(name, field, leaves, weight > 0), weight)
         elif name in rows:
             mask = _from_bits(name, field, rows[name])
-            upload[name] = Sum(_unpack_value(name, field, leaves, mask), mask.to(torch.get_default_dtype()))
+            upload[name] = Sum(
+                _unpack_value(name, field, leaves, mask), mask.to(torch.get_default_dtype())
+            )
         else:
             value = _unpack_value(name, field, leaves, torch.ones((), dtype=torch.bool))
             upload[name] = Sum(value) if field.reduction == "sum" else Each(value)
+
     return upload
 
 
-def _weight_for(name: str, field: Field, shared: Mapping[str, Any], own: Mapping[str, Any]) -> Tensor:
-    """Return the weight of a field, which has floating point numbers and fits the leading axes of all its leaves."""
+def _weight_for(
+    name: str, field: Field, shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> Tensor:
+    """Return the weight of a field, which has floating point numbers and fits the leading axes of
+    all its leaves.
+    """
     if field.weight == "equal":
         return torch.ones(())
+
     weight = own[name] if field.weight == "own" else shared[field.weight]
     if not isinstance(weight, Tensor) or weight.dtype not in _WEIGHT_TYPES:
-        raise _refuse(name, "weight", "a tensor of floating point numbers with 16 to 64 bits", _shown(weight))
+        raise _refuse(
+            name, "weight", "a tensor of floating point numbers with 16 to 64 bits", _shown(weight)
+        )
+
     shape = tuple(weight.shape)
     if any(leaf_shape[: len(shape)] != shape for leaf_shape in field.leaf_shapes().values()):
         raise _refuse(name, "weight", "of a shape that fits the leading axes of the value", shape)
+
     return weight
 
 
@@ -246,20 +298,27 @@ def _unpack_value(name: str, field: Field, leaves: Any, mask: Tensor) -> tree.Tr
         name: of the field.
         field: its declaration.
         leaves: what was sent, by path.
-        mask: true for the rows that the weight or the rows of a sum say were sent; it fits the leaves.
+        mask: true for the rows that the weight or the rows of a sum say were sent; it fits the
+            leaves.
     """
     shapes = field.leaf_shapes()
     checked = _dict_of(leaves, f"upload, field '{name}'", set(shapes), name)
-    full = {path: _unpack_leaf(name, path, leaf, shapes[path], field, mask) for path, leaf in checked.items()}
+    full = {
+        path: _unpack_leaf(name, path, leaf, shapes[path], field, mask)
+        for path, leaf in checked.items()
+    }
     places = {path: place for place, path in enumerate(full)}
     return _arranged(field.shapes, full, places, "").value
 
 
-def _unpack_leaf(name: str, path: str, leaf: Any, shape: tuple[int, ...], field: Field, mask: Tensor) -> Tensor:
+def _unpack_leaf(
+    name: str, path: str, leaf: Any, shape: tuple[int, ...], field: Field, mask: Tensor
+) -> Tensor:
     """Return a tensor of the declared shape from the numbers of it that were sent."""
     where = f"'{path}'" if path else "the value"
     if not isinstance(leaf, Tensor) or leaf.dtype != torch.get_default_dtype():
         raise _refuse(name, where, f"a tensor of type {torch.get_default_dtype()}", _shown(leaf))
+
     rows_sent = int(mask.count_nonzero())
     some = (rows_sent, *shape[mask.dim() :])
     forms = [shape] if rows_sent == mask.numel() else [shape, some]
@@ -269,13 +328,17 @@ def _unpack_leaf(name: str, path: str, leaf: Any, shape: tuple[int, ...], field:
             leaf = _from_triangle(leaf, form[-1])
         if tuple(leaf.shape) == form:
             return leaf if form == shape else _with_other_rows(leaf, shape, field, mask)
+
     if field.kind == "covariance":
         forms += [_packed_shape(form) for form in forms]
+
     raise _refuse(name, where, f"of shape {' or '.join(map(str, forms))}", got)
 
 
 def _with_other_rows(rows: Tensor, shape: tuple[int, ...], field: Field, mask: Tensor) -> Tensor:
-    """Return a tensor with the rows that were sent, and in the others the number nearest to 0 that is allowed."""
+    """Return a tensor with the rows that were sent, and in the others the number nearest to 0 that
+    is allowed.
+    """
     low = math.ceil(field.low) if field.kind == "counts" and math.isfinite(field.low) else field.low
     result = torch.full(shape, min(max(0.0, low), field.high), dtype=rows.dtype)
     result[mask] = rows
@@ -290,21 +353,34 @@ class _Arranged(NamedTuple):
     """Of its first leaf in the order in which leaves were sent."""
 
 
-def _arranged(shapes: Any, leaves: Mapping[str, Tensor], places: Mapping[str, int], path: str) -> _Arranged:
+def _arranged(
+    shapes: Any, leaves: Mapping[str, Tensor], places: Mapping[str, int], path: str
+) -> _Arranged:
     """Return the leaves below a path in the containers of the declaration.
 
-    Keys of dicts are in the order in which they were sent: a method that goes over them adds numbers in it.
+    Keys of dicts are in the order in which they were sent: a method that goes over them adds
+    numbers in it.
     """
     if isinstance(shapes, Mapping):
-        children = {key: _arranged(shape, leaves, places, _below(path, key)) for key, shape in shapes.items()}
+        children = {
+            key: _arranged(shape, leaves, places, _below(path, key))
+            for key, shape in shapes.items()
+        }
         ordered = sorted(children, key=lambda key: children[key].place)
         first = min((child.place for child in children.values()), default=len(leaves))
+
         return _Arranged({key: children[key].value for key in ordered}, first)
+
     names = getattr(shapes, "_fields", None)
     if names is not None:
-        parts = [_arranged(shapes[at], leaves, places, _below(path, name)) for at, name in enumerate(names)]
+        parts = [
+            _arranged(shapes[at], leaves, places, _below(path, name))
+            for at, name in enumerate(names)
+        ]
         first = min((part.place for part in parts), default=len(leaves))
+
         return _Arranged(type(shapes)(*(part.value for part in parts)), first)
+
     return _Arranged(leaves[path], places[path])
 
 
@@ -326,18 +402,22 @@ def pack_download(shared: tree.Tree, messages: Messages) -> tree.Tree:
         DataError: a covariance in ``shared`` is not of the declared shape.
     """
     _check_covariances(shared, messages, packed=False)
-    return _replaced(shared, messages, lambda leaf, shape: _triangle(leaf) if _is_packable(leaf) else leaf)
+    return _replaced(
+        shared, messages, lambda leaf, shape: _triangle(leaf) if _is_packable(leaf) else leaf
+    )
 
 
 def unpack_download(packed: tree.Tree, messages: Messages) -> tree.Tree:
-    """Return the broadcast that :func:`pack_download` packed, with the same bits, types and memory layout.
+    """Return the broadcast that :func:`pack_download` packed, with the same bits, types and memory
+    layout.
 
     Args:
         packed: as :func:`fedtailor.core.codec.decode` returned it.
         messages: the declaration.
 
     Raises:
-        DataError: a covariance has neither the declared nor the packed shape; the message names the field.
+        DataError: a covariance has neither the declared nor the packed shape; the message names the
+            field.
     """
     _check_covariances(packed, messages, packed=True)
 
@@ -359,18 +439,29 @@ def _check_covariances(shared: tree.Tree, messages: Messages, *, packed: bool) -
             leaves = tree.paths(value)
         except TypeError as error:
             raise _refuse_download(name, "a tree of tensors", str(error)) from error
+
         if set(leaves) != set(shapes):
-            raise _refuse_download(name, f"a value with the tensors {sorted(shapes)}", sorted(leaves))
+            raise _refuse_download(
+                name, f"a value with the tensors {sorted(shapes)}", sorted(leaves)
+            )
+
         for path, leaf in leaves.items():
             allowed = [shapes[path]]
             if packed:
                 allowed.append(_packed_shape(shapes[path]))
+
             if tuple(leaf.shape) not in allowed:
-                raise _refuse_download(name, f"of shape {' or '.join(map(str, allowed))}", tuple(leaf.shape))
+                raise _refuse_download(
+                    name, f"of shape {' or '.join(map(str, allowed))}", tuple(leaf.shape)
+                )
 
 
-def _replaced(shared: tree.Tree, messages: Messages, change: Callable[[Tensor, tuple[int, ...]], Tensor]) -> tree.Tree:
-    """Return a broadcast with the leaves of its covariances changed; ``change`` gets a leaf and its declared shape."""
+def _replaced(
+    shared: tree.Tree, messages: Messages, change: Callable[[Tensor, tuple[int, ...]], Tensor]
+) -> tree.Tree:
+    """Return a broadcast with the leaves of its covariances changed; ``change`` gets a leaf and its
+    declared shape.
+    """
     new = {}
     for name, value in _covariances(shared, messages).items():
         shapes = messages[name].leaf_shapes()
@@ -382,7 +473,9 @@ def _replaced(shared: tree.Tree, messages: Messages, change: Callable[[Tensor, t
 
 
 def _covariances(shared: Any, messages: Messages) -> dict[str, Any]:
-    """Return what a broadcast, a mapping or a NamedTuple, holds in the fields that are covariances."""
+    """Return what a broadcast, a mapping or a NamedTuple, holds in the fields that are
+    covariances.
+    """
     if not isinstance(shared, Mapping):
         shared = shared._asdict() if hasattr(shared, "_fields") else {}
     return {
@@ -419,16 +512,26 @@ def _from_bits(name: str, field: Field, bits: Any) -> Tensor:
     """Return the mask that was packed, checked to fit the leading axes of all leaves."""
     if not isinstance(bits, Tensor) or bits.dtype != torch.uint8:
         raise _refuse(name, "rows", "a tensor of type torch.uint8", _shown(bits))
+
     shapes = list(field.leaf_shapes().values())
     prefixes = {shape[: bits.dim()] for shape in shapes}
     shape = next(iter(prefixes), ())
     expected = (*shape[:-1], math.ceil(shape[-1] / 8)) if shape else ()
     if len(prefixes) != 1 or len(shape) != bits.dim() or tuple(bits.shape) != expected:
-        raise _refuse(name, "rows", "bits that fit the leading axes of the value", f"shape {tuple(bits.shape)}")
+        raise _refuse(
+            name,
+            "rows",
+            "bits that fit the leading axes of the value",
+            f"shape {tuple(bits.shape)}",
+        )
+
     mask = np.unpackbits(bits.numpy(), axis=-1, count=shape[-1]) if shape else bits.numpy()
     result = torch.from_numpy(mask).bool()
     if not torch.equal(_to_bits(result), bits):
-        raise _refuse(name, "rows", "bits that are 0 beyond the last row", bits.flatten()[-1].item())
+        raise _refuse(
+            name, "rows", "bits that are 0 beyond the last row", bits.flatten()[-1].item()
+        )
+
     return result
 
 
@@ -482,8 +585,14 @@ def _dict_of(value: Any, what: str, keys: set[Any], field: str | None = None) ->
     """
     if isinstance(value, dict) and set(value) == keys:
         return value
+
     allowed = f"a dict with the keys {sorted(keys)}"
-    raise DataError(f"{what} must be {allowed}, got {_shown(value)}.", key=field, allowed=allowed, got=_shown(value))
+    raise DataError(
+        f"{what} must be {allowed}, got {_shown(value)}.",
+        key=field,
+        allowed=allowed,
+        got=_shown(value),
+    )
 
 
 def _shown(value: Any) -> str:

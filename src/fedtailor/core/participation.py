@@ -1,4 +1,6 @@
-"""Participation: the clients that take part in a round. Checking a plan imports no torch; drawing a cohort does."""
+"""Participation: the clients that take part in a round. Checking a plan imports no torch; drawing a
+cohort does.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ class Participation:
 
     def __post_init__(self) -> None:
         key = "federation.participation"
-        check_options(self, owner="federation", keys={"plan": key, "probability": key, "count": key})
+        check_options(
+            self, owner="federation", keys={"plan": key, "probability": key, "count": key}
+        )
 
     def as_value(self) -> float | str:
-        """Return the plan as ``federation.participation`` writes it: a probability, ``"all"`` or ``"fixed(k)"``."""
+        """Return the plan as ``federation.participation`` writes it: a probability, ``"all"`` or
+        ``"fixed(k)"``.
+        """
         if self.plan == "bernoulli":
             return self.probability
         return "all" if self.plan == "all" else f"fixed({self.count})"
@@ -48,7 +54,10 @@ class Participation:
         Raises:
             ConfigError: the plan asks for more clients than there are.
         """
-        wanted = {"participation": self.count if self.plan == "fixed" else 1, "min_clients": self.min_clients}
+        wanted = {
+            "participation": self.count if self.plan == "fixed" else 1,
+            "min_clients": self.min_clients,
+        }
         for name, number in wanted.items():
             if number > population:
                 raise ConfigError(
@@ -57,6 +66,7 @@ class Participation:
                     allowed=f"at most {population}",
                     got=number,
                 )
+
         if self.plan == "fixed" and self.count < self.min_clients:
             raise ConfigError(
                 f"federation.min_clients is {self.min_clients}, but federation.participation draws {self.count}.",
@@ -65,8 +75,11 @@ class Participation:
                 got=self.min_clients,
             )
 
-    def cohort(self, seed: int, round: int, rounds: int, population: int, attempt: int = 0) -> Tensor:
-        """Return the ids of a round's clients in increasing order; another attempt at the round is another draw.
+    def cohort(
+        self, seed: int, round: int, rounds: int, population: int, attempt: int = 0
+    ) -> Tensor:
+        """Return the ids of a round's clients in increasing order; another attempt at the round is
+        another draw.
 
         Raises:
             RunError: no draw reached ``min_clients``.
@@ -78,15 +91,18 @@ class Participation:
 
         if self.plan == "all" or (round == rounds and self.full_last_round):
             return torch.arange(population, device="cpu")
+
         for draw in range(_MOST_DRAWS):
             purpose = f"cohort/{draw}" if attempt == 0 else f"cohort/{draw}/attempt/{attempt}"
             key = rng.new_key(seed, round=round, purpose=purpose)
             words = rng.words(rng.plain(key), population)
             if self.plan == "fixed":
                 return torch.from_numpy(_lowest(words, min(self.count, population)))
+
             ids = np.flatnonzero(rng.to_unit(words) < self.probability)
             if len(ids) >= self.min_clients:
                 return torch.from_numpy(ids)
+
         raise RunError(
             f"federation.participation {self.probability:g} of {population} clients did not reach "
             f"federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round {round}.",
@@ -95,7 +111,9 @@ class Participation:
 
 
 def _lowest(words: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the lowest words in increasing order, without sorting all; of equal ones, the first."""
+    """Return the places of the lowest words in increasing order, without sorting all; of equal
+    ones, the first.
+    """
     import numpy as np
 
     limit = np.partition(words, count - 1)[count - 1]
@@ -105,7 +123,8 @@ def _lowest(words: np.ndarray, count: int) -> np.ndarray:
 
 
 def parse_participation(value: Any, **limits: Any) -> Participation:
-    """Read ``federation.participation``: a probability, ``"all"``, ``"fixed(k)"`` or ``"bernoulli(q)"``.
+    """Read ``federation.participation``: a probability, ``"all"``, ``"fixed(k)"`` or
+    ``"bernoulli(q)"``.
 
     Args:
         value: what the configuration holds.
@@ -124,16 +143,20 @@ def parse_participation(value: Any, **limits: Any) -> Participation:
 def _parse_text(text: str, limits: dict[str, Any]) -> Participation:
     if text.strip() == "all":
         return Participation(plan="all", **limits)
+
     call = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", text.strip())
     number = call.group(2) if call else text
     try:
         if call and call.group(1) == "fixed":
             return Participation(plan="fixed", count=int(number), **limits)
+
         probability = float(number)
     except ValueError:
         raise _refused(text) from None
+
     if not 0 < probability <= 1:
         raise _refused(text)
+
     return Participation(plan="bernoulli", probability=probability, **limits)
 
 

@@ -1,7 +1,8 @@
 """Parts of a personal model with one row per training example, such as remembered features.
 
-An engine may pad a client's examples. A model is kept and compared without the rows of the padding: the program puts
-the rows of real examples first, and the engine cuts off the others once it has separated the clients.
+An engine may pad a client's examples. A model is kept and compared without the rows of the padding:
+the program puts the rows of real examples first, and the engine cuts off the others once it has
+separated the clients.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fedtailor.core import tree
 
 
 class PerExample(NamedTuple):
-    """Marks a part of a personal model: the first axis of every leaf is the client's training examples, in order.
+    """Marks a part of a personal model: the first axis of every leaf is the client's training
+    examples, in order.
 
     Rows of examples of weight 0 must not influence predictions; they are not kept.
     """
@@ -25,7 +27,9 @@ class PerExample(NamedTuple):
 
 
 def present_first(value: Any, weight: Tensor) -> Any:
-    """Move marked rows whose example has a positive weight (n,) to the front; both kinds keep their order."""
+    """Move marked rows whose example has a positive weight (n,) to the front; both kinds keep their
+    order.
+    """
 
     def reorder(leaf: Tensor) -> Tensor:
         return leaf[torch.argsort((weight <= 0).long(), stable=True)]
@@ -48,7 +52,9 @@ def holds_examples(value: Any) -> bool:
 
 
 def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to the marked leaves; all other parts of a program's output stay as they are."""
+    """Apply a function to the marked leaves; all other parts of a program's output stay as they
+    are.
+    """
     if isinstance(value, PerExample):
         return tree.map(function, value)
     if isinstance(value, Mapping):

@@ -21,8 +21,8 @@ def this_process() -> dict[str, Any]:
 def lives(process: Any) -> bool:
     """Return whether a process still lives that :func:`this_process` has described.
 
-    Where that cannot be known, because it ran on another machine or the system does not tell, it counts as living. What
-    describes no process does not.
+    Where that cannot be known, because it ran on another machine or the system does not tell, it
+    counts as living. What describes no process does not.
     """
     match process:
         case {"pid": int(pid), "host": str(host), "started": str(started)} if 0 < pid < 2**31:
@@ -59,17 +59,26 @@ def _start_of(pid: int) -> str:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             boot = ""
+
         return f"{fields[19]} ticks after boot {boot}"
+
     if sys.platform == "darwin":
         found = subprocess.run(
-            ["/bin/ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+            ["/bin/ps", "-o", "lstart=", "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
+
         return found.stdout.strip()
+
     return ""
 
 
 def _status_of(pid: int) -> list[str]:
-    """Return what Linux tells of a process after its name, its state first; empty if there is none."""
+    """Return what Linux tells of a process after its name, its state first; empty if there is
+    none.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

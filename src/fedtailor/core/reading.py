@@ -1,8 +1,9 @@
-"""Guarded reading of our own files: whatever is at a path, the caller gets its content or one of our errors.
+"""Guarded reading of our own files: whatever is at a path, the caller gets its content or one of
+our errors.
 
-Files may be damaged, or come from a stranger. Only regular files are opened, so that a pipe or a device cannot stop the
-reader; a length and a depth are limited, so that memory and time are; and a link may be refused that leads out of the
-folder which is read.
+Files may be damaged, or come from a stranger. Only regular files are opened, so that a pipe or a
+device cannot stop the reader; a length and a depth are limited, so that memory and time are; and a
+link may be refused that leads out of the folder which is read.
 """
 
 from __future__ import annotations
@@ -53,17 +54,29 @@ def open_regular(path: Path, *, within: Path | None = None) -> Iterator[BinaryIO
         UnreadableError: the file is missing or cannot be read; the cause is the :class:`OSError`.
         DataError: it is not a regular file, or lies outside the folder.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    flags = (
+        os.O_RDONLY
+        | getattr(os, "O_NONBLOCK", 0)
+        | getattr(os, "O_CLOEXEC", 0)
+        | getattr(os, "O_BINARY", 0)
+    )
+
     try:
-        if within is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within)):
+        if within is not None and not Path(os.path.realpath(path)).is_relative_to(
+            os.path.realpath(within)
+        ):
             raise damaged(path, f"it is a link that leads out of '{within}'")
+
         descriptor = os.open(path, flags)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise damaged(path, "it is not a file with content")
+
             yield file
     except OSError as reason:
-        raise UnreadableError(f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+        raise UnreadableError(
+            f"cannot read '{path}': {reason.strerror or reason}.", path=str(path)
+        ) from reason
     except ValueError as reason:  # a null character
         raise DataError(f"{str(path)!r} cannot be the name of a file.", path=str(path)) from reason
 
@@ -98,7 +111,9 @@ def read_json(path: Path, *, limit: int = LARGEST_TEXT, within: Path | None = No
     return parse_json(read_file(path, limit=limit, within=within), path)
 
 
-def read_object(path: Path, *, limit: int = LARGEST_TEXT, within: Path | None = None) -> dict[str, Any]:
+def read_object(
+    path: Path, *, limit: int = LARGEST_TEXT, within: Path | None = None
+) -> dict[str, Any]:
     """Return the object of a JSON file.
 
     Raises:
@@ -124,14 +139,17 @@ def read_lines(path: Path, *, within: Path | None = None) -> Iterator[dict[str, 
         with open_regular(path, within=within) as file:
             if os.fstat(file.fileno()).st_size > LARGEST_LINES:
                 raise damaged(path, f"it has more than {LARGEST_LINES} bytes")
+
             while line := file.readline(_LONGEST_LINE):
                 if not line.endswith(b"\n"):
                     if len(line) == _LONGEST_LINE:
                         raise damaged(path, f"a line has more than {_LONGEST_LINE} bytes")
                     return
+
                 record = parse_json(line, path)
                 if not isinstance(record, dict):
                     raise damaged(path, "a line holds no object")
+
                 yield record
     except UnreadableError as error:
         if not is_missing(error):
@@ -167,6 +185,7 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
         text = raw.decode()
         if _LONG_KEY.search(text):
             raise _not_toml(path, f"a key in it has more than {DEEPEST} parts")
+
         values = tomllib.loads(text)
     except UnicodeDecodeError as reason:
         raise _not_toml(path, f"byte {reason.start} is not UTF-8") from reason
@@ -176,6 +195,7 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
         raise _not_toml(path, f"its values are nested more than {DEEPEST} levels deep") from reason
     except ValueError as reason:
         raise _not_toml(path, "a number in it is too long") from reason
+
     if _is_deep(values):
         raise _not_toml(path, f"its values are nested more than {DEEPEST} levels deep")
     return values

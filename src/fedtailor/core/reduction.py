@@ -1,9 +1,10 @@
 """The order in which numbers of clients are added: a fixed binary tree over client ids.
 
-The ids 0, 1, 2, ... are the leaves of a binary tree. Its lowest nodes add clients 0 and 1, 2 and 3, and so on; the
-nodes above them add their sums in pairs, up to the root. A client that is absent is skipped, and so is a node without
-clients. The bits of a sum therefore depend on who is present and on nothing else: not on the order of arrival, not on
-how many clients there could be, and not on whether the sums of parts of the tree were made elsewhere.
+The ids 0, 1, 2, ... are the leaves of a binary tree. Its lowest nodes add clients 0 and 1, 2 and 3,
+and so on; the nodes above them add their sums in pairs, up to the root. A client that is absent is
+skipped, and so is a node without clients. The bits of a sum therefore depend on who is present and
+on nothing else: not on the order of arrival, not on how many clients there could be, and not on
+whether the sums of parts of the tree were made elsewhere.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ REDUCTION_VERSION = 2
 
 
 class TreeSum:
-    """A sum over clients who come in the order of their ids; at most one value per level of the tree is in memory.
+    """A sum over clients who come in the order of their ids; at most one value per level of the
+    tree is in memory.
 
-    The sum of an aligned block of 2^k ids (those that differ in their last k bits only) can be made apart, and added in
-    place of its clients under any of their ids: the total has the same bits.
+    The sum of an aligned block of 2^k ids (those that differ in their last k bits only) can be made
+    apart, and added in place of its clients under any of their ids: the total has the same bits.
 
     Example:
         >>> import torch
@@ -42,7 +44,8 @@ class TreeSum:
         self._last = -1
 
     def add(self, client: int, value: Tensor) -> None:
-        """Add the value of a client, whose id is above those of all before; the sum is made in its memory.
+        """Add the value of a client, whose id is above those of all before; the sum is made in its
+        memory.
 
         Raises:
             ValueError: the id is not above those before.
@@ -77,7 +80,9 @@ class TreeSum:
 
 
 class _Segment(NamedTuple, Generic[Part]):
-    """A part of the tree from whose clients nothing more can come: neighbors among those who are expected."""
+    """A part of the tree from whose clients nothing more can come: neighbors among those who are
+    expected.
+    """
 
     start: int
     """The place of its first client among the ids of all who are expected."""
@@ -92,13 +97,13 @@ class _Segment(NamedTuple, Generic[Part]):
 class ArrivingSum(Generic[Part]):
     """A sum over clients who are known beforehand, and come in any order or not at all.
 
-    Two parts of the tree are joined as soon as nothing more can come in either, and one of them is then dropped. If
-    the clients come in the order of their ids, one part per level of the tree is in memory; if not, as many more as
-    have to wait for others.
+    Two parts of the tree are joined as soon as nothing more can come in either, and one of them is
+    then dropped. If the clients come in the order of their ids, one part per level of the tree is
+    in memory; if not, as many more as have to wait for others.
 
-    The sum can be made in several places. Each of them expects the same clients, or its own and those next to them, and
-    adds its own. Another sum then adds the :meth:`parts`, each under its id, and skips the others who are in them: the
-    total has the same bits.
+    The sum can be made in several places. Each of them expects the same clients, or its own and
+    those next to them, and adds its own. Another sum then adds the :meth:`parts`, each under its
+    id, and skips the others who are in them: the total has the same bits.
 
     Example:
         >>> import torch
@@ -115,7 +120,8 @@ class ArrivingSum(Generic[Part]):
 
         Args:
             expected: the ids of the clients who may come.
-            join: returns the sum of two parts, the one of lower ids first; it may use their memory for it.
+            join: returns the sum of two parts, the one of lower ids first; it may use their memory
+                for it.
         """
         self._ids = sorted(expected)
         self._place = {client: place for place, client in enumerate(self._ids)}
@@ -157,7 +163,9 @@ class ArrivingSum(Generic[Part]):
             ValueError: somebody may still come.
         """
         if self._place:
-            raise ValueError(f"{len(self._place)} clients may still come, client {min(self._place)} among them")
+            raise ValueError(
+                f"{len(self._place)} clients may still come, client {min(self._place)} among them"
+            )
         if not self._ids:
             return None
         return self._by_start[0].part
@@ -175,21 +183,24 @@ class ArrivingSum(Generic[Part]):
     def _pop_sibling(self, segment: _Segment[Part]) -> _Segment[Part] | None:
         """Return the part with which one is joined, if nothing more can come in it either.
 
-        A part is joined with the neighbor that branches off at the lower level. That neighbor is whole if it reaches
-        as far as the next branch, whose level is higher.
+        A part is joined with the neighbor that branches off at the lower level. That neighbor is
+        whole if it reaches as far as the next branch, whose level is higher.
         """
         left = self._level_before(segment.start)
         right = self._level_before(segment.end + 1)
         if min(left, right) == _ROOT:
             return None
+
         if left < right:
             sibling = self._by_end.get(segment.start - 1)
             is_whole = sibling is not None and self._level_before(sibling.start) > left
         else:
             sibling = self._by_start.get(segment.end + 1)
             is_whole = sibling is not None and self._level_before(sibling.end + 1) > right
+
         if sibling is None or not is_whole:
             return None
+
         del self._by_start[sibling.start]
         del self._by_end[sibling.end]
         return sibling
@@ -214,7 +225,9 @@ _ROOT = 2**16
 
 
 def tree_sum(values: Mapping[int, Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape by client, in the order of the tree; they stay as they are."""
+    """Return the sum of tensors of one shape by client, in the order of the tree; they stay as they
+    are.
+    """
     total = TreeSum()
     for client in sorted(values):
         total.add(client, values[client].clone())

@@ -1,8 +1,8 @@
 """Randomness as values: keys derived by purpose, read by the counter-based generator Philox4x64-10.
 
-A key says who draws (client), when (round, step) and for which purpose. The same key gives the same numbers in any
-order of execution, under any engine. Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" define the
-generator; numpy's implementation produces the raw bits.
+A key says who draws (client), when (round, step) and for which purpose. The same key gives the same
+numbers in any order of execution, under any engine. Salmon et al. 2011, "Parallel random numbers:
+as easy as 1, 2, 3" define the generator; numpy's implementation produces the raw bits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _WORD = 2**64
 class Key(NamedTuple):
     """The start of a stream of random numbers: a value, never consumed.
 
-    The first four fields are 0-d int64 tensors, so that a key can be stacked over clients. They lie on the host, where
-    numbers are drawn. The purpose is the same for all clients and stays a Python number.
+    The first four fields are 0-d int64 tensors, so that a key can be stacked over clients. They lie
+    on the host, where numbers are drawn. The purpose is the same for all clients and stays a Python
+    number.
     """
 
     seed: Tensor
@@ -45,7 +46,9 @@ class Key(NamedTuple):
         return self._replace(step=step)
 
     def common(self, purpose: str) -> Key:
-        """Return a key that depends on the seed and ``purpose`` alone: the same for every client and round."""
+        """Return a key that depends on the seed and ``purpose`` alone: the same for every client
+        and round.
+        """
         zero = torch.zeros((), dtype=torch.int64, device=HOST)
         return Key(self.seed, zero, zero, zero, 0).fold(f"common/{purpose}")
 
@@ -58,12 +61,16 @@ def new_key(seed: int, *, round: int = 0, client: int = 0, purpose: str = "") ->
         >>> key.fold("head").purpose == key.fold("body").purpose
         False
     """
-    where = [torch.tensor(value, dtype=torch.int64, device=HOST) for value in (seed, round, client, 0)]
+    where = [
+        torch.tensor(value, dtype=torch.int64, device=HOST) for value in (seed, round, client, 0)
+    ]
     return join_key(where, 0).fold(purpose)
 
 
 def join_key(where: Sequence[Tensor], purpose: int) -> Key:
-    """Return the key of (seed, round, client, step) and a purpose; the inverse of ``key[:4], key.purpose``."""
+    """Return the key of (seed, round, client, step) and a purpose; the inverse of ``key[:4],
+    key.purpose``.
+    """
     seed, round, client, step = where
     return Key(seed, round, client, step, purpose)
 
@@ -82,8 +89,8 @@ _generator = _Generator()
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int], count: int) -> np.ndarray:
     """Return ``count`` raw 64-bit words of Philox4x64-10.
 
-    The first block is that of ``counter`` + 1 (the generator counts up before it draws), a 256-bit number
-    whose least significant word comes first.
+    The first block is that of ``counter`` + 1 (the generator counts up before it draws), a 256-bit
+    number whose least significant word comes first.
     """
     state = _generator.state
     state["state"]["counter"][:] = [word % _WORD for word in counter]

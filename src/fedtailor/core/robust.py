@@ -1,18 +1,19 @@
 """Robust reductions: means that a few clients with wrong or hostile numbers cannot move far.
 
-They reduce the fields that a method declares as :class:`~fedtailor.core.message.Mean`; no method knows of them. What
-clients send is compared as a change: the difference from what the server sent them in the field of the same name, or
-the value itself if it sent none. Rows of weight 0, which were not sent, do not count.
+They reduce the fields that a method declares as :class:`~fedtailor.core.message.Mean`; no method
+knows of them. What clients send is compared as a change: the difference from what the server sent
+them in the field of the same name, or the value itself if it sent none. Rows of weight 0, which
+were not sent, do not count.
 
-* ``norm_clip``: changes longer than the median of the cohort are shortened to it, field by field, and averaged by their
-  weights. Norm bounding: Sun et al. 2019, "Can you really backdoor federated learning?", arXiv:1911.07963; the median
-  as the bound needs no option.
-* ``median``, ``trimmed_mean``: entry by entry, the median of the clients, or the mean without a share of the largest
-  and of the smallest values. Each client counts once, whatever its weight. Yin et al. 2018, "Byzantine-robust
-  distributed learning: towards optimal statistical rates", ICML.
-* ``krum``: a share of the clients is left out: those whose whole upload is farthest from the uploads nearest to it. The
-  others are averaged by their weights. Multi-Krum: Blanchard et al. 2017, "Machine learning with adversaries:
-  Byzantine tolerant gradient descent", NeurIPS.
+* ``norm_clip``: changes longer than the median of the cohort are shortened to it, field by field,
+  and averaged by their weights. Norm bounding: Sun et al. 2019, "Can you really backdoor federated
+  learning?", arXiv:1911.07963; the median as the bound needs no option.
+* ``median``, ``trimmed_mean``: entry by entry, the median of the clients, or the mean without a
+  share of the largest and of the smallest values. Each client counts once, whatever its weight. Yin
+  et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", ICML.
+* ``krum``: a share of the clients is left out: those whose whole upload is farthest from the
+  uploads nearest to it. The others are averaged by their weights. Multi-Krum: Blanchard et al.
+  2017, "Machine learning with adversaries: Byzantine tolerant gradient descent", NeurIPS.
 
 All arithmetic is in float64, and its result depends on who sent what and on nothing else.
 """
@@ -28,7 +29,17 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.devices import to_host
-from fedtailor.core.message import Each, Field, Mean, Messages, Reduced, Sum, Upload, reduce_field, spread
+from fedtailor.core.message import (
+    Each,
+    Field,
+    Mean,
+    Messages,
+    Reduced,
+    Sum,
+    Upload,
+    reduce_field,
+    spread,
+)
 from fedtailor.core.reduction import tree_sum
 from fedtailor.core.schedule import RobustRule
 
@@ -39,9 +50,11 @@ _SMALLEST_EIGENVALUE = 1e-6
 
 
 def needs_every_value(rule: RobustRule, field: Field) -> bool:
-    """Return whether the server needs what every single client sent in a field, and not only its sum.
+    """Return whether the server needs what every single client sent in a field, and not only its
+    sum.
 
-    A rule compares the clients: even ``norm_clip`` does, because its bound is the median of the cohort.
+    A rule compares the clients: even ``norm_clip`` does, because its bound is the median of the
+    cohort.
     """
     if rule == "krum":
         return True
@@ -49,13 +62,18 @@ def needs_every_value(rule: RobustRule, field: Field) -> bool:
 
 
 def reduce_robustly(
-    rule: RobustRule, share: float, entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None
+    rule: RobustRule,
+    share: float,
+    entries: Mapping[int, Mean],
+    field: Field,
+    sent: tree.Tree | None,
 ) -> Reduced:
     """Reduce one field that is declared as a mean over the cohort, given by client id.
 
     Args:
         rule: how.
-        share: of the clients whose values may be wrong; ``trimmed_mean`` leaves out as many at either end.
+        share: of the clients whose values may be wrong; ``trimmed_mean`` leaves out as many at
+            either end.
         entries: what the clients sent.
         field: its declaration.
         sent: what the server sent down in this field; None: nothing.
@@ -64,8 +82,12 @@ def reduce_robustly(
         return reduce_field(_clipped(entries, sent))
     if rule == "median":
         return _by_entry(entries, field, _median)
+
     if rule == "trimmed_mean":
-        return _by_entry(entries, field, lambda ordered, count: _trimmed_mean(ordered, count, share))
+        return _by_entry(
+            entries, field, lambda ordered, count: _trimmed_mean(ordered, count, share)
+        )
+
     return reduce_field(entries)
 
 
@@ -73,16 +95,23 @@ def reduce_robustly(
 
 
 def _clipped(entries: Mapping[int, Mean], sent: tree.Tree | None) -> dict[int, Mean]:
-    """Return the entries with changes that are at most as long as the median of those who sent something."""
+    """Return the entries with changes that are at most as long as the median of those who sent
+    something.
+    """
     norms = {client: _norm(entry, sent) for client, entry in entries.items()}
-    sent_something = to_host({client: (entry.weight > 0).any() for client, entry in entries.items()}, "norm_clip")
+    sent_something = to_host(
+        {client: (entry.weight > 0).any() for client, entry in entries.items()}, "norm_clip"
+    )
     bound = _middle([norms[client] for client in entries if bool(sent_something[client])])
     clipped = {}
+
     for client, entry in entries.items():
         value = entry.value
         if norms[client] > bound:
             value = _shortened(value, sent, bound / norms[client])
+
         clipped[client] = Mean(value, entry.weight)
+
     return clipped
 
 
@@ -98,7 +127,9 @@ def _norm(entry: Mean, sent: tree.Tree | None) -> float:
 
 
 def _change(leaf: Tensor, old: Tensor | None, weight: Tensor) -> Tensor:
-    """Return a change in float64; 0 where the weight, which fits the leaf, says that nothing was sent."""
+    """Return a change in float64; 0 where the weight, which fits the leaf, says that nothing was
+    sent.
+    """
     change = leaf.double()
     if old is not None:
         change = change - old.double()
@@ -141,7 +172,8 @@ def _shortened(value: tree.Tree, sent: tree.Tree | None, factor: float) -> tree.
 # Median and trimmed mean
 
 _Center = Callable[[Tensor, Tensor], Tensor]
-"""``center(ordered, count)``: a value of every column of ``ordered`` (clients, ...), whose first ``count`` count."""
+"""``center(ordered, count)``: a value of every column of ``ordered`` (clients, ...), whose first
+``count`` count."""
 
 
 def _by_entry(entries: Mapping[int, Mean], field: Field, center: _Center) -> Reduced:
@@ -152,16 +184,22 @@ def _by_entry(entries: Mapping[int, Mean], field: Field, center: _Center) -> Red
     weights = {client: weight.expand(shape) for client, weight in weights.items()}
     columns = [tree.paths(entries[client].value) for client in ids]
     reduced = []
+
     for path, like in columns[0].items():
         result = torch.zeros(like.shape, dtype=torch.float64)
         for start, stop in _chunks(like.shape, len(ids)):
             leaves = torch.stack([_rows(column[path], start, stop).double() for column in columns])
-            sent = torch.stack([_rows(spread(weights[client], like), start, stop) > 0 for client in ids])
+            sent = torch.stack(
+                [_rows(spread(weights[client], like), start, stop) > 0 for client in ids]
+            )
             ordered = leaves.masked_fill(~sent, math.inf).sort(dim=0).values
             _rows(result, start, stop).copy_(center(ordered, sent.sum(0)))
+
         if field.kind == "covariance":
             result = positive_definite(result)
+
         reduced.append(result.to(like.dtype))
+
     return Reduced(tree.rebuild(entries[ids[0]].value, iter(reduced)), tree_sum(weights))
 
 
@@ -189,7 +227,9 @@ def _median(ordered: Tensor, count: Tensor) -> Tensor:
 
 
 def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
-    """Return the mean of the first ``count`` values without a share at either end; 0 where there are none."""
+    """Return the mean of the first ``count`` values without a share at either end; 0 where there
+    are none.
+    """
     count = count.expand(ordered.shape[1:])
     trimmed = (share * count).long()
     place = torch.arange(len(ordered)).view(-1, *(1 for _ in ordered.shape[1:]))
@@ -200,7 +240,8 @@ def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
 def positive_definite(matrices: Tensor) -> Tensor:
     """Return the nearest symmetric matrices (..., d, d) whose eigenvalues are positive, in float64.
 
-    Eigenvalues below 1e-6 of their mean become that; matrices without such eigenvalues stay as they are.
+    Eigenvalues below 1e-6 of their mean become that; matrices without such eigenvalues stay as they
+    are.
     """
     symmetric = (matrices + matrices.mT) / 2
     values, vectors = torch.linalg.eigh(symmetric)
@@ -216,7 +257,8 @@ def positive_definite(matrices: Tensor) -> Tensor:
 def left_out_by_krum(
     uploads: Mapping[int, Upload], sent: Mapping[str, tree.Tree | None], share: float
 ) -> dict[int, float]:
-    """Return the clients whose uploads are farthest from others, and how far, relative to the median of all.
+    """Return the clients whose uploads are farthest from others, and how far, relative to the
+    median of all.
 
     Args:
         uploads: by client.
@@ -227,14 +269,20 @@ def left_out_by_krum(
     num_left_out = math.floor(share * len(ids))
     if num_left_out == 0:
         return {}
+
     distances = _squared_distances([uploads[client] for client in ids], sent)
     num_nearest = len(ids) - num_left_out - 2
     nearest = distances.fill_diagonal_(math.inf).sort(dim=1).values[:, :num_nearest]
     scores = dict(zip(ids, to_host(nearest.sum(1).sqrt(), "krum").tolist(), strict=True))
     typical = _middle(list(scores.values()))
-    relative = {client: float(f"{score / typical if typical > 0 else score:.9g}") for client, score in scores.items()}
-    # rounded, so that equal uploads have equal scores whichever others took part; of these the lower ids stay
+    relative = {
+        client: float(f"{score / typical if typical > 0 else score:.9g}")
+        for client, score in scores.items()
+    }
+    # rounded, so that equal uploads have equal scores whichever others took part; of these the
+    # lower ids stay
     farthest = sorted(ids, key=lambda client: (relative[client], client))[len(ids) - num_left_out :]
+
     return {client: relative[client] for client in sorted(farthest)}
 
 
@@ -251,22 +299,30 @@ def _squared_distances(uploads: list[Upload], sent: Mapping[str, tree.Tree | Non
                 vectors = []
                 for weight, column in zip(weights, columns, strict=True):
                     part = _rows(spread(weight, like), start, stop)
-                    vectors.append(_change(_rows(column[path], start, stop), before, part).flatten())
+                    vectors.append(
+                        _change(_rows(column[path], start, stop), before, part).flatten()
+                    )
+
                 rows = torch.stack(vectors)
                 products += rows @ rows.mT
+
     squares = products.diagonal()
     return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
 
 
 def unprotected_fields(rule: RobustRule, messages: Messages) -> list[str]:
-    """Return the fields of uploads that a rule leaves as they are: it changes means only, krum whole uploads."""
+    """Return the fields of uploads that a rule leaves as they are: it changes means only, krum
+    whole uploads.
+    """
     if rule in ("none", "krum"):
         return []
     return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
 
 
 def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
-    """Return what a broadcast holds in every field that clients upload; None where it holds no such field."""
+    """Return what a broadcast holds in every field that clients upload; None where it holds no such
+    field.
+    """
     found: dict[str, tree.Tree | None] = {}
     for name, field in messages.items():
         value = shared.get(name) if isinstance(shared, Mapping) else getattr(shared, name, None)

@@ -13,7 +13,8 @@ from fedtailor.core.task import Task
 class Roster:
     """The clients of a federation, and all that a server may know of them before a run.
 
-    Clients are numbered from 0. The last ``num_new`` of them are new: they never take part in training.
+    Clients are numbered from 0. The last ``num_new`` of them are new: they never take part in
+    training.
     """
 
     common_task: Task
@@ -31,7 +32,8 @@ class Roster:
     class_names: Sequence[str] = ()
     """Names of the classes; empty: classes have numbers only."""
     conditions: Sequence[str] = ()
-    """What was done to every client's examples, such as ``clean`` or ``frost-3``; empty: nothing, for all clients."""
+    """What was done to every client's examples, such as ``clean`` or ``frost-3``; empty: nothing,
+    for all clients."""
 
     @property
     def population(self) -> int:

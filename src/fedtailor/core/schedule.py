@@ -1,4 +1,6 @@
-"""The schedule of a run: its rounds, who takes part, who trains, and when models are evaluated. No torch."""
+"""The schedule of a run: its rounds, who takes part, who trains, and when models are evaluated. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -45,25 +47,29 @@ class Schedule:
     participation: Participation = field(default_factory=Participation)
     """How the cohort of a round is drawn."""
     train: Literal["auto", "cohort", "all"] = "auto"
-    """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the method does."""
+    """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the
+    method does."""
     client_timeout: Annotated[float, Range(ge=0)] = 0.0
     """Seconds that a client's program may take, on the engine ``processes``; 0: any time."""
     robust: RobustRule = "none"
     """How the server protects means over clients from wrong or hostile uploads."""
     robust_share: Annotated[float, Range(gt=0, lt=0.5)] = 0.25
-    """Share of the clients of a round whose uploads may be wrong; ``trimmed_mean`` and ``krum`` leave out as many."""
+    """Share of the clients of a round whose uploads may be wrong; ``trimmed_mean`` and ``krum``
+    leave out as many."""
     evaluate_every: Annotated[int, Range(ge=0)] = 10
-    """Rounds between evaluations of the global model and of local models; 0: after the last round only."""
+    """Rounds between evaluations of the global model and of local models; 0: after the last round
+    only."""
     personalized_every: Annotated[int, Range(ge=0)] = 0
     """Rounds between evaluations of personalized models; 0: after the last round only."""
     select: Literal["last", "best"] = "last"
-    """Which round gives the final models: the last one, or the one whose personalized models have the best mean
-    accuracy on the clients' validation examples (the first of equal ones)."""
+    """Which round gives the final models: the last one, or the one whose personalized models have
+    the best mean accuracy on the clients' validation examples (the first of equal ones)."""
     patience: Annotated[int, Range(ge=0)] = 0
-    """The run stops after so many evaluations of personalized models in a row whose mean accuracy on validation
-    examples is not better than before; 0: it does not stop."""
+    """The run stops after so many evaluations of personalized models in a row whose mean accuracy
+    on validation examples is not better than before; 0: it does not stop."""
     class_means: bool = False
-    """Whether the mean features of every client's training examples are recorded by class, after the last round."""
+    """Whether the mean features of every client's training examples are recorded by class, after
+    the last round."""
 
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for key, name in _EVALUATION_FIELDS.items()}
@@ -79,7 +85,9 @@ class Schedule:
 
     @property
     def watches_validation(self) -> bool:
-        """Whether scores on validation examples decide which round is selected, or when the run stops."""
+        """Whether scores on validation examples decide which round is selected, or when the run
+        stops.
+        """
         return self.select == "best" or self.patience > 0
 
     @property
@@ -111,7 +119,9 @@ class Schedule:
 
     @property
     def fewest_uploads(self) -> int:
-        """How many uploads the robust rule needs: with fewer, it could not tell a bad client from the others."""
+        """How many uploads the robust rule needs: with fewer, it could not tell a bad client from
+        the others.
+        """
         if self.robust in ("trimmed_mean", "krum"):
             return max(3, math.ceil(1 / self.robust_share))
         return 1 if self.robust == "none" else 3
@@ -120,11 +130,13 @@ class Schedule:
         """Check the schedule against the clients that can train.
 
         Raises:
-            ConfigError: a robust rule needs more clients in a round than there are, or than are drawn.
+            ConfigError: a robust rule needs more clients in a round than there are, or than are
+                drawn.
         """
         drawn = num_trainable
         if self.participation.plan == "fixed":
             drawn = min(drawn, self.participation.count)
+
         if self.robust != "none" and self.fewest_uploads > drawn:
             raise ConfigError(
                 f"federation.robust = '{self.robust}' needs {self.fewest_uploads} clients in a round, got {drawn}.",
@@ -138,7 +150,9 @@ class Schedule:
         return round == self.rounds or (every > 0 and round % every == 0)
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Return the schedule as the sections of a configuration; :func:`read_schedule` reads them back."""
+        """Return the schedule as the sections of a configuration; :func:`read_schedule` reads them
+        back.
+        """
         return {
             "federation": {
                 "rounds": self.rounds,
@@ -172,9 +186,12 @@ def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) 
     """
     check_names(federation, SCHEDULE_KEYS["federation"], section="federation")
     check_names(evaluation, SCHEDULE_KEYS["evaluation"], section="evaluation")
-    limits = {key: federation[key] for key in ("min_clients", "full_last_round") if key in federation}
+    limits = {
+        key: federation[key] for key in ("min_clients", "full_last_round") if key in federation
+    }
     participation = parse_participation(federation.get("participation", "all"), **limits)
     own_keys = ("rounds", "train", "client_timeout", "robust", "robust_share")
     given = {key: federation[key] for key in own_keys if key in federation}
     given |= {_EVALUATION_FIELDS[key]: value for key, value in evaluation.items()}
+
     return Schedule(participation=participation, **given)

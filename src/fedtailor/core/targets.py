@@ -11,7 +11,8 @@ from fedtailor.core.errors import ConfigError, did_you_mean
 
 
 def find_target(target: str, *, what: str, key: str) -> Any:
-    """Import the function or class that ``package.module:name`` names, from installed packages or the current folder.
+    """Import the function or class that ``package.module:name`` names, from installed packages or
+    the current folder.
 
     Args:
         target: the text.
@@ -24,26 +25,43 @@ def find_target(target: str, *, what: str, key: str) -> Any:
     form = f"package.module:{'Class' if what == 'algorithm' else 'function'}"
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise refuse_target(f"write your own {what} as {form}, got '{target}'", target, key=key, allowed=form)
+        raise refuse_target(
+            f"write your own {what} as {form}, got '{target}'", target, key=key, allowed=form
+        )
+
     here = os.getcwd()
     if not target.startswith("fedtailor.") and here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last, so that a user's file never hides an installed package
+
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}"
         message = f"the module '{module_name}' of {what} '{target}' cannot be imported: {reason}"
         raise refuse_target(message, target, key=key) from error
+
     found = getattr(module, name, None)
     if not callable(found):
-        known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        known = [
+            other
+            for other, value in vars(module).items()
+            if callable(value) and not other.startswith("_")
+        ]
         hint = did_you_mean(name, known).rstrip("?")
         kind = form.partition(":")[2].lower()
-        raise refuse_target(f"the module '{module_name}' has no {kind} '{name}'{hint}", target, key=key)
+        raise refuse_target(
+            f"the module '{module_name}' has no {kind} '{name}'{hint}", target, key=key
+        )
+
     return found
 
 
-def refuse_target(message: str, target: str, *, key: str, allowed: str | None = None) -> ConfigError:
+def refuse_target(
+    message: str, target: str, *, key: str, allowed: str | None = None
+) -> ConfigError:
     """Return the error for a target that cannot be used."""
     return ConfigError(f"{message.rstrip('.')}.", key=key, allowed=allowed, got=target)

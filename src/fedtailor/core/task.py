@@ -36,7 +36,9 @@ class Model(Protocol):
     def init(self, key: Key) -> Params:
         """Return fresh parameters in torch's default dtype."""
 
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return features (n, d) and updated buffers (an empty dict where nothing changed).
 
         Rows of weight 0 are padding: they must not influence other rows or buffers.
@@ -63,7 +65,8 @@ class Task(NamedTuple):
     num_classes: int
     input_shape: tuple[int, ...]
     training: Training = Training()
-    """The training options of the method that runs: set by :meth:`Algorithm.bind`, read by ``train``."""
+    """The training options of the method that runs: set by :meth:`Algorithm.bind`, read by
+    ``train``."""
 
     def names(self, *groups: str) -> list[str]:
         """Return the parameter names of the given groups, in layer order."""
@@ -80,7 +83,8 @@ class Task(NamedTuple):
     def initial(self, key: Key, *groups: str) -> Params:
         """Return the common initial parameters of the given groups (all if none is given).
 
-        They depend on the run's seed alone, so every client computes the same ones and none are sent.
+        They depend on the run's seed alone, so every client computes the same ones and none are
+        sent.
         """
         return self.pick(self.model.init(key.common("model")), *(groups or ALL))
 

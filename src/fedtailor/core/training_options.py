@@ -31,22 +31,30 @@ class Training:
     clip_norm: Annotated[float, Range(ge=0)] = 0.0
     """Bound of the gradient's norm over all trained parameters; 0: none."""
     crop_padding: Annotated[int, Range(ge=0)] = 0
-    """Augmentation: images are shifted by up to this many pixels each way and filled with black; 0: none."""
+    """Augmentation: images are shifted by up to this many pixels each way and filled with black; 0:
+    none."""
     flip: bool = False
     """Augmentation: each image is mirrored, left to right, with probability 1/2."""
     precision: Literal["full", "bfloat16"] = "full"
-    """Precision of products and convolutions in training steps. bfloat16 changes results, and is not always faster."""
+    """Precision of products and convolutions in training steps. bfloat16 changes results, and is
+    not always faster."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")
 
     def plain(self) -> Training:
-        """Return the section without what plain SGD leaves out: momentum, weight decay, clipping, Adam."""
+        """Return the section without what plain SGD leaves out: momentum, weight decay, clipping,
+        Adam.
+        """
         return replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
 
     def not_used(self, *names: str) -> list[str]:
-        """Return a sentence that names those of the given options that were set, for methods that ignore them."""
-        given = [f"training.{name}" for name in names if getattr(self, name) != getattr(Training(), name)]
+        """Return a sentence that names those of the given options that were set, for methods that
+        ignore them.
+        """
+        given = [
+            f"training.{name}" for name in names if getattr(self, name) != getattr(Training(), name)
+        ]
         return [f"this method does not use {', '.join(given)}."] if given else []
 
     @property

@@ -1,7 +1,7 @@
 """Trees of tensors: nested dicts, NamedTuples and tuples whose leaves are tensors.
 
-Leaves are tensors only; ``()`` is the empty tree. None, floats and lists are refused by name, because
-they do not survive being stacked over clients.
+Leaves are tensors only; ``()`` is the empty tree. None, floats and lists are refused by name,
+because they do not survive being stacked over clients.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ def rebuild(tree: Tree, new_leaves: Iterator[Any]) -> Tree:
     """Return a tree of the same structure with its leaves taken from ``new_leaves`` in order."""
     if isinstance(tree, Tensor):
         return next(new_leaves)
+
     if isinstance(tree, dict):  # runs in every training step, mostly for a flat dict of parameters
         return {
             name: next(new_leaves) if isinstance(child, Tensor) else rebuild(child, new_leaves)
             for name, child in tree.items()
         }
+
     if isinstance(tree, Mapping):
         return {name: rebuild(child, new_leaves) for name, child in tree.items()}
+
     children = [rebuild(child, new_leaves) for _, child in _children(tree, "")]
     return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
 
@@ -67,11 +70,15 @@ def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         raise ValueError(
             f"trees differ in structure: {[len(column) for column in columns]} leaves, {_difference(columns)}"
         )
-    return rebuild(tree, iter([function(*(column[path] for column in columns)) for path in columns[0]]))
+    return rebuild(
+        tree, iter([function(*(column[path] for column in columns)) for path in columns[0]])
+    )
 
 
 def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
-    """Return the first tree where a condition () holds, else the other one; both are of one structure."""
+    """Return the first tree where a condition () holds, else the other one; both are of one
+    structure.
+    """
     return map(lambda first, second: torch.where(condition, first, second), tree, other)
 
 
@@ -90,7 +97,9 @@ def select(tree: Mapping[str, Any], keep: Callable[[str], bool]) -> dict[str, An
     return {name: child for name, child in tree.items() if keep(name)}
 
 
-def split(tree: Mapping[str, Any], keep: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(
+    tree: Mapping[str, Any], keep: Callable[[str], bool]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a mapping in two by name; ``{**first, **second}`` joins it again.
 
     Example:

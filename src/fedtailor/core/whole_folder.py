@@ -19,14 +19,16 @@ if sys.platform != "win32":
 _SUFFIX = ".fedtailor.tmp"
 _LONGEST_NAME = 100
 _ABANDONED = 86_400.0
-"""Seconds after which an unfinished folder counts as abandoned where the file system has no locks."""
+"""Seconds after which an unfinished folder counts as abandoned where the file system has no
+locks."""
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Give a folder beside ``target`` to write into, which becomes ``target`` when the block ends.
 
-    If the block raises, nothing is left. What a killed process has left beside ``target`` is removed.
+    If the block raises, nothing is left. What a killed process has left beside ``target`` is
+    removed.
 
     Raises:
         OSError: the folder cannot be made, or ``target`` exists and is not an empty folder.
@@ -36,11 +38,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
     _remove_abandoned(target.parent)
     unfinished = target.with_name(f".{target.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}{_SUFFIX}")
     descriptor = None
+
     try:
         descriptor = _make_locked(unfinished)
         yield unfinished
         if os.name == "nt" and target.is_dir():
             target.rmdir()
+
         os.rename(unfinished, target)
         try:
             synchronize_folder(target.parent)
@@ -58,7 +62,8 @@ class LockedError(Exception):
 
 
 def lock(folder: Path) -> int | None:
-    """Lock a folder and return a descriptor: the lock lasts until it is closed, or the process ends.
+    """Lock a folder and return a descriptor: the lock lasts until it is closed, or the process
+    ends.
 
     Returns:
         None if the system has no such locks.
@@ -69,6 +74,7 @@ def lock(folder: Path) -> int | None:
     """
     if sys.platform == "win32":
         return None
+
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,6 +87,7 @@ def lock(folder: Path) -> int | None:
     except BaseException:
         os.close(descriptor)
         raise
+
     return descriptor
 
 
@@ -88,7 +95,9 @@ def _make_locked(unfinished: Path) -> int | None:
     """Make an unfinished folder and lock it, so that others see that it is not abandoned."""
     while True:
         unfinished.mkdir(exist_ok=True)
-        with suppress(LockedError, FileNotFoundError):  # another process takes it for abandoned in this moment
+        with suppress(
+            LockedError, FileNotFoundError
+        ):  # another process takes it for abandoned in this moment
             descriptor = lock(unfinished)
             if unfinished.exists():
                 return descriptor

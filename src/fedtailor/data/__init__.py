@@ -1,7 +1,7 @@
 """Data of a federation: data sets, partitions, and the split of each client's examples.
 
-Data flow from a :class:`Dataset` through a partition and a split to a ``Federation``. The modules of an entry of a
-table are imported when it is used, so that listing a table is immediate.
+Data flow from a :class:`Dataset` through a partition and a split to a ``Federation``. The modules
+of an entry of a table are imported when it is used, so that listing a table is immediate.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Entry(NamedTuple):
 
 PARTITIONS: Mapping[str, Entry] = {
     "classes": Entry(
-        "partitions.classes:Classes", "every client holds k classes, each class shared evenly: classes(k=2)"
+        "partitions.classes:Classes",
+        "every client holds k classes, each class shared evenly: classes(k=2)",
     ),
     "cyclic_classes": Entry(
         "partitions.classes:CyclicClasses",
@@ -64,13 +65,16 @@ PARTITIONS: Mapping[str, Entry] = {
         "partitions.slices:LabelSlices",
         "every client has k labels, each label cut at random places (pFedVEM): label_slices(k=5)",
     ),
-    "natural": Entry("partitions.domains:Natural", "one client per writer, site or domain of the data: natural"),
+    "natural": Entry(
+        "partitions.domains:Natural", "one client per writer, site or domain of the data: natural"
+    ),
     "subclass_slices": Entry(
         "partitions.slices:SubclassSlices",
         "every client has one subclass of every label, cut at random places (pFedVEM): subclass_slices",
     ),
 }
-"""Partitions by name; an entry resolves to a subclass of :class:`fedtailor.data.partitions.base.Partition`."""
+"""Partitions by name; an entry resolves to a subclass of
+:class:`fedtailor.data.partitions.base.Partition`."""
 
 
 def find(target: str) -> Any:
@@ -108,6 +112,7 @@ def load_dataset(name: str, folder: str | Path = "", report: Report = to_nobody)
     )
     if "digest" in vars(dataset):  # of the same examples: no need to compute it again
         vars(complete)["digest"] = dataset.digest
+
     return complete
 
 

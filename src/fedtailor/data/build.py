@@ -1,4 +1,6 @@
-"""The data of a run, made from its options: divided among clients, and corrupted where the options ask for it."""
+"""The data of a run, made from its options: divided among clients, and corrupted where the options
+ask for it.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,21 @@ CLEAN = "clean"
 
 
 class DividedData(NamedTuple):
-    """The data of a run: a data set with corrupted copies, and the examples of every client in it."""
+    """The data of a run: a data set with corrupted copies, and the examples of every client in
+    it.
+    """
 
     division: Division
     dataset: Dataset
-    """The division's data set with the features of tables, or followed by corrupted copies of images."""
+    """The division's data set with the features of tables, or followed by corrupted copies of
+    images."""
     rows: list[ClientRows]
     """Positions in ``dataset``."""
     num_new: int
     client_names: tuple[str, ...]
     conditions: tuple[str, ...]
-    """The condition of each client's examples: ``clean``, or corruption and severity such as ``frost-3``."""
+    """The condition of each client's examples: ``clean``, or corruption and severity such as
+    ``frost-3``."""
     notes: list[str]
 
 
@@ -48,7 +54,8 @@ def build(
     dataset: Dataset | None = None,
     report: Report = to_nobody,
 ) -> DividedData:
-    """Divide a data set among clients, make features of a table's cells, and corrupt images if the options say so.
+    """Divide a data set among clients, make features of a table's cells, and corrupt images if the
+    options say so.
 
     Args:
         options: the ``[data]`` section.
@@ -68,6 +75,7 @@ def build(
     division = divide(options, run_seed=run_seed, dataset=dataset, report=report)
     if options.shift.strip():
         return _corrupt(division, report)
+
     known = division.rows[: len(division.rows) - division.num_new]
     dataset, notes = encode_table(division.dataset, known)
     return DividedData(
@@ -99,15 +107,23 @@ def _corrupt(division: Division, report: Report) -> DividedData:
         progress=partial(report, CORRUPTING),
     )
     states = tuple(CLEAN if pair is None else str(pair) for pair in done)
-    names = tuple(_name(division, client, state) for client, state in zip(clients, states, strict=True))
-    notes = [*corrupted.notes, *division.notes[len(division.dataset.notes) :], *_other_conditions(division, states)]
+    names = tuple(
+        _name(division, client, state) for client, state in zip(clients, states, strict=True)
+    )
+    notes = [
+        *corrupted.notes,
+        *division.notes[len(division.dataset.notes) :],
+        *_other_conditions(division, states),
+    ]
     mapped = [_cut(copy, each) for copy, each in zip(copies, rows, strict=True)]
     num_known = len(division.rows) - division.num_new
+
     return DividedData(division, corrupted, mapped, len(rows) - num_known, names, states, notes)
 
 
 def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pair | None]]:
-    """Return the clients of a run and the corruption of each; a new client appears once per condition.
+    """Return the clients of a run and the corruption of each; a new client appears once per
+    condition.
 
     Raises:
         ConfigError: the shift asks for more clients than there are, or for new clients without any.
@@ -117,6 +133,7 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
     if shift.new == "all" and not division.num_new:
         message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
         raise ConfigError(message, key="data.new_clients", allowed="> 0", got=0)
+
     num_known = len(division.rows) - division.num_new
     clients = list(range(num_known))
     done = list(pairs(shift, num_known))
@@ -124,6 +141,7 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
     for client in range(num_known, len(division.rows)):
         clients += [client] * len(conditions)
         done += conditions
+
     return clients, done
 
 
@@ -137,12 +155,15 @@ def _other_conditions(division: Division, states: tuple[str, ...]) -> list[str]:
 
 
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
-    """Return the record of a split, ready for JSON; positions are those in the published data set."""
+    """Return the record of a split, ready for JSON; positions are those in the published data
+    set.
+    """
     clients = to_records(division.rows)
     options: dict[str, Any] = {}
     for name, value in dataclasses.asdict(division.options).items():
         if name not in ("dataset", "dir", "path", "split"):  # which differ between machines
             options[name] = list(value) if isinstance(value, tuple) else value
+
     options["test"] = division.test
     options["clients"] = len(division.rows)
     return SplitRecord(

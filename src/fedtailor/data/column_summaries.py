@@ -1,8 +1,9 @@
-"""Summaries of a table's columns: each site makes its own from its training rows, and the server merges them.
+"""Summaries of a table's columns: each site makes its own from its training rows, and the server
+merges them.
 
-From the merged summaries follows how cells become features (:class:`fedtailor.data.columns.Columns`), the same at every
-site. A simulation makes them client by client too, so its features are those of sites that keep their rows to
-themselves.
+From the merged summaries follows how cells become features
+(:class:`fedtailor.data.columns.Columns`), the same at every site. A simulation makes them client by
+client too, so its features are those of sites that keep their rows to themselves.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class ColumnSummaries:
     counts: np.ndarray  # (columns,), int64
     """Cells with a value."""
     medians: np.ndarray  # (columns,), float64
-    """Columns of numbers: the median of the cells with a value, the mean of two where two are in the middle. 0 for
-    columns of text, and where no cell has a value."""
+    """Columns of numbers: the median of the cells with a value, the mean of two where two are in
+    the middle. 0 for columns of text, and where no cell has a value."""
     empty: np.ndarray  # (columns,), bool
     """Whether a cell is empty."""
     unused: tuple[str, ...] = ()
@@ -47,14 +48,23 @@ class ColumnSummaries:
     def to_record(self) -> dict[str, Any]:
         """Return the summaries as an object for JSON, which keeps every bit."""
         columns: list[dict[str, Any]] = []
-        facts = zip(self.names, self.counts.tolist(), self.medians.tolist(), self.empty.tolist(), strict=True)
+        facts = zip(
+            self.names,
+            self.counts.tolist(),
+            self.medians.tolist(),
+            self.empty.tolist(),
+            strict=True,
+        )
+
         for name, count, median, empty in facts:
             column: dict[str, Any] = {"name": name, "count": count, "empty": empty}
             if name in self.categories:
                 column.update(kind="category", categories=list(self.categories[name]))
             else:
                 column.update(kind="number", median=median)
+
             columns.append(column)
+
         return {"columns": columns, "unused": list(self.unused)}
 
     @classmethod
@@ -65,24 +75,40 @@ class ColumnSummaries:
             record: from anyone.
 
         Raises:
-            DataError: it is no such record, or holds impossible values; the message names the column.
+            DataError: it is no such record, or holds impossible values; the message names the
+                column.
         """
         if type(record) is not dict or set(record) != {"columns", "unused"}:
             raise _refuse("summaries of columns", "an object with columns and unused", record)
+
         columns = record["columns"]
         unused = record["unused"]
         if type(columns) is not list or not 0 < len(columns) <= MAX_COLUMNS:
             raise _refuse("columns of summaries", f"a list of 1 to {MAX_COLUMNS} columns", columns)
-        if type(unused) is not list or len(unused) > MAX_COLUMNS or any(type(name) is not str for name in unused):
-            raise _refuse("unused columns of summaries", f"a list of at most {MAX_COLUMNS} texts", unused)
+
+        if (
+            type(unused) is not list
+            or len(unused) > MAX_COLUMNS
+            or any(type(name) is not str for name in unused)
+        ):
+            raise _refuse(
+                "unused columns of summaries", f"a list of at most {MAX_COLUMNS} texts", unused
+            )
+
         for column in columns:
             _check_column(column)
+
         names = [column["name"] for column in columns]
         if len({*names, *unused}) < len(names) + len(unused):
             raise _refuse("columns of summaries", "columns with different names", [*names, *unused])
+
         return cls(
             names=tuple(names),
-            categories={each["name"]: tuple(each["categories"]) for each in columns if each["kind"] == "category"},
+            categories={
+                each["name"]: tuple(each["categories"])
+                for each in columns
+                if each["kind"] == "category"
+            },
             counts=np.array([each["count"] for each in columns], dtype=np.int64),
             medians=np.array([each.get("median", 0.0) for each in columns], dtype=np.float64),
             empty=np.array([each["empty"] for each in columns], dtype=bool),
@@ -97,29 +123,46 @@ def _check_column(column: Any) -> None:
         DataError: it is not one, or its values are impossible.
     """
     if type(column) is not dict or set(column) not in (_NUMBER, _CATEGORY):
-        raise _refuse("a column of summaries", "an object with name, kind, count, empty, median or categories", column)
+        raise _refuse(
+            "a column of summaries",
+            "an object with name, kind, count, empty, median or categories",
+            column,
+        )
+
     name = column["name"]
     if type(name) is not str or not name:
         raise _refuse("the name of a column of summaries", "a text that is not empty", name)
+
     kind = "number" if set(column) == _NUMBER else "category"
     if column["kind"] != kind:
-        raise _refuse(f"kind of column {name!r}", f"'{kind}', as its other entries say", column["kind"])
+        raise _refuse(
+            f"kind of column {name!r}", f"'{kind}', as its other entries say", column["kind"]
+        )
+
     count = column["count"]
     if type(count) is not int or not 0 <= count <= _MOST_CELLS:
         raise _refuse(f"count of column {name!r}", f"a whole number from 0 to {_MOST_CELLS}", count)
     if type(column["empty"]) is not bool:
         raise _refuse(f"empty of column {name!r}", "true or false", column["empty"])
+
     if kind == "number":
         largest = _LARGEST if count else 0.0
         median = column["median"]
-        if type(median) not in (int, float) or not -largest <= median <= largest:  # NaN is not within
-            raise _refuse(f"median of column {name!r}", f"a number from {-largest:g} to {largest:g}", median)
+        if (
+            type(median) not in (int, float) or not -largest <= median <= largest
+        ):  # NaN is not within
+            raise _refuse(
+                f"median of column {name!r}", f"a number from {-largest:g} to {largest:g}", median
+            )
+
         return
+
     categories = column["categories"]
     are_texts = type(categories) is list and all(type(each) is str and each for each in categories)
     if not are_texts or categories != sorted(set(categories)) or bool(categories) != bool(count):
         allowed = "different texts that are not empty, sorted; none only without values"
         raise _refuse(f"categories of column {name!r}", allowed, categories)
+
     if len(categories) > min(MAX_CATEGORIES, count):
         allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
         raise _refuse(f"categories of column {name!r}", allowed, len(categories))
@@ -149,6 +192,7 @@ def summarize(x: np.ndarray, raw: RawTable, rows: np.ndarray) -> ColumnSummaries
     for start in range(0, width, step):
         part = slice(start, start + step)
         counts[part], medians[part] = _counts_and_medians(x[rows, part])
+
     categories = {}
     for place, (name, texts) in enumerate(raw.columns):
         if texts:
@@ -156,12 +200,15 @@ def summarize(x: np.ndarray, raw: RawTable, rows: np.ndarray) -> ColumnSummaries
             found = np.unique(codes[~np.isnan(codes)]).astype(np.int64)
             categories[name] = tuple(sorted({texts[code] for code in found}))
             medians[place] = 0.0
+
     names = tuple(column.name for column in raw.columns)
     return ColumnSummaries(names, categories, counts, medians, counts < len(rows), raw.unused)
 
 
 def _counts_and_medians(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of cells (columns,) that are not empty, and their median, 0 if there are none."""
+    """Return the number of cells (columns,) that are not empty, and their median, 0 if there are
+    none.
+    """
     ordered = np.sort(cells, axis=0)  # NaN last
     counts = len(cells) - np.isnan(ordered).sum(axis=0)
     medians = np.zeros(cells.shape[1])
@@ -175,22 +222,25 @@ def _counts_and_medians(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) -> MergedColumns:
     """Return how cells become features, from the summaries of all sites.
 
-    What replaces an empty cell of a column of numbers is the weighted median of the sites' medians, weighted by their
-    cells with a value: the median at which, from the smallest on, half of all these cells is passed. Where a median and
-    all below it have exactly half of the cells, it is the mean of this and the next one. With one site it is the median
-    of its cells. The categories of a column are those of all sites.
+    What replaces an empty cell of a column of numbers is the weighted median of the sites' medians,
+    weighted by their cells with a value: the median at which, from the smallest on, half of all
+    these cells is passed. Where a median and all below it have exactly half of the cells, it is the
+    mean of this and the next one. With one site it is the median of its cells. The categories of a
+    column are those of all sites.
 
     Args:
         summaries: of every site, in the order of client ids; at least one.
         sites: their names, for messages.
 
     Raises:
-        DataError: the sites' columns have different names, or a column holds numbers at one site and text at another,
-            or has too many categories; the message names the column and the sites.
+        DataError: the sites' columns have different names, or a column holds numbers at one site
+            and text at another, or has too many categories; the message names the column and the
+            sites.
     """
     first = summaries[0]
     for other, site in zip(summaries[1:], sites[1:], strict=True):
         _check_names(first, other, sites[0], site)
+
     aligned = [_aligned(each, first.names) for each in summaries]
     fills = _weighted_medians(aligned)
     filled = np.any([each.counts > 0 for each in aligned], axis=0)
@@ -198,6 +248,7 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
     with_text = {name for each in summaries for name in each.categories}
     columns = []
     left_out = []
+
     for place, name in enumerate(first.names):
         if not filled[place]:
             left_out.append(name)
@@ -205,16 +256,21 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
             found = {category for each in aligned for category in each.categories.get(name, ())}
             if empty[place]:
                 found.add(MISSING)
+
             columns.append(Column(name, "category", tuple(sorted(found)), MISSING))
         else:
             columns.append(Column(name, "number", fill=float(fills[place])))
+
     if not columns:
         return MergedColumns(None, tuple(left_out))
+
     unused = dict.fromkeys(name for each in summaries for name in each.unused)
     return MergedColumns(Columns(tuple(columns), (*unused, *left_out)), tuple(left_out))
 
 
-def _check_names(first: ColumnSummaries, other: ColumnSummaries, first_site: str, site: str) -> None:
+def _check_names(
+    first: ColumnSummaries, other: ColumnSummaries, first_site: str, site: str
+) -> None:
     """Check that two sites have the same columns, in any order.
 
     Raises:
@@ -222,6 +278,7 @@ def _check_names(first: ColumnSummaries, other: ColumnSummaries, first_site: str
     """
     if first.names == other.names:
         return
+
     for names, others, has, lacks in (
         (first.names, set(other.names), first_site, site),
         (other.names, set(first.names), site, first_site),
@@ -229,13 +286,19 @@ def _check_names(first: ColumnSummaries, other: ColumnSummaries, first_site: str
         absent = [name for name in names if name not in others]
         if absent:
             message = f"column {absent[0]!r} is in the table of site '{has}', but not in that of site '{lacks}'."
-            raise DataError(message, key=absent[0], allowed="the same columns at all sites", got=f"none at '{lacks}'")
+            raise DataError(
+                message,
+                key=absent[0],
+                allowed="the same columns at all sites",
+                got=f"none at '{lacks}'",
+            )
 
 
 def _aligned(summaries: ColumnSummaries, names: tuple[str, ...]) -> ColumnSummaries:
     """Return a site's summaries with its columns in another order."""
     if summaries.names == names:
         return summaries
+
     places = {name: place for place, name in enumerate(summaries.names)}
     order = np.array([places[name] for name in names])
     return dataclasses.replace(
@@ -247,7 +310,9 @@ def _aligned(summaries: ColumnSummaries, names: tuple[str, ...]) -> ColumnSummar
     )
 
 
-def _is_text(name: str, place: int, summaries: Sequence[ColumnSummaries], sites: Sequence[str]) -> bool:
+def _is_text(
+    name: str, place: int, summaries: Sequence[ColumnSummaries], sites: Sequence[str]
+) -> bool:
     """Return whether a column holds text. A site where it has no value does not know what it holds.
 
     Raises:
@@ -257,14 +322,20 @@ def _is_text(name: str, place: int, summaries: Sequence[ColumnSummaries], sites:
     for each, site in zip(summaries, sites, strict=True):
         if each.counts[place]:
             kinds.setdefault(name in each.categories, site)
+
     if len(kinds) == 2:
         message = f"column {name!r} holds numbers at site '{kinds[False]}' and text at site '{kinds[True]}'."
-        raise DataError(message, key=name, allowed="numbers or text, the same at all sites", got="both")
+        raise DataError(
+            message, key=name, allowed="numbers or text, the same at all sites", got="both"
+        )
+
     return True in kinds
 
 
 def _weighted_medians(summaries: Sequence[ColumnSummaries]) -> np.ndarray:
-    """Return the weighted median (columns,) of the sites' medians, as float32; any number where no cell has a value."""
+    """Return the weighted median (columns,) of the sites' medians, as float32; any number where no
+    cell has a value.
+    """
     width = len(summaries[0].names)
     result = np.zeros(width, dtype=np.float32)
     step = max(_CHUNK // len(summaries), 1)
@@ -279,6 +350,7 @@ def _weighted_medians(summaries: Sequence[ColumnSummaries]) -> np.ndarray:
         lower = np.take_along_axis(values, (passed >= half).argmax(0)[None], axis=0)[0]
         upper = np.take_along_axis(values, (passed > half).argmax(0)[None], axis=0)[0]
         result[part] = (lower + upper) / 2
+
     return result
 
 
@@ -286,4 +358,6 @@ def _refuse(what: str, allowed: str, got: object) -> DataError:
     shown = repr(got)
     if len(shown) > 80:
         shown = f"{shown[:79]}…"
-    return DataError(f"{what} must be {allowed}, got {shown}.", key="columns", allowed=allowed, got=shown)
+    return DataError(
+        f"{what} must be {allowed}, got {shown}.", key="columns", allowed=allowed, got=shown
+    )

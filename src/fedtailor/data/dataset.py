@@ -16,7 +16,9 @@ from fedtailor.data.columns import Columns, RawTable
 
 
 class Annotations(NamedTuple):
-    """The properties of examples that a partition may use, one entry per example; None if the data set lacks one."""
+    """The properties of examples that a partition may use, one entry per example; None if the data
+    set lacks one.
+    """
 
     labels: np.ndarray  # (rows,), int64
     subclasses: np.ndarray | None = None  # (rows,), int64: finer classes, each within one label
@@ -30,7 +32,9 @@ class Annotations(NamedTuple):
 
 
 class Normalization(NamedTuple):
-    """Mean and standard deviation of values scaled by ``white``, per channel; a single value is for all channels."""
+    """Mean and standard deviation of values scaled by ``white``, per channel; a single value is for
+    all channels.
+    """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -40,7 +44,8 @@ class Normalization(NamedTuple):
 class Dataset:
     """Examples and labels: the official training part first, then the official test part.
 
-    A value p becomes ``(p / white - mean) / std``; the default maps a pixel to [-1, 1] (pFedFDA's experiments).
+    A value p becomes ``(p / white - mean) / std``; the default maps a pixel to [-1, 1] (pFedFDA's
+    experiments).
 
     Raises:
         DataError: shapes do not match, values are not finite, or labels are out of range.
@@ -54,23 +59,28 @@ class Dataset:
     num_classes: int
     class_names: tuple[str, ...] = ()
     subclasses: np.ndarray | None = None  # (rows,), int64
-    """Finer classes, 0 to ``len(subclass_names)`` - 1, each within one label (pFedVEM's concept drift)."""
+    """Finer classes, 0 to ``len(subclass_names)`` - 1, each within one label (pFedVEM's concept
+    drift)."""
     subclass_names: tuple[str, ...] = ()
     domains: np.ndarray | None = None  # (rows,), int64
     """The domain, writer or site of each example, 0 to ``len(domain_names)`` - 1."""
     domain_names: tuple[str, ...] = ()
     groups: np.ndarray | None = None  # (rows,), int64
-    """The group of each example, such as its patient, numbered from 0: a split never divides a group."""
+    """The group of each example, such as its patient, numbered from 0: a split never divides a
+    group."""
     raw: RawTable | None = None
-    """Tables as they were read: ``x`` has one number per column, which is a position in the texts of a category if the
-    column has texts; NaN: the cell is empty. :func:`fedtailor.data.build.build` makes features of them."""
+    """Tables as they were read: ``x`` has one number per column, which is a position in the texts
+    of a category if the column has texts; NaN: the cell is empty.
+    :func:`fedtailor.data.build.build` makes features of them."""
     columns: Columns | None = None
-    """Tables: how their cells became the features in ``x``; None before that, and for other data."""
+    """Tables: how their cells became the features in ``x``; None before that, and for other
+    data."""
     normalize: Normalization = Normalization()
     white: float = 255.0
     """The stored value that becomes 1 before normalization."""
     num_official_train: int = -1
-    """Rows of the official training part, which come first; -1 (all rows) without an official division."""
+    """Rows of the official training part, which come first; -1 (all rows) without an official
+    division."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of every file read, by its name."""
     tested_on: Literal["original", "synthetic"] = "original"
@@ -87,11 +97,15 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.num_official_train < 0:
             object.__setattr__(self, "num_official_train", len(self.y))
+
         self._check_examples()
         object.__setattr__(self, "x", np.ascontiguousarray(self.x))
-        object.__setattr__(self, "y", check_labels(self.y, self.num_classes, where=f"data set '{self.name}'"))
+        object.__setattr__(
+            self, "y", check_labels(self.y, self.num_classes, where=f"data set '{self.name}'")
+        )
         if self.class_names and len(self.class_names) != self.num_classes:
             raise self._refuse("class names", f"{self.num_classes} names", len(self.class_names))
+
         self._check_column("subclasses", self.subclasses, self.subclass_names)
         self._check_column("domains", self.domains, self.domain_names)
         if self.groups is not None:
@@ -99,7 +113,9 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example at the input of a model: (channels, height, width) or (features,)."""
+        """Shape of one example at the input of a model: (channels, height, width) or
+        (features,).
+        """
         return (self.x.shape[-1], *self.x.shape[1:-1])
 
     @property
@@ -114,36 +130,47 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of examples, labels, subclasses, domains and groups with shapes and types; the same everywhere."""
+        """SHA-256 of examples, labels, subclasses, domains and groups with shapes and types; the
+        same everywhere.
+        """
         digest = hashlib.sha256()
         texts = [column.texts for column in self.raw.columns] if self.raw is not None else []
         if any(texts):
             digest.update(json.dumps(texts).encode("ascii"))
+
         for array in (self.x, self.y, self.subclasses, self.domains, self.groups):
             if array is None:
                 continue
+
             portable = array.astype(array.dtype.newbyteorder("<"), copy=False)
             digest.update(f"{portable.dtype.str} {portable.shape}\n".encode())
             digest.update(portable.data)
+
         return digest.hexdigest()
 
     def _check_examples(self) -> None:
         if self.x.ndim not in (2, 4) or 0 in self.x.shape:
-            allowed = "an array (rows, height, width, channels) or (rows, features) that is not empty"
+            allowed = (
+                "an array (rows, height, width, channels) or (rows, features) that is not empty"
+            )
             raise self._refuse("examples", allowed, self.x.shape)
+
         if self.x.dtype not in (np.uint8, np.float32):
             raise self._refuse("examples", "of type uint8 or float32", self.x.dtype)
         if len(self.y) != len(self.x):
             raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
+
         if self.raw is not None:
             self._check_raw(self.raw)
         elif self.x.dtype == np.float32 and not np.isfinite(self.x).all():
             raise self._refuse("examples", "finite", "NaN or infinity")
+
         mean, std = self.normalize
         fits = self.raw is not None or len(mean) in (
             1,
             self.x.shape[-1],
         )  # raw: the number of features is not known yet
+
         if len(mean) != len(std) or not fits or min(std) <= 0:
             allowed = f"1 or {self.x.shape[-1]} means and as many deviations > 0"
             raise self._refuse("normalization", allowed, tuple(self.normalize))
@@ -153,12 +180,18 @@ class Dataset:
         if self.x.ndim != 2 or self.x.dtype != np.float32 or len(raw.columns) != self.x.shape[1]:
             allowed = f"an array (rows, {len(raw.columns)}) of type float32, as the table has as many columns"
             raise self._refuse("examples", allowed, f"{self.x.shape} of type {self.x.dtype}")
+
         if np.isinf(self.x).any():
             raise self._refuse("examples", "finite or NaN", "infinity")
+
         for place, (name, texts) in enumerate(raw.columns):
             codes = self.x[:, place]
             if texts and not np.isin(codes[~np.isnan(codes)], np.arange(len(texts))).all():
-                raise self._refuse(f"column {name!r}", f"whole numbers from 0 to {len(texts) - 1}", "another number")
+                raise self._refuse(
+                    f"column {name!r}",
+                    f"whole numbers from 0 to {len(texts) - 1}",
+                    "another number",
+                )
 
     def _check_column(self, what: str, column: np.ndarray | None, names: Sized) -> None:
         """Check that every example has one of the named domains or subclasses."""
@@ -166,11 +199,16 @@ class Dataset:
             return
         if len(column) != len(self.x):
             raise self._refuse(what, f"{len(self.x)}, one for each example", len(column))
-        object.__setattr__(self, what, check_labels(column, len(names), where=f"{what} of data set '{self.name}'"))
+        object.__setattr__(
+            self, what, check_labels(column, len(names), where=f"{what} of data set '{self.name}'")
+        )
 
     def _refuse(self, what: str, allowed: str, got: object) -> DataError:
         return DataError(
-            f"data set '{self.name}': {what} must be {allowed}, got {got}.", key=what, allowed=allowed, got=got
+            f"data set '{self.name}': {what} must be {allowed}, got {got}.",
+            key=what,
+            allowed=allowed,
+            got=got,
         )
 
 
@@ -178,16 +216,21 @@ def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndar
     """Return ``labels`` (rows,) as int64 if all are whole numbers from 0 to ``num_classes`` - 1.
 
     Raises:
-        DataError: a label is out of range; the message names ``where`` (a file) and the first such label and its row.
+        DataError: a label is out of range; the message names ``where`` (a file) and the first such
+            label and its row.
     """
     allowed = f"whole numbers from 0 to {num_classes - 1}"
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         got = f"type {labels.dtype} of shape {labels.shape}"
-        raise DataError(f"labels of {where} must be {allowed}, got {got}.", path=where, allowed=allowed, got=got)
+        raise DataError(
+            f"labels of {where} must be {allowed}, got {got}.", path=where, allowed=allowed, got=got
+        )
+
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         row = int(wrong[0])
         label = int(labels[row])
         message = f"labels of {where} must be {allowed}, got {label} at row {row}."
         raise DataError(message, path=where, allowed=allowed, got=label)
+
     return labels.astype(np.int64)

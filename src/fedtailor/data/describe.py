@@ -1,4 +1,6 @@
-"""Descriptions of data, ready for JSON: a division among clients, and the findings about a user's own data."""
+"""Descriptions of data, ready for JSON: a division among clients, and the findings about a user's
+own data.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str,
         for number, rows in enumerate(division.rows)
     ]
     sizes = [len(rows.train) for rows in division.rows]
+
     return {
         "dataset": dataset.name,
         "partition": division.options.partition or division.options.split,
@@ -59,7 +62,9 @@ def count_by_name(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
 
 
 def describe_findings(path: str, own: OwnData) -> dict[str, Any]:
-    """Return the findings about a user's data, with problems grouped by severity and kind, errors first."""
+    """Return the findings about a user's data, with problems grouped by severity and kind, errors
+    first.
+    """
     findings = own.findings
     sites = [
         {
@@ -71,10 +76,12 @@ def describe_findings(path: str, own: OwnData) -> dict[str, Any]:
         for site in findings.sites
     ]
     groups = _groups(findings)
+
     return {
         "path": path,
         "layout": findings.layout,
-        "usable": own.dataset is not None and not any(group["severity"] == "error" for group in groups),
+        "usable": own.dataset is not None
+        and not any(group["severity"] == "error" for group in groups),
         "sites": sites,
         "problems": groups,
         "notes": list(findings.notes),
@@ -86,7 +93,22 @@ def _groups(findings: Findings) -> list[dict[str, Any]]:
     kinds = sorted(findings.counts, key=lambda kind: (_SEVERITIES.index(kind[0]), kind[1]))
     groups = []
     for severity, kind in kinds:
-        alike = [problem for problem in findings.problems if (problem.severity, problem.kind) == (severity, kind)]
-        first = [{"site": each.site, "path": each.path, "message": each.message} for each in alike[:_FIRST]]
-        groups.append({"severity": severity, "kind": kind, "count": findings.counts[severity, kind], "first": first})
+        alike = [
+            problem
+            for problem in findings.problems
+            if (problem.severity, problem.kind) == (severity, kind)
+        ]
+        first = [
+            {"site": each.site, "path": each.path, "message": each.message}
+            for each in alike[:_FIRST]
+        ]
+        groups.append(
+            {
+                "severity": severity,
+                "kind": kind,
+                "count": findings.counts[severity, kind],
+                "first": first,
+            }
+        )
+
     return groups

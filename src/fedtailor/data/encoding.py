@@ -1,4 +1,6 @@
-"""The encoding of a table as it was read: medians and categories of the training rows, and the features of all rows."""
+"""The encoding of a table as it was read: medians and categories of the training rows, and the
+features of all rows.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ _SHOWN = 5
 
 
 def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset, list[str]]:
-    """Return a data set with the features of all rows, and notes; other data sets are returned as they are.
+    """Return a data set with the features of all rows, and notes; other data sets are returned as
+    they are.
 
     A table of numbers without empty cells keeps its array.
 
     Args:
         dataset: the data set as it was read.
-        known: the examples of all clients that are not new. Medians and categories are merged from those of the
-            training rows of each (:mod:`fedtailor.data.column_summaries`), as real sites would do it.
+        known: the examples of all clients that are not new. Medians and categories are merged from
+            those of the training rows of each (:mod:`fedtailor.data.column_summaries`), as real
+            sites would do it.
 
     Raises:
         DataError: there are no training rows, or no column has a value in them.
@@ -33,17 +37,20 @@ def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset
     raw = dataset.raw
     if raw is None:
         return dataset, []
+
     is_plain = not any(column.texts for column in raw.columns) and not np.isnan(dataset.x).any()
     if not any(len(each.train) for each in known):
         if is_plain:
             return dataclasses.replace(dataset, raw=None), []
         raise _refuse(dataset, "no client that is not new has training examples")
+
     summaries = [summarize(dataset.x, raw, each.train) for each in known]
     columns, left_out = merge_summaries(summaries, [str(client) for client in range(len(known))])
     if columns is None:
         raise _refuse(dataset, "no column has a value in the training examples")
     if is_plain:
         return dataclasses.replace(dataset, raw=None, columns=columns), []
+
     cells = {
         column.name: _cells(dataset.x[:, place], column.texts)
         for place, column in enumerate(raw.columns)
@@ -51,14 +58,17 @@ def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset
     }
     encoded = columns.encode(cells)
     notes = []
+
     if left_out:
         shown = _listed([repr(name) for name in left_out])
         notes.append(f"Left out, because no training example has a value: {shown}.")
+
     if encoded.unseen:
         shown = _listed([f"{name!r} {count}" for name, count in encoded.unseen.items()])
         notes.append(
             f"Cells with a category that no training example has, by column: {shown}. All their features are 0."
         )
+
     return dataclasses.replace(dataset, x=encoded.x, raw=None, columns=columns), notes
 
 
@@ -70,7 +80,8 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
         columns: of the data in training.
 
     Raises:
-        DataError: columns are missing or extra, or hold text in place of numbers or numbers in place of text.
+        DataError: columns are missing or extra, or hold text in place of numbers or numbers in
+            place of text.
     """
     assert dataset.raw is not None
     present = [column.name for column in dataset.raw.columns]
@@ -79,10 +90,16 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
     if missing:
         message = f"table '{dataset.name}' lacks columns that the data in training had: {_listed(missing)}."
         raise DataError(message, key="data", allowed=list(columns.names), got=present)
+
     if extra:
         message = f"table '{dataset.name}' has columns that the data in training did not have: {_listed(extra)}."
         raise DataError(message, key="data", allowed=list(columns.names), got=present)
-    cells = {column.name: _cells(dataset.x[:, place], column.texts) for place, column in enumerate(dataset.raw.columns)}
+
+    cells = {
+        column.name: _cells(dataset.x[:, place], column.texts)
+        for place, column in enumerate(dataset.raw.columns)
+    }
+
     return columns.encode(cells).x
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 
 def data_folder(folder: str | Path = "") -> Path:
-    """Return the folder of data sets: the argument, else ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``."""
+    """Return the folder of data sets: the argument, else ``FEDTAILOR_DATA``, else
+    ``~/.cache/fedtailor``.
+    """
     chosen = str(folder) or os.environ.get("FEDTAILOR_DATA", "") or "~/.cache/fedtailor"
     return Path(chosen).expanduser()
 

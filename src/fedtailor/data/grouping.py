@@ -30,8 +30,8 @@ def divide_groups(
 ) -> list[np.ndarray]:
     """Return the positions of each client's examples, so that each group is at one client.
 
-    The partition divides groups as if each were one example with the group's most frequent label. If it divides by
-    domain, the examples of a group in different domains are different groups.
+    The partition divides groups as if each were one example with the group's most frequent label.
+    If it divides by domain, the examples of a group in different domains are different groups.
 
     Args:
         partition: the partition.
@@ -51,6 +51,7 @@ def divide_groups(
     except DataError as error:
         message = f"{error.message} A group (data.group) counts as one example."
         raise DataError(message, key=error.key, allowed=error.allowed, got=error.got) from error
+
     return [np.concatenate([members[unit] for unit in part]) for part in parts]
 
 
@@ -69,8 +70,12 @@ def _members(units: np.ndarray) -> list[np.ndarray]:
 
 
 def _typical_examples(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return for every unit (units,) the first example of its most frequent label, of the smallest if several are."""
-    pairs, first, counts = np.unique(np.stack([units, labels]), axis=1, return_index=True, return_counts=True)
+    """Return for every unit (units,) the first example of its most frequent label, of the smallest
+    if several are.
+    """
+    pairs, first, counts = np.unique(
+        np.stack([units, labels]), axis=1, return_index=True, return_counts=True
+    )
     order = np.lexsort((pairs[1], -counts, pairs[0]))
     is_first = np.diff(pairs[0][order], prepend=-1) > 0
     typical: np.ndarray = first[order][is_first]
@@ -86,17 +91,20 @@ def split_by_groups(
     num_official_train: int = 0,
     generator: np.random.RandomState | None = None,
 ) -> ClientRows:
-    """Split one client's examples as :func:`fedtailor.data.division.split_client` does, but by whole groups.
+    """Split one client's examples as :func:`fedtailor.data.division.split_client` does, but by
+    whole groups.
 
-    Groups are shuffled. The first ones are for testing, as many as come closest to the share asked for; of the kept
-    training examples, the last ones are for validation. A client with one group has it for training.
+    Groups are shuffled. The first ones are for testing, as many as come closest to the share asked
+    for; of the kept training examples, the last ones are for validation. A client with one group
+    has it for training.
 
     Args:
         positions: the client's examples (n,).
         groups: number of the group of every example of the data set.
         options: the ``[data]`` section.
         seed: seed of the shuffle.
-        sides: the side of every group that an earlier client has too, where it stays; this client's are added.
+        sides: the side of every group that an earlier client has too, where it stays; this client's
+            are added.
         num_official_train: number of examples in the official training part.
         generator: see ``split_client``.
     """
@@ -105,16 +113,19 @@ def split_by_groups(
     rank[np.random.RandomState(seed % 2**32).permutation(len(own))] = np.arange(len(own))
     ordered = positions[np.argsort(rank[place], kind="stable")]
     is_test = np.zeros(len(ordered), dtype=bool)
+
     if options.test == "given":
         is_test = ordered >= num_official_train
     elif options.test in ("auto", "own"):
         num_test = len(ordered) - math.floor((1 - options.test_share) * len(ordered))
         is_test = np.isin(groups[ordered], _take(groups[ordered], num_test, sides, "test"))
+
     train = ordered[~is_test]
     num_kept = options.num_kept(len(train))
     if generator is not None:
         train = train[generator.permutation(len(train))]
         generator.permutation(len(train) - num_kept)  # as in split_client
+
     kept = train[:num_kept]
     num_val = math.floor(options.val_fraction * len(kept))
     is_val = np.isin(groups[kept], _take(groups[kept][::-1], num_val, sides, "val"))
@@ -122,11 +133,13 @@ def split_by_groups(
     for side in _SIDES:
         for group in np.unique(groups[getattr(rows, side)]).tolist():
             sides.setdefault(group, side)
+
     return rows
 
 
 def _take(groups: np.ndarray, wanted: int, sides: Mapping[int, Side], side: Side) -> list[int]:
-    """Return the groups for a side: those that are on it, and the first free ones that come closest to ``wanted``.
+    """Return the groups for a side: those that are on it, and the first free ones that come closest
+    to ``wanted``.
 
     At least one group is left for training.
 
@@ -147,13 +160,15 @@ def _take(groups: np.ndarray, wanted: int, sides: Mapping[int, Side], side: Side
 
 
 def check_groups_together(rows: Sequence[ClientRows], groups: np.ndarray, *, key: str) -> None:
-    """Check that the examples of a group are all for training, all for validation, or all for testing.
+    """Check that the examples of a group are all for training, all for validation, or all for
+    testing.
 
     Raises:
         DataError: a group is on two sides; the message counts them.
     """
     sides = {
-        name: np.unique(groups[np.concatenate([getattr(each, name) for each in rows])]) for name in rows[0]._fields
+        name: np.unique(groups[np.concatenate([getattr(each, name) for each in rows])])
+        for name in rows[0]._fields
     }
     for one, other in (("train", "test"), ("train", "val"), ("val", "test")):
         both = np.intersect1d(sides[one], sides[other])
@@ -163,4 +178,6 @@ def check_groups_together(rows: Sequence[ClientRows], groups: np.ndarray, *, key
                 f"{len(both)} groups of data.group have examples in {words[one]} and in {words[other]}, but a group "
                 "must stay on one side."
             )
-            raise DataError(message, key=key, allowed="each group on one side", got=f"{len(both)} on two")
+            raise DataError(
+                message, key=key, allowed="each group on one side", got=f"{len(both)} on two"
+            )

@@ -1,7 +1,8 @@
-"""The specification of a model's inputs: what turns a picture, an array or a row of a table into numbers.
+"""The specification of a model's inputs: what turns a picture, an array or a row of a table into
+numbers.
 
-It is stored beside the models of a run, as ``inputs.json`` and ``inputs.safetensors``, so that a model can be used
-where the training data are not.
+It is stored beside the models of a run, as ``inputs.json`` and ``inputs.safetensors``, so that a
+model can be used where the training data are not.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ def read_input_specification(folder: Path) -> InputSpecification:
     version = record.get("version")
     if type(version) is not int or version < 1:
         raise damaged(path, f"its version is {version!r:.40}")
+
     if version > INPUTS_VERSION:
         raise DataError(
             f"'{path}' was made by a newer fedtailor, version {version}; this one reads up to {INPUTS_VERSION}.",
@@ -138,23 +140,36 @@ def read_input_specification(folder: Path) -> InputSpecification:
             allowed=INPUTS_VERSION,
             got=version,
         )
+
     raw = read_file(folder / _TENSORS, limit=_LARGEST, within=folder)
     if hashlib.sha256(raw).hexdigest() != record.get("sha256"):
         raise damaged(folder / _TENSORS, f"its SHA-256 is not the one in {_JSON}")
+
     try:
         arrays = load(raw)
         return specification_of(record, arrays)
     except DataError as reason:  # of the columns
         raise damaged(path, reason.message.rstrip(".")) from reason
-    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as reason:
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AttributeError,
+    ) as reason:
         raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
 
-def specification_of(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> InputSpecification:
-    """Return the specification of a record, which :meth:`InputSpecification.to_record` made, and of mean and deviation.
+def specification_of(
+    record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> InputSpecification:
+    """Return the specification of a record, which :meth:`InputSpecification.to_record` made, and of
+    mean and deviation.
 
     Raises:
-        ValueError: something in it is not as it must be. Other exceptions of wrong types are possible.
+        ValueError: something in it is not as it must be. Other exceptions of wrong types are
+            possible.
     """
     inputs = InputSpecification(
         kind=_one_of(record["kind"], get_args(Kind)),
@@ -168,19 +183,36 @@ def specification_of(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
         image_size=_whole(record["image_size"], 1024, least=0),
         color=_one_of(record["color"], get_args(Color)),
         dataset=_text(record["dataset"]),
-        columns=None if record["columns"] is None else Columns.from_json(json.dumps(record["columns"])),
+        columns=None
+        if record["columns"] is None
+        else Columns.from_json(json.dumps(record["columns"])),
     )
+
     if inputs.columns is not None and (len(inputs.columns.feature_names),) != inputs.shape:
-        raise ValueError(f"{len(inputs.columns.feature_names)} features of columns for the shape {inputs.shape}")
+        raise ValueError(
+            f"{len(inputs.columns.feature_names)} features of columns for the shape {inputs.shape}"
+        )
+
     if len(inputs.shape) != (3 if inputs.kind == "images" else 1):
         raise ValueError(f"the shape of {inputs.kind} is {inputs.shape}")
+
     channels = inputs.shape[0]
     if inputs.mean.shape != inputs.std.shape or inputs.mean.shape not in ((1,), (channels,)):
-        raise ValueError(f"{inputs.mean.shape} means and {inputs.std.shape} deviations for {channels} channels")
-    if not (np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all()) or inputs.std.min() <= 0:
+        raise ValueError(
+            f"{inputs.mean.shape} means and {inputs.std.shape} deviations for {channels} channels"
+        )
+
+    if (
+        not (np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all())
+        or inputs.std.min() <= 0
+    ):
         raise ValueError("a mean or deviation is not finite, or a deviation is not positive")
-    if not 1e-6 <= inputs.white <= 1e12 or (inputs.class_names and len(inputs.class_names) != inputs.num_classes):
+
+    if not 1e-6 <= inputs.white <= 1e12 or (
+        inputs.class_names and len(inputs.class_names) != inputs.num_classes
+    ):
         raise ValueError("white, or the number of class names, is impossible")
+
     return inputs
 
 

@@ -1,4 +1,6 @@
-"""The inventory of known data sets: description, and which files are in the data folder. No file is opened."""
+"""The inventory of known data sets: description, and which files are in the data folder. No file is
+opened.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ State = Literal["included", "present", "partial", "absent"]
 def inventory(folder: Path) -> list[dict[str, Any]]:
     """Return one record per known data set, ready for JSON, by name.
 
-    ``state`` is ``included`` (no files are needed), ``present`` (all files that can be fetched exist, and at least one
-    for every other pattern), ``partial`` (some files exist) or ``absent``. Whether the files can be read is not tested.
+    ``state`` is ``included`` (no files are needed), ``present`` (all files that can be fetched
+    exist, and at least one for every other pattern), ``partial`` (some files exist) or ``absent``.
+    Whether the files can be read is not tested.
 
     Args:
         folder: the data folder; it need not exist.
@@ -38,6 +41,7 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
     together: dict[Path, int] = {}
     for sizes in found.values():
         together |= sizes  # a file may match several patterns
+
     return {
         "name": name,
         "description": known.description,
@@ -66,13 +70,17 @@ def _state(name: str, folder: Path, found: dict[str, dict[Path, int]]) -> State:
 
 
 def _sizes(folder: Path, pattern: str) -> dict[Path, int]:
-    """Return the files that match and their sizes in bytes, without unfinished downloads and archives."""
+    """Return the files that match and their sizes in bytes, without unfinished downloads and
+    archives.
+    """
     sizes = {}
     for path in folder.glob(pattern):
         try:
             status = path.stat()
         except OSError:  # removed in the meantime, or a broken link
             continue
+
         if stat.S_ISREG(status.st_mode) and path.suffix not in (".part", ".zip"):
             sizes[path] = status.st_size
+
     return sizes

@@ -1,8 +1,10 @@
-"""Mean and deviation of features over many sites: each site computes its own, and the server merges them.
+"""Mean and deviation of features over many sites: each site computes its own, and the server merges
+them.
 
-The merged values are those of all examples at once but for rounding (Chan, Golub and LeVeque 1979, "Updating formulae
-and a pairwise algorithm for computing sample variances"). A simulation computes them the same way, client by client, so
-its bits are those of sites that keep their examples to themselves.
+The merged values are those of all examples at once but for rounding (Chan, Golub and LeVeque 1979,
+"Updating formulae and a pairwise algorithm for computing sample variances"). A simulation computes
+them the same way, client by client, so its bits are those of sites that keep their examples to
+themselves.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Normalization
 
 LEAST_ROWS = 10
-"""The fewest training examples of which a real site tells moments and medians. The mean of one example is the example,
-and mean and deviation of two give both. Those of ten give no single one, unless others are known; a median can still be
-the cell of an example, but does not say of which. A simulation merges all clients, however small."""
+"""The fewest training examples of which a real site tells moments and medians. The mean of one
+example is the example, and mean and deviation of two give both. Those of ten give no single one,
+unless others are known; a median can still be the cell of an example, but does not say of which. A
+simulation merges all clients, however small."""
 _CHUNK = 2**22
 """Numbers of which moments are computed at once."""
 _MOST_VALUES = 2**40
@@ -32,7 +35,9 @@ _SMALLEST_DEVIATION = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Count, mean and squared deviations of every feature of a table, or of every channel of images."""
+    """Count, mean and squared deviations of every feature of a table, or of every channel of
+    images.
+    """
 
     count: int
     """Values of each feature: examples, times pixels."""
@@ -57,9 +62,11 @@ class Moments:
         """
         if type(record) is not dict or set(record) != {"count", "mean", "squares"}:
             raise _refuse("moments", "an object with count, mean and squares", record)
+
         count = record["count"]
         if type(count) is not int or not 0 <= count <= _MOST_VALUES:
             raise _refuse("count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
+
         largest = _LARGEST if count else 0.0
         mean = _numbers("mean", record["mean"], width, -largest, largest)
         squares = _numbers("squares", record["squares"], width, 0.0, count * (2 * largest) ** 2)
@@ -69,7 +76,8 @@ class Moments:
 def moments_of(x: np.ndarray, rows: np.ndarray) -> Moments:
     """Return the moments of some examples.
 
-    Their bits depend on these examples and on their order in ``x`` only, not on the other examples there.
+    Their bits depend on these examples and on their order in ``x`` only, not on the other examples
+    there.
 
     Args:
         x: examples (rows, features) or (rows, height, width, channels).
@@ -78,7 +86,10 @@ def moments_of(x: np.ndarray, rows: np.ndarray) -> Moments:
     width = x.shape[-1]
     ordered = np.sort(rows)
     step = max(_CHUNK // max(math.prod(x.shape[1:]), 1), 1)
-    parts = [_moments(x[ordered[start : start + step]].reshape(-1, width)) for start in range(0, len(ordered), step)]
+    parts = [
+        _moments(x[ordered[start : start + step]].reshape(-1, width))
+        for start in range(0, len(ordered), step)
+    ]
     return merge_moments(parts) if parts else Moments(0, np.zeros(width), np.zeros(width))
 
 
@@ -94,7 +105,8 @@ def _moments(values: np.ndarray) -> Moments:
 
 
 def merge_moments(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of all examples together, from those of each site, in the order of client ids.
+    """Return the moments of all examples together, from those of each site, in the order of client
+    ids.
 
     Raises:
         ValueError: there are no parts.
@@ -102,11 +114,16 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     """
     if not parts:
         raise ValueError("moments of no sites")
+
     merged = parts[0]
     for part in parts[1:]:
         if len(part.mean) != len(merged.mean):
-            raise _refuse("moments", f"of {len(merged.mean)} features, as those before", len(part.mean))
+            raise _refuse(
+                "moments", f"of {len(merged.mean)} features, as those before", len(part.mean)
+            )
+
         merged = _merged(merged, part)
+
     return merged
 
 
@@ -115,15 +132,18 @@ def _merged(first: Moments, second: Moments) -> Moments:
         return first
     if first.count == 0:
         return second
+
     count = first.count + second.count
     step = second.mean - first.mean
     mean = first.mean + step * (second.count / count)
     between = step**2 * (first.count * (second.count / count))
+
     return Moments(count, mean, first.squares + second.squares + between)
 
 
 def normalization_of(moments: Moments, white: float) -> Normalization:
-    """Return mean and standard deviation of values scaled by ``white``; a constant feature gets the deviation 1.
+    """Return mean and standard deviation of values scaled by ``white``; a constant feature gets the
+    deviation 1.
 
     Args:
         moments: of at least one example.
@@ -154,4 +174,6 @@ def _refuse(what: str, allowed: str, got: object) -> DataError:
     shown = repr(got)
     if len(shown) > 80:
         shown = f"{shown[:79]}…"
-    return DataError(f"{what} must be {allowed}, got {shown}.", key="moments", allowed=allowed, got=shown)
+    return DataError(
+        f"{what} must be {allowed}, got {shown}.", key="moments", allowed=allowed, got=shown
+    )

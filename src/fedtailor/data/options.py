@@ -20,7 +20,8 @@ class DataOptions:
     """The ``[data]`` section.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of range, a name is unknown, or options exclude each other.
+        ConfigError: a value has the wrong type or is out of range, a name is unknown, or options
+            exclude each other.
     """
 
     dataset: str = "digits"
@@ -28,54 +29,66 @@ class DataOptions:
     dir: str = ""
     """Folder of the known data sets; empty: FEDTAILOR_DATA, else ~/.cache/fedtailor."""
     path: str = ""
-    """Your own data instead of a known data set: a folder, or ``package.module:function`` that returns arrays."""
+    """Your own data instead of a known data set: a folder, or ``package.module:function`` that
+    returns arrays."""
     label_column: str = ""
-    """Your own tables: the column with the class; empty: the one whose name says so, such as label or diagnosis."""
+    """Your own tables: the column with the class; empty: the one whose name says so, such as label
+    or diagnosis."""
     group: str = ""
-    """Your own data: says which examples must stay together, such as those of a patient. Tables: a column. Folders of
+    """Your own data: says which examples must stay together, such as those of a patient. Tables: a
+    column. Folders of
     images: a regular expression with one group, which is searched for in the path of a file."""
     missing: Literal["impute", "refuse"] = "impute"
-    """Your own tables: empty cells are replaced (numbers by the median of the clients' medians of training examples,
-    weighted by cells; text by the category "missing"), or an error."""
+    """Your own tables: empty cells are replaced (numbers by the median of the clients' medians of
+    training examples, weighted by cells; text by the category "missing"), or an error."""
     image_size: Annotated[int, Range(ge=0, le=1024)] = 0
-    """Your own images: they are resized to a square of this side; 0: no resizing, all images must have one size."""
+    """Your own images: they are resized to a square of this side; 0: no resizing, all images must
+    have one size."""
     color: Literal["auto", "gray", "rgb"] = "auto"
     """Your own images: auto is rgb if any image has colors."""
     partition: str = ""
-    """How examples are divided among clients; empty: natural if the data has sites, else dirichlet(alpha=0.5)."""
+    """How examples are divided among clients; empty: natural if the data has sites, else
+    dirichlet(alpha=0.5)."""
     clients: Annotated[int, Range(ge=0)] = 0
     """Number of clients including new ones; 0: the number that the partition defines, else 20."""
     new_clients: Annotated[int, Range(ge=0)] | tuple[str, ...] = 0
-    """Clients that are new: they never take part in training. The names of sites, or how many of the last clients."""
+    """Clients that are new: they never take part in training. The names of sites, or how many of
+    the last clients."""
     subset: Annotated[int, Range(ge=0)] = 0
-    """Examples kept before the partition, the same number of every class (only from the training part if the test
-    examples are official ones); 0: all."""
+    """Examples kept before the partition, the same number of every class (only from the training
+    part if the test examples are official ones); 0: all."""
     fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of each client's training examples that is kept; test examples are not affected."""
     subsampling: Literal["nested", "release"] = "nested"
-    """Which training examples ``fraction`` keeps. nested: a smaller fraction is a part of a larger one. release: those
-    that pFedFDA's released code draws, with seed 0 whatever ``seed`` is."""
+    """Which training examples ``fraction`` keeps. nested: a smaller fraction is a part of a larger
+    one. release: those that pFedFDA's released code draws, with seed 0 whatever ``seed`` is."""
     train_size: Annotated[int, Range(ge=0)] = 0
     """Largest number of training examples of a client; 0: no limit."""
     test: Literal["auto"] | TestPolicy = "auto"
-    """Test examples of a client: a share of its ``own`` examples; its ``given`` test examples; or official test
-    examples: those with its labels, with its subclasses, or all of them. auto: given for data by writer or site that
-    come divided, else own."""
+    """Test examples of a client: a share of its ``own`` examples; its ``given`` test examples; or
+    official test
+    examples: those with its labels, with its subclasses, or all of them. auto: given for data by
+    writer or site that come divided, else own."""
     test_share: Annotated[float, Range(ge=0, lt=1)] = 0.2
     """Share of each client's own examples that is used for testing."""
     val_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Share of each client's kept training examples for validation: personalized models are scored on them too."""
+    """Share of each client's kept training examples for validation: personalized models are scored
+    on them too."""
     shift: str = ""
-    """Corruption of some clients' images, such as cifar_s(clients=50, pairing='release'); empty: none."""
+    """Corruption of some clients' images, such as cifar_s(clients=50, pairing='release'); empty:
+    none."""
     normalize: Literal["auto", "dataset", "training"] = "auto"
-    """Mean and standard deviation that normalize values: those of the ``dataset``, or of all ``training`` examples;
+    """Mean and standard deviation that normalize values: those of the ``dataset``, or of all
+    ``training`` examples;
     auto: training for tables of numbers, dataset for images."""
     mean: tuple[float, ...] = ()
-    """Means of pixels scaled to [0, 1] that replace those of the data set: one, or one per channel."""
+    """Means of pixels scaled to [0, 1] that replace those of the data set: one, or one per
+    channel."""
     std: tuple[float, ...] = ()
     """Standard deviations that belong to ``mean``."""
     split: str = ""
-    """A split file, or a folder of client_*.npz files, which replaces ``partition`` and all options that divide."""
+    """A split file, or a folder of client_*.npz files, which replaces ``partition`` and all options
+    that divide."""
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42
     """Seed of partition, split and corruptions; "run": the seed of the run."""
 
@@ -85,7 +98,9 @@ class DataOptions:
         return by_training and not self.mean and not self.std
 
     def num_kept(self, num_train: int) -> int:
-        """Return how many of a client's training examples are kept: at least one, if there is any."""
+        """Return how many of a client's training examples are kept: at least one, if there is
+        any.
+        """
         kept = math.floor(self.fraction * num_train)
         if kept == 0 and num_train:
             kept = 1
@@ -109,24 +124,36 @@ class DataOptions:
         if not self.path:
             dataset = find_name("dataset", self.dataset, DATASETS, key="data.dataset")
             object.__setattr__(self, "dataset", dataset)
+
         if self.clients:
             refuse_too_many_new(self.num_new, self.clients)
+
         if isinstance(self.new_clients, tuple):
             if self.split:
                 message = "data.new_clients must be a number with data.split: the file says which clients come last."
-                raise ConfigError(message, key="data.new_clients", allowed=">= 0", got=list(self.new_clients))
+                raise ConfigError(
+                    message, key="data.new_clients", allowed=">= 0", got=list(self.new_clients)
+                )
+
             if len(set(self.new_clients)) < len(self.new_clients):
                 message = "data.new_clients must be different names."
                 raise ConfigError(message, key="data.new_clients", got=list(self.new_clients))
+
         if bool(self.mean) != bool(self.std):
             given = "mean" if self.mean else "std"
             other = "std" if self.mean else "mean"
-            raise ConfigError(f"data.{given} needs data.{other} as well, got none.", key=f"data.{other}", got="none")
+            raise ConfigError(
+                f"data.{given} needs data.{other} as well, got none.",
+                key=f"data.{other}",
+                got="none",
+            )
+
         self._refuse_without_effect()
         if self.partition:
             from fedtailor.data.partitions.text import parse_partition
 
             parse_partition(self.partition)
+
         if self.shift.strip():
             from fedtailor.data.corruptions.shift import parse_shift
 
@@ -140,10 +167,14 @@ class DataOptions:
             self._refuse_for_release()
         if self.mean:
             self._refuse(("normalize",), "data.mean and data.std are given")
+
         if not self.path:
             own = ["group", "missing", "image_size", "color"]
-            if self.label_column != "label":  # which the records of earlier versions have, whatever their data
+            if (
+                self.label_column != "label"
+            ):  # which the records of earlier versions have, whatever their data
                 own.append("label_column")
+
             self._refuse(own, "data.path is not given: it is for your own data")
 
     def _refuse_for_release(self) -> None:
@@ -157,6 +188,7 @@ class DataOptions:
             "train_size": ("= 0", self.train_size > 0),
             "val_fraction": ("= 0", self.val_fraction > 0),
         }
+
         for name, (allowed, is_wrong) in wrong.items():
             if is_wrong:
                 got = getattr(self, name)
@@ -173,7 +205,9 @@ class DataOptions:
             value = getattr(self, field.name)
             if field.name in names and value != field.default:
                 message = f"data.{field.name} = {value!r} has no effect, because {reason}. Leave one of them out."
-                raise ConfigError(message, key=f"data.{field.name}", allowed=repr(field.default), got=repr(value))
+                raise ConfigError(
+                    message, key=f"data.{field.name}", allowed=repr(field.default), got=repr(value)
+                )
 
 
 DIVIDING = (

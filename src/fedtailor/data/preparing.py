@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Report = Callable[[str, int, int], None]
-"""Is told what is done (:data:`READING` or :data:`CORRUPTING`), for how many images so far, and for how many in all."""
+"""Is told what is done (:data:`READING` or :data:`CORRUPTING`), for how many images so far, and for
+how many in all."""
 
 READING = "reading pictures"
 CORRUPTING = "corrupting images"

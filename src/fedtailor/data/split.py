@@ -1,4 +1,6 @@
-"""The split of each client's examples, and its record, which is written beside a run for later comparison."""
+"""The split of each client's examples, and its record, which is written beside a run for later
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,22 @@ class SplitRecord(TypedDict):
     split_sha256: str
     """Digest of ``clients``, ``new_clients`` and ``conditions``."""
     options: dict[str, Any]
-    """Options of the split with the seed that was used, without folders, which differ between machines."""
+    """Options of the split with the seed that was used, without folders, which differ between
+    machines."""
     new_clients: int
     client_names: list[str]
     conditions: list[str]
-    """The condition of each client's examples in a run; a new client appears once per condition; empty: all clean."""
+    """The condition of each client's examples in a run; a new client appears once per condition;
+    empty: all clean."""
     clients: list[ClientRecord]
 
 
 _TYPES = {name: get_origin(kind) or kind for name, kind in get_type_hints(SplitRecord).items()}
 
 
-def split_digest(clients: list[ClientRecord], new_clients: int, conditions: Sequence[str] = ()) -> str:
+def split_digest(
+    clients: list[ClientRecord], new_clients: int, conditions: Sequence[str] = ()
+) -> str:
     """Return the SHA-256 of the clients' examples and conditions, the same on every machine."""
     content: dict[str, Any] = {"clients": clients, "new_clients": new_clients}
     if conditions:
@@ -61,7 +67,10 @@ def split_digest(clients: list[ClientRecord], new_clients: int, conditions: Sequ
 
 def to_records(rows: list[ClientRows]) -> list[ClientRecord]:
     """Return the clients' positions as lists."""
-    return [ClientRecord(train=each.train.tolist(), val=each.val.tolist(), test=each.test.tolist()) for each in rows]
+    return [
+        ClientRecord(train=each.train.tolist(), val=each.val.tolist(), test=each.test.tolist())
+        for each in rows
+    ]
 
 
 def read_split(path: Path) -> SplitRecord:
@@ -75,7 +84,9 @@ def read_split(path: Path) -> SplitRecord:
         _check_entries(path, record)
         digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
     except UnreadableError as error:
-        raise _refuse(path, "a file that can be read", getattr(error.__cause__, "strerror", "")) from error
+        raise _refuse(
+            path, "a file that can be read", getattr(error.__cause__, "strerror", "")
+        ) from error
     except RecursionError as error:
         raise _refuse(path, "a split in JSON", "brackets nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -83,22 +94,33 @@ def read_split(path: Path) -> SplitRecord:
         raise _refuse(path, "a split in JSON", got) from error
     except ValueError as error:  # bytes that are not UTF-8, or a number with thousands of digits
         raise _refuse(path, "a split in JSON", "invalid JSON") from error
+
     if digest != record["split_sha256"]:
         raise _refuse(path, f"positions with the digest {record['split_sha256']}", digest)
     return cast(SplitRecord, record)
 
 
 def _check_entries(path: Path, record: Any) -> None:
-    """Check that a record has all entries with their types; the contents of lists are not checked."""
+    """Check that a record has all entries with their types; the contents of lists are not
+    checked.
+    """
     if type(record) is not dict:
         raise _refuse(path, "a split in JSON", "a value that is not an object")
+
     absent = [name for name in _TYPES if name not in record]
     if absent:
-        raise _refuse(path, f"a split in JSON with the entries {', '.join(_TYPES)}", f"no {', '.join(absent)}")
-    wrong = [name for name, needed in _TYPES.items() if type(record[name]) is not needed]  # True would pass as 1
+        raise _refuse(
+            path, f"a split in JSON with the entries {', '.join(_TYPES)}", f"no {', '.join(absent)}"
+        )
+
+    wrong = [
+        name for name, needed in _TYPES.items() if type(record[name]) is not needed
+    ]  # True would pass as 1
     if wrong:
         raise _refuse(path, "a split in JSON", f"an entry of the wrong type: {', '.join(wrong)}")
 
 
 def _refuse(path: Path, allowed: str, got: str) -> DataError:
-    return DataError(f"{path}: expected {allowed}, got {got}.", path=str(path), allowed=allowed, got=got)
+    return DataError(
+        f"{path}: expected {allowed}, got {got}.", path=str(path), allowed=allowed, got=got
+    )

@@ -1,4 +1,6 @@
-"""Conversion of divided data to a federation of tensors; the other modules of ``data`` do without torch."""
+"""Conversion of divided data to a federation of tensors; the other modules of ``data`` do without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.moments import merge_moments, moments_of, normalization_of
 
 
-def to_federation(divided: DividedData, task: Task, normalize: Normalization | None = None) -> Federation:
+def to_federation(
+    divided: DividedData, task: Task, normalize: Normalization | None = None
+) -> Federation:
     """Return the federation; images are normalized when they are used, tables at once.
 
     Args:
@@ -28,7 +32,10 @@ def to_federation(divided: DividedData, task: Task, normalize: Normalization | N
     wanted = f"examples of shape {dataset.input_shape} in {dataset.num_classes} classes, as data set '{dataset.name}'"
     if (tuple(task.input_shape), task.num_classes) != (dataset.input_shape, dataset.num_classes):
         got = f"{tuple(task.input_shape)} in {task.num_classes}"
-        raise ConfigError(f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got)
+        raise ConfigError(
+            f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got
+        )
+
     x, scale = tables(dataset, normalize or normalization(divided))
     published = divided.division.dataset
     official_test = torch.arange(published.num_official_train, len(published.y))
@@ -49,9 +56,10 @@ def to_federation(divided: DividedData, task: Task, normalize: Normalization | N
 def normalization(divided: DividedData) -> Normalization:
     """Return the mean and standard deviation by which values are normalized.
 
-    With ``normalize = "training"``, and for tables unless the options say otherwise, they are those of the training
-    examples of all clients that are not new, per channel or feature; a constant feature gets the deviation 1. They are
-    merged from those of every client (:mod:`fedtailor.data.moments`), as real sites would do it.
+    With ``normalize = "training"``, and for tables unless the options say otherwise, they are those
+    of the training examples of all clients that are not new, per channel or feature; a constant
+    feature gets the deviation 1. They are merged from those of every client
+    (:mod:`fedtailor.data.moments`), as real sites would do it.
     """
     dataset = divided.dataset
     known = divided.rows[: len(divided.rows) - divided.num_new]
@@ -63,11 +71,20 @@ def normalization(divided: DividedData) -> Normalization:
 
 
 def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
-    """Return the examples as a tensor, images (rows, channels, height, width), and the scale to apply later."""
+    """Return the examples as a tensor, images (rows, channels, height, width), and the scale to
+    apply later.
+    """
     mean = torch.tensor(normalize.mean)
     std = torch.tensor(normalize.std)
     if dataset.x.ndim == 4:
         scale = torch.stack([torch.full_like(mean, dataset.white), mean, std])
         return torch.from_numpy(dataset.x).permute(0, 3, 1, 2), scale
-    values = torch.tensor(dataset.x, dtype=torch.get_default_dtype()).div_(dataset.white).sub_(mean).div_(std)
+
+    values = (
+        torch.tensor(dataset.x, dtype=torch.get_default_dtype())
+        .div_(dataset.white)
+        .sub_(mean)
+        .div_(std)
+    )
+
     return values, UNSCALED

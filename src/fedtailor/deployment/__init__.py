@@ -1,1 +1,3 @@
-"""Training across real sites: messages, supervised processes, keys, and the transport over Flower."""
+"""Training across real sites: messages, supervised processes, keys, and the transport over
+Flower.
+"""

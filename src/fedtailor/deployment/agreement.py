@@ -1,6 +1,8 @@
-"""The agreement before the first round: what the sites say of themselves, and the plan that is made of it.
+"""The agreement before the first round: what the sites say of themselves, and the plan that is made
+of it.
 
-No example leaves a site for it. Names of classes do, and names of columns, categories, medians, means and deviations of
+No example leaves a site for it. Names of classes do, and names of columns, categories, medians,
+means and deviations of
 tables: the page "what leaves this site" counts them.
 """
 
@@ -66,9 +68,11 @@ class Agreement(NamedTuple):
         first = plan.task(0)
         common = Task(first.model, first.num_classes, first.input_shape)
         tasks = []
+
         for client in range(plan.sites) if others else ():
             task = plan.task(client)
             tasks.append(Task(task.model, task.num_classes, task.input_shape))
+
         return Roster(
             common_task=common,
             num_train=[member.num_train for member in self.members],
@@ -82,16 +86,22 @@ class Agreement(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return sentences about the promise of equal bits."""
-        builds = sorted({f"torch {member.torch}, {member.capability}" for member in self.members} | {_own_build()})
+        builds = sorted(
+            {f"torch {member.torch}, {member.capability}" for member in self.members}
+            | {_own_build()}
+        )
         if len(builds) < 2:
             return []
+
         return [
             "the sites and the server do not all have the same build of torch and kind of processor "
             f"({'; '.join(builds)}): the last bits of results depend on who computed them."
         ]
 
 
-def agree(exchange: Exchange, file: FederationFile, names: Sequence[str], new: Sequence[bool]) -> Agreement:
+def agree(
+    exchange: Exchange, file: FederationFile, names: Sequence[str], new: Sequence[bool]
+) -> Agreement:
     """Ask all sites, and make the plan.
 
     Args:
@@ -119,28 +129,42 @@ def agree(exchange: Exchange, file: FederationFile, names: Sequence[str], new: S
     facts = described[0]
     if file.config.data.test == "auto":
         data["test"] = _test_policy(names, described)
-    config = dataclasses.replace(file.config, data=dataclasses.replace(file.config.data, test=data["test"]))
+
+    config = dataclasses.replace(
+        file.config, data=dataclasses.replace(file.config.data, test=data["test"])
+    )
     seed = config.seeds[0] if config.data.seed == "run" else config.data.seed
     columns = None
     if facts["columns"] is not None:
         columns = _columns(talk, names, new, {"data": data, "seed": seed})
-    classes = deploy.classes or merge_classes([described[client]["classes"] for client in sorted(described)])
+
+    classes = deploy.classes or merge_classes(
+        [described[client]["classes"] for client in sorted(described)]
+    )
     inputs = _inputs(config, facts, classes, columns)
     plan = _plan(config, inputs, names, new)
     by_training = config.data.standardizes(is_table=inputs.kind == "table")
     begun = talk.ask("begin", {"moments": by_training}, plan=plan)
+
     if by_training:
         known = [client for client, is_new in enumerate(new) if not is_new]
         width = inputs.shape[0]
-        moments = merge_moments([Moments.from_record(begun[client].get("moments"), width) for client in known])
+        moments = merge_moments(
+            [Moments.from_record(begun[client].get("moments"), width) for client in known]
+        )
         if moments.count == 0:
             raise _no_training_example()
+
         normalize = normalization_of(moments, inputs.white)
-        inputs = dataclasses.replace(inputs, mean=np.array(normalize.mean), std=np.array(normalize.std))
+        inputs = dataclasses.replace(
+            inputs, mean=np.array(normalize.mean), std=np.array(normalize.std)
+        )
         plan = dataclasses.replace(plan, inputs=inputs)
+
     members = []
     for client, name in enumerate(names):
         members.append(_member(name, new[client], heads[client], begun[client]))
+
     return _checked(Agreement(plan, members))
 
 
@@ -183,11 +207,15 @@ class _Talk:
         """
         head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **what}
         blobs = {} if plan is None else {"plan": plan.raw}
-        requests = {client: Envelope({**head, "client": client}, blobs) for client in range(len(self._names))}
+        requests = {
+            client: Envelope({**head, "client": client}, blobs)
+            for client in range(len(self._names))
+        }
 
         def accept(client: int, answer: Envelope) -> bool:
             if answer.head.get("kind") != kind:
                 return False
+
             self._refuse_other(client, answer.head)
             check(client, answer.head)
             return True
@@ -197,14 +225,22 @@ class _Talk:
         for client, answer in answers.items():
             assert not isinstance(answer, SiteFailure), "the exchange waits for all"
             heads[client] = answer.head
+
         return heads
 
     def _refuse_other(self, client: int, head: Mapping[str, Any]) -> None:
-        """Refuse a site that refuses, or that calls itself by another name than it is registered with."""
+        """Refuse a site that refuses, or that calls itself by another name than it is registered
+        with.
+        """
         name = self._names[client]
         for key in ("refused", "failed"):
             if key in head:
-                raise RunError(f"site '{name}' refuses: {one_line(str(head[key])).rstrip('.')}.", key="site", got=name)
+                raise RunError(
+                    f"site '{name}' refuses: {one_line(str(head[key])).rstrip('.')}.",
+                    key="site",
+                    got=name,
+                )
+
         claimed = head.get("site")
         if claimed != name:
             message = f"the site that is registered as '{name}' calls itself '{claimed!s:.80}'. Correct its site.toml."
@@ -215,6 +251,7 @@ def _check_versions(name: str, head: Mapping[str, Any], deploy: DeployOptions) -
     here = {"protocol": PROTOCOL, "fedtailor": __version__}
     if not deploy.allow_mixed:
         here["torch"] = torch.__version__
+
     for what, value in here.items():
         if head.get(what) != value:
             there = f"{head.get(what)!s:.40}"
@@ -233,14 +270,24 @@ def _described(name: str, head: Mapping[str, Any]) -> dict[str, Any]:
     needed = {*_SAME, "classes", "has_test", "columns"}
     if not isinstance(data, Mapping) or set(data) != needed:
         raise wrong("data", f"{', '.join(sorted(needed))} of site '{name}'", data)
+
     for key in ("classes", "columns"):
         names = data[key]
         if names is None and key == "columns":
             continue
-        if not isinstance(names, list) or not all(isinstance(each, str) for each in names) or len(names) > 10**6:
+
+        if (
+            not isinstance(names, list)
+            or not all(isinstance(each, str) for each in names)
+            or len(names) > 10**6
+        ):
             raise wrong(f"data.{key}", "a list of names", names)
-    if not 0 < len(data["classes"]) <= _MOST_CLASSES or len(set(data["classes"])) < len(data["classes"]):
+
+    if not 0 < len(data["classes"]) <= _MOST_CLASSES or len(set(data["classes"])) < len(
+        data["classes"]
+    ):
         raise wrong("data.classes", "names of classes, all different", data["classes"])
+
     return dict(data)
 
 
@@ -258,12 +305,15 @@ def _check_alike(names: Sequence[str], described: Mapping[int, Mapping[str, Any]
             if key == "columns" and here is not None and there is not None:
                 here = sorted(here)
                 there = sorted(there)
+
             if here != there:
                 message = (
                     f"the data of the sites differ in {key}: '{names[first]}' has {here!s:.200}, and '{names[other]}' "
                     f"has {there!s:.200}.{_HINTS.get(key, '')}"
                 )
-                raise DataError(message, key=f"data.{key}", allowed=str(here)[:200], got=str(there)[:200])
+                raise DataError(
+                    message, key=f"data.{key}", allowed=str(here)[:200], got=str(there)[:200]
+                )
 
 
 def _test_policy(names: Sequence[str], described: Mapping[int, Mapping[str, Any]]) -> str:
@@ -282,24 +332,34 @@ def _test_policy(names: Sequence[str], described: Mapping[int, Mapping[str, Any]
             allowed=["own", "given"],
             got="auto",
         )
+
     return "given" if with_test else "own"
 
 
-def _columns(talk: _Talk, names: Sequence[str], new: Sequence[bool], what: Mapping[str, Any]) -> Columns:
+def _columns(
+    talk: _Talk, names: Sequence[str], new: Sequence[bool], what: Mapping[str, Any]
+) -> Columns:
     """Return how cells become features, from what the sites that train say of their columns."""
     heads = talk.ask("columns", what)
     known = [client for client, is_new in enumerate(new) if not is_new]
     summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in known]
     merged = merge_summaries(summaries, [names[client] for client in known])
     if merged.columns is None:
-        raise DataError("no column has a value in the training examples of the sites.", key="site.data", got="none")
+        raise DataError(
+            "no column has a value in the training examples of the sites.",
+            key="site.data",
+            got="none",
+        )
+
     return merged.columns
 
 
 def _inputs(
     config: Config, facts: Mapping[str, Any], classes: Sequence[str], columns: Columns | None
 ) -> InputSpecification:
-    """Return how examples become inputs; means and deviations are those of the data set until the sites say theirs."""
+    """Return how examples become inputs; means and deviations are those of the data set until the
+    sites say theirs.
+    """
     kind = facts["kind"]
     shape = tuple(facts["shape"]) if columns is None else (len(columns.feature_names),)
     mean = list(config.data.mean) or facts["mean"]
@@ -307,6 +367,7 @@ def _inputs(
     if config.data.standardizes(is_table=kind == "table"):
         mean = [0.0]
         std = [1.0]
+
     return InputSpecification(
         kind=kind,
         shape=shape,
@@ -323,25 +384,35 @@ def _inputs(
     )
 
 
-def _plan(config: Config, inputs: InputSpecification, names: Sequence[str], new: Sequence[bool]) -> Plan:
+def _plan(
+    config: Config, inputs: InputSpecification, names: Sequence[str], new: Sequence[bool]
+) -> Plan:
     algorithm = make_algorithm(config)
     model_name = config.model.name or default_model(inputs.shape)
-    build_model(model_name, inputs.shape, inputs.num_classes, config.model.options)  # what does not fit is told here
+    build_model(
+        model_name, inputs.shape, inputs.num_classes, config.model.options
+    )  # what does not fit is told here
     refuse_impossible_augmentation(algorithm.training, inputs.shape)
     config = resolved(config, algorithm, model_name=model_name)
     return Plan(config, inputs, len(names), sum(new), uuid.uuid4().hex)
 
 
-def _member(name: str, is_new: bool, described: Mapping[str, Any], begun: Mapping[str, Any]) -> Member:
+def _member(
+    name: str, is_new: bool, described: Mapping[str, Any], begun: Mapping[str, Any]
+) -> Member:
     share = described.get("share")
     counts = begun.get("counts")
     if not isinstance(share, list) or not set(share) <= set(SHARED):
         raise wrong("share", f"some of {', '.join(SHARED)}", share)
     if not isinstance(counts, Mapping):
         raise wrong("counts", f"the numbers of examples of site '{name}'", counts)
-    numbers = [whole(f"counts.{part}", counts.get(part), 2**53) for part in ("train", "val", "test")]
+
+    numbers = [
+        whole(f"counts.{part}", counts.get(part), 2**53) for part in ("train", "val", "test")
+    ]
     build = str(described.get("torch"))[:80]
     capability = str(described.get("capability"))[:80]
+
     return Member(name, is_new, tuple(share), build, capability, *numbers)
 
 
@@ -356,16 +427,20 @@ def _checked(agreement: Agreement) -> Agreement:
     roster = agreement.roster()
     if not roster.trainable_clients:
         raise _no_training_example()
+
     schedule.check_validation(roster.validates)
     silent = [member.name for member in agreement.members if "scores" not in member.share]
     if schedule.watches_validation and silent:
         message = f"validation scores are to decide, and site '{silent[0]}' does not share scores."
         raise DataError(message, key="site.share", allowed="scores", got=silent[0])
+
     return agreement
 
 
 def _no_training_example() -> DataError:
-    return DataError("no site has a training example.", key="site.data", allowed="training examples", got=0)
+    return DataError(
+        "no site has a training example.", key="site.data", allowed="training examples", got=0
+    )
 
 
 def _own_build() -> str:

@@ -1,4 +1,6 @@
-"""Who is there: a small file that the server's round loop writes, and other processes read. No torch."""
+"""Who is there: a small file that the server's round loop writes, and other processes read. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,15 @@ def read_attendance(folder: Path) -> dict[str, dict[str, Any]]:
         record = read_object(folder / ATTENDANCE_FILE, within=folder)
     except DataError:
         return {}
+
     sites = record.get("sites")
     if not isinstance(sites, dict):
         return {}
+
     found = {str(name): dict(seen) for name, seen in sites.items() if isinstance(seen, dict)}
     if not lives(record.get("process")):
-        found = {name: {**seen, "online": False, "waiting_since": None} for name, seen in found.items()}
+        found = {
+            name: {**seen, "online": False, "waiting_since": None} for name, seen in found.items()
+        }
+
     return found

@@ -1,7 +1,8 @@
-"""The record of everything that a site received and sent, by digest, and the page that says what has left it.
+"""The record of everything that a site received and sent, by digest, and the page that says what
+has left it.
 
-``audit.jsonl`` has a line for every message. Every line names the digest of the line before, so that a line that was
-removed or changed later is noticed.
+``audit.jsonl`` has a line for every message. Every line names the digest of the line before, so
+that a line that was removed or changed later is noticed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Audit:
         _cut_unfinished_line(self.path)
         self._previous = _last_digest(self.path)
 
-    def add(self, way: Literal["received", "sent"], envelope: Envelope, contents: Mapping[str, int]) -> None:
+    def add(
+        self, way: Literal["received", "sent"], envelope: Envelope, contents: Mapping[str, int]
+    ) -> None:
         """Write a line about a message, before it is sent or used.
 
         Args:
@@ -45,7 +48,9 @@ class Audit:
             RunError: the log cannot be written; then nothing must be sent.
         """
         head: dict[str, Any] = {key: envelope.head[key] for key in _NAMED if key in envelope.head}
-        blobs = {name: hashlib.sha256(blob).hexdigest() for name, blob in sorted(envelope.blobs.items())}
+        blobs = {
+            name: hashlib.sha256(blob).hexdigest() for name, blob in sorted(envelope.blobs.items())
+        }
         record: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "way": way,
@@ -61,16 +66,21 @@ class Audit:
 
 
 def broken_line(folder: Path) -> int | None:
-    """Return the number of the first line of a log that does not name the digest of the line before; None: all do."""
+    """Return the number of the first line of a log that does not name the digest of the line
+    before; None: all do.
+    """
     previous = ""
     for number, raw in enumerate(_raw_lines(folder / AUDIT_FILE), start=1):
         try:
             found = json.loads(raw)["previous"]
         except (ValueError, KeyError, TypeError):
             return number
+
         if found != previous:
             return number
+
         previous = hashlib.sha256(raw).hexdigest()
+
     return None
 
 
@@ -90,21 +100,30 @@ def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
     first = ""
     last = ""
     path = folder / AUDIT_FILE
+
     for line in read_lines(path, within=folder) if path.is_file() else ():
         if line.get("way") != "sent":
             continue
+
         messages += 1
         first = first or str(line.get("time"))
         last = str(line.get("time"))
         if line.get("kind") == "train":
             rounds.add((str(line.get("run")), int(line.get("round", 0))))
+
         for what, size in line.get("contents", {}).items():
             times[what] += 1
             sizes[what] += int(size)
+
     rows = [f"| {what} | {times[what]} | {_in_words(sizes[what])} |" for what in sorted(times)]
-    table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows]) if rows else "Nothing was sent yet."
+    table = (
+        "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
+        if rows
+        else "Nothing was sent yet."
+    )
     when = f" between {first} and {last}" if messages else ""
     policy = ", ".join(share) or "nothing"
+
     return (
         f"# What has left {name}\n\n"
         f"This site has sent {messages} messages{when}, for {len(rounds)} rounds of training. No example and no "
@@ -128,7 +147,9 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def _cut_unfinished_line(path: Path) -> None:
-    """Remove the last line if it has no end: the process was killed while it wrote, before it sent anything."""
+    """Remove the last line if it has no end: the process was killed while it wrote, before it sent
+    anything.
+    """
     if not path.is_file():
         return
     raw = path.read_bytes()

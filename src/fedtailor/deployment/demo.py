@@ -1,4 +1,6 @@
-"""The demonstration of sites: a server and three sites on this machine, with digits divided among them."""
+"""The demonstration of sites: a server and three sites on this machine, with digits divided among
+them.
+"""
 
 from __future__ import annotations
 
@@ -69,22 +71,34 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
     folder.mkdir(parents=True, exist_ok=True)
     server = prepare(folder, rounds=rounds, port=_free_port())
     say(f"a server and {len(SITES)} sites, each with its own data and key: {', '.join(SITES)}")
+
     with contextlib.ExitStack() as stack:
         for name in SITES:
-            stack.enter_context(_command(["site", "start", str(folder / name)], folder / f"{name}.log"))
+            stack.enter_context(
+                _command(["site", "start", str(folder / name)], folder / f"{name}.log")
+            )
+
         say("the sites are starting; the server waits for them")
         run = [sys.executable, "-m", "fedtailor", "serve", str(server)]
         done = subprocess.run(run, check=False, stdout=subprocess.DEVNULL)
+
     if done.returncode == 130 or done.returncode == 6:
         raise KeyboardInterrupt
+
     if done.returncode != 0:
-        raise RunError(f"the server ended with code {done.returncode}; the logs are in '{folder}'.", path=str(folder))
+        raise RunError(
+            f"the server ended with code {done.returncode}; the logs are in '{folder}'.",
+            path=str(folder),
+        )
+
     run_folder = FederationFolder(server).runs()[-1]
     return read_object(run_folder / "result.json", within=run_folder)
 
 
 def prepare(folder: Path, *, rounds: int, port: int) -> Path:
-    """Make the folders of the server and of all sites, and register the sites; return the server's."""
+    """Make the folders of the server and of all sites, and register the sites; return the
+    server's.
+    """
     server = folder / _SERVER
     experiment = folder / "experiment.toml"
     write_whole(experiment, _EXPERIMENT.format(rounds=rounds, port=port))
@@ -96,20 +110,27 @@ def prepare(folder: Path, *, rounds: int, port: int) -> Path:
         shutil.copy(server / KEYS / CERTIFICATE, site / CERTIFICATE)
         data = site / "data" / name
         data.mkdir(parents=True)
-        np.savez(data / "train.npz", x=x, y=y, class_names=np.array([str(label) for label in range(10)]))
+        np.savez(
+            data / "train.npz", x=x, y=y, class_names=np.array([str(label) for label in range(10)])
+        )
+
     assert (server / FEDERATION_FILE).is_file()
     return server
 
 
 def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the images (n, 8, 8, 1), 0 to 255, and the labels (n,) of every site."""
-    division = divide(DataOptions(dataset="digits", clients=len(SITES), partition=_PARTITION), run_seed=0)
+    division = divide(
+        DataOptions(dataset="digits", clients=len(SITES), partition=_PARTITION), run_seed=0
+    )
     dataset = division.dataset
     parts = {}
+
     for name, rows in zip(SITES, division.rows, strict=True):
         own = np.sort(np.concatenate(rows))
         images = np.round(dataset.x[own] * (255.0 / dataset.white)).astype(np.uint8)
         parts[name] = (images, dataset.y[own])
+
     return parts
 
 
@@ -118,8 +139,12 @@ def _command(arguments: list[str], log: Path) -> Iterator[None]:
     """Run a command of fedtailor beside the block, and end it after the block."""
     with log.open("ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedtailor", *arguments], stdout=file, stderr=file, stdin=subprocess.DEVNULL
+            [sys.executable, "-m", "fedtailor", *arguments],
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
         )
+
     try:
         yield
     finally:
@@ -133,7 +158,9 @@ def _command(arguments: list[str], log: Path) -> Iterator[None]:
 
 def _refuse_missing_flower() -> None:
     if not os.access(Path(sys.executable).parent / "flower-superlink", os.X_OK):
-        message = "the demonstration needs Flower: make demo-sites, or pip install 'fedtailor[flower]'."
+        message = (
+            "the demonstration needs Flower: make demo-sites, or pip install 'fedtailor[flower]'."
+        )
         raise RunError(message, key="flower")
 
 

@@ -1,4 +1,6 @@
-"""One exchange with the sites: send a request to each, wait for the answers, and know when to wait no longer."""
+"""One exchange with the sites: send a request to each, wait for the answers, and know when to wait
+no longer.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,9 @@ class Exchange:
     ) -> dict[int, Envelope | SiteFailure]:
         """Return the answer of every site that gave one in time, in the order of the sites.
 
-        The exchange ends when all have answered; or at the quorum and ``grace`` seconds later; or at the deadline. But
-        it does not end before ``needed`` sites have answered: a deployment waits where a simulation would stop.
+        The exchange ends when all have answered; or at the quorum and ``grace`` seconds later; or
+        at the deadline. But it does not end before ``needed`` sites have answered: a deployment
+        waits where a simulation would stop.
 
         Args:
             requests: by the number of the site.
@@ -79,21 +82,28 @@ class Exchange:
         quorum = max(needed, math.ceil(options.quorum * len(requests) - 1e-9))
         repeats = _Repeats(requests, options.resend, start)
         at_quorum: float | None = None
+
         while self._waiting(requests, answers):
             self._look(self.attendance)
             now = self._clock()
             answered = sum(isinstance(each, Envelope) for each in answers.values())
             if answered >= quorum and at_quorum is None:
                 at_quorum = now
-            is_over = now - start >= options.deadline or (at_quorum is not None and now - at_quorum >= options.grace)
+
+            is_over = now - start >= options.deadline or (
+                at_quorum is not None and now - at_quorum >= options.grace
+            )
             if is_over and answered >= min(needed, len(requests)):
                 break
+
             again = repeats.due(self._waiting(requests, answers), now)
             if again:
                 self._transport.send({client: requests[client] for client in again})
+
             for client, answer in self._transport.receive(_POLL):
                 if client in requests and not self._enter(client, answer, answers, accept):
                     repeats.hasten(client, self._clock())
+
         self._transport.forget()
         self.attendance.waiting = {}
         self._look(self.attendance)
@@ -106,7 +116,8 @@ class Exchange:
         answers: dict[int, Envelope | SiteFailure],
         accept: Callable[[int, Envelope], bool],
     ) -> bool:
-        """Enter an answer; a failure only where there is no better one, and not if the site may still answer.
+        """Enter an answer; a failure only where there is no better one, and not if the site may
+        still answer.
 
         Return whether it was entered, or is of no interest; False if the request was lost.
         """
@@ -115,15 +126,21 @@ class Exchange:
             if answer.kind == "failed":
                 answers.setdefault(client, answer)
             return False
+
         if not accept(client, answer):
-            if "failed" in answer.head:  # nobody at the site could read the request; it is sent again
+            if (
+                "failed" in answer.head
+            ):  # nobody at the site could read the request; it is sent again
                 self.attendance.failures[client] = one_line(str(answer.head["failed"]))
                 return False
+
             return True
+
         answers[client] = answer
         self.attendance.heard[client] = time.time()
         self.attendance.waiting.pop(client, None)
         self.attendance.failures.pop(client, None)
+
         return True
 
     def _waiting(
@@ -136,8 +153,8 @@ class Exchange:
 class _Repeats:
     """When requests are sent again.
 
-    Each time, the wait doubles: a site that works for long must not find a queue of repeats when it is done. It starts
-    anew if the request is known to be lost.
+    Each time, the wait doubles: a site that works for long must not find a queue of repeats when it
+    is done. It starts anew if the request is known to be lost.
     """
 
     def __init__(self, clients: Iterable[int], wait: float, now: float) -> None:

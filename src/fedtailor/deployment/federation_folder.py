@@ -42,8 +42,12 @@ class FederationFolder:
         """
         self.path = path
         if not (path / FEDERATION_FILE).is_file():
-            message = f"'{path}' holds no {FEDERATION_FILE}: make a folder with 'fedtailor deploy init'."
-            raise ConfigError(message, key="folder", path=str(path), allowed=FEDERATION_FILE, got="none")
+            message = (
+                f"'{path}' holds no {FEDERATION_FILE}: make a folder with 'fedtailor deploy init'."
+            )
+            raise ConfigError(
+                message, key="folder", path=str(path), allowed=FEDERATION_FILE, got="none"
+            )
 
     def sites(self) -> list[Registered]:
         """Return the registered sites, in the order of a run: by name, new ones last.
@@ -54,11 +58,16 @@ class FederationFolder:
         path = self.path / SITES_FILE
         if not path.is_file():
             return []
+
         record = read_json(path, within=self.path)
         try:
-            found = [Registered(str(each["name"]), str(each["key"]), bool(each["new"])) for each in record["sites"]]
+            found = [
+                Registered(str(each["name"]), str(each["key"]), bool(each["new"]))
+                for each in record["sites"]
+            ]
         except (KeyError, TypeError) as reason:
             raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
+
         return sorted(found, key=lambda site: (site.new, site.name))
 
     def register(self, site: Registered) -> None:
@@ -73,9 +82,13 @@ class FederationFolder:
             if other.name == site.name:
                 message = f"there is a site '{site.name}' already: choose another name."
                 raise ConfigError(message, key="name", allowed="a new name", got=site.name)
+
             if other.key.split()[:2] == site.key.split()[:2]:
-                message = f"this key is that of site '{other.name}' already: every site makes its own."
+                message = (
+                    f"this key is that of site '{other.name}' already: every site makes its own."
+                )
                 raise ConfigError(message, key="key", allowed="a new key", got=other.name)
+
         record = {"sites": [each._asdict() for each in [*known, site]]}
         write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
 
@@ -92,7 +105,11 @@ class FederationFolder:
             hint = did_you_mean(name, [each.name for each in known]) or "."
             message = f"there is no site '{name}'{hint} Registered: {allowed}."
             raise ConfigError(message, key="name", allowed=allowed, got=name)
-        write_whole(self.path / SITES_FILE, to_json({"sites": [each._asdict() for each in kept]}, indent=2) + "\n")
+
+        write_whole(
+            self.path / SITES_FILE,
+            to_json({"sites": [each._asdict() for each in kept]}, indent=2) + "\n",
+        )
 
     def runs(self) -> list[Path]:
         """Return the folders of the runs, the oldest first."""

@@ -84,13 +84,15 @@ class NewSite(NamedTuple):
 
 
 def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> FederationFolder:
-    """Make the folder of a server: ``federation.toml``, a certificate authority, and the server's certificate.
+    """Make the folder of a server: ``federation.toml``, a certificate authority, and the server's
+    certificate.
 
     Args:
         folder: must not exist, or be empty.
         host: name or address under which sites will reach the server.
         port: of the server.
-        experiment: an experiment file whose sections ``federation.toml`` begins with; None: a plain one.
+        experiment: an experiment file whose sections ``federation.toml`` begins with; None: a plain
+            one.
 
     Raises:
         ConfigError: the folder is taken, or the host or the experiment is wrong.
@@ -101,6 +103,7 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
         text = _FEDERATION.format(host=_quoted(host), port=port)
     else:
         text = _from_experiment(experiment, host, port)
+
     _make(folder)
     try:
         make_server_keys(folder / KEYS, [host])
@@ -109,6 +112,7 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
     return FederationFolder(folder)
 
 
@@ -154,6 +158,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
     check_name(name)
     if server:
         check_address(server)
+
     SiteOptions(name=name, data=data, server=server)
     _make(folder)
     try:
@@ -163,6 +168,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
     return NewSite(folder, key, folder / f"{SITE_KEY}.pub")
 
 
@@ -181,17 +187,31 @@ def check_address(text: str) -> tuple[str, int]:
 
 
 def _from_experiment(experiment: Path, host: str, port: int) -> str:
-    """Return ``federation.toml`` from an experiment file; what every site sets for itself is left out."""
+    """Return ``federation.toml`` from an experiment file; what every site sets for itself is left
+    out.
+    """
     try:
         values: dict[str, Any] = read_toml(experiment)
     except DataError as error:
         raise ConfigError(error.message, path=str(experiment)) from error
+
     for name in ("engine", "checkpoint"):
         values.pop(name, None)
+
     data = values.get("data")
     if isinstance(data, dict):
-        for key in ("path", "dataset", "dir", "label_column", "group", "partition", "clients", "new_clients"):
+        for key in (
+            "path",
+            "dataset",
+            "dir",
+            "label_column",
+            "group",
+            "partition",
+            "clients",
+            "new_clients",
+        ):
             data.pop(key, None)
+
     values["deploy"] = {**values.get("deploy", {}), "host": host, "port": port}
     return tomli_w.dumps(values)
 
@@ -204,7 +224,9 @@ def _quoted(text: str) -> str:
 def _refuse_taken(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         message = f"'{folder}' exists already, and is never overwritten: choose another folder."
-        raise ConfigError(message, key="folder", path=str(folder), allowed="a new folder", got=str(folder))
+        raise ConfigError(
+            message, key="folder", path=str(folder), allowed="a new folder", got=str(folder)
+        )
 
 
 def _make(folder: Path) -> None:

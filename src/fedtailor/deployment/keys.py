@@ -1,7 +1,9 @@
-"""Keys and certificates: a certificate authority and server certificate for the server, a node key for each site.
+"""Keys and certificates: a certificate authority and server certificate for the server, a node key
+for each site.
 
-All keys are elliptic-curve keys (P-384). A certificate is valid from a day before it was made, because clocks differ.
-The package ``cryptography`` is imported when it is needed: it comes with the extra ``flower``.
+All keys are elliptic-curve keys (P-384). A certificate is valid from a day before it was made,
+because clocks differ. The package ``cryptography`` is imported when it is needed: it comes with the
+extra ``flower``.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class PublicKey(NamedTuple):
 def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
     """Make a certificate authority and a server certificate, as files of a folder.
 
-    ``ca.crt`` goes to the sites. ``ca.key``, ``server.pem`` and ``server.key`` stay on the server; the keys have the
-    mode 0600.
+    ``ca.crt`` goes to the sites. ``ca.key``, ``server.pem`` and ``server.key`` stay on the server;
+    the keys have the mode 0600.
 
     Args:
         folder: is made if needed.
@@ -61,9 +63,13 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     names = _alternative_names(hosts)
-    _refuse_existing(folder / "ca.crt", folder / "ca.key", folder / "server.pem", folder / "server.key")
+    _refuse_existing(
+        folder / "ca.crt", folder / "ca.key", folder / "server.pem", folder / "server.key"
+    )
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedtailor certificate authority")])
+    name = x509.Name(
+        [x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedtailor certificate authority")]
+    )
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
         _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
@@ -79,7 +85,8 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
-    """Replace the server's certificate and key by new ones of the same authority: nothing changes for the sites.
+    """Replace the server's certificate and key by new ones of the same authority: nothing changes
+    for the sites.
 
     Raises:
         ConfigError: a host is not a name or an address.
@@ -93,17 +100,26 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     names = _alternative_names(hosts)
     certificate = _load_certificate(folder / "ca.crt")
     path = folder / "ca.key"
+
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError) as error:
-        raise DataError(f"'{path}' is not a private key without a password.", path=str(path)) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise DataError(
+            f"'{path}' is not a private key without a password.", path=str(path)
+        ) from error
+
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or key.public_key() != certificate.public_key()
+    ):
         raise DataError(f"'{path}' and ca.crt do not belong together.", path=str(path))
+
     _sign_server(folder, names, certificate, key)
 
 
 def make_node_key(path: Path) -> PublicKey:
-    """Make the key of a site: a private key in OpenSSH's form with mode 0600, and ``PATH.pub`` for the server.
+    """Make the key of a site: a private key in OpenSSH's form with mode 0600, and ``PATH.pub`` for
+    the server.
 
     Raises:
         RunError: one of the files exists, or ``cryptography`` is not installed.
@@ -116,12 +132,17 @@ def make_node_key(path: Path) -> PublicKey:
     _refuse_existing(path, public_path)
     key = ec.generate_private_key(ec.SECP384R1())
     text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, text)
     write_whole(public_path, public + b"\n")
+
     return read_public_key(public_path)
 
 
@@ -138,17 +159,25 @@ def read_public_key(path: Path) -> PublicKey:
 
     content = _read(path, LARGEST_PUBLIC_KEY)
     lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
+
     if len(lines) != 1:
-        raise DataError(f"'{path}' must hold one public key, on one line.", path=str(path), got=f"{len(lines)} lines")
+        raise DataError(
+            f"'{path}' must hold one public key, on one line.",
+            path=str(path),
+            got=f"{len(lines)} lines",
+        )
+
     kind, *rest = lines[0].split()
     if kind != _KIND or not rest:
         message = f"'{path}' is not the public key of a site: 'fedtailor site init' makes one, site.key.pub."
         raise DataError(message, path=str(path), allowed=_KIND, got=kind[:60])
+
     text = f"{kind} {rest[0]}"
     try:
         serialization.load_ssh_public_key(text.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise DataError(f"the public key '{path}' is damaged: {error}.", path=str(path)) from error
+
     digest = hashlib.sha256(base64.b64decode(rest[0])).digest()
     return PublicKey(text, "SHA256:" + base64.b64encode(digest).decode().rstrip("="))
 
@@ -166,7 +195,9 @@ def days_left(certificate: Path) -> float:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user may read, from its first byte on; one that exists is replaced."""
+    """Write a file that only this user may read, from its first byte on; one that exists is
+    replaced.
+    """
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
@@ -185,7 +216,10 @@ def _require_cryptography() -> None:
 
 
 def _sign_server(
-    folder: Path, names: x509.SubjectAlternativeName, authority: x509.Certificate, key: ec.EllipticCurvePrivateKey
+    folder: Path,
+    names: x509.SubjectAlternativeName,
+    authority: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
 ) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -198,8 +232,12 @@ def _sign_server(
         _certificate(subject, authority.subject, server.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False
+        )
         .add_extension(issuer, critical=False)
         .add_extension(names, critical=False)
         .sign(key, hashes.SHA384())
@@ -251,6 +289,7 @@ def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(_dns_name(host))
+
     return x509.SubjectAlternativeName(names)
 
 
@@ -259,9 +298,12 @@ def _dns_name(host: str) -> x509.DNSName:
 
     labels = host.split(".")
     plain = host.isascii() and len(host) <= 253
-    if not plain or not all(label.replace("-", "a").isalnum() and len(label) <= 63 for label in labels):
+    if not plain or not all(
+        label.replace("-", "a").isalnum() and len(label) <= 63 for label in labels
+    ):
         message = f"a host must be a name or an address, without a port, such as fl.example.org; got '{host[:253]}'."
         raise ConfigError(message, key="host", got=host[:253])
+
     return x509.DNSName(host)
 
 
@@ -269,7 +311,11 @@ def _private_text(key: ec.EllipticCurvePrivateKey) -> bytes:
     from cryptography.hazmat.primitives import serialization
 
     return bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
 
 
@@ -294,13 +340,17 @@ def _read(path: Path, largest: int = 1024**2) -> bytes:
             content = file.read(largest + 1)
     except OSError as error:
         raise RunError(f"cannot read '{path}': {error.strerror}.", path=str(path)) from error
+
     if len(content) > largest:
         message = f"'{path}' is too large for a key or a certificate: at most {largest} bytes."
         raise DataError(message, path=str(path))
+
     return content
 
 
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise RunError(f"'{path}' exists already, and a key is never overwritten.", path=str(path))
+            raise RunError(
+                f"'{path}' exists already, and a key is never overwritten.", path=str(path)
+            )

@@ -1,4 +1,6 @@
-"""The two files that people write: ``federation.toml`` at the server, and ``site.toml`` at every site. No torch."""
+"""The two files that people write: ``federation.toml`` at the server, and ``site.toml`` at every
+site. No torch.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,33 @@ _ONE_MACHINE_ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """The ``[deploy]`` section of ``federation.toml``. Nothing here changes what a site computes."""
+    """The ``[deploy]`` section of ``federation.toml``. Nothing here changes what a site
+    computes.
+    """
 
     host: str = "localhost"
     """Name or address under which sites reach the server."""
     port: Annotated[int, Range(ge=1, le=65535)] = 8000
     """Port of the server."""
     listen: str = ""
-    """Address on which the server listens; empty: all of the machine's, or only its own if ``host`` is local."""
+    """Address on which the server listens; empty: all of the machine's, or only its own if ``host``
+    is local."""
     deadline: Annotated[float, Range(gt=0, le=86400)] = 300.0
     """Seconds after which a round goes on without the sites that have not answered."""
     quorum: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Share of the asked sites that must have answered before the others are given only ``grace`` seconds more."""
+    """Share of the asked sites that must have answered before the others are given only ``grace``
+    seconds more."""
     grace: Annotated[float, Range(ge=0, le=86400)] = 10.0
     """Seconds that the others are given then."""
     resend: Annotated[float, Range(gt=0, le=86400)] = 20.0
-    """Seconds after which a request is sent again to a site that has not answered; each time after twice as long.
+    """Seconds after which a request is sent again to a site that has not answered; each time after
+    twice as long.
 
     If the request is known to be lost, it begins anew. A site answers twice the same.
     """
     allow_mixed: bool = False
-    """Whether sites may have other versions of torch. Then the last bits of results depend on who computed them."""
+    """Whether sites may have other versions of torch. Then the last bits of results depend on who
+    computed them."""
     classes: tuple[str, ...] = ()
     """Names of all classes, in order; empty: those that the sites have, sorted."""
 
@@ -76,7 +84,12 @@ class DeployOptions:
         check_options(self, owner="deploy")
         if len(set(self.classes)) < len(self.classes):
             message = "deploy.classes must be different names."
-            raise ConfigError(message, key="deploy.classes", allowed="different names", got=show(list(self.classes)))
+            raise ConfigError(
+                message,
+                key="deploy.classes",
+                allowed="different names",
+                got=show(list(self.classes)),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +99,8 @@ class SiteOptions:
     name: str
     """Of the site, as it is registered at the server."""
     data: str
-    """Its labelled data: everything that ``data.path`` can be; a relative path begins at the site's folder."""
+    """Its labelled data: everything that ``data.path`` can be; a relative path begins at the site's
+    folder."""
     server: str = ""
     """Where the server is: ``host:port``."""
     label_column: str = ""
@@ -96,15 +110,19 @@ class SiteOptions:
     share: tuple[Literal["scores", "metrics", "errors", "class_means"], ...] = ("scores", "metrics")
     """What the server may see beside the messages of the method."""
     algorithms: tuple[str, ...] = ()
-    """Methods that the site runs; empty: all of fedtailor's. Your own must be named: ``package.module:Class``."""
+    """Methods that the site runs; empty: all of fedtailor's. Your own must be named:
+    ``package.module:Class``."""
     models: tuple[str, ...] = ()
-    """Models that the site trains; empty: all of fedtailor's. Your own must be named: ``package.module:function``."""
+    """Models that the site trains; empty: all of fedtailor's. Your own must be named:
+    ``package.module:function``."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="site")
         for key in ("name", "data"):
             if not getattr(self, key).strip():
-                raise ConfigError(f"site.{key} must not be empty.", key=f"site.{key}", allowed="text", got="''")
+                raise ConfigError(
+                    f"site.{key} must not be empty.", key=f"site.{key}", allowed="text", got="''"
+                )
 
 
 @dataclass(frozen=True)
@@ -118,11 +136,12 @@ class FederationFile:
 def load_federation(path: Path) -> FederationFile:
     """Read ``federation.toml``.
 
-    An experiment file of a simulation can be used as it is: what every site sets for itself, such as ``data.path``, is
-    left out.
+    An experiment file of a simulation can be used as it is: what every site sets for itself, such
+    as ``data.path``, is left out.
 
     Raises:
-        ConfigError: the file is missing or no TOML, or a value is wrong or needs the data of all sites in one place.
+        ConfigError: the file is missing or no TOML, or a value is wrong or needs the data of all
+            sites in one place.
     """
     values = _read(path)
     deploy = build(DeployOptions, _with_tuples(_section(values, "deploy")), section="deploy")
@@ -131,15 +150,25 @@ def load_federation(path: Path) -> FederationFile:
         if key in data:
             message = f"data.{key} has no place in {path.name}: {why}. Leave it out."
             raise ConfigError(message, key=f"data.{key}", path=str(path), got=show(data[key]))
+
     data = {key: value for key, value in data.items() if key not in _PER_SITE}
     rest = {key: value for key, value in values.items() if key not in ("deploy", "engine")}
-    config = make_config({**rest, "data": {**data, "path": "each-site"}, "engine": {"name": "reference"}})
+    config = make_config(
+        {**rest, "data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}
+    )
+
     if len(config.seeds) > 1:
         message = f"a deployment has one seed, got seeds = {list(config.seeds)}: set seed."
-        raise ConfigError(message, key="seeds", path=str(path), allowed="one seed", got=list(config.seeds))
+        raise ConfigError(
+            message, key="seeds", path=str(path), allowed="one seed", got=list(config.seeds)
+        )
+
     if config.schedule.client_timeout:
-        message = "federation.client_timeout is for one machine; here, deploy.deadline limits a round."
+        message = (
+            "federation.client_timeout is for one machine; here, deploy.deadline limits a round."
+        )
         raise ConfigError(message, key="federation.client_timeout", path=str(path), allowed=0)
+
     checkpoint = dataclasses.replace(config.checkpoint, every=1)
     return FederationFile(dataclasses.replace(config, checkpoint=checkpoint), deploy)
 
@@ -154,11 +183,15 @@ def load_site(folder: Path) -> SiteOptions:
     if not path.is_file():
         message = f"'{folder}' holds no {SITE_FILE}: make a folder with 'fedtailor site init'."
         raise ConfigError(message, key="folder", path=str(folder), allowed=SITE_FILE, got="none")
+
     values = _read(path)
     for key in ("name", "data"):
         if key not in values:
             message = f"'{path}' must say {key}."
-            raise ConfigError(message, key=f"site.{key}", path=str(path), allowed=key, got="nothing")
+            raise ConfigError(
+                message, key=f"site.{key}", path=str(path), allowed=key, got="nothing"
+            )
+
     return build(SiteOptions, _with_tuples(values), section="site")
 
 
@@ -172,7 +205,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name, {})
     if not isinstance(section, Mapping):
-        raise ConfigError(f"'{name}' must be a section with keys, such as [{name}].", key=name, got=show(section))
+        raise ConfigError(
+            f"'{name}' must be a section with keys, such as [{name}].", key=name, got=show(section)
+        )
     return dict(section)
 
 

@@ -1,6 +1,8 @@
-"""The plan of a run across sites: everything that the server and all sites must agree on, and its digest.
+"""The plan of a run across sites: everything that the server and all sites must agree on, and its
+digest.
 
-The plan travels with every request. It holds no data of any site but what the sites agreed to share before the first
+The plan travels with every request. It holds no data of any site but what the sites agreed to share
+before the first
 round: names of classes, columns of tables, mean and deviation.
 """
 
@@ -79,6 +81,7 @@ class Plan:
             "sites": self.sites,
             "new_sites": self.new_sites,
         }
+
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
@@ -96,19 +99,38 @@ class Plan:
         """
         where = Path("plan")
         if len(raw) > LARGEST_PLAN:
-            raise DataError(f"the plan has {len(raw)} bytes, more than {LARGEST_PLAN}.", key="plan", got=len(raw))
+            raise DataError(
+                f"the plan has {len(raw)} bytes, more than {LARGEST_PLAN}.",
+                key="plan",
+                got=len(raw),
+            )
+
         record = parse_json(raw, where)
-        if type(record) is dict and type(record.get("protocol")) is int and record["protocol"] != PROTOCOL:
+        if (
+            type(record) is dict
+            and type(record.get("protocol")) is int
+            and record["protocol"] != PROTOCOL
+        ):
             raise other_version("protocol", PROTOCOL, record["protocol"])
+
         if type(record) is not dict or set(record) != _KEYS:
             raise damaged(where, f"it must hold {', '.join(sorted(_KEYS))}")
+
         sites = record["sites"]
         new_sites = record["new_sites"]
         texts = [record[key] for key in ("fedtailor", "run", "config")]
-        if type(sites) is not int or type(new_sites) is not int or not 0 <= new_sites < sites <= 10**6:
-            raise damaged(where, f"{sites!r:.40} sites, {new_sites!r:.40} of them new, are impossible")
+        if (
+            type(sites) is not int
+            or type(new_sites) is not int
+            or not 0 <= new_sites < sites <= 10**6
+        ):
+            raise damaged(
+                where, f"{sites!r:.40} sites, {new_sites!r:.40} of them new, are impossible"
+            )
+
         if any(type(text) is not str for text in texts) or not record["run"].isalnum():
             raise damaged(where, "an entry that must be text is none")
+
         try:
             arrays = {key: np.array(record[key], dtype=np.float64) for key in ("mean", "std")}
             inputs = specification_of(record["inputs"], arrays)
@@ -116,12 +138,23 @@ class Plan:
             raise
         except Exception as reason:  # of wrong types: the record may hold anything
             raise damaged(where, f"its inputs are impossible: {type(reason).__name__}") from reason
+
         try:
             values = tomllib.loads(record["config"])
         except (ValueError, RecursionError) as reason:
             raise damaged(where, "its configuration is no TOML") from reason
-        plan = cls(make_config(values), inputs, sites, new_sites, record["run"], PROTOCOL, record["fedtailor"])
+
+        plan = cls(
+            make_config(values),
+            inputs,
+            sites,
+            new_sites,
+            record["run"],
+            PROTOCOL,
+            record["fedtailor"],
+        )
         vars(plan)["raw"] = raw
+
         return plan
 
 

@@ -38,8 +38,9 @@ from fedtailor.simulation.upload_sums import Reduction
 class RemoteClients:
     """The sites of a run, as the round loop sees them.
 
-    Their states stay with them. The server keeps, for every site, from which state it is to go on (``bases``): the one
-    of the last round that was accepted. Sites keep that one and the newest few.
+    Their states stay with them. The server keeps, for every site, from which state it is to go on
+    (``bases``): the one of the last round that was accepted. Sites keep that one and the newest
+    few.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class RemoteClients:
             exchange: carries requests and answers.
             shares: what each site shares beside the messages of the method.
             needed: sites without whose answers a round is not closed.
-            storage: where ``bases``, ``per_client``, and what :meth:`remember` remembers of them, are kept.
+            storage: where ``bases``, ``per_client``, and what :meth:`remember` remembers of them,
+                are kept.
         """
         self.algorithm = algorithm
         self.roster = roster
@@ -96,9 +98,12 @@ class RemoteClients:
         blob = to_blob(pack_download(shared, self._messages), self._modules)
         answers = self._ask(request, blob, clients, round)
         for client in clients:
-            reply = self._read(client, answers.get(client), self._train_reply, round, request.attempt)
+            reply = self._read(
+                client, answers.get(client), self._train_reply, round, request.attempt
+            )
             if isinstance(reply, TrainReply) and reply.problem is None:
                 self._trained[client] = Version(round, request.attempt)
+
             yield client, reply
 
     def accept(self, client: int) -> None:
@@ -139,7 +144,9 @@ class RemoteClients:
         for client in asked:
             yield client, self._read(client, answers.get(client), self._scores, round)
 
-    def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
+    def score_complete(
+        self, request: ScoreRequest, model: Any, round: int
+    ) -> Scores | Failure | None:
         """Return None: no test part belongs to all sites."""
         return None
 
@@ -170,7 +177,9 @@ class RemoteClients:
             blobs = {"plan": self.plan.raw, "shared": shared}
             if client in self.per_client:
                 blobs["own"] = to_blob(self.per_client[client], self._modules)
+
             requests[client] = Envelope(head, blobs)
+
         if not requests:
             return {}
 
@@ -186,19 +195,25 @@ class RemoteClients:
         return Version(round, attempt)
 
     def _to_keep(self, client: int) -> list[Version]:
-        """Return the state that a site must not remove, however old it is: that of the best round so far."""
+        """Return the state that a site must not remove, however old it is: that of the best round
+        so far.
+        """
         remembered = self._storage("best_bases")
         return [Version(*remembered[client].tolist())] if client in remembered else []
 
-    def _read(self, client: int, answer: Envelope | SiteFailure | None, read: Any, *arguments: Any) -> Any:
+    def _read(
+        self, client: int, answer: Envelope | SiteFailure | None, read: Any, *arguments: Any
+    ) -> Any:
         """Return what an answer holds, or a failure; whatever a site sends is no error."""
         if answer is None:
             return Failure(NoAnswer("no answer in time"))
         if isinstance(answer, SiteFailure):
             return Failure(NoAnswer(one_line(answer.text)))
+
         for key in ("refused", "failed"):
             if key in answer.head:
                 return Failure(ProgramError(one_line(f"the site says: {answer.head[key]!s:.500}")))
+
         try:
             return read(client, answer, *arguments)
         except FedtailorError as error:
@@ -214,22 +229,36 @@ class RemoteClients:
         problem = answer.head.get("problem")
         if problem is not None:
             return TrainReply(round, attempt, {}, {}, (), _problem(problem))
+
         out = self._out(answer, {"upload", "metrics", "scores"})
         scores = self._checked_scores(out["scores"])
         text = problem_with_numbers(_numbers(out["metrics"]), "metric")
         found = Problem("metric", "", text) if text else None
-        return TrainReply(round, attempt, unpack_upload(out["upload"], self._messages), out["metrics"], scores, found)
+
+        return TrainReply(
+            round,
+            attempt,
+            unpack_upload(out["upload"], self._messages),
+            out["metrics"],
+            scores,
+            found,
+        )
 
     def _personalize_reply(self, client: int, answer: Envelope, round: int) -> PersonalizeReply:
         out = self._out(answer, {"scores", "diagnostics", "class_means"})
-        if not isinstance(out["scores"], Mapping) or not set(out["scores"]) <= {"clients", "validation"}:
+        if not isinstance(out["scores"], Mapping) or not set(out["scores"]) <= {
+            "clients",
+            "validation",
+        }:
             raise wrong("scores", "scores by test set", "something else")
+
         scores = {name: self._checked_scores(each) for name, each in out["scores"].items()}
         means = out["class_means"]
         if means != ():
             text = problem_with_class_means(means, self.roster.common_task.num_classes)
             if text:
                 raise DataError(f"{text}.", key="class_means")
+
         problem = answer.head.get("problem", "")
         return PersonalizeReply(
             {name: each for name, each in scores.items() if isinstance(each, Scores)},
@@ -277,7 +306,14 @@ def _numbers(value: Any) -> dict[str, Tensor]:
 
 def _problem(value: Any) -> Problem:
     """Return the problem that a site says its round has; every site may say that of itself."""
-    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(each, str) for each in value):
+    if (
+        not isinstance(value, list)
+        or len(value) != 3
+        or not all(isinstance(each, str) for each in value)
+    ):
         raise wrong("problem", "a kind, a field and a text", value)
-    text = one_line(value[2]) or f"the site says that its work cannot be used ({one_line(value[0])})"
+
+    text = (
+        one_line(value[2]) or f"the site says that its work cannot be used ({one_line(value[0])})"
+    )
     return Problem("state", "", text)

@@ -1,6 +1,8 @@
-"""A process that stays: it keeps a site's data, model and torch, and answers messages over a Unix socket.
+"""A process that stays: it keeps a site's data, model and torch, and answers messages over a Unix
+socket.
 
-Flower starts a new process for every message. That process asks this one, so that nothing is loaded twice.
+Flower starts a new process for every message. That process asks this one, so that nothing is loaded
+twice.
 """
 
 from __future__ import annotations
@@ -37,26 +39,31 @@ def socket_path(folder: Path) -> Path:
     """Return the path of the socket of a site's folder, in a folder that only this user may enter.
 
     Raises:
-        RunError: that folder belongs to somebody else, is open to others, or its path is too long for a socket.
+        RunError: that folder belongs to somebody else, is open to others, or its path is too long
+            for a socket.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     parent = base / f"fedtailor-{os.getuid()}"
     _check_private(parent)
     digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     path = parent / f"{digest}.sock"
+
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise RunError(
             f"the path of the site's socket is too long, at most {_LONGEST_PATH} bytes; set TMPDIR to a shorter folder",
             path=str(path),
         )
+
     return path
 
 
-def serve(path: Path, answer: Callable[[Envelope], Envelope], stop: threading.Event | None = None) -> None:
+def serve(
+    path: Path, answer: Callable[[Envelope], Envelope], stop: threading.Event | None = None
+) -> None:
     """Answer messages at a Unix socket, one at a time, in the thread that called.
 
-    An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. A request whose sender has gone
-    before its turn is dropped.
+    An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. A request whose
+    sender has gone before its turn is dropped.
 
     Args:
         path: where to put the socket; a socket left there by a dead process is replaced.
@@ -149,8 +156,12 @@ def _accept(listener: socket.socket, requests: queue.Queue[_Request]) -> None:
         threading.Thread(target=_converse, args=(connection, requests, free), daemon=True).start()
 
 
-def _converse(connection: socket.socket, requests: queue.Queue[_Request], free: threading.Semaphore) -> None:
-    """Read one request, wait for its reply and write it; whatever the other side does ends this connection only."""
+def _converse(
+    connection: socket.socket, requests: queue.Queue[_Request], free: threading.Semaphore
+) -> None:
+    """Read one request, wait for its reply and write it; whatever the other side does ends this
+    connection only.
+    """
     try:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_PATIENCE)
@@ -175,8 +186,12 @@ def _reply(connection: socket.socket, requests: queue.Queue[_Request]) -> Envelo
 def _listen(path: Path) -> socket.socket:
     if path.exists():
         if _is_served(path):
-            raise RunError("another process already serves this site; stop it first", path=str(path))
+            raise RunError(
+                "another process already serves this site; stop it first", path=str(path)
+            )
+
         path.unlink(missing_ok=True)
+
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
@@ -185,6 +200,7 @@ def _listen(path: Path) -> socket.socket:
     except OSError:
         listener.close()
         raise
+
     return listener
 
 
@@ -204,8 +220,15 @@ def _check_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise RunError(f"cannot make the folder of the site's socket: {error.strerror}", path=str(folder)) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise RunError(
+            f"cannot make the folder of the site's socket: {error.strerror}", path=str(folder)
+        ) from error
+
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or stat.S_IMODE(found.st_mode) & 0o077
+    ):
         raise RunError(
             "the folder of the site's socket must be a folder of this user with mode 0700",
             path=str(folder),
@@ -223,8 +246,11 @@ def main() -> None:
     from fedtailor.deployment.site import open_site
 
     folder = Path(sys.argv[1])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+    )
     signal.signal(signal.SIGTERM, _end)
+
     try:
         site = open_site(folder)
         serve(socket_path(folder), site.answer)

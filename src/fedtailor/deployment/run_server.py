@@ -1,4 +1,6 @@
-"""A server while it serves: Flower's processes, the process of the round loop, and what a person sees of both."""
+"""A server while it serves: Flower's processes, the process of the round loop, and what a person
+sees of both.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _START = 120.0
 _MOST_STARTS = 5
 """Starts of that process without a round in between, after which there is no hope."""
 _FEWEST_DAYS = 30
-_ERRORS: Mapping[str, type[FedtailorError]] = {each.kind: each for each in (ConfigError, DataError, RunError)}
+_ERRORS: Mapping[str, type[FedtailorError]] = {
+    each.kind: each for each in (ConfigError, DataError, RunError)
+}
 
 
 class Messages(Protocol):
@@ -47,7 +51,8 @@ class Messages(Protocol):
 
 
 def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[str, Any]:
-    """Serve until the run has finished, and return its result; the last run goes on if it has not finished.
+    """Serve until the run has finished, and return its result; the last run goes on if it has not
+    finished.
 
     Args:
         folder: of the server.
@@ -68,16 +73,23 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
     told = _Logged(messages, log)
     _note_changes(folder, run, told)
     finished = _result_of(run)
+
     if finished is not None:
         told.say(f"the last run has finished: '{run}'. To begin another: --new.")
         return finished
+
     from fedtailor.deployment.flower.processes import ServerProcesses, explain
 
     options = file.deploy
     days = days_left(folder / KEYS / SERVER_CERTIFICATE)
     if days < _FEWEST_DAYS:
-        told.say(f"the server's certificate ends in {days:.0f} days: fedtailor deploy renew {folder}")
-    processes = ServerProcesses(folder / "flower", folder / KEYS, options.listening_address, options.port)
+        told.say(
+            f"the server's certificate ends in {days:.0f} days: fedtailor deploy renew {folder}"
+        )
+
+    processes = ServerProcesses(
+        folder / "flower", folder / KEYS, options.listening_address, options.port
+    )
     try:
         told.say(f"starting the server on {options.listening_address}, port {options.port}")
         processes.start()
@@ -86,17 +98,23 @@ def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[s
         watcher = _Watcher(folder, run, told)
         app = _App(folder, run, processes, nodes)
         app.start()
+
         while True:
             for ended in processes.watch():
                 told.say(f"{explain(ended)}; it is started again")
+
             watcher.look()
             outcome = app.outcome()
             if outcome is not None:
                 watcher.look()
                 return _finish(outcome)
+
             if app.has_died():
-                told.say("the process of the round loop has ended: it is started again, and goes on")
+                told.say(
+                    "the process of the round loop has ended: it is started again, and goes on"
+                )
                 app.start_again(watcher.rounds)
+
             time.sleep(_LOOK)
     finally:
         processes.stop()
@@ -139,9 +157,11 @@ def _choose_run(place: FederationFolder, *, new: bool) -> Path:
         return place.next_run()
     if not new:
         return known[-1]
+
     if _result_of(known[-1]) is None:
         message = f"'{known[-1]}' has not finished: go on without --new, or move its folder away."
         raise ConfigError(message, key="new", path=str(known[-1]))
+
     return place.next_run()
 
 
@@ -160,6 +180,7 @@ def _finish(outcome: Mapping[str, Any]) -> dict[str, Any]:
     error = outcome.get("error")
     if error is None:
         return dict(outcome["result"])
+
     raise _ERRORS.get(str(error.get("kind")), RunError)(
         str(error.get("message")),
         key=error.get("key"),
@@ -188,6 +209,7 @@ class _App:
         self._submission += 1
         for name in (APP_FILE, OUTCOME_FILE):
             discard(self._folder / name)
+
         serving = {
             "submission": self._submission,
             "run": self._run.name,
@@ -247,9 +269,11 @@ class _Watcher:
         self._messages.attendance(read_attendance(self._folder))
         if not (self._run / "plan.json").is_file():
             return
+
         try:
             if not self._has_begun:
                 self._begin()
+
             self._show_new()
         except DataError:  # a line is being written
             return

@@ -36,13 +36,25 @@ def run_site(folder: Path, messages: Messages) -> None:
     """
     options = load_site(folder)
     if not options.server:
-        message = f"'{folder / SITE_FILE}' does not say where the server is: server = \"host:port\"."
-        raise ConfigError(message, key="site.server", path=str(folder / SITE_FILE), allowed="host:port", got="nothing")
+        message = (
+            f"'{folder / SITE_FILE}' does not say where the server is: server = \"host:port\"."
+        )
+        raise ConfigError(
+            message,
+            key="site.server",
+            path=str(folder / SITE_FILE),
+            allowed="host:port",
+            got="nothing",
+        )
+
     host, port = check_address(options.server)
     for name in (CERTIFICATE, SITE_KEY):
         if not (folder / name).is_file():
-            message = f"'{folder / name}' is missing: 'fedtailor site check' says where it comes from."
+            message = (
+                f"'{folder / name}' is missing: 'fedtailor site check' says where it comes from."
+            )
             raise ConfigError(message, key=name, path=str(folder / name))
+
     from fedtailor.deployment.flower.processes import SiteProcesses, explain
 
     log = LogFile(folder / "logs" / "site.log")
@@ -60,12 +72,15 @@ def run_site(folder: Path, messages: Messages) -> None:
         while True:
             for ended in processes.watch():
                 say(f"{explain(ended)}; trying again in {ended.restart_in:.0f} s")
+
             state = _state(processes, options.server)
             if state not in ("", said):
                 said = state
                 say(state)
+
             for line in work.read():
                 messages.say(line)
+
             time.sleep(_LOOK)
     finally:
         processes.stop()
@@ -92,12 +107,15 @@ class _NewLines:
         """Return the whole lines since the last call."""
         if not self._path.is_file():
             return []
+
         size = self._path.stat().st_size
         if size < self._place:  # the file was replaced by a new one
             self._place = 0
+
         with self._path.open("rb") as file:
             file.seek(self._place)
             raw = file.read()
+
         end = raw.rfind(b"\n") + 1
         self._place += end
         return raw[:end].decode(errors="replace").splitlines()

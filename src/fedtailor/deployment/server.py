@@ -1,7 +1,7 @@
 """The server of a run across sites: the round loop of a simulation, over sites that are elsewhere.
 
-It writes the run folder that a simulation writes, but for the models, which stay at the sites. A checkpoint follows
-every round, so a server that was stopped or killed goes on with the next one.
+It writes the run folder that a simulation writes, but for the models, which stay at the sites. A
+checkpoint follows every round, so a server that was stopped or killed goes on with the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.deployment.agreement import Agreement, Member, agree
 from fedtailor.deployment.attendance import read_attendance, write_attendance
 from fedtailor.deployment.exchange import Attendance, Exchange
-from fedtailor.deployment.federation_folder import RUNS, FederationFolder, check_enough, read_members
+from fedtailor.deployment.federation_folder import (
+    RUNS,
+    FederationFolder,
+    check_enough,
+    read_members,
+)
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationFile, load_federation
 from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
 from fedtailor.deployment.remote import RemoteClients
@@ -34,7 +39,13 @@ from fedtailor.experiment import class_means, summary
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.records import ACROSS_SITES, CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
+from fedtailor.experiment.records import (
+    ACROSS_SITES,
+    CLASS_MEANS_DIGEST,
+    RunFolder,
+    exclusive,
+    holds_run,
+)
 from fedtailor.experiment.reuse import CHECKPOINTS
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import Store
@@ -74,20 +85,30 @@ def serve_rounds(
         finished = RunFolder(run)
         finished.settle()
         return finished.result() or {}
+
     if (run / PLAN_FILE).is_file():
         agreement = read_agreement(run)
-        exchange = _exchange(folder, file, [member.name for member in agreement.members], make_transport)
+        exchange = _exchange(
+            folder, file, [member.name for member in agreement.members], make_transport
+        )
     else:
         sites = place.sites()
         check_enough(sites)
         exchange = _exchange(folder, file, [site.name for site in sites], make_transport)
-        agreement = agree(exchange, file, [site.name for site in sites], [site.new for site in sites])
+        agreement = agree(
+            exchange, file, [site.name for site in sites], [site.new for site in sites]
+        )
         _make_folder(run, agreement, text)
+
     return _Server(run, agreement, exchange, progress).serve()
 
 
-def _exchange(folder: Path, file: FederationFile, names: Sequence[str], make_transport: MakeTransport) -> Exchange:
-    """Return the exchange with the sites of a run; it writes who is there into the server's folder."""
+def _exchange(
+    folder: Path, file: FederationFile, names: Sequence[str], make_transport: MakeTransport
+) -> Exchange:
+    """Return the exchange with the sites of a run; it writes who is there into the server's
+    folder.
+    """
     transport = make_transport({name: number for number, name in enumerate(names)})
     last_look = -_LOOK_EVERY
 
@@ -96,6 +117,7 @@ def _exchange(folder: Path, file: FederationFile, names: Sequence[str], make_tra
         now = time.monotonic()
         if now - last_look < _LOOK_EVERY and attendance.waiting:
             return
+
         last_look = now
         online = transport.online()
         sites = {
@@ -115,6 +137,7 @@ def _exchange(folder: Path, file: FederationFile, names: Sequence[str], make_tra
         heard = known.get(name, {}).get("heard")
         if isinstance(heard, float):
             exchange.attendance.heard[number] = heard
+
     return exchange
 
 
@@ -141,7 +164,9 @@ def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
 
 
 def _split(agreement: Agreement) -> dict[str, Any]:
-    """Return the record of the split: the examples of every site are counted, training ones first, then the others."""
+    """Return the record of the split: the examples of every site are counted, training ones first,
+    then the others.
+    """
     clients = []
     for member in agreement.members:
         first_val = member.num_train
@@ -154,6 +179,7 @@ def _split(agreement: Agreement) -> dict[str, Any]:
                 test=list(range(first_test, end)),
             )
         )
+
     new_sites = agreement.plan.new_sites
     return {
         "dataset": agreement.plan.inputs.dataset,
@@ -175,12 +201,21 @@ def read_agreement(run: Path) -> Agreement:
     plan = Plan.read(read_file(run / PLAN_FILE, limit=LARGEST_PLAN, within=run))
     if plan.fedtailor != __version__:
         raise other_version("fedtailor", __version__, plan.fedtailor)
+
     try:
-        members = [Member(**{**each, "share": tuple(each["share"])}) for each in read_members(run / MEMBERS_FILE)]
+        members = [
+            Member(**{**each, "share": tuple(each["share"])})
+            for each in read_members(run / MEMBERS_FILE)
+        ]
     except (TypeError, KeyError) as reason:
         raise damaged(run / MEMBERS_FILE, f"{type(reason).__name__}: {reason}") from reason
+
     if len(members) != plan.sites:
-        raise DataError(f"'{run}' names {len(members)} members, and its plan is for {plan.sites}.", path=str(run))
+        raise DataError(
+            f"'{run}' names {len(members)} members, and its plan is for {plan.sites}.",
+            path=str(run),
+        )
+
     return Agreement(plan, members)
 
 
@@ -199,7 +234,9 @@ class _Beginning:
 class _Server:
     """The server of one run."""
 
-    def __init__(self, run: Path, agreement: Agreement, exchange: Exchange, progress: Progress) -> None:
+    def __init__(
+        self, run: Path, agreement: Agreement, exchange: Exchange, progress: Progress
+    ) -> None:
         self.path = run
         self.agreement = agreement
         self.plan = agreement.plan
@@ -239,24 +276,34 @@ class _Server:
                     resume=beginning.state,
                     events=beginning.absences,
                 )
+
                 for report in reports if result is None else ():
                     self._write_round(folder, report)
                     seconds = beginning.seconds + time.perf_counter() - start
                     notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
                     if report.is_last:
-                        result = self._result(report, seconds) | self._write_class_means(folder, report)
+                        result = self._result(report, seconds) | self._write_class_means(
+                            folder, report
+                        )
                         notes["result"] = result
+
                     self.checkpoints.save(report.state, notes)
+
                 assert result is not None, "the last round has a result"
                 self.checkpoints.keep(1)
+
             folder.finish({**result, "run": str(self.path)})
+
         return {**result, "run": str(self.path)}
 
     def _resume(self, folder: RunFolder) -> _Beginning:
         """Go back to the last checkpoint, or begin."""
-        restored, notes = self.checkpoints.restore(lambda notes: folder.objection(notes.get("records")))
+        restored, notes = self.checkpoints.restore(
+            lambda notes: folder.objection(notes.get("records"))
+        )
         done = 0 if restored is None else restored.state.round
         absences = folder.absences(after=done)
+
         if restored is None:
             folder.clear()
             notes += self.agreement.notes()
@@ -265,14 +312,17 @@ class _Server:
             folder.rewind(restored.notes["records"])
             for record in folder.rounds():
                 self.totals.add_round(record)
+
             self.totals.add_events(folder.events())
             notes.append(f"resumed after round {done} of {self.plan.config.schedule.rounds}.")
             seconds = float(restored.notes["seconds"])
             beginning = _Beginning(restored.state, absences, seconds, restored.notes.get("result"))
+
         where = {"round": done} if done else {}
         folder.add_events([{"kind": "note", **where, "text": note} for note in notes])
         for note in notes:
             self.progress.note(note)
+
         title = f"{self.plan.config.algorithm.name}, {len(self.agreement.members)} sites"
         self.progress.begin(title, self.plan.config.schedule.rounds, done)
         return beginning
@@ -289,7 +339,9 @@ class _Server:
         self.totals.add_events(report.events)
 
     def _write_class_means(self, folder: RunFolder, last: RoundReport) -> dict[str, str]:
-        """Write the class means that sites share, if they are asked for; return their digest for the result."""
+        """Write the class means that sites share, if they are asked for; return their digest for
+        the result.
+        """
         if not self.plan.config.schedule.class_means:
             return {}
         data = class_means.to_file((last.final or last).class_means, self.plan.inputs.num_classes)
@@ -313,15 +365,18 @@ class _Server:
             result["selected"] = summary.selected(last, config.schedule.select)
         if new_clients:
             result["new_clients"] = new_clients
+
         result["sites"] = summary.site_scores(final, self.roster)
         result |= self.totals.record()
         result |= {"engine": ACROSS_SITES, "device": "cpu"}
         result["seconds"]["total"] = seconds
+
         return result
 
 
 SERVING_FILE = "serving.json"
-"""What ``fedtailor serve`` tells the process of the round loop: the run, and the nodes of the sites."""
+"""What ``fedtailor serve`` tells the process of the round loop: the run, and the nodes of the
+sites."""
 APP_FILE = "app.json"
 """Which process runs the round loop."""
 OUTCOME_FILE = "outcome.json"
@@ -329,7 +384,8 @@ OUTCOME_FILE = "outcome.json"
 
 
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:
-    """Run the round loop as ``fedtailor serve`` has asked for in ``serving.json``, and write how it ended.
+    """Run the round loop as ``fedtailor serve`` has asked for in ``serving.json``, and write how it
+    ended.
 
     Args:
         folder: of the server.
@@ -338,13 +394,16 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
     serving = read_object(folder / SERVING_FILE, within=folder)
     submission = serving["submission"]
     nodes: Mapping[str, str] = serving["nodes"]
-    write_whole(folder / APP_FILE, to_json({"submission": submission, "process": this_process()}) + "\n")
+    write_whole(
+        folder / APP_FILE, to_json({"submission": submission, "process": this_process()}) + "\n"
+    )
 
     def connect(numbers: Mapping[str, int]) -> Transport:
         missing = sorted(set(numbers) - set(nodes))
         if missing:
             message = f"site '{missing[0]}' takes part in this run and is no longer registered."
             raise ConfigError(message, key="sites", allowed=", ".join(nodes), got=missing[0])
+
         return make_transport({number: int(nodes[name]) for name, number in numbers.items()})
 
     outcome: dict[str, Any] = {"submission": submission}

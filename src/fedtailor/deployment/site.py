@@ -1,7 +1,9 @@
-"""A site: it answers the requests of a server with its own data, and keeps its data, states and models to itself.
+"""A site: it answers the requests of a server with its own data, and keeps its data, states and
+models to itself.
 
-The programs are those of a simulation (:class:`fedtailor.simulation.clients.LocalClients`), in a federation in which
-only this site has data. So a site computes the bits that the simulation computes for the client with its number.
+The programs are those of a simulation (:class:`fedtailor.simulation.clients.LocalClients`), in a
+federation in which only this site has data. So a site computes the bits that the simulation
+computes for the client with its number.
 """
 
 from __future__ import annotations
@@ -85,12 +87,15 @@ class Site:
         Raises:
             RunError: the log of what leaves the site cannot be written; then nothing leaves it.
         """
-        self._audit.add("received", request, {name: len(blob) for name, blob in request.blobs.items()})
+        self._audit.add(
+            "received", request, {name: len(blob) for name, blob in request.blobs.items()}
+        )
         if self._last is not None and self._last[0] == request:
             answer = self._last[1]
             contents = {"an answer, sent again": _size(answer)}
         else:
             answer, contents = self._answer_or_refuse(request)
+
         answer.head.update(self._about())
         self._audit.add("sent", answer, contents)
         return answer
@@ -109,12 +114,17 @@ class Site:
             return Envelope({"refused": reason, "kind": kind}, {}), {"a reason": len(reason)}
         except Exception as error:
             log.exception("failed")
-            return Envelope({**refusal(error, with_text="errors" in self.options.share), "kind": kind}, {}), {}
+            return Envelope(
+                {**refusal(error, with_text="errors" in self.options.share), "kind": kind}, {}
+            ), {}
+
         self._last = (request, answer)
         return answer, contents
 
     def _without_paths(self, text: str) -> str:
-        """Return a reason for the server, without the places of this site's files, which are not its business."""
+        """Return a reason for the server, without the places of this site's files, which are not
+        its business.
+        """
         data = options_of(self.options, DataOptions(path="each-site"), self.folder).path
         for path, name in ((data, "the data"), (str(self.folder), "the site's folder")):
             text = text.replace(f"'{path}'", name).replace(path, name)
@@ -137,6 +147,7 @@ class Site:
             raise other_version("protocol", PROTOCOL, request.head.get("protocol"))
         if request.head.get("fedtailor") != __version__:
             raise other_version("fedtailor", __version__, request.head.get("fedtailor"))
+
         dataset = read_dataset(self.options, _data_options(request), self.folder)
         head = {
             "kind": "describe",
@@ -145,6 +156,7 @@ class Site:
             "share": list(self.options.share),
             "data": describe_dataset(dataset),
         }
+
         return Envelope(head, {}), {"shape, classes and columns of the data": 0}
 
     def _columns(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
@@ -153,9 +165,13 @@ class Site:
         seed = request.head.get("seed")
         if type(seed) is not int:
             raise wrong("seed", "a whole number", seed)
+
         dataset = read_dataset(self.options, data, self.folder)
         if dataset.raw is None:
-            raise DataError("the server asks for columns, and the data are no table.", key="site.data")
+            raise DataError(
+                "the server asks for columns, and the data are no table.", key="site.data"
+            )
+
         rows = divide_site(len(dataset.y), dataset.num_official_train, dataset.groups, data, seed)
         self._refuse_few(len(rows.train))
         record = summarize(dataset.x, dataset.raw, rows.train).to_record()
@@ -174,17 +190,21 @@ class Site:
             )
 
     def _begin(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
-        """Say how many examples there are for a plan, and their mean and deviation if they are asked for."""
+        """Say how many examples there are for a plan, and their mean and deviation if they are
+        asked for.
+        """
         client = request.head.get("client")
         run = self._run_of(request, client)
         prepared = run.prepared
         counts = {name: len(rows) for name, rows in prepared.rows._asdict().items()}
         head: dict[str, Any] = {"kind": "begin", "counts": counts}
         contents = {"numbers of examples": 0}
+
         if request.head.get("moments") is True:
             self._refuse_few(counts["train"])
             head["moments"] = moments(prepared).to_record()
             contents["mean and deviation of features"] = len(str(head["moments"]))
+
         return Envelope(head, {}), contents
 
     def _run_of(self, request: Envelope, client: Any) -> _SiteRun:
@@ -194,17 +214,22 @@ class Site:
             raise wrong("plan", "the plan of the run", None)
         if type(client) is not int or not 0 <= client < 10**6:
             raise wrong("client", "the number of the site", client)
+
         if self._run is None or self._run.plan.raw != raw or self._run.client != client:
             self._run = None
             plan = Plan.read(raw)
             if plan.fedtailor != __version__:
                 raise other_version("fedtailor", __version__, plan.fedtailor)
+
             self._refuse_unknown(plan)
             self._run = _SiteRun(self.folder, self.options, plan, client)
+
         return self._run
 
     def _refuse_unknown(self, plan: Plan) -> None:
-        """Refuse methods and models that the site has not allowed, before any code of theirs is imported."""
+        """Refuse methods and models that the site has not allowed, before any code of theirs is
+        imported.
+        """
         chosen = {
             "algorithms": [plan.config.algorithm.name],
             "models": [plan.config.model.name, *plan.config.model.others],
@@ -223,21 +248,25 @@ class Site:
         run = self._run_of(request, work.client)
         if work.run != run.plan.run:
             raise wrong("run", run.plan.run, work.run)
+
         head = {key: request.head[key] for key in ("kind", "run", "round", "client")}
         if isinstance(work.request, TrainRequest):
             head["attempt"] = work.request.attempt
+
         try:
             out, contents = run.work(work, request.blobs, head)
         except FedtailorError:
             raise
-        except (
-            Exception
-        ) as error:  # such as too little memory: the answer names the round, so that the server need not wait
+        except Exception as error:  # such as too little memory: the answer names the round, so that the server need not wait
             log.exception("failed")
             reason = refusal(error, with_text="errors" in self.options.share)
             return Envelope({**head, **reason}), {"a reason": len(reason["failed"])}
+
         blobs = {} if out is None else {"out": to_blob(out, run.modules)}
-        contents["structure of the answer"] = max(sum(map(len, blobs.values())) - sum(contents.values()), 0)
+        contents["structure of the answer"] = max(
+            sum(map(len, blobs.values())) - sum(contents.values()), 0
+        )
+
         return Envelope(head, blobs), contents
 
 
@@ -247,6 +276,7 @@ class _SiteRun:
     def __init__(self, folder: Path, options: SiteOptions, plan: Plan, client: int) -> None:
         if client >= plan.sites:
             raise wrong("client", f"a number below {plan.sites}", client)
+
         config = plan.config
         seed = config.seeds[0] if config.data.seed == "run" else config.data.seed
         self.folder = folder
@@ -259,8 +289,12 @@ class _SiteRun:
         self._refuse_changed_data()
         task = plan.task(client)
         site = self.prepared.site
-        self.federation = federation_of_one(site, self.prepared.rows, plan.inputs, task, client, plan.population)
-        self.messages: Messages = self.algorithm.messages(self.algorithm.bind(self.federation.common_task))
+        self.federation = federation_of_one(
+            site, self.prepared.rows, plan.inputs, task, client, plan.population
+        )
+        self.messages: Messages = self.algorithm.messages(
+            self.algorithm.bind(self.federation.common_task)
+        )
         self.states = SiteState(folder / _STATES / plan.run, modules=self.modules)
 
     def _refuse_changed_data(self) -> None:
@@ -277,20 +311,35 @@ class _SiteRun:
                     allowed=begun,
                     got=self.prepared.digest,
                 )
+
             return
+
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(self.prepared.digest + "\n", encoding="ascii")
         forget_old_runs(self.folder / _STATES)
 
-    def _clients(self, base: Version | None, blobs: Mapping[str, bytes]) -> tuple[LocalClients, dict[int, Any]]:
-        """Return the site as a client of a simulation, in the state from which the server wants it to go on."""
-        kept: dict[str, dict[int, Any]] = {"states": {}, "per_client": {}, "personal": {}, "trained": {}}
+    def _clients(
+        self, base: Version | None, blobs: Mapping[str, bytes]
+    ) -> tuple[LocalClients, dict[int, Any]]:
+        """Return the site as a client of a simulation, in the state from which the server wants it
+        to go on.
+        """
+        kept: dict[str, dict[int, Any]] = {
+            "states": {},
+            "per_client": {},
+            "personal": {},
+            "trained": {},
+        }
         if base is not None:
             kept["states"][self.client] = self.states.load(base)
         if "own" in blobs:
             kept["per_client"][self.client] = from_blob(blobs["own"], self.modules)
+
         seed = self.plan.config.seeds[0]
-        clients = LocalClients(self.algorithm, self.federation, Reference(), seed=seed, storage=kept.__getitem__)
+        clients = LocalClients(
+            self.algorithm, self.federation, Reference(), seed=seed, storage=kept.__getitem__
+        )
+
         return clients, kept["states"]
 
     def _shared(self, blobs: Mapping[str, bytes]) -> Any:
@@ -298,7 +347,9 @@ class _SiteRun:
             raise wrong("shared", "what all sites receive", None)
         return unpack_download(from_blob(blobs["shared"], self.modules), self.messages)
 
-    def work(self, work: Work, blobs: Mapping[str, bytes], head: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    def work(
+        self, work: Work, blobs: Mapping[str, bytes], head: dict[str, Any]
+    ) -> tuple[Any, dict[str, int]]:
         """Do what a request asks; return the answer, and what is in it with the number of bytes."""
         with one_thread():
             if isinstance(work.request, TrainRequest):
@@ -313,41 +364,66 @@ class _SiteRun:
         """Do a round, and keep the new state beside the one it began with."""
         shared = self._shared(blobs)
         clients, states = self._clients(work.base, blobs)
-        reply = cast(TrainReply | Failure, _only(clients.train(request, shared, [self.client], work.round)))
+        reply = cast(
+            TrainReply | Failure, _only(clients.train(request, shared, [self.client], work.round))
+        )
+
         if isinstance(reply, Failure):
             head["failed"] = self._reason(reply)
             return None, {}
+
         if reply.problem is not None:
-            head["problem"] = list(reply.problem) if "errors" in self.options.share else [reply.problem.kind, "", ""]
+            head["problem"] = (
+                list(reply.problem)
+                if "errors" in self.options.share
+                else [reply.problem.kind, "", ""]
+            )
+
             return None, {}
+
         clients.accept(self.client)
         version = Version(work.round, request.attempt)
         self.states.save(version, states[self.client])
         self.states.keep([version, *work.keep, *([work.base] if work.base is not None else [])])
         upload = pack_upload(reply.upload, self.messages)
         out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}
-        contents = {f"upload: {name}": packed_bytes(part) for name, part in upload["values"].items()}
+        contents = {
+            f"upload: {name}": packed_bytes(part) for name, part in upload["values"].items()
+        }
         contents["upload: weights and rows"] = packed_bytes((upload["weights"], upload["rows"]))
+
         if "metrics" in self.options.share:
             out["metrics"] = reply.metrics
             contents |= {f"training metric: {name}": 8 for name in reply.metrics}
+
         if "scores" in self.options.share and isinstance(reply.scores, Scores):
             out["scores"] = reply.scores
             contents["scores of the model after training"] = _numbers(reply.scores)
+
         return out, contents
 
     def personalize(
-        self, work: Work, request: PersonalizeRequest, blobs: Mapping[str, bytes], head: dict[str, Any]
+        self,
+        work: Work,
+        request: PersonalizeRequest,
+        blobs: Mapping[str, bytes],
+        head: dict[str, Any],
     ) -> tuple[Any, dict[str, int]]:
         """Make the personal model, score it, and keep it here if the request says so."""
         shared = self._shared(blobs)
         clients, _ = self._clients(work.base, blobs)
-        reply = cast(PersonalizeReply | Failure, _only(clients.personalize(request, shared, [self.client], work.round)))
+        reply = cast(
+            PersonalizeReply | Failure,
+            _only(clients.personalize(request, shared, [self.client], work.round)),
+        )
+
         if isinstance(reply, Failure):
             head["failed"] = self._reason(reply)
             return None, {}
+
         if request.keep and self.client in clients.personal:
             self._keep_model(clients.personal[self.client], work, reply)
+
         head["problem"] = reply.problem
         out: dict[str, Any] = {"scores": {}, "diagnostics": {}, "class_means": ()}
         contents: dict[str, int] = {}
@@ -356,30 +432,41 @@ class _SiteRun:
             contents |= {f"diagnostic: {name}": 8 for name in reply.diagnostics}
         elif "steps" in reply.diagnostics:
             out["diagnostics"] = {"steps": reply.diagnostics["steps"]}
+
         if "scores" in self.options.share:
             out["scores"] = dict(reply.scores)
             for name, scores in reply.scores.items():
                 contents[f"scores of the personal model ({name})"] = _numbers(scores)
+
         if "class_means" in self.options.share and isinstance(reply.class_means, ClassMeans):
             out["class_means"] = reply.class_means
             contents["mean features by class"] = _numbers(reply.class_means)
+
         return out, contents
 
-    def score(self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]) -> tuple[Any, dict[str, int]]:
+    def score(
+        self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]
+    ) -> tuple[Any, dict[str, int]]:
         """Score a model of the server."""
         if "scores" not in self.options.share:
             raise ConfigError("this site does not share scores.", key="site.share", got="scores")
+
         clients, _ = self._clients(None, {})
         model = from_blob(blobs.get("shared", b""), self.modules)
-        reply = cast(Scores | Failure, _only(clients.score(request, model, [self.client], work.round)))
+        reply = cast(
+            Scores | Failure, _only(clients.score(request, model, [self.client], work.round))
+        )
         if isinstance(reply, Failure):
             raise RunError(f"the model could not be scored: {self._reason(reply)}")
+
         return {"scores": reply}, {"scores of the global model": _numbers(reply)}
 
     def _keep_model(self, personal: Any, work: Work, reply: PersonalizeReply) -> None:
         """Write the personal model as a new version, and put it in use."""
         task = self.algorithm.bind(self.federation.task(self.client))
-        calibration = calibrate(self.algorithm, task, personal, self.federation.data(self.client).val)
+        calibration = calibrate(
+            self.algorithm, task, personal, self.federation.data(self.client).val
+        )
         made = MadeModel(
             personal,
             name=self.options.name,

@@ -1,7 +1,9 @@
-"""The data of one site: what it says of them before a run, and the federation of one in which its programs run.
+"""The data of one site: what it says of them before a run, and the federation of one in which its
+programs run.
 
-A site's examples come in the order, and are divided into training, validation and test examples by the rule, of a
-simulation that reads the data of all sites from one folder. So both give the same bits.
+A site's examples come in the order, and are divided into training, validation and test examples by
+the rule, of a simulation that reads the data of all sites from one folder. So both give the same
+bits.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def options_of(options: SiteOptions, data: DataOptions, folder: Path) -> DataOpt
     path = os.path.expanduser(options.data)
     if ":" not in path and not os.path.isabs(path):
         path = str(folder / path)
-    return dataclasses.replace(data, path=path, label_column=options.label_column, group=options.group)
+    return dataclasses.replace(
+        data, path=path, label_column=options.label_column, group=options.group
+    )
 
 
 def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Dataset:
@@ -55,12 +59,17 @@ def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Datas
         names = ", ".join(dataset.domain_names[:5])
         what = f"{len(dataset.domain_names)} sites ({names})"
         message = f"'{own.path}' holds {what}: give the folder or the table of one."
-        raise DataError(message, key="site.data", path=own.path, allowed=1, got=len(dataset.domain_names))
+        raise DataError(
+            message, key="site.data", path=own.path, allowed=1, got=len(dataset.domain_names)
+        )
+
     return dataset
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return what all sites must agree on, ready for JSON: no example, and no number of examples."""
+    """Return what all sites must agree on, ready for JSON: no example, and no number of
+    examples.
+    """
     raw = dataset.raw
     return {
         "kind": "images" if dataset.x.ndim == 4 else "table",
@@ -78,7 +87,9 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 def divide_site(
     count: int, num_official_train: int, groups: np.ndarray | None, data: DataOptions, seed: int
 ) -> ClientRows:
-    """Return the training, validation and test examples of a site, as a simulation divides those of a client."""
+    """Return the training, validation and test examples of a site, as a simulation divides those of
+    a client.
+    """
     positions = np.arange(count)
     if groups is None:
         return split_client(positions, data, seed, num_official_train)
@@ -101,7 +112,9 @@ def prepare(
 
 def counts_of(prepared: PreparedData, num_classes: int) -> list[int]:
     """Return the number of training examples of every class."""
-    found: list[int] = np.bincount(prepared.site.y[prepared.rows.train], minlength=num_classes).tolist()
+    found: list[int] = np.bincount(
+        prepared.site.y[prepared.rows.train], minlength=num_classes
+    ).tolist()
     return found
 
 

@@ -1,7 +1,7 @@
 """The personal models of a site: a folder for every version, of which one is in use.
 
-A version is the folder of a run with one client, so everything that takes a run takes it: ``predict``, ``export``.
-``model`` is a link to the version in use.
+A version is the folder of a run with one client, so everything that takes a run takes it:
+``predict``, ``export``. ``model`` is a link to the version in use.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def use(folder: Path, number: int) -> ModelVersion:
     if chosen is None:
         allowed = ", ".join(str(each.number) for each in known) or "none"
         message = f"there is no version {number} of the model; there are: {allowed}."
-        raise DataError(message, key="version", path=str(folder / _FOLDER), allowed=allowed, got=number)
+        raise DataError(
+            message, key="version", path=str(folder / _FOLDER), allowed=allowed, got=number
+        )
+
     link = folder / IN_USE
     temporary = folder / f".{IN_USE}.{os.getpid()}.tmp"
     try:
@@ -93,6 +96,7 @@ def use(folder: Path, number: int) -> ModelVersion:
         synchronize_folder(folder)
     except OSError as reason:
         raise unwritable(link, reason) from reason
+
     return chosen._replace(in_use=True)
 
 
@@ -124,7 +128,8 @@ def in_use(folder: Path) -> RunRecords:
 
 
 def write_version(folder: Path, made: MadeModel) -> ModelVersion:
-    """Write a personal model and put it in use; a second answer to the same request replaces its version.
+    """Write a personal model and put it in use; a second answer to the same request replaces its
+    version.
 
     Args:
         folder: of the site.
@@ -138,16 +143,19 @@ def write_version(folder: Path, made: MadeModel) -> ModelVersion:
     chosen = again[-1].number if again else max((each.number for each in known), default=0) + 1
     place = folder / _FOLDER / f"{chosen:04d}"
     unfinished = folder / _FOLDER / f".{place.name}.tmp"
+
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(mode=0o700, exist_ok=True)
         _write_run(unfinished, made)
         if place.exists():
             shutil.rmtree(place)
+
         os.replace(unfinished, place)
         synchronize_folder(place.parent)
     except OSError as reason:
         raise unwritable(place, reason) from reason
+
     return use(folder, chosen)
 
 
@@ -175,10 +183,14 @@ def _write_run(out: Path, made: MadeModel) -> None:
     """Write the folder of a run with one client."""
     plan = made.plan
     dataset = made.prepared.site.name
-    provenance = {**describe(), "site": {"run": plan.run, "plan_sha256": plan.digest, "round": made.round}}
+    provenance = {
+        **describe(),
+        "site": {"run": plan.run, "plan_sha256": plan.digest, "round": made.round},
+    }
     folder = RunFolder.create(out, config=to_toml(plan.config), provenance=provenance)
     clients = to_records([made.prepared.rows])
     is_new = made.number >= plan.population
+
     with folder:
         folder.write_split(
             {
@@ -210,6 +222,7 @@ def _write_run(out: Path, made: MadeModel) -> None:
         result |= {"site": made.name, "round": made.round}
         if made.scores:
             result["metrics"] = {"personalized": made.scores}
+
         folder.finish(result)
 
 

@@ -1,8 +1,9 @@
-"""What a site keeps from round to round: one file per round, so that the server can say from which one to go on.
+"""What a site keeps from round to round: one file per round, so that the server can say from which
+one to go on.
 
-A site trains from the version that the server names, and keeps that one and a few others beside the new one. So a lost
-answer, a request that comes twice, a round whose upload is left out, and a server that goes back to its last checkpoint
-need no other rule.
+A site trains from the version that the server names, and keeps that one and a few others beside the
+new one. So a lost answer, a request that comes twice, a round whose upload is left out, and a
+server that goes back to its last checkpoint need no other rule.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class SiteState:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as reason:
             raise unwritable(self.folder, reason) from reason
+
         older = [path for path, found, _ in self._files() if found == version and path.name != name]
         write_whole(self.folder / name, raw)
         for path in older:
@@ -86,6 +88,7 @@ class SiteState:
                 if hashlib.sha256(raw).hexdigest()[:16] != digest:
                     raise damaged(path, "its SHA-256 is not the one in its name")
                 return decode(raw, modules=self._modules)
+
         kept = ", ".join(str(found.round) for _, found, _ in sorted(self._files())) or "none"
         raise DataError(
             f"the server wants to go on from round {version.round}, and this site has kept the states of rounds "
@@ -96,7 +99,9 @@ class SiteState:
         )
 
     def keep(self, versions: Iterable[Version]) -> None:
-        """Remove all other states but the newest few: a server may go back to a checkpoint before its last one."""
+        """Remove all other states but the newest few: a server may go back to a checkpoint before
+        its last one.
+        """
         kept = {*versions, *self.versions()[-_SPARE:]}
         for path, found, _ in self._files():
             if found not in kept:

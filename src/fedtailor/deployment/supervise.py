@@ -1,7 +1,8 @@
-"""Child processes that are kept alive: started, restarted when they end, and ended with all their children.
+"""Child processes that are kept alive: started, restarted when they end, and ended with all their
+children.
 
-Nothing here knows Flower. The caller calls :meth:`Supervisor.watch` every second or so; there is no thread. Children of
-children are found through ``/proc``, which Linux has.
+Nothing here knows Flower. The caller calls :meth:`Supervisor.watch` every second or so; there is no
+thread. Children of children are found through ``/proc``, which Linux has.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Supervisor:
         self._lock = _take_lock(folder / "supervisor.lock")
         self._mark = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
         self._kept: dict[str, _Kept] = {}
-        # those of a supervisor that was killed before it could end them; nobody else may hold the lock now
+        # those of a supervisor that was killed before it could end them; nobody else may hold the
+        # lock now
         _end_processes(lambda: _marked(self._mark), grace=5.0)
 
     def __enter__(self) -> Supervisor:
@@ -101,7 +103,9 @@ class Supervisor:
         self._kept[child.name] = kept
 
     def watch(self) -> list[Ended]:
-        """Note which processes have ended, start again those whose wait is over, and return the former."""
+        """Note which processes have ended, start again those whose wait is over, and return the
+        former.
+        """
         ended = []
         for kept in self._kept.values():
             event = kept.look()
@@ -129,7 +133,9 @@ class Supervisor:
         return self._kept[name].output()
 
     def stop(self, grace: float = 10.0) -> None:
-        """End all processes and their children: SIGTERM, after ``grace`` seconds SIGKILL. Further calls do nothing."""
+        """End all processes and their children: SIGTERM, after ``grace`` seconds SIGKILL. Further
+        calls do nothing.
+        """
         if self._lock.closed:
             return
         _end_processes(self._alive, grace)
@@ -174,22 +180,28 @@ class _Kept:
                 )
         except OSError as error:
             raise RunError(
-                f"cannot start '{child.name}': {error.strerror}", key=child.name, path=str(child.command[0])
+                f"cannot start '{child.name}': {error.strerror}",
+                key=child.name,
+                path=str(child.command[0]),
             ) from error
+
         self._started = self._clock()
 
     def look(self) -> Ended | None:
         """Return the process's end if it is new; start another if it is due."""
         if self._process is None:
             return self._start_again() if self._clock() >= self._due else None
+
         code = self._process.poll()
         if code is None:
             return None
+
         # its own children must not meet those of its successor, for instance at a port
         _end_processes(lambda: _session(self._started_pid()), grace=2.0)
         lived = self._clock() - self._started
         if lived >= LONG_LIFE:
             self._wait = FIRST_WAIT
+
         self._process = None
         return self._ended(code, lived, self.output())
 
@@ -236,7 +248,9 @@ def _take_lock(path: Path) -> IO[bytes]:
 
 
 def _end_processes(alive: Callable[[], set[int]], grace: float) -> None:
-    """Send SIGTERM to all, SIGKILL to those alive after ``grace`` seconds, and wait until none is left."""
+    """Send SIGTERM to all, SIGKILL to those alive after ``grace`` seconds, and wait until none is
+    left.
+    """
     _signal(alive(), signal.SIGTERM)
     end = time.monotonic() + grace
     while alive() and time.monotonic() < end:
@@ -254,7 +268,9 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 def _marked(mark: str) -> set[int]:
-    """Return the processes that were started with a mark, by a supervisor or by any descendant of its children."""
+    """Return the processes that were started with a mark, by a supervisor or by any descendant of
+    its children.
+    """
     return {pid for pid in _processes() if mark in _marks(pid) and pid != os.getpid()}
 
 
@@ -278,13 +294,21 @@ def _add_mark(marks: str, mark: str) -> str:
 
 
 def _marks(pid: int) -> list[str]:
-    """Return the marks that a process was started with; none for processes of others, and for zombies."""
+    """Return the marks that a process was started with; none for processes of others, and for
+    zombies.
+    """
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
     start = f"{_MARK}=".encode()
-    return [mark for line in variables if line.startswith(start) for mark in line[len(start) :].decode().split(":")]
+    return [
+        mark
+        for line in variables
+        if line.startswith(start)
+        for mark in line[len(start) :].decode().split(":")
+    ]
 
 
 def _session_of(pid: int) -> int | None:
@@ -293,12 +317,16 @@ def _session_of(pid: int) -> int | None:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    state, _, _, session, *_ = status.rpartition(")")[2].split()  # the name before it may hold spaces
+    state, _, _, session, *_ = status.rpartition(")")[
+        2
+    ].split()  # the name before it may hold spaces
     return None if state == "Z" else int(session)
 
 
 def _limit_size(path: Path) -> None:
-    """Move a log that has grown too large aside. The process goes on to write at the start of the same file."""
+    """Move a log that has grown too large aside. The process goes on to write at the start of the
+    same file.
+    """
     with contextlib.suppress(OSError):
         if path.stat().st_size > LARGEST_LOG:
             shutil.copyfile(path, path.with_name(f"{path.name}.1"))
@@ -312,6 +340,7 @@ def _tail(path: Path, start: int, longest: int = 8192) -> str:
             size = log.seek(0, os.SEEK_END)
             if start > size:
                 start = 0
+
             log.seek(max(start, size - longest))
             return log.read().decode(errors="replace")
     except OSError:

@@ -1,4 +1,6 @@
-"""What the server's round loop needs of a transport: requests go to clients, replies come back in any order."""
+"""What the server's round loop needs of a transport: requests go to clients, replies come back in
+any order.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,22 @@ class SiteFailure(NamedTuple):
     """A request that got no usable reply."""
 
     kind: Literal["unavailable", "failed"]
-    """``unavailable``: the site is not connected, or was lost. ``failed``: it answered, but not with a message."""
+    """``unavailable``: the site is not connected, or was lost. ``failed``: it answered, but not
+    with a message."""
     text: str
     """What happened, in one line."""
 
 
 class Transport(Protocol):
-    """Carries messages between the server and the sites, which are known by their client numbers."""
+    """Carries messages between the server and the sites, which are known by their client
+    numbers.
+    """
 
     def send(self, requests: Mapping[int, Envelope]) -> None:
         """Send a request to each client.
 
-        A client may be asked again before it has answered: a resend. The reply to any of its requests since
-        :meth:`forget` counts, and after it the replies to the others are dropped.
+        A client may be asked again before it has answered: a resend. The reply to any of its
+        requests since :meth:`forget` counts, and after it the replies to the others are dropped.
         """
 
     def receive(self, seconds: float) -> list[tuple[int, Envelope | SiteFailure]]:

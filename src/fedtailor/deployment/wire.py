@@ -1,8 +1,9 @@
 """What server and sites say to each other: the heads of requests and answers, and trees as blobs.
 
-A request names the run, the round, the site and the version of the site's state from which it goes on. The blobs are
-the plan, what all sites receive (``shared``), and what one site receives (``own``). An answer repeats what it answers.
-Everything that comes in is checked, on both sides: neither trusts the other.
+A request names the run, the round, the site and the version of the site's state from which it goes
+on. The blobs are the plan, what all sites receive (``shared``), and what one site receives
+(``own``). An answer repeats what it answers. Everything that comes in is checked, on both sides:
+neither trusts the other.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ class Work(NamedTuple):
 
 
 def head_of(
-    request: Request, *, run: str, round: int, client: int, base: Version | None, keep: Collection[Version]
+    request: Request,
+    *,
+    run: str,
+    round: int,
+    client: int,
+    base: Version | None,
+    keep: Collection[Version],
 ) -> dict[str, Any]:
     """Return the head of a request."""
     return {
@@ -70,21 +77,30 @@ def read_head(head: Mapping[str, Any]) -> Work:
     kind = head.get("kind")
     if not isinstance(kind, str) or kind not in REQUESTS:
         raise wrong("kind", f"one of {', '.join(REQUESTS)}", kind)
+
     options = head.get("options")
     cls = REQUESTS[kind]
     if not isinstance(options, Mapping) or set(options) != {field.name for field in fields(cls)}:
         raise wrong("options", f"the options of a request to {kind}", options)
+
     for name, value in options.items():
         allowed = int if name == "attempt" else bool
         if type(value) is not allowed or not 0 <= value < 10**4:
-            raise wrong(f"options.{name}", "a number of attempts" if allowed is int else "true or false", value)
+            raise wrong(
+                f"options.{name}",
+                "a number of attempts" if allowed is int else "true or false",
+                value,
+            )
+
     run = head.get("run")
     if not isinstance(run, str) or not run.isalnum() or len(run) > 64:
         raise wrong("run", "the name of a run", run)
+
     base = head.get("base")
     keep = head.get("keep")
     if not isinstance(keep, list) or len(keep) > 16:
         raise wrong("keep", "a list of states", keep)
+
     return Work(
         request=cls(**options),
         run=run,
@@ -115,7 +131,12 @@ def _version(value: Any) -> Version:
 def wrong(name: str, allowed: str, got: object) -> DataError:
     """Return the error for a message that does not say what it must."""
     shown = show(got)
-    return DataError(f"a message must say {allowed} in '{name}', got {shown}.", key=name, allowed=allowed, got=shown)
+    return DataError(
+        f"a message must say {allowed} in '{name}', got {shown}.",
+        key=name,
+        allowed=allowed,
+        got=shown,
+    )
 
 
 def to_blob(value: Any, modules: Collection[str]) -> bytes:
@@ -133,9 +154,12 @@ def from_blob(raw: bytes, modules: Collection[str]) -> Any:
 
 
 def problem_with_scores(scores: Any, num_classes: int) -> str:
-    """Return why scores that a site sent cannot be used, in a sentence without its period; empty if they can be."""
+    """Return why scores that a site sent cannot be used, in a sentence without its period; empty if
+    they can be.
+    """
     if not isinstance(scores, Scores):
         return "the scores are of another form"
+
     shapes = {
         "class_correct": (num_classes,),
         "class_total": (num_classes,),
@@ -147,34 +171,64 @@ def problem_with_scores(scores: Any, num_classes: int) -> str:
         "pairs": (num_classes,),
         "pairs_won": (num_classes,),
     }
+
     for name, shape in shapes.items():
         value = getattr(scores, name)
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype != torch.float64:
+        if (
+            not isinstance(value, torch.Tensor)
+            or tuple(value.shape) != shape
+            or value.dtype != torch.float64
+        ):
             return f"the scores have no {name} of shape {shape}"
-        if not bool((value >= 0).all()) or (name != "loss_sum" and not bool(torch.isfinite(value).all())):
+
+        if not bool((value >= 0).all()) or (
+            name != "loss_sum" and not bool(torch.isfinite(value).all())
+        ):
             return f"the scores have an impossible {name}"
+
     histogram = scores.histogram
-    if not isinstance(histogram, torch.Tensor) or histogram.dtype != torch.int64 or histogram.dim() != 2:
+    if (
+        not isinstance(histogram, torch.Tensor)
+        or histogram.dtype != torch.int64
+        or histogram.dim() != 2
+    ):
         return "the scores have no histogram"
+
     if len(histogram) != 2 or (histogram.numel() and int(histogram.min()) < 0):
         return "the scores have an impossible histogram"
     if histogram.numel() and int(histogram[0].max()) >= 2 * num_classes * SCORE_BINS:
         return "the scores have a histogram of other classes"
+
     total = float(scores.class_total.sum())
-    if bool((scores.class_correct > scores.class_total).any()) or float(scores.confusion.sum()) > total:
+    if (
+        bool((scores.class_correct > scores.class_total).any())
+        or float(scores.confusion.sum()) > total
+    ):
         return "the scores count more examples than there are"
+
     return ""
 
 
 def problem_with_class_means(means: Any, num_classes: int) -> str:
     """Return why class means that a site sent cannot be used; empty if they can be."""
-    if not isinstance(means, ClassMeans) or not all(isinstance(each, torch.Tensor) for each in means):
+    if not isinstance(means, ClassMeans) or not all(
+        isinstance(each, torch.Tensor) for each in means
+    ):
         return "the class means are of another form"
-    fits = means.means.dim() == 2 and len(means.means) == num_classes and tuple(means.counts.shape) == (num_classes,)
+
+    fits = (
+        means.means.dim() == 2
+        and len(means.means) == num_classes
+        and tuple(means.counts.shape) == (num_classes,)
+    )
     if not fits or means.means.dtype != torch.float32 or means.counts.dtype != torch.float64:
         return "the class means have another shape"
-    if not all(bool(torch.isfinite(each).all()) for each in means) or bool((means.counts < 0).any()):
+
+    if not all(bool(torch.isfinite(each).all()) for each in means) or bool(
+        (means.counts < 0).any()
+    ):
         return "the class means are not finite"
+
     return ""
 
 

@@ -32,6 +32,7 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
     messages = algorithm.messages(task)
     sent = {field: spec.reduction for field, spec in messages.items() if spec.reduction != "none"}
     single = [field for field, reduction in sent.items() if reduction == "each"]
+
     return {
         "name": name,
         "description": entry.summary + (f" ({entry.paper})" if entry.paper else ""),
@@ -49,13 +50,17 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
         "who_trains": algorithm.trains,
         "presets": sorted(cls.presets),
         "options": {
-            field.name: getattr(algorithm, field.name) for field in dataclasses.fields(cls) if field.name != "training"
+            field.name: getattr(algorithm, field.name)
+            for field in dataclasses.fields(cls)
+            if field.name != "training"
         },
     }
 
 
 def kept(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[str]:
-    """Return what a client keeps from round to round: parts of the model, or the names of other values."""
+    """Return what a client keeps from round to round: parts of the model, or the names of other
+    values.
+    """
     counts = torch.ones(task.num_classes)
     state = algorithm.init_client(task, ClientInfo(counts.sum(), counts), new_key(0))
     return _parts(state, task, "a number")
@@ -65,26 +70,39 @@ def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
     """Return the names of the parts of a client's state; ``otherwise`` where it has none."""
     if not tree.leaves(state):
         return []
+
     if isinstance(state, Mapping):
         names = set(state)
-        for words, groups in (("model", ALL), ("model", TRAINED), ("head", ("head",)), ("body", ("body",))):
+        for words, groups in (
+            ("model", ALL),
+            ("model", TRAINED),
+            ("head", ("head",)),
+            ("body", ("body",)),
+        ):
             if names == set(task.names(*groups)):
                 return [words]
+
         return ["part of the model"] if names <= set(task.model.groups) else sorted(map(str, names))
+
     fields = getattr(state, "_fields", ())
     return [field for field in fields if tree.leaves(getattr(state, field))] or [otherwise]
 
 
 def most_bytes_up(messages: Messages, task: Task) -> int:
-    """Return the bytes of an upload with as many rows as its declaration allows; a method may send fewer."""
+    """Return the bytes of an upload with as many rows as its declaration allows; a method may send
+    fewer.
+    """
     of_weights = BYTES_PER_SCALAR * sum(numbers for _, numbers, _ in weights_sent(messages, task))
-    return of_weights + sum(field_bytes(field, task) for field in messages.values() if field.reduction != "none")
+    return of_weights + sum(
+        field_bytes(field, task) for field in messages.values() if field.reduction != "none"
+    )
 
 
 def field_bytes(field: Field, task: Task) -> int:
     """Return the bytes of a field in an upload, with as many rows as its declaration allows.
 
-    A sum of which rows may be left out holds a bit for every row too, which says whether the row is there.
+    A sum of which rows may be left out holds a bit for every row too, which says whether the row is
+    there.
     """
     numbers = field.scalars()
     if field.rows:
@@ -102,7 +120,8 @@ def may_leave_out_rows(field: Field, task: Task) -> bool:
 
 
 def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[str]]]:
-    """Return the weights of an upload: their kind, how many numbers they are, and the fields that they weigh.
+    """Return the weights of an upload: their kind, how many numbers they are, and the fields that
+    they weigh.
 
     A weight of several fields is sent once, but for those that a client computes itself.
     """
@@ -110,16 +129,20 @@ def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[st
     for name, field in messages.items():
         if field.reduction == "mean":
             by_name.setdefault(_weight_name(name, field), []).append(name)
+
     numbers = {"num_train": 1, "equal": 0, "class_counts": task.num_classes}
     found: list[tuple[str, int, list[str]]] = []
     for names in by_name.values():
         field = messages[names[0]]
         found.append((field.weight, numbers.get(field.weight, _all_rows(field)), names))
+
     return found
 
 
 def _all_rows(field: Field) -> int:
-    """Return the number of rows of a field that is sent by row, each with its weight; 1 if it is sent whole."""
+    """Return the number of rows of a field that is sent by row, each with its weight; 1 if it is
+    sent whole.
+    """
     return next(iter(field.leaf_shapes().values()))[0] if field.rows else 1
 
 

@@ -53,14 +53,17 @@ def _to_array(name: str, tensor: dict[str, Any], path: Path) -> np.ndarray:
     kind = tensor["dtype"]
     if len(shape) > _MOST_AXES:
         raise damaged(path, f"the tensor {name!r:.80} has {len(shape)} axes")
+
     try:
         if kind == "BF16":
             upper = np.frombuffer(tensor["data"], dtype="<u2").astype("<u4")
             return (upper << 16).view("<f4").reshape(shape)
+
         if kind in _TYPES:
             return np.frombuffer(tensor["data"], dtype=_TYPES[kind]).reshape(shape).copy()
     except (ValueError, OverflowError) as reason:
         raise damaged(path, f"the tensor {name!r:.80}: {reason}") from reason
+
     raise DataError(
         f"'{path}' holds the tensor {name!r:.80} of type {kind}, which NumPy does not have. Read the file with "
         "fedtailor.core.codec.decode.",

@@ -1,4 +1,6 @@
-"""The assembly of an experiment: the only place where algorithm, model, data and engine come together."""
+"""The assembly of an experiment: the only place where algorithm, model, data and engine come
+together.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from fedtailor.simulation.rounds import check_features, check_tasks, check_who_t
 
 
 class PreparedRun(NamedTuple):
-    """An experiment of one seed, ready to run: everything that can be wrong with a configuration was checked."""
+    """An experiment of one seed, ready to run: everything that can be wrong with a configuration
+    was checked.
+    """
 
     config: Config
     """Resolved: every option has the value that the run uses."""
@@ -78,6 +82,7 @@ def assemble(
     except BaseException:
         progress.end()
         raise
+
     schedule.participation.check(len(divided.rows) - divided.num_new)
     shape = divided.dataset.input_shape
     num_classes = divided.dataset.num_classes
@@ -104,13 +109,18 @@ def assemble(
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
     notes += notes_on_idle_training(algorithm, federation, schedule)
-    notes += notes_on_unprotected_fields(algorithm, algorithm.bind(federation.common_task), schedule)
+    notes += notes_on_unprotected_fields(
+        algorithm, algorithm.bind(federation.common_task), schedule
+    )
     notes += notes_on_device(device)
     inputs = input_specification(divided, normalize)
+
     return PreparedRun(used, algorithm, federation, choice, device, divided, inputs, notes)
 
 
-def _resolved_engine(options: EngineOptions, choice: EngineChoice, device: torch.device) -> EngineOptions:
+def _resolved_engine(
+    options: EngineOptions, choice: EngineChoice, device: torch.device
+) -> EngineOptions:
     """Return the options of the engine with the engine and the device that ``auto`` chose."""
     name = cast(Any, choice.engine.name)
     named = options.device if options.device != "auto" else device.type
@@ -118,14 +128,18 @@ def _resolved_engine(options: EngineOptions, choice: EngineChoice, device: torch
 
 
 def resolved(config: Config, algorithm: Algorithm[Any, Any, Any], *, model_name: str) -> Config:
-    """Return a configuration with the values that are used, as far as model and algorithm decide them."""
+    """Return a configuration with the values that are used, as far as model and algorithm decide
+    them.
+    """
     schedule = config.schedule
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, name=model_name),
         algorithm=resolved_options(config.algorithm, algorithm),
         training=algorithm.training,
-        schedule=dataclasses.replace(schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"),
+        schedule=dataclasses.replace(
+            schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"
+        ),
     )
 
 
@@ -140,11 +154,13 @@ def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Feder
     """Give clients the common model and the others in turn."""
     if not others:
         return federation
+
     common = federation.common_task
     tasks = [common]
     for name in others:
         model = build_model(name, tuple(common.input_shape), common.num_classes)
         tasks.append(common._replace(model=model))
+
     client_tasks = [tasks[client % len(tasks)] for client in range(len(federation.splits))]
     return dataclasses.replace(federation, client_tasks=client_tasks)
 
@@ -157,7 +173,8 @@ def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
 
 
 def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
-    """Build the algorithm from its name, its preset and its options, which may be fields of ``[training]`` too.
+    """Build the algorithm from its name, its preset and its options, which may be fields of
+    ``[training]`` too.
 
     Raises:
         ConfigError: unknown algorithm, preset or option, or a value out of range.
@@ -172,14 +189,22 @@ def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
             hint = did_you_mean(name, known) or "."
             message = f"unknown option '{name}' of {section.name}{hint} Known: {', '.join(known)}."
             raise ConfigError(message, key=f"algorithm.{name}", allowed=known, got=name)
-    of_training = {name: value for name, value in section.options.items() if name in shared and name not in own}
+
+    of_training = {
+        name: value for name, value in section.options.items() if name in shared and name not in own
+    }
     values = {name: value for name, value in section.options.items() if name in own}
-    training = dataclasses.replace(config.training, **as_options(Training, of_training, section="algorithm"))
+    training = dataclasses.replace(
+        config.training, **as_options(Training, of_training, section="algorithm")
+    )
     checked = as_options(cls, values, section="algorithm")
+
     return cls.from_preset(section.preset, training=training, **checked)
 
 
-def resolved_options(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> AlgorithmOptions:
+def resolved_options(
+    section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]
+) -> AlgorithmOptions:
     """Return the section with the value of every field of the algorithm."""
     options = {name: getattr(algorithm, name) for name in type(algorithm).option_names()}
     return AlgorithmOptions(name=section.name, preset=section.preset, options=options)

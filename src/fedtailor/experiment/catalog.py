@@ -25,7 +25,10 @@ def list_table(kind: str) -> list[dict[str, Any]]:
         kind: ``algorithms``, ``datasets``, ``models``, ``partitions``, ``engines`` or ``metrics``.
     """
     if kind == "metrics":
-        return [{"name": name, "description": metric.description} for name, metric in METRICS.items()]
+        return [
+            {"name": name, "description": metric.description} for name, metric in METRICS.items()
+        ]
+
     tables: dict[str, dict[str, str]] = {
         "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
         "datasets": {name: known.description for name, known in DATASETS.items()},
@@ -33,14 +36,19 @@ def list_table(kind: str) -> list[dict[str, Any]]:
         "partitions": {name: entry.description for name, entry in PARTITIONS.items()},
         "engines": dict(ENGINES),
     }
-    return [{"name": name, "description": description} for name, description in sorted(tables[kind].items())]
+
+    return [
+        {"name": name, "description": description}
+        for name, description in sorted(tables[kind].items())
+    ]
 
 
 def list_algorithms(model: str) -> list[dict[str, Any]]:
     """Return what each algorithm sends and keeps when it trains a model, ready for JSON.
 
     Args:
-        model: a name, or a user's ``package.module:function``, which is built for inputs of the default model's shape.
+        model: a name, or a user's ``package.module:function``, which is built for inputs of the
+            default model's shape.
 
     Raises:
         ConfigError: there is no such model.

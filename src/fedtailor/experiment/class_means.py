@@ -1,8 +1,10 @@
-"""Class means in a run folder: the mean features of every client's training examples, by class, in one file. No torch.
+"""Class means in a run folder: the mean features of every client's training examples, by class, in
+one file. No torch.
 
-The safetensors file holds ``clients`` (n,), the numbers of the clients, ``counts`` (n, classes), how many training
-examples each of them has, and by client ``means/NUMBER`` (present classes, d), one row for every class that it has
-examples of, in the order of the classes. The number d of features may differ by client, because models may.
+The safetensors file holds ``clients`` (n,), the numbers of the clients, ``counts`` (n, classes),
+how many training examples each of them has, and by client ``means/NUMBER`` (present classes, d),
+one row for every class that it has examples of, in the order of the classes. The number d of
+features may differ by client, because models may.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ def from_file(raw: bytes, path: Path) -> dict[int, ClientMeans]:
         raise damaged(path, "numbers of clients or examples are not whole")
     if tensors.keys() != {f"means/{client}" for client in clients}:
         raise damaged(path, "clients and means do not belong together")
+
     return {
         int(client): _with_absent(tensors[f"means/{client}"], own, path)
         for client, own in zip(clients, counts, strict=True)

@@ -1,8 +1,9 @@
 """The configuration of an experiment: frozen dataclasses, read from TOML and written back to it.
 
-Reading is strict: an unknown section or key, a wrong type or a value out of range is an error that names the key,
-what is allowed, what was given, and the nearest valid name. All keys and names but the options of an algorithm and of a
-model are checked without torch, so that a mistake is told at once.
+Reading is strict: an unknown section or key, a wrong type or a value out of range is an error that
+names the key, what is allowed, what was given, and the nearest valid name. All keys and names but
+the options of an algorithm and of a model are checked without torch, so that a mistake is told at
+once.
 """
 
 from __future__ import annotations
@@ -35,17 +36,25 @@ class ModelOptions:
     """The ``[model]`` section."""
 
     name: str = ""
-    """A model's name, or a user's ``package.module:function``; empty: the default for the data set."""
+    """A model's name, or a user's ``package.module:function``; empty: the default for the data
+    set."""
     others: tuple[str, ...] = ()
-    """Further models, for methods that share no parameters: clients take ``name`` and these in turn."""
+    """Further models, for methods that share no parameters: clients take ``name`` and these in
+    turn."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the model, as a table."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="model")
         if self.name:
-            object.__setattr__(self, "name", _find_name_or_target("model", self.name, MODELS, key="model.name"))
-        others = tuple(_find_name_or_target("model", other, MODELS, key="model.others") for other in self.others)
+            object.__setattr__(
+                self, "name", _find_name_or_target("model", self.name, MODELS, key="model.name")
+            )
+
+        others = tuple(
+            _find_name_or_target("model", other, MODELS, key="model.others")
+            for other in self.others
+        )
         object.__setattr__(self, "others", others)
 
 
@@ -64,7 +73,11 @@ class AlgorithmOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="algorithm")
-        object.__setattr__(self, "name", _find_name_or_target("algorithm", self.name, ALGORITHMS, key="algorithm.name"))
+        object.__setattr__(
+            self,
+            "name",
+            _find_name_or_target("algorithm", self.name, ALGORITHMS, key="algorithm.name"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +85,8 @@ class CheckpointOptions:
     """The ``[checkpoint]`` section."""
 
     every: Annotated[int, Range(ge=0)] = 1
-    """Rounds between checkpoints, from which a run can be resumed; 0: no checkpoints. Does not change results."""
+    """Rounds between checkpoints, from which a run can be resumed; 0: no checkpoints. Does not
+    change results."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="checkpoint")
@@ -97,7 +111,16 @@ class Config:
 _READ_BY_OTHERS = {"sweep": ": fedtailor sweep reads it.", "deploy": ": fedtailor serve reads it."}
 """Sections that files may have for other commands, and which command that is."""
 
-SECTIONS = ("data", "model", "algorithm", "training", "federation", "engine", "evaluation", "checkpoint")
+SECTIONS = (
+    "data",
+    "model",
+    "algorithm",
+    "training",
+    "federation",
+    "engine",
+    "evaluation",
+    "checkpoint",
+)
 """The sections of a configuration, in the order in which they are written."""
 
 _CLASSES: Mapping[str, type[Any]] = {
@@ -145,9 +168,12 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
         (10, 50)
     """
     _check_type(values)
-    values = {name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()}
+    values = {
+        name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()
+    }
     for key, value in overrides:
         _put(values, key, value)
+
     _check_keys_are_text(values)
     known = [*SECTIONS, "seed", "seeds"]
     for name in values:
@@ -160,6 +186,7 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
                 allowed=known,
                 got=name,
             )
+
     tables = {name: _table(name, values.get(name, {})) for name in SECTIONS}
     return Config(
         seeds=_seeds(values),
@@ -176,7 +203,11 @@ def _check_type(values: object) -> None:
         ConfigError: they are not.
     """
     if not isinstance(values, Mapping):
-        got = show(values) if isinstance(values, str | Path) else f"an object of {type(values).__name__}"
+        got = (
+            show(values)
+            if isinstance(values, str | Path)
+            else f"an object of {type(values).__name__}"
+        )
         message = f"make_config needs sections and their options, such as {{'training': {{'lr': 0.1}}}}, got {got}."
         raise ConfigError(f"{message} load_config reads a file.", key="config", got=got)
 
@@ -194,8 +225,12 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     key = before.strip()
     if not equals or not key:
         raise ConfigError(
-            f"an assignment must be section.key=value, got '{text}'.", key="set", allowed="section.key=value", got=text
+            f"an assignment must be section.key=value, got '{text}'.",
+            key="set",
+            allowed="section.key=value",
+            got=text,
         )
+
     return key, parse_value(after.strip())
 
 
@@ -218,10 +253,14 @@ def to_toml(config: Config) -> str:
         values["seed"] = config.seeds[0]
     else:
         values["seeds"] = list(config.seeds)
+
     sections = config.schedule.sections()
-    sections |= {name: dataclasses.asdict(getattr(config, name)) for name in (*_CLASSES, "algorithm")}
+    sections |= {
+        name: dataclasses.asdict(getattr(config, name)) for name in (*_CLASSES, "algorithm")
+    }
     sections["algorithm"] |= sections["algorithm"].pop("options")
     values |= {name: sections[name] for name in SECTIONS}
+
     return tomli_w.dumps(_without_none(values))
 
 
@@ -233,7 +272,10 @@ def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> di
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     tuples = _with_tuples(values)
-    return {name: check_value(value, hints[name], key=f"{section}.{name}") for name, value in tuples.items()}
+    return {
+        name: check_value(value, hints[name], key=f"{section}.{name}")
+        for name, value in tuples.items()
+    }
 
 
 def _find_name_or_target(what: str, name: str, known: Iterable[str], *, key: str) -> str:
@@ -252,14 +294,19 @@ def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in table.items() if value is not None}
-    return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in kept.items()
+    }
 
 
 def _table(name: str, values: Any) -> dict[str, Any]:
     """Return the keys and values of a section."""
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"'{name}' must be a section with keys, such as [{name}], got {show(values)}.", key=name, got=show(values)
+            f"'{name}' must be a section with keys, such as [{name}], got {show(values)}.",
+            key=name,
+            got=show(values),
         )
     return dict(values)
 
@@ -277,18 +324,31 @@ def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
 
 
 def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
-    """Return what an unknown name probably is: ``"; did you mean 'training.lr'?"`` if a section has such an option."""
+    """Return what an unknown name probably is: ``"; did you mean 'training.lr'?"`` if a section has
+    such an option.
+    """
     if isinstance(values[name], dict):
         return _READ_BY_OTHERS.get(name, "")
+
     options: dict[str, Iterable[str]] = dict(SCHEDULE_KEYS)
-    options |= {section: [field.name for field in dataclasses.fields(cls)] for section, cls in _CLASSES.items()}
+    options |= {
+        section: [field.name for field in dataclasses.fields(cls)]
+        for section, cls in _CLASSES.items()
+    }
+
     for section, names in options.items():
         if name in names:
             return f"; did you mean '{section}.{name}'?"
+
     algorithm = values.get("algorithm", {})
     chosen = algorithm.get("name", AlgorithmOptions.name) if isinstance(algorithm, Mapping) else ""
-    if isinstance(chosen, str) and match_name(chosen, ALGORITHMS) and name in load_algorithm(chosen).option_names():
+    if (
+        isinstance(chosen, str)
+        and match_name(chosen, ALGORITHMS)
+        and name in load_algorithm(chosen).option_names()
+    ):
         return f"; did you mean 'algorithm.{name}'?"
+
     return ""
 
 
@@ -300,7 +360,9 @@ def _check_keys_are_text(values: Mapping[Any, Any]) -> None:
     """
     for key, value in values.items():
         if not isinstance(key, str):
-            raise ConfigError(f"the keys of a configuration must be text, got {show(key)}.", got=show(key))
+            raise ConfigError(
+                f"the keys of a configuration must be text, got {show(key)}.", got=show(key)
+            )
         if isinstance(value, Mapping):
             _check_keys_are_text(value)
 
@@ -311,6 +373,7 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
         raise ConfigError("give 'seed' or 'seeds', not both.", key="seeds")
     if "seeds" not in values:
         return (check_value(values.get("seed", 0), _Seed, key="seed"),)
+
     given = values["seeds"]
     if not isinstance(given, list | tuple) or not given or len(set(map(repr, given))) < len(given):
         allowed = "a list of different whole numbers"
@@ -320,20 +383,28 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
             allowed=allowed,
             got=show(given),
         )
+
     return tuple(check_value(seed, _Seed, key="seeds") for seed in given)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value at ``section.key`` (or deeper) into nested dictionaries, which are made as needed."""
+    """Put a value at ``section.key`` (or deeper) into nested dictionaries, which are made as
+    needed.
+    """
     *folders, name = key.split(".")
     if name in ("seed", "seeds") and not folders:
         values.pop("seed", None)
         values.pop("seeds", None)
+
     place = values
     for folder in folders:
         inner = place.setdefault(folder, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"cannot set '{key}': '{folder}' is not a section.", key=key, got=show(inner))
+            raise ConfigError(
+                f"cannot set '{key}': '{folder}' is not a section.", key=key, got=show(inner)
+            )
+
         place[folder] = dict(inner)
         place = place[folder]
+
     place[name] = value

@@ -13,7 +13,12 @@ from fedtailor.experiment.run import run, unused_folder
 ALGORITHMS = ("local", "fedavg", "fedavg_ft", "pfedfda")
 
 SETTINGS: dict[str, Any] = {
-    "data": {"dataset": "digits", "clients": 20, "partition": "dirichlet(alpha=0.5)", "fraction": 0.25},
+    "data": {
+        "dataset": "digits",
+        "clients": 20,
+        "partition": "dirichlet(alpha=0.5)",
+        "fraction": 0.25,
+    },
     "model": {"name": "mlp"},
     "training": {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4, "batch_size": 50, "epochs": 5},
     "federation": {"rounds": 20},
@@ -26,7 +31,9 @@ INTRODUCTION = (
 )
 
 
-def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None) -> list[dict[str, Any]]:
+def run_demo(
+    out: str | Path, *, seed: int = 0, progress: Progress | None = None
+) -> list[dict[str, Any]]:
     """Run the algorithms one after the other on the same data; return their results.
 
     Args:
@@ -39,8 +46,12 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
     """
     folder = Path(out)
     refuse_existing(folder)
-    configs = [make_config({**SETTINGS, "seed": seed, "algorithm": {"name": name}}) for name in ALGORITHMS]
-    return [run(config, out=folder / config.algorithm.name, progress=progress) for config in configs]
+    configs = [
+        make_config({**SETTINGS, "seed": seed, "algorithm": {"name": name}}) for name in ALGORITHMS
+    ]
+    return [
+        run(config, out=folder / config.algorithm.name, progress=progress) for config in configs
+    ]
 
 
 def default_demo_folder() -> Path:

@@ -16,7 +16,8 @@ from fedtailor.simulation.engines.workers import keep_pages
 
 
 def examine(data_dir: str = "") -> dict[str, Any]:
-    """Return versions, machine, folders, the engine that ``auto`` chooses for short runs, devices, and the data sets.
+    """Return versions, machine, folders, the engine that ``auto`` chooses for short runs, devices,
+    and the data sets.
 
     Args:
         data_dir: folder of the data sets; default: ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``.
@@ -27,6 +28,7 @@ def examine(data_dir: str = "") -> dict[str, Any]:
     folder = data_folder(data_dir)
     if (data_dir or os.environ.get("FEDTAILOR_DATA")) and not folder.is_dir():
         raise DataError(f"the data folder '{folder}' does not exist.", path=str(folder))
+
     return {
         "versions": versions(),
         "commit": commit(),

@@ -1,4 +1,6 @@
-"""What a run will take: time, memory and disk, estimated from a trial with a few clients and a few steps of each."""
+"""What a run will take: time, memory and disk, estimated from a trial with a few clients and a few
+steps of each.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,13 @@ from fedtailor.simulation.rounds import simulate
 
 _FEW_BATCHES = 1
 _MORE_BATCHES = 3
-"""Batches of training examples that clients have in the two trials; a line through both gives the rest."""
+"""Batches of training examples that clients have in the two trials; a line through both gives the
+rest."""
 _TEST_EXAMPLES = 200
 """Most test examples of a client in a trial."""
 _ROUNDS = 6
-"""Of a trial. Personal models are made after every second round, everything is tested after the last one. The first two
-rounds are not timed: libraries are loaded, steps are recorded."""
+"""Of a trial. Personal models are made after every second round, everything is tested after the
+last one. The first two rounds are not timed: libraries are loaded, steps are recorded."""
 
 
 class _Trial(NamedTuple):
@@ -59,11 +62,13 @@ class _Trial(NamedTuple):
 def estimate(config: Config, progress: Progress | None = None) -> dict[str, Any]:
     """Estimate what a run will take. Nothing is written.
 
-    A few clients of median size train on a few batches, with the method, the model and the engine of the run, on the
-    machine as busy as it is now. So times are rough; other clients' data and stragglers are not known.
+    A few clients of median size train on a few batches, with the method, the model and the engine
+    of the run, on the machine as busy as it is now. So times are rough; other clients' data and
+    stragglers are not known.
 
     Returns:
-        ``seconds`` (of all seeds), ``memory`` and ``disk`` (bytes), each with its parts, and what the run is.
+        ``seconds`` (of all seeds), ``memory`` and ``disk`` (bytes), each with its parts, and what
+        the run is.
 
     Raises:
         ConfigError: an option is wrong.
@@ -77,6 +82,7 @@ def estimate(config: Config, progress: Progress | None = None) -> dict[str, Any]
         more = _try(parts, _MORE_BATCHES * batch)
     finally:
         parts.engine.close()
+
     seeds = len(config.seeds)
     seconds = _seconds(parts, few, more, batch)
     disk = _disk(parts, more)
@@ -125,6 +131,7 @@ def _try(parts: PreparedRun, most: int) -> _Trial:
     )
     third, fourth, fifth, last = reports[2:]
     personalize = fourth.seconds["evaluate"]
+
     return _Trial(
         train=min(third.seconds["train"], fifth.seconds["train"]) / clients,
         evaluate=max(last.seconds["evaluate"] - personalize, 0.0) / clients,
@@ -137,12 +144,16 @@ def _try(parts: PreparedRun, most: int) -> _Trial:
 
 
 def _few_clients(parts: PreparedRun, most: int) -> Federation:
-    """Return a federation of the clients whose size is nearest the median, with some of their examples."""
+    """Return a federation of the clients whose size is nearest the median, with some of their
+    examples.
+    """
     federation = parts.federation
     sizes = federation.roster.num_train
     able = federation.roster.trainable_clients
     median = statistics.median(sizes[client] for client in able)
-    at_once = parts.config.engine.block if parts.engine.name == "batched" else parts.config.engine.workers
+    at_once = (
+        parts.config.engine.block if parts.engine.name == "batched" else parts.config.engine.workers
+    )
     wanted = max(2, at_once or 2 * physical_cores())
     chosen = sorted(sorted(able, key=lambda client: abs(sizes[client] - median))[:wanted])
     splits = [federation.splits[client] for client in chosen]
@@ -152,7 +163,9 @@ def _few_clients(parts: PreparedRun, most: int) -> Federation:
 
     return dataclasses.replace(
         federation,
-        splits=Splits(Split(split.train[:most], split.val, split.test[:_TEST_EXAMPLES]) for split in splits),
+        splits=Splits(
+            Split(split.train[:most], split.val, split.test[:_TEST_EXAMPLES]) for split in splits
+        ),
         num_new=0,
         client_names=of_chosen(federation.client_names),
         conditions=of_chosen(federation.conditions),
@@ -171,7 +184,9 @@ def _seconds(parts: PreparedRun, few: _Trial, more: _Trial, batch: int) -> dict[
     in_more = statistics.fmean(math.ceil(size / batch) for size in more.federation.roster.num_train)
 
     def at_mean(small: float, large: float) -> float:
-        """Return what a client with the mean number of batches takes, from the line through both trials."""
+        """Return what a client with the mean number of batches takes, from the line through both
+        trials.
+        """
         if in_more <= in_few:
             return large
         return max(large + (large - small) / (in_more - in_few) * (mean - in_more), small)
@@ -184,6 +199,7 @@ def _seconds(parts: PreparedRun, few: _Trial, more: _Trial, batch: int) -> dict[
     client_rounds = _client_rounds(parts)
     globals_ = _times_due(schedule, schedule.evaluate_every)
     personals = _times_due(schedule, schedule.personalized_every)
+
     return {
         "train": client_rounds * at_mean(few.train, more.train),
         "aggregate": client_rounds * more.aggregate,
@@ -210,22 +226,39 @@ def _times_due(schedule: Schedule, every: int) -> int:
 
 
 def _memory(parts: PreparedRun, trial: _Trial) -> dict[str, int]:
-    """Return the bytes of memory of a run at its largest: of this process now, and of what clients keep."""
+    """Return the bytes of memory of a run at its largest: of this process now, and of what clients
+    keep.
+    """
     clients = len(parts.federation.splits)
-    kept = {name: min(_bytes_by_client(values) * clients, IN_MEMORY // 3) for name, values in trial.kept.items()}
-    processes = (parts.config.engine.workers or physical_cores()) if parts.engine.name == "processes" else 0
+    kept = {
+        name: min(_bytes_by_client(values) * clients, IN_MEMORY // 3)
+        for name, values in trial.kept.items()
+    }
+    processes = (
+        (parts.config.engine.workers or physical_cores()) if parts.engine.name == "processes" else 0
+    )
     now = _largest_memory()
-    return {"process": now, "clients": round(sum(kept.values())), "worker_processes": now * processes}
+
+    return {
+        "process": now,
+        "clients": round(sum(kept.values())),
+        "worker_processes": now * processes,
+    }
 
 
 def _bytes_by_client(values: Mapping[int, Any]) -> float:
     """Return the mean number of bytes of trees."""
-    sizes = [sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(value)) for value in values.values()]
+    sizes = [
+        sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(value))
+        for value in values.values()
+    ]
     return statistics.fmean(sizes) if sizes else 0.0
 
 
 def _largest_memory() -> int:
-    """Return the largest number of bytes that this process has held; 0 where the system does not tell."""
+    """Return the largest number of bytes that this process has held; 0 where the system does not
+    tell.
+    """
     if sys.platform == "win32":
         return 0
     import resource
@@ -241,7 +274,10 @@ def _disk(parts: PreparedRun, trial: _Trial) -> dict[str, int]:
     clients = len(federation.splits)
     tried = len(trial.federation.splits)
     small = parts._replace(federation=trial.federation)
-    models = sum(len(data) + len(to_json(card, indent=2)) for _, data, card in personal_models(small, trial.report))
+    models = sum(
+        len(data) + len(to_json(card, indent=2))
+        for _, data, card in personal_models(small, trial.report)
+    )
     stored = sum(
         _encoded(trial.kept.get(name, {})) / tried * min(clients, math.ceil(_client_rounds(parts)))
         for name in ("states", "per_client")
@@ -250,7 +286,10 @@ def _disk(parts: PreparedRun, trial: _Trial) -> dict[str, int]:
     checkpoints = 2 * (stored + server) if config.checkpoint.every > 0 else 0
     split = len(to_json(split_record(parts.divided.division, parts.divided.conditions)))
     means = trial.report.class_means
-    means_bytes = len(to_file(means, federation.common_task.num_classes)) / tried * clients if means else 0
+    means_bytes = (
+        len(to_file(means, federation.common_task.num_classes)) / tried * clients if means else 0
+    )
+
     return {
         "models": round(models / tried * clients),
         "checkpoints": round(checkpoints),
@@ -270,7 +309,10 @@ def _records(parts: PreparedRun, trial: _Trial) -> float:
     length: dict[str, float] = {}
     lines = summary.client_records(trial.report, trial.federation.roster)
     for point in {line["point"] for line in lines}:
-        length[point] = statistics.fmean(len(to_json(line)) for line in lines if line["point"] == point)
+        length[point] = statistics.fmean(
+            len(to_json(line)) for line in lines if line["point"] == point
+        )
+
     globals_ = _times_due(schedule, schedule.evaluate_every)
     personals = _times_due(schedule, schedule.personalized_every)
     client_rounds = _client_rounds(parts)
@@ -283,4 +325,9 @@ def _records(parts: PreparedRun, trial: _Trial) -> float:
     record = summary.round_record(trial.report, trial.federation.roster)
     evaluations = len(to_json(record.pop("evaluations")))
     rounds = schedule.rounds * (len(to_json(record)) + 6 * client_rounds / schedule.rounds)
-    return sum(length.get(point, 0) * count for point, count in times.items()) + rounds + evaluations * globals_
+
+    return (
+        sum(length.get(point, 0) * count for point, count in times.items())
+        + rounds
+        + evaluations * globals_
+    )

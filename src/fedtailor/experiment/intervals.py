@@ -13,10 +13,11 @@ _HALVINGS = 60
 
 
 def wilson_interval(share: float, num_examples: float) -> Interval:
-    """Return the 95 % interval of a share, such as an accuracy, that was measured on ``num_examples`` test examples.
+    """Return the 95 % interval of a share, such as an accuracy, that was measured on
+    ``num_examples`` test examples.
 
-    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22 (158). The interval
-    is about the examples only: it takes the model as given.
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22
+    (158). The interval is about the examples only: it takes the model as given.
 
     Returns:
         ``low`` and ``high``, fractions.
@@ -32,20 +33,25 @@ def wilson_interval(share: float, num_examples: float) -> Interval:
     return {"low": max(0.0, center - half_width), "high": min(1.0, center + half_width)}
 
 
-def auroc_interval(auroc: float, positives: float, negatives: float, *, error: float = 0.0) -> Interval:
-    """Return the 95 % interval of an AUROC that was measured on so many positive and negative test examples.
+def auroc_interval(
+    auroc: float, positives: float, negatives: float, *, error: float = 0.0
+) -> Interval:
+    """Return the 95 % interval of an AUROC that was measured on so many positive and negative test
+    examples.
 
-    The interval holds the values from which the measured one is at most 1.96 standard errors away. The standard error
-    is that of Hanley and McNeil 1982, "The meaning and use of the area under a ROC curve", Radiology 143 (1), at the
-    value itself: method 5 of Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney
-    statistic. Part 2", Statistics in Medicine 25. It has a width where few examples are separated without an error,
-    unlike intervals around the measured value. It is about the examples only: it takes the model as given.
+    The interval holds the values from which the measured one is at most 1.96 standard errors away.
+    The standard error is that of Hanley and McNeil 1982, "The meaning and use of the area under a
+    ROC curve", Radiology 143 (1), at the value itself: method 5 of Newcombe 2006, "Confidence
+    intervals for an effect size measure based on the Mann-Whitney statistic. Part 2", Statistics in
+    Medicine 25. It has a width where few examples are separated without an error, unlike intervals
+    around the measured value. It is about the examples only: it takes the model as given.
 
     Args:
         auroc: the measured value.
         positives: examples of the class, at least 1.
         negatives: other examples, at least 1.
-        error: the most by which the measured value can be wrong; the interval is wider by it at both ends.
+        error: the most by which the measured value can be wrong; the interval is wider by it at
+            both ends.
 
     Example:
         >>> {name: round(bound, 3) for name, bound in auroc_interval(1.0, 5, 20).items()}
@@ -58,7 +64,9 @@ def auroc_interval(auroc: float, positives: float, negatives: float, *, error: f
 
 
 def _lower_bound(auroc: float, positives: float, negatives: float) -> float:
-    """Return the smallest value that is at most 1.96 of its standard errors below a measured one."""
+    """Return the smallest value that is at most 1.96 of its standard errors below a measured
+    one.
+    """
     low = 0.0
     high = auroc
     for _ in range(_HALVINGS):
@@ -67,6 +75,7 @@ def _lower_bound(auroc: float, positives: float, negatives: float) -> float:
             low = middle
         else:
             high = middle
+
     return low
 
 
@@ -80,7 +89,9 @@ def _hanley_mcneil_error(auroc: float, positives: float, negatives: float) -> fl
     return math.sqrt(auroc * (1 - auroc) * (1 + both_higher) / (positives * negatives))
 
 
-def mean_interval(mean: float, deviation: float, count: int, *, is_share: bool = True) -> Interval | None:
+def mean_interval(
+    mean: float, deviation: float, count: int, *, is_share: bool = True
+) -> Interval | None:
     """Return the 95 % t interval of a mean over ``count`` clients; None for one client.
 
     The clients are taken as drawn from many like them. A share's interval ends at 0 and 1.
@@ -97,9 +108,13 @@ def mean_interval(mean: float, deviation: float, count: int, *, is_share: bool =
     """
     if count < 2:
         return None
+
     from scipy.special import stdtrit
 
     half_width = float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)
     low = mean - half_width
     high = mean + half_width
-    return {"low": max(0.0, low), "high": min(1.0, high)} if is_share else {"low": low, "high": high}
+
+    return (
+        {"low": max(0.0, low), "high": min(1.0, high)} if is_share else {"low": low, "high": high}
+    )

@@ -1,4 +1,6 @@
-"""The pages of :mod:`fedtailor.experiment.what_leaves`: of the folder of a run, and of an algorithm."""
+"""The pages of :mod:`fedtailor.experiment.what_leaves`: of the folder of a run, and of an
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def page_of_run(path: Path, given: Sequence[tuple[str, Any]] = ()) -> Record:
 
 
 def page_of_algorithm(name: str, given: Sequence[tuple[str, Any]] = ()) -> Record:
-    """Return the page of an algorithm, with the model and the data of the demo unless options name others.
+    """Return the page of an algorithm, with the model and the data of the demo unless options name
+    others.
 
     Raises:
         ConfigError: there is no such algorithm, or an option is wrong.
@@ -52,14 +55,16 @@ def page_of_algorithm(name: str, given: Sequence[tuple[str, Any]] = ()) -> Recor
     known = ":" in name or match_name(name, ALGORITHMS) is not None
     if not known:
         hint = did_you_mean(name, ALGORITHMS) or "."
-        message = (
-            f"'{name}' is neither the folder of a run nor an algorithm{hint} Known: {', '.join(sorted(ALGORITHMS))}."
-        )
+        message = f"'{name}' is neither the folder of a run nor an algorithm{hint} Known: {', '.join(sorted(ALGORITHMS))}."
         raise ConfigError(message, key="subject", allowed=sorted(ALGORITHMS), got=name)
+
     has_own_data = any(key in ("data.dataset", "data.path") for key, _ in given)
-    settings: dict[str, Any] = {} if has_own_data else {key: dict(value) for key, value in SETTINGS.items()}
+    settings: dict[str, Any] = (
+        {} if has_own_data else {key: dict(value) for key, value in SETTINGS.items()}
+    )
     config = make_config(settings, [("algorithm.name", name), *given, *_WITHOUT_ENGINE])
     parts = assemble(config, config.seeds[0])
+
     return page_of_parts(parts, reported=reported_names(parts.algorithm, parts.federation))
 
 

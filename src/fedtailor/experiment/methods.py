@@ -1,4 +1,6 @@
-"""Methods as a user writes them: an algorithm, and options in brackets, such as ``fedavg_ft(finetune=head)``."""
+"""Methods as a user writes them: an algorithm, and options in brackets, such as
+``fedavg_ft(finetune=head)``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def read_method(text: str) -> AlgorithmOptions:
     """
     name, bracket, inside = text.strip().partition("(")
     if bracket and not inside.endswith(")"):
-        raise ConfigError(f"a method must be {_FORM}, got '{text}'.", key="algorithm", allowed=_FORM, got=text)
+        raise ConfigError(
+            f"a method must be {_FORM}, got '{text}'.", key="algorithm", allowed=_FORM, got=text
+        )
+
     options: dict[str, Any] = {}
     for part in inside.removesuffix(")").split(",") if inside.removesuffix(")").strip() else []:
         before, _, after = part.partition("=")
@@ -38,7 +43,9 @@ def read_method(text: str) -> AlgorithmOptions:
                 allowed=_FORM,
                 got=text,
             )
+
         options[key] = parse_value(value)
+
     preset = {"preset": options.pop("preset")} if "preset" in options else {}
     return AlgorithmOptions(name=name.strip(), options=options, **preset)
 
@@ -52,5 +59,7 @@ def with_methods(config: Config, texts: Sequence[str]) -> list[Config]:
     methods = [read_method(text) for text in texts]
     for place, method in enumerate(methods):
         if method in methods[:place]:
-            raise ConfigError(f"the method '{texts[place]}' is given twice.", key="algorithm", got=texts[place])
+            raise ConfigError(
+                f"the method '{texts[place]}' is given twice.", key="algorithm", got=texts[place]
+            )
     return [dataclasses.replace(config, algorithm=method) for method in methods]

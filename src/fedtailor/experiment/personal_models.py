@@ -14,7 +14,9 @@ from fedtailor.simulation.calibration import calibrate
 from fedtailor.simulation.report import RoundReport
 
 
-def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+def personal_models(
+    parts: PreparedRun, last: RoundReport
+) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
     """Yield every client's name, its personal model as a file, and its card."""
     config = parts.config
     federation = parts.federation
@@ -24,6 +26,7 @@ def personal_models(parts: PreparedRun, last: RoundReport) -> Iterator[tuple[str
         if evaluation.point == "personalized" and evaluation.test_set == "clients"
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     }
+
     for client in last.personal:
         personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)

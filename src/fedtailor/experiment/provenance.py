@@ -49,7 +49,9 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts that the speed and the exact bits of a run depend on: system, processor, build of torch."""
+    """Return the facts that the speed and the exact bits of a run depend on: system, processor,
+    build of torch.
+    """
     import torch
 
     from fedtailor.simulation.engines.workers import physical_cores
@@ -58,7 +60,9 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "physical_cores": physical_cores(),
-        "logical_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "logical_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -66,18 +70,24 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the source code, with ``+changes`` if files differ from it; None outside a repository."""
+    """Return the commit of the source code, with ``+changes`` if files differ from it; None outside
+    a repository.
+    """
     folder = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str | None:
         try:
-            answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
+            answer = subprocess.run(
+                ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
+
         return answer.stdout.strip() if answer.returncode == 0 else None
 
     if git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # the package is installed inside another project's repository
+
     head = git("rev-parse", "HEAD")
     return f"{head}+changes" if head and git("status", "--porcelain", "--", ".") else head
 
@@ -89,7 +99,9 @@ def _processor() -> str:
             lines = Path("/proc/cpuinfo").read_text().splitlines()
         except OSError:
             lines = []
+
         for line in lines:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
+
     return platform.processor() or platform.machine()

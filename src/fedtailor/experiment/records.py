@@ -1,18 +1,20 @@
 """Run folders: written while a run goes on, and read back. No torch.
 
-A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``, ``status.json``,
-``what-leaves.md``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors`` with
-``CLIENT.json``, ``class_means.safetensors`` if asked for (:mod:`fedtailor.experiment.class_means`), ``checkpoints``
-(:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A run of several seeds holds one
-such folder per seed, ``seed-0`` and so on.
+A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
+``status.json``, ``what-leaves.md``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``,
+``models/CLIENT.safetensors`` with ``CLIENT.json``, ``class_means.safetensors`` if asked for
+(:mod:`fedtailor.experiment.class_means`), ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`),
+and ``result.json`` once it has finished. A run of several seeds holds one such folder per seed,
+``seed-0`` and so on.
 
-Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and synchronized
-once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in the other files. Anything that a
-killed run left beyond it is ignored on reading, and removed when the run is resumed.
+Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and
+synchronized once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in
+the other files. Anything that a killed run left beyond it is ignored on reading, and removed when
+the run is resumed.
 
-The state in ``status.json`` names the process that runs, so a run whose process has died reads as interrupted. While it
-is written, the folder holds ``.reserve``, a file that is removed first when the run ends: its space is for the last
-status on a full disk.
+The state in ``status.json`` names the process that runs, so a run whose process has died reads as
+interrupted. While it is written, the folder holds ``.reserve``, a file that is removed first when
+the run ends: its space is for the last status on a full disk.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ from fedtailor.core.atomic import (
     write_folder_whole,
     write_whole,
 )
-from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error, did_you_mean, one_line
+from fedtailor.core.errors import (
+    ConfigError,
+    DataError,
+    RunError,
+    describe_error,
+    did_you_mean,
+    one_line,
+)
 from fedtailor.core.process import lives, this_process
 from fedtailor.core.reading import (
     LARGEST_TOML,
@@ -94,9 +103,14 @@ def refuse_existing(path: Path) -> None:
     try:
         taken = os.path.lexists(path) and not (path.is_dir() and _is_free(path))
     except OSError as reason:
-        raise ConfigError(f"cannot read '{path}': {reason.strerror or reason}.", key="out", got=str(path)) from reason
+        raise ConfigError(
+            f"cannot read '{path}': {reason.strerror or reason}.", key="out", got=str(path)
+        ) from reason
     except ValueError as reason:  # a null character
-        raise ConfigError(f"{str(path)!r} cannot be the name of a folder.", key="out", got=str(path)) from reason
+        raise ConfigError(
+            f"{str(path)!r} cannot be the name of a folder.", key="out", got=str(path)
+        ) from reason
+
     if taken:
         raise ConfigError(
             f"'{path}' already exists, and is never overwritten. Choose another folder with --out.",
@@ -107,9 +121,15 @@ def refuse_existing(path: Path) -> None:
 
 
 def _is_free(folder: Path) -> bool:
-    """Return whether a folder is empty, but for what a run leaves that was killed while it made its first files."""
+    """Return whether a folder is empty, but for what a run leaves that was killed while it made its
+    first files.
+    """
     names = {path.name for path in folder.iterdir()}
-    begun = {name for name in names if name in _MADE_FIRST or (name.startswith(".") and name.endswith(".tmp"))}
+    begun = {
+        name
+        for name in names
+        if name in _MADE_FIRST or (name.startswith(".") and name.endswith(".tmp"))
+    }
     return not names or (_RESERVE in names and names == begun)
 
 
@@ -132,6 +152,7 @@ def exclusive(path: Path) -> Iterator[None]:
         raise ConfigError(message, key="out", got=str(path)) from reason
     except OSError as reason:
         raise unwritable(path, reason) from reason
+
     try:
         yield
     finally:
@@ -173,6 +194,7 @@ class _Lines:
         digest = hashlib.sha256()
         if size == 0:
             return digest
+
         try:
             with open_regular(self.path, within=self.path.parent) as file:
                 while size and (block := file.read(min(size, _BLOCK))):
@@ -184,14 +206,15 @@ class _Lines:
             raise RunError(reason.message, path=str(self.path)) from reason
         except DataError:  # it is no file with content
             return hashlib.sha256()
+
         return digest
 
 
 class RunFolder:
     """The folder of one run, or of a run of several seeds, while it is written.
 
-    As a context manager it keeps the state true: ``running`` in the block, and if it ends early, ``interrupted`` or
-    ``failed``.
+    As a context manager it keeps the state true: ``running`` in the block, and if it ends early,
+    ``interrupted`` or ``failed``.
     """
 
     def __init__(self, path: Path, *, several_seeds: bool = False) -> None:
@@ -206,8 +229,11 @@ class RunFolder:
         self._events = _Lines(path / "events.jsonl")
 
     @classmethod
-    def create(cls, path: Path, *, config: str, provenance: Record, several_seeds: bool = False) -> RunFolder:
-        """Make a folder with its configuration (TOML) and provenance; it appears whole or not at all.
+    def create(
+        cls, path: Path, *, config: str, provenance: Record, several_seeds: bool = False
+    ) -> RunFolder:
+        """Make a folder with its configuration (TOML) and provenance; it appears whole or not at
+        all.
 
         Raises:
             ConfigError: something is there already.
@@ -221,11 +247,14 @@ class RunFolder:
                     cls(path, several_seeds=several_seeds)._begin_here(config, provenance)
             else:
                 with whole_folder(path) as unfinished:
-                    cls(unfinished, several_seeds=several_seeds)._write_first_files(config, provenance)
+                    cls(unfinished, several_seeds=several_seeds)._write_first_files(
+                        config, provenance
+                    )
         except OSError as reason:
             if reason.errno in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
                 refuse_existing(path)
             raise unwritable(path, reason) from reason
+
         return cls(path, several_seeds=several_seeds)
 
     def _begin_here(self, config: str, provenance: Record) -> None:
@@ -239,6 +268,7 @@ class RunFolder:
         except BaseException:
             for name in (_LAST_MADE, "provenance.json", "status.json"):
                 discard(self.path / name)
+
             raise
         finally:
             discard(self.path / _RESERVE)
@@ -263,11 +293,17 @@ class RunFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Write why the block ended early, if it did. If that fails, the error of the block is still the one raised."""
+        """Write why the block ended early, if it did. If that fails, the error of the block is
+        still the one raised.
+        """
         if error is None:
             return
+
         state: State = "interrupted" if _was_interrupted(error) else "failed"
         reason = "" if state == "interrupted" else _reason_of(error)
         try:
@@ -289,7 +325,9 @@ class RunFolder:
         self.set_state(state, reason)
 
     def set_state(self, state: State, reason: str = "") -> None:
-        """Write ``status.json``: the state, why a run failed, and the process that runs it or the rounds done."""
+        """Write ``status.json``: the state, why a run failed, and the process that runs it or the
+        rounds done.
+        """
         status: dict[str, Any] = {"state": state}
         if state == "running":
             status["process"] = this_process()
@@ -300,7 +338,9 @@ class RunFolder:
         write_whole(self.path / "status.json", to_json(status) + "\n")
 
     def count_rounds(self) -> int:
-        """Count the lines in the file, since an interruption can come between writing a round and counting it."""
+        """Count the lines in the file, since an interruption can come between writing a round and
+        counting it.
+        """
         try:
             with (self.path / "rounds.jsonl").open("rb") as file:
                 return sum(line.endswith(b"\n") for line in file)
@@ -308,7 +348,9 @@ class RunFolder:
             return 0
 
     def remove_temporary_files(self) -> None:
-        """Remove what a killed process was writing; nobody else may write to the folder meanwhile."""
+        """Remove what a killed process was writing; nobody else may write to the folder
+        meanwhile.
+        """
         with contextlib.suppress(OSError):
             for folder in (self.path, *(path for path in self.path.iterdir() if path.is_dir())):
                 for path in folder.glob(".*.tmp"):
@@ -328,7 +370,9 @@ class RunFolder:
         """Write a text for people."""
         write_whole(self.path / name, text)
 
-    def add_round(self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()) -> None:
+    def add_round(
+        self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()
+    ) -> None:
         """Append a round: one line for it, one per client and evaluation, one per event."""
         self._clients.append(clients)
         self._events.append(events)
@@ -339,7 +383,9 @@ class RunFolder:
         self._events.append(events)
 
     def bookmark(self) -> dict[str, tuple[int, str]]:
-        """Return what the files of lines hold: the number of bytes and their SHA-256 by the name of the file."""
+        """Return what the files of lines hold: the number of bytes and their SHA-256 by the name of
+        the file.
+        """
         return {lines.path.name: (lines.size, lines.digest.hexdigest()) for lines in self._lines()}
 
     def objection(self, bookmark: Any) -> str:
@@ -396,9 +442,16 @@ class RunFolder:
         with contextlib.suppress(DataError):
             for event in read_lines(self._events.path, within=self.path):
                 match event:
-                    case {"kind": "absent", "round": int(round), "client": int(), "stage": str(), "reason": str()}:
+                    case {
+                        "kind": "absent",
+                        "round": int(round),
+                        "client": int(),
+                        "stage": str(),
+                        "reason": str(),
+                    }:
                         if round > after and isinstance(event.get("attempt", 0), int):
                             found.append(event)
+
         return found
 
     def provenance(self) -> dict[str, Any]:
@@ -419,18 +472,22 @@ class RunFolder:
         """Write the models of all clients in place of older ones; they appear together.
 
         Args:
-            models: name of the client, its model, which is a safetensors file, and its card, one client at a time. The
-                name of a file is the escaped name of the client.
+            models: name of the client, its model, which is a safetensors file, and its card, one
+                client at a time. The name of a file is the escaped name of the client.
         """
         write_folder_whole(self.path / "models", _model_files(models))
 
     def write_class_means(self, data: bytes) -> str:
-        """Write the class means of all clients, which are a safetensors file; return its SHA-256."""
+        """Write the class means of all clients, which are a safetensors file; return its
+        SHA-256.
+        """
         write_whole(self.path / _CLASS_MEANS, data)
         return hashlib.sha256(data).hexdigest()
 
     def restart(self, config: str) -> None:
-        """Make a folder of several seeds one that has not finished; the configuration may name more seeds."""
+        """Make a folder of several seeds one that has not finished; the configuration may name more
+        seeds.
+        """
         path = self.path / "result.json"
         try:
             path.unlink(missing_ok=True)
@@ -468,7 +525,9 @@ def _model_files(models: Iterable[tuple[str, bytes, Record]]) -> Iterator[tuple[
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Return whether an interruption is the cause, even if a library turned it into another exception."""
+    """Return whether an interruption is the cause, even if a library turned it into another
+    exception.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -502,7 +561,8 @@ class Run:
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
-        """The lines of ``clients.jsonl``, in the same way. They are read when this is first used: they can be many.
+        """The lines of ``clients.jsonl``, in the same way. They are read when this is first used:
+        they can be many.
 
         Raises:
             DataError: the file is damaged, or the folder is gone.
@@ -518,23 +578,32 @@ class Run:
         for seed, run in self.seeds.items():
             for record in run.iterate_clients():
                 yield {"seed": seed, **record}
+
         if self.seeds:
             return
+
         if not _is_there(self.path):  # a folder without the file has no lines
-            raise DataError(f"The folder of the run, '{self.path}', is gone since it was read.", path=str(self.path))
+            raise DataError(
+                f"The folder of the run, '{self.path}', is gone since it was read.",
+                path=str(self.path),
+            )
+
         done = {record["round"] for record in self.rounds}
         for record in _iterate_records(self.path, "clients.jsonl", needed="round"):
             if record["round"] in done:
                 yield upgrade_client(record)
 
     def clients_of_round(self, number: int) -> list[dict[str, Any]]:
-        """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked for, and kept.
+        """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked
+        for, and kept.
 
         Raises:
             DataError: the file is damaged, or the folder is gone.
         """
         if number not in self._clients_by_round:
-            self._clients_by_round[number] = [line for line in self.iterate_clients() if line["round"] == number]
+            self._clients_by_round[number] = [
+                line for line in self.iterate_clients() if line["round"] == number
+            ]
         return self._clients_by_round[number]
 
     @cached_property
@@ -542,7 +611,9 @@ class Run:
         """The lines of the rounds that were asked for."""
         return {}
 
-    def model(self, client: str | int, *, seed: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def model(
+        self, client: str | int, *, seed: int | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return a client's tensors by path, and its model card.
 
         Args:
@@ -572,18 +643,27 @@ class Run:
             if is_missing(error):
                 raise self._no_model_of(client) from error
             raise
+
         path = self.path / "models" / f"{name}.safetensors"
         raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
-            raise DataError(f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path))
+            raise DataError(
+                f"'{path}' is damaged: its SHA-256 does not match its card.", path=str(path)
+            )
+
         if safe_name(str(card.get("client"))) != name:
-            raise damaged(path.with_suffix(".json"), f"it is the card of client {card.get('client')!r:.80}")
+            raise damaged(
+                path.with_suffix(".json"), f"it is the card of client {card.get('client')!r:.80}"
+            )
+
         return raw, {**card, "file": path.name}
 
     def class_means(self, *, seed: int | None = None) -> dict[int, ClientMeans]:
-        """Return the mean features of clients' training examples by class, by the numbers of the clients.
+        """Return the mean features of clients' training examples by class, by the numbers of the
+        clients.
 
-        A run with ``evaluation.class_means`` records them after its last round. The file is read at every call.
+        A run with ``evaluation.class_means`` records them after its last round. The file is read at
+        every call.
 
         Args:
             seed: which of several seeds.
@@ -599,17 +679,29 @@ class Run:
         if run.result is None or CLASS_MEANS_DIGEST not in run.result:
             message = f"'{run.path}' holds no class means: a run with evaluation.class_means writes them at its end."
             raise DataError(message, key="evaluation.class_means", path=str(run.path))
+
         raw = read_file(path, limit=_LARGEST_MODEL, within=run.path)
         if hashlib.sha256(raw).hexdigest() != run.result[CLASS_MEANS_DIGEST]:
-            raise DataError(f"'{path}' is damaged: its SHA-256 does not match result.json.", path=str(path))
+            raise DataError(
+                f"'{path}' is damaged: its SHA-256 does not match result.json.", path=str(path)
+            )
+
         return from_file(raw, path)
 
     def _file_name(self, client: str | int) -> str:
-        """Return the name of a client's files, without their endings; a number may stand for a name."""
+        """Return the name of a client's files, without their endings; a number may stand for a
+        name.
+        """
         names = self._client_names()
         if str(client) in names:
             return safe_name(str(client))
-        number = int(client) if isinstance(client, int) or (client.isascii() and client.isdecimal()) else -1
+
+        number = (
+            int(client)
+            if isinstance(client, int) or (client.isascii() and client.isdecimal())
+            else -1
+        )
+
         return safe_name(names[number] if 0 <= number < len(names) else str(client))
 
     def _client_names(self) -> list[str]:
@@ -630,12 +722,15 @@ class Run:
         message = f"'{self.path}' holds no models: they are written after the last round."
         if self.is_across_sites:
             message = f"'{self.path}' holds no models: every site keeps its own, as 'model' in its folder."
+
         if names:
             known = ", ".join(names[:_MOST_CLIENTS])
             if len(names) > _MOST_CLIENTS:
                 known += f" and {len(names) - _MOST_CLIENTS} more"
+
             hint = "." if str(client).isdecimal() else did_you_mean(str(client), names) or "."
             message = f"'{self.path}' holds no model of client {client!r:.80}{hint} It holds those of {known}."
+
         return DataError(message, key="client", path=str(self.path), allowed=names, got=str(client))
 
     def of_seed(self, seed: int | None) -> Run:
@@ -670,8 +765,8 @@ def refuse_inside_run(path: Path) -> None:
 def read_run(path: str | Path) -> Run:
     """Read a run folder, whatever state the run is in.
 
-    The folder of several seeds holds a run per seed, in ``run.seeds``; its own rounds, clients and events are those of
-    all seeds, each with its ``seed``.
+    The folder of several seeds holds a run per seed, in ``run.seeds``; its own rounds, clients and
+    events are those of all seeds, each with its ``seed``.
 
     Raises:
         DataError: the folder is not a run, or one of its files is damaged.
@@ -687,12 +782,20 @@ def read_run(path: str | Path) -> Run:
     run = _read_one(path)
     if "seeds" not in run.config:
         return run
-    seeds = {seed: _read_one(path / f"seed-{seed}") for seed in _seeds_of(run) if _is_there(path / f"seed-{seed}")}
+
+    seeds = {
+        seed: _read_one(path / f"seed-{seed}")
+        for seed in _seeds_of(run)
+        if _is_there(path / f"seed-{seed}")
+    }
+
     for seed, one in seeds.items():
         if "seeds" in one.config:
             raise damaged(one.path / _LAST_MADE, "it is that of several seeds")
+
         run.rounds.extend({"seed": seed, **record} for record in one.rounds)
         run.events.extend({"seed": seed, **record} for record in one.events)
+
     run.seeds.update(seeds)
     return run
 
@@ -706,13 +809,17 @@ def _read_one(path: Path) -> Run:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise DataError(NO_RUN.format(path=path), path=str(path)) from error
         raise
+
     provenance = RunFolder(path).provenance()  # before the records, for a folder of a newer version
     config = parse_toml(text, config_file)
-    rounds = [upgrade_round(record) for record in _read_records(path, "rounds.jsonl", needed="round")]
+    rounds = [
+        upgrade_round(record) for record in _read_records(path, "rounds.jsonl", needed="round")
+    ]
     done = {record["round"] for record in rounds}
     events = _read_records(path, "events.jsonl")
     split = _read_optional(path / "split.json")
     result = _read_result(path)
+
     return Run(
         path=path,
         config=config,
@@ -737,7 +844,8 @@ def is_running(path: Path) -> bool:
 
 
 def _true_status(path: Path, result: Record | None, rounds: int | None) -> dict[str, Any]:
-    """Return the status of a run as it is, which may be other than what its process has written last.
+    """Return the status of a run as it is, which may be other than what its process has written
+    last.
 
     Args:
         path: the run folder.
@@ -756,7 +864,9 @@ def _read_status(path: Path) -> dict[str, Any]:
     if found is None:
         return {"state": "interrupted"}
     if found.get("state") not in get_args(State):
-        raise damaged(path / "status.json", f"the state must be one of {', '.join(get_args(State))}")
+        raise damaged(
+            path / "status.json", f"the state must be one of {', '.join(get_args(State))}"
+        )
     return found
 
 
@@ -780,7 +890,9 @@ def _read_records(path: Path, name: str, needed: str = "") -> list[dict[str, Any
 
 
 def _iterate_records(path: Path, name: str, needed: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file in a run folder; ``round``, and what is ``needed``, must be a whole number."""
+    """Yield the lines of a file in a run folder; ``round``, and what is ``needed``, must be a whole
+    number.
+    """
     for number, record in enumerate(read_lines(path / name, within=path), start=1):
         if type(record.get("round", None if needed else 0)) is not int:
             raise damaged(path / name, f"line {number} has no number of a round")

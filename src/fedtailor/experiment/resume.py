@@ -1,4 +1,6 @@
-"""Resuming: whether a run folder holds the run that a configuration describes, and what the first start has settled."""
+"""Resuming: whether a run folder holds the run that a configuration describes, and what the first
+start has settled.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from fedtailor.core.options import show
 from fedtailor.experiment.config import Config, load_config, to_toml
 from fedtailor.experiment.records import holds_run, refuse_existing
 
-_FREE = frozenset({"seed", "seeds", "data.dir", "engine.workers", "engine.ray_address", "checkpoint.every"})
+_FREE = frozenset(
+    {"seed", "seeds", "data.dir", "engine.workers", "engine.ray_address", "checkpoint.every"}
+)
 """Keys that change no result of a seed."""
 _MOST_DIFFERENCES = 3
 
 
 def begun_config(path: Path) -> Config | None:
-    """Return the configuration of the run in a folder; None if there is nothing, or an empty folder.
+    """Return the configuration of the run in a folder; None if there is nothing, or an empty
+    folder.
 
     Raises:
         ConfigError: the folder holds something else, or its configuration cannot be read.
@@ -31,7 +36,8 @@ def begun_config(path: Path) -> Config | None:
 
 
 def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
-    """Return a configuration with what the first start of its run has chosen: engine, device, order of seeds.
+    """Return a configuration with what the first start of its run has chosen: engine, device, order
+    of seeds.
 
     Args:
         config: as it was given now.
@@ -44,33 +50,49 @@ def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
     missing = [seed for seed in begun.seeds if seed not in config.seeds]
     added = tuple(seed for seed in config.seeds if seed not in begun.seeds)
     if missing or (added and len(begun.seeds) == 1):
-        has = f"seed {begun.seeds[0]}" if len(begun.seeds) == 1 else f"seeds {', '.join(map(str, begun.seeds))}"
-        hint = " Seeds can be added to a run of several seeds." if len(begun.seeds) == 1 and not missing else ""
+        has = (
+            f"seed {begun.seeds[0]}"
+            if len(begun.seeds) == 1
+            else f"seeds {', '.join(map(str, begun.seeds))}"
+        )
+        hint = (
+            " Seeds can be added to a run of several seeds."
+            if len(begun.seeds) == 1 and not missing
+            else ""
+        )
         raise ConfigError(
             f"'{path}' holds a run with {has}.{hint} Choose another folder with --out.",
             key="seeds",
             allowed=list(begun.seeds),
             got=list(config.seeds),
         )
+
     engine = config.engine
     device = begun.engine.device if engine.device == "auto" else engine.device
     if engine.name == "auto":
         engine = dataclasses.replace(begun.engine, workers=engine.workers)
+
     engine = dataclasses.replace(engine, device=device)
     return dataclasses.replace(config, seeds=begun.seeds + added, engine=engine)
 
 
 def refuse_other_configuration(config: Config, begun: Config, path: Path) -> None:
-    """Check that a resolved configuration is that of the run in a folder, but for what changes no result.
+    """Check that a resolved configuration is that of the run in a folder, but for what changes no
+    result.
 
     Raises:
         ConfigError: it is not; the message names the keys.
     """
-    refuse_other_values(tomllib.loads(to_toml(config)), tomllib.loads(to_toml(begun)), path, what="a run")
+    refuse_other_values(
+        tomllib.loads(to_toml(config)), tomllib.loads(to_toml(begun)), path, what="a run"
+    )
 
 
-def refuse_other_values(now: Mapping[str, Any], begun: Mapping[str, Any], path: Path, *, what: str) -> None:
-    """Check that the values of nested tables are those with which a folder was begun, but for what changes no result.
+def refuse_other_values(
+    now: Mapping[str, Any], begun: Mapping[str, Any], path: Path, *, what: str
+) -> None:
+    """Check that the values of nested tables are those with which a folder was begun, but for what
+    changes no result.
 
     Args:
         now: the tables as they are given now.
@@ -83,10 +105,16 @@ def refuse_other_values(now: Mapping[str, Any], begun: Mapping[str, Any], path: 
     """
     here = dict(_flat(now))
     there = dict(_flat(begun))
-    different = [key for key in {**there, **here} if key not in _FREE and here.get(key) != there.get(key)]
+    different = [
+        key for key in {**there, **here} if key not in _FREE and here.get(key) != there.get(key)
+    ]
     if not different:
         return
-    shown = [f"{key} is {_show(there, key)} there and {_show(here, key)} here" for key in different[:_MOST_DIFFERENCES]]
+
+    shown = [
+        f"{key} is {_show(there, key)} there and {_show(here, key)} here"
+        for key in different[:_MOST_DIFFERENCES]
+    ]
     more = ", ..." if len(different) > _MOST_DIFFERENCES else ""
     differences = f"{', '.join(shown)}{more}"
     raise ConfigError(
@@ -122,7 +150,9 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
 
 
 def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return what differs between the software of two provenances and can change bits, in words; empty if nothing."""
+    """Return what differs between the software of two provenances and can change bits, in words;
+    empty if nothing.
+    """
     versions = begun.get("versions", {})
     changes = [
         f"{name} {versions.get(name, 'unknown')} then, {version} now"
@@ -135,6 +165,7 @@ def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         changes.append(f"processor capability {before} then, {today} now")
     if begun.get("reduction") != now["reduction"]:
         changes.append(f"order of addition {begun.get('reduction')} then, {now['reduction']} now")
+
     return ", ".join(changes)
 
 

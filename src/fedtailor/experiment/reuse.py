@@ -1,12 +1,14 @@
-"""Reuse of training: a run begins with what another run has trained, if nothing that decides training is different.
+"""Reuse of training: a run begins with what another run has trained, if nothing that decides
+training is different.
 
-Every run records the digest of what decides its training: method, options, data, split, seed, who takes part, the
-order of addition, the software and the processor. Options that matter for personalization only are left out. So FedAvg,
-FedAvg-FT and kNN-Per share one training, and a run of more rounds continues one of fewer rounds. What comes out is, bit
-for bit, what the run would have trained itself.
+Every run records the digest of what decides its training: method, options, data, split, seed, who
+takes part, the order of addition, the software and the processor. Options that matter for
+personalization only are left out. So FedAvg, FedAvg-FT and kNN-Per share one training, and a run of
+more rounds continues one of fewer rounds. What comes out is, bit for bit, what the run would have
+trained itself.
 
-A run takes over checkpoint and records of another, and then resumes as any interrupted run does. If nothing is left to
-train, only the evaluation of the last round is made again, by the own method.
+A run takes over checkpoint and records of another, and then resumes as any interrupted run does. If
+nothing is left to train, only the evaluation of the last round is made again, by the own method.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Training(NamedTuple):
 
 
 class LastRound(NamedTuple):
-    """The last round of a training that is complete, before the models of the own method are made and tested."""
+    """The last round of a training that is complete, before the models of the own method are made
+    and tested.
+    """
 
     record: Record
     """Its line in ``rounds.jsonl``."""
@@ -82,11 +86,16 @@ class Taken(NamedTuple):
 
 
 def training_digest(parts: PreparedRun) -> str:
-    """Return the SHA-256 of all that decides a training but its number of rounds; empty if the code of a user does."""
+    """Return the SHA-256 of all that decides a training but its number of rounds; empty if the code
+    of a user does.
+    """
     algorithm = parts.algorithm
     cls = type(algorithm)
-    if ":" in parts.config.algorithm.name or ":" in "".join([parts.config.model.name, *parts.config.model.others]):
+    if ":" in parts.config.algorithm.name or ":" in "".join(
+        [parts.config.model.name, *parts.config.model.others]
+    ):
         return ""
+
     data = dataclasses.asdict(parts.config.data)
     schedule = parts.config.schedule
     here = machine()
@@ -97,15 +106,22 @@ def training_digest(parts: PreparedRun) -> str:
         "model": dataclasses.asdict(parts.config.model),
         "data": {key: value for key, value in data.items() if key not in _WITHOUT_INFLUENCE},
         "data_sha256": parts.divided.division.dataset.digest,
-        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
+        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)[
+            "split_sha256"
+        ],
         "seed": parts.config.seeds[0],
-        "federation": {key: value for key, value in schedule.sections()["federation"].items() if key != "rounds"},
+        "federation": {
+            key: value
+            for key, value in schedule.sections()["federation"].items()
+            if key != "rounds"
+        },
         "engine": "exact" if _has_same_bits(parts) else dataclasses.asdict(parts.config.engine),
         "reduction": REDUCTION_VERSION,
         "versions": versions(),
         "code": _digest_of_code(),
         "processor": [here["torch"], here["torch_cpu_capability"]],
     }
+
     return hashlib.sha256(to_json(deciding).encode()).hexdigest()
 
 
@@ -116,18 +132,26 @@ def _has_same_bits(parts: PreparedRun) -> bool:
 
 @cache
 def _digest_of_code() -> str:
-    """Return the SHA-256 of the source files of the package: a version, or a commit, may have been changed since."""
+    """Return the SHA-256 of the source files of the package: a version, or a commit, may have been
+    changed since.
+    """
     digest = hashlib.sha256()
     folder = Path(__file__).resolve().parents[1]
     for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()
 
 
 def _deciding_options(algorithm: Algorithm[Any, Any, Any]) -> dict[str, Any]:
     """Return the options of an algorithm that matter for its training."""
     cls = type(algorithm)
-    return {name: getattr(algorithm, name) for name in cls.option_names() if name not in cls.only_for_personalization}
+    return {
+        name: getattr(algorithm, name)
+        for name in cls.option_names()
+        if name not in cls.only_for_personalization
+    }
 
 
 def find_training(parts: PreparedRun, digest: str, paths: Iterable[Path]) -> list[Training]:
@@ -140,17 +164,21 @@ def find_training(parts: PreparedRun, digest: str, paths: Iterable[Path]) -> lis
     """
     if not digest or parts.config.schedule.watches_validation or parts.config.checkpoint.every == 0:
         return []
+
     found = []
     for path in _single_runs(paths):
         try:
             if RunFolder(path).provenance().get("training_sha256") != digest or is_running(path):
                 continue
+
             training = Training(path, load_config(path / "experiment.toml"))
             done = RunFolder(path).count_rounds()
         except FedtailorError:  # a damaged run is no help
             continue
+
         if _fits(training.config, parts.config, done):
             found.append((done, training))
+
     return [training for _, training in sorted(found, key=itemgetter(0), reverse=True)]
 
 
@@ -162,15 +190,25 @@ def _single_runs(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _fits(theirs: Config, own: Config, done: int) -> bool:
-    """Return whether the records of another run hold what an own run would have recorded in its first rounds."""
+    """Return whether the records of another run hold what an own run would have recorded in its
+    first rounds.
+    """
     schedule = own.schedule
     if theirs.schedule.watches_validation or not 0 < done <= schedule.rounds:
         return False
     if done == schedule.rounds and theirs.schedule.rounds != done:
         return False  # its round was not the last one
-    if done < schedule.rounds and theirs.schedule.rounds == done and differs_at_the_end(theirs.schedule):
+
+    if (
+        done < schedule.rounds
+        and theirs.schedule.rounds == done
+        and differs_at_the_end(theirs.schedule)
+    ):
         return False
-    needed = range(1, min(done + 1, schedule.rounds))  # what belongs to the last round is made again
+
+    needed = range(
+        1, min(done + 1, schedule.rounds)
+    )  # what belongs to the last round is made again
     return all(_recorded(theirs, own, round) for round in needed)
 
 
@@ -194,11 +232,12 @@ def _recorded(theirs: Config, own: Config, round: int) -> bool:
 def take_over(
     training: Training, parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints
 ) -> tuple[Any, Taken] | None:
-    """Put checkpoint and records of another run into the folder of a new one, and fill the stores of the checkpoints.
+    """Put checkpoint and records of another run into the folder of a new one, and fill the stores
+    of the checkpoints.
 
     Returns:
-        The state of the run after the rounds that were taken over, and what was taken. None if the other run is of no
-        use; then nothing of it is left in the folder and the stores.
+        The state of the run after the rounds that were taken over, and what was taken. None if the
+        other run is of no use; then nothing of it is left in the folder and the stores.
 
     Raises:
         RunError: a file cannot be written.
@@ -225,10 +264,14 @@ def _take_over(
     source = training.path / CHECKPOINTS
     if not source.is_dir():
         return None
+
     shutil.copytree(source, folder.path / CHECKPOINTS, dirs_exist_ok=True)
-    restored, _ = checkpoints.restore(lambda notes: RunFolder(training.path).objection(notes.get("records")))
+    restored, _ = checkpoints.restore(
+        lambda notes: RunFolder(training.path).objection(notes.get("records"))
+    )
     if restored is None:
         return None
+
     done = restored.state.round
     is_complete = done == parts.config.schedule.rounds
     last: LastRound | None = None
@@ -236,24 +279,31 @@ def _take_over(
     for record, clients, events, local in _recorded_rounds(training.path, done, restored.notes):
         if any(event.get("kind") == "absent" for event in events):
             return None  # no answer came, for a reason that the own run would not have
+
         own = _as_own(record, clients, events, training.config, parts.config.schedule)
         if is_complete and record["round"] == done:
             last = LastRound(*own, local)
         else:
             folder.add_round(own[0], clients=own[1], events=own[2])
+
         seconds += math.fsum(own[0]["seconds"].values())
+
     if is_complete and last is None:
-        raise DataError(f"'{training.path}' has no record of round {done}.", path=str(training.path))
+        raise DataError(
+            f"'{training.path}' has no record of round {done}.", path=str(training.path)
+        )
+
     return restored.state, Taken(str(training.path), done, seconds, last)
 
 
 def _recorded_rounds(
     path: Path, done: int, notes: Mapping[str, Any]
 ) -> Iterator[tuple[Record, list[Record], list[Record], Record]]:
-    """Yield every round up to a number: its record, those of its clients, its events, and its metrics at ``local``.
+    """Yield every round up to a number: its record, those of its clients, its events, and its
+    metrics at ``local``.
 
-    Only the last round has the latter. It may be in the notes of the checkpoint alone: then the other run has taken it
-    over itself, and not made its own models yet.
+    Only the last round has the latter. It may be in the notes of the checkpoint alone: then the
+    other run has taken it over itself, and not made its own models yet.
     """
     local = notes.get("result", {}).get("metrics", {}).get("local", {})
     for record, clients, events in _lines_by_round(path, done):
@@ -266,23 +316,36 @@ def _recorded_rounds(
 def _lines_by_round(path: Path, done: int) -> Iterator[tuple[Record, list[Record], list[Record]]]:
     """Yield the lines of every round up to a number."""
     by_round = groupby(read_lines(path / "clients.jsonl", within=path), key=itemgetter("round"))
-    events = [event for event in read_lines(path / "events.jsonl", within=path) if event.get("kind") != "note"]
+    events = [
+        event
+        for event in read_lines(path / "events.jsonl", within=path)
+        if event.get("kind") != "note"
+    ]
     clients = next(by_round, None)
+
     for record in read_lines(path / "rounds.jsonl", within=path):
         number = record["round"]
         if number > done:
             return
+
         lines: list[Record] = []
         if clients is not None and clients[0] == number:
             lines = list(clients[1])
             clients = next(by_round, None)
+
         yield record, lines, [event for event in events if event.get("round") == number]
 
 
 def _as_own(
-    record: Record, clients: Sequence[Record], events: Sequence[Record], theirs: Config, schedule: Schedule
+    record: Record,
+    clients: Sequence[Record],
+    events: Sequence[Record],
+    theirs: Config,
+    schedule: Schedule,
 ) -> tuple[Record, list[Record], list[Record]]:
-    """Return a round as the own run would have recorded it; the last one without the models that it makes itself."""
+    """Return a round as the own run would have recorded it; the last one without the models that it
+    makes itself.
+    """
     number = record["round"]
     is_last = number == schedule.rounds
     was_last = number == theirs.schedule.rounds
@@ -291,6 +354,7 @@ def _as_own(
         points |= {"local"} if is_last else {"local", "global"}
     if schedule.evaluation_is_due(number, schedule.personalized_every) and not is_last:
         points.add("personalized")
+
     left_out = frozenset(_RANKED if was_last and not is_last else ())
     own = dict(record)
     own["evaluations"] = [
@@ -302,15 +366,21 @@ def _as_own(
         own["steps"] = _training_steps(clients)
     if is_last:
         own["seconds"] = {**record["seconds"], "evaluate": 0.0}
+
     lines = [_without(line, left_out) for line in clients if line["point"] in points]
     foreign = tuple(stage for stage, point in _STAGES.items() if point not in points)
-    kept = [event for event in events if not foreign or not str(event.get("reason")).startswith(foreign)]
+    kept = [
+        event for event in events if not foreign or not str(event.get("reason")).startswith(foreign)
+    ]
+
     return own, lines, kept
 
 
 def _training_steps(clients: Iterable[Record]) -> int:
     """Return the gradient steps of a round's training."""
-    steps = (line["training_metrics"].get("steps", 0) for line in clients if line["point"] == "training")
+    steps = (
+        line["training_metrics"].get("steps", 0) for line in clients if line["point"] == "training"
+    )
     return round(math.fsum(steps))
 
 
@@ -319,8 +389,11 @@ def _without(figures: Record, names: frozenset[str]) -> Record:
     return {name: value for name, value in figures.items() if name not in names}
 
 
-def with_own_models(last: LastRound, record: Record, clients: Sequence[Record]) -> tuple[Record, list[Record]]:
-    """Return the lines of the last round, with the evaluations of the models that the run has made itself.
+def with_own_models(
+    last: LastRound, record: Record, clients: Sequence[Record]
+) -> tuple[Record, list[Record]]:
+    """Return the lines of the last round, with the evaluations of the models that the run has made
+    itself.
 
     Args:
         last: the training of the round.
@@ -335,13 +408,17 @@ def with_own_models(last: LastRound, record: Record, clients: Sequence[Record]) 
     }
     training = [line for line in last.clients if line["point"] == "training"]
     local = [line for line in last.clients if line["point"] != "training"]
+
     return merged, [*local, *clients, *training]
 
 
 def to_notes(taken: Taken) -> Record:
     """Return what was taken over, as notes of a checkpoint."""
     # the lines of many clients go through JSON once, as one text
-    return {**taken._asdict(), "last": None if taken.last is None else to_json(taken.last._asdict())}
+    return {
+        **taken._asdict(),
+        "last": None if taken.last is None else to_json(taken.last._asdict()),
+    }
 
 
 def from_notes(notes: Mapping[str, Any]) -> Taken | None:

@@ -52,7 +52,8 @@ from fedtailor.simulation.report import RoundReport, RunState
 from fedtailor.simulation.rounds import personalize_after, simulate
 
 _STATE = "state"
-"""Folder in a run folder for personal models that do not fit into memory before they are written."""
+"""Folder in a run folder for personal models that do not fit into memory before they are
+written."""
 _KEPT = ("states", "per_client")
 """What clients keep from round to round."""
 _REMEMBERED = ("best_states", "best_per_client")
@@ -68,19 +69,21 @@ def run(
     progress: Progress | None = None,
     track: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Run an experiment, once per seed, and return its result: what ``fedtailor run --json`` prints.
+    """Run an experiment, once per seed, and return its result: what ``fedtailor run --json``
+    prints.
 
-    If the folder already holds a run of the same configuration, that run is resumed. If it has finished,
-    its result is returned. Seeds that it does not have are added to a run of several seeds.
+    If the folder already holds a run of the same configuration, that run is resumed. If it has
+    finished, its result is returned. Seeds that it does not have are added to a run of several
+    seeds.
 
     Args:
         config: the experiment; default: pFedFDA on the embedded digits.
         out: the run folder; default: ``runs/ALGORITHM-DATASET-TIME``.
-        reuse: folders of runs whose training this run may begin with, if nothing that decides training is different;
-            the result is the same, bit for bit.
+        reuse: folders of runs whose training this run may begin with, if nothing that decides
+            training is different; the result is the same, bit for bit.
         progress: is told about every round; default: nothing is shown.
-        track: names of trackers that log the run too, in its folder: ``tensorboard``, ``mlflow``, ``wandb``. They never
-            change the run or stop it.
+        track: names of trackers that log the run too, in its folder: ``tensorboard``, ``mlflow``,
+            ``wandb``. They never change the run or stop it.
 
     Raises:
         ConfigError: an option is wrong, or the folder holds something else.
@@ -100,39 +103,62 @@ def run(
     begun = begun_config(path)
     if begun is not None:
         config = with_first_choices(config, begun, path)
+
     parts = assemble(config, config.seeds[0], progress=progress)
     several = len(config.seeds) > 1
     resolved = dataclasses.replace(parts.config, seeds=config.seeds)
     if begun is None:
-        RunFolder.create(path, config=to_toml(resolved), provenance=_provenance(parts), several_seeds=several)
+        RunFolder.create(
+            path, config=to_toml(resolved), provenance=_provenance(parts), several_seeds=several
+        )
     else:
         refuse_other_configuration(resolved, begun, path)
+
     with exclusive(path):
         reusable = [Path(each) for each in reuse]
         if not several:
             return run_seed(parts, path, progress, reusable, trackers=trackers)
-        same_engine = dataclasses.replace(config, engine=parts.config.engine)  # every seed runs on that of the first
+
+        same_engine = dataclasses.replace(
+            config, engine=parts.config.engine
+        )  # every seed runs on that of the first
         reason = parts.choice.reason
         folder = RunFolder(path, several_seeds=True)
         finished = folder.result()
+
         if finished is not None and begun is not None and begun.seeds == config.seeds:
             first = RunFolder(path / f"seed-{config.seeds[0]}")
             refuse_other_data(first.provenance(), _inputs(parts), first.path)
             folder.settle()
             progress.note(_FINISHED.format(path=path))
+
             return finished
+
         folder.remove_temporary_files()
         with folder:
             folder.restart(to_toml(resolved))
             for number, seed in enumerate(config.seeds, 1):
                 if seed != config.seeds[0]:
-                    parts = assemble(same_engine, seed, dataset=parts.divided.division.dataset, progress=progress)
+                    parts = assemble(
+                        same_engine, seed, dataset=parts.divided.division.dataset, progress=progress
+                    )
                     parts = parts._replace(choice=parts.choice._replace(reason=reason))
+
                 place = f"run {number} of {len(config.seeds)}"
-                run_seed(parts, path / f"seed-{seed}", progress, reusable, place=place, trackers=trackers, top=path)
+                run_seed(
+                    parts,
+                    path / f"seed-{seed}",
+                    progress,
+                    reusable,
+                    place=place,
+                    trackers=trackers,
+                    top=path,
+                )
+
             results = [RunFolder(path / f"seed-{seed}").result() or {} for seed in config.seeds]
             result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
             folder.finish(result)
+
     return result
 
 
@@ -146,8 +172,15 @@ def _check_type(config: object) -> Config:
         return Config()
     if isinstance(config, Config):
         return config
-    got = show(config) if isinstance(config, str | Path | Mapping) else f"an object of {type(config).__name__}"
-    message = f"run needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
+
+    got = (
+        show(config)
+        if isinstance(config, str | Path | Mapping)
+        else f"an object of {type(config).__name__}"
+    )
+    message = (
+        f"run needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
+    )
     raise ConfigError(message, key="config", allowed="a Config", got=got)
 
 
@@ -196,7 +229,8 @@ def run_seed(
     trackers: Sequence[str] = (),
     top: Path | None = None,
 ) -> dict[str, Any]:
-    """Run one seed, or what is left of it; write each round as it ends and the models after the last one.
+    """Run one seed, or what is left of it; write each round as it ends and the models after the
+    last one.
 
     Args:
         parts: the run.
@@ -214,6 +248,7 @@ def run_seed(
     config = parts.config
     if not holds_run(path):
         RunFolder.create(path, config=to_toml(config), provenance=_provenance(parts))
+
     folder = RunFolder(path)
     refuse_other_data(folder.provenance(), _inputs(parts), path)
     result = folder.result()
@@ -221,24 +256,32 @@ def run_seed(
         folder.settle()
         progress.note(_FINISHED.format(path=path))
         return result
+
     folder.remove_temporary_files()
     shutil.rmtree(path / _STATE, ignore_errors=True)
     modules = readable_modules(parts.algorithm)
     names = (*_KEPT, *_REMEMBERED) if config.schedule.select == "best" else _KEPT
-    kept = {name: Store(path / CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3) for name in names}
+    kept = {
+        name: Store(path / CHECKPOINTS, name, modules=modules, in_memory=IN_MEMORY // 3)
+        for name in names
+    }
     temporary = {
-        name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3) for name in ("trained", "personal")
+        name: Store(path / _STATE, name, modules=modules, in_memory=IN_MEMORY // 3)
+        for name in ("trained", "personal")
     }
     checkpoints = Checkpoints(path / CHECKPOINTS, kept, modules=modules)
     run_as_tracked = tracked_run(config.seeds[0], top or path, to_toml(config))
     tracked = make_tracked(trackers, run_as_tracked, earlier=folder.rounds, warn=progress.note)
-    progress = Several([*tracked, progress])  # the time that trackers take to start is not the first round's
+    progress = Several(
+        [*tracked, progress]
+    )  # the time that trackers take to start is not the first round's
     closing = (
         progress.end,
         *(store.close for store in temporary.values()),
         checkpoints.close,
         parts.engine.close,
     )
+
     with folder:
         with all_done(closing):
             beginning = _begin(parts, folder, checkpoints, progress, reuse, place)
@@ -246,8 +289,11 @@ def run_seed(
             reused = beginning.reused
             result = beginning.result
             storage = {**kept, **temporary}.__getitem__
+
             if result is None and reused is not None and reused.last is not None:
-                report = _personalize_reused(parts, folder, progress, storage, beginning.state, reused.last, totals)
+                report = _personalize_reused(
+                    parts, folder, progress, storage, beginning.state, reused.last, totals
+                )
             elif result is None:
                 for report in simulate(
                     parts.algorithm,
@@ -266,6 +312,7 @@ def run_seed(
                     seconds = beginning.seconds + time.perf_counter() - start
                     if _checkpoint_is_due(config, report):
                         checkpoints.save(report.state, _notes(folder, seconds, reused))
+
             if result is None:
                 final = report.final or report
                 folder.write_models(personal_models(parts, final))
@@ -273,32 +320,48 @@ def run_seed(
                 _say_which_round(parts, folder, progress, report)
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, totals)
+
                 if reused is not None:
-                    result["reused"] = {"run": reused.path, "rounds": reused.rounds, "seconds": reused.seconds}
+                    result["reused"] = {
+                        "run": reused.path,
+                        "rounds": reused.rounds,
+                        "seconds": reused.seconds,
+                    }
                     if reused.last is not None and reused.last.local:
                         result["metrics"] = {"local": reused.last.local, **result["metrics"]}
+
                 result |= digests
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
-                    taken = None if reused is None else reused._replace(last=None)  # it is in the records now
+                    taken = (
+                        None if reused is None else reused._replace(last=None)
+                    )  # it is in the records now
                     notes = {**_notes(folder, result["seconds"]["total"], taken), "result": result}
                     checkpoints.save(report.state, notes)
+
             for each in tracked:
                 each.finish(result)
+
             checkpoints.keep(1 if config.checkpoint.every > 0 else 0)
+
         result["run"] = str(path)
         folder.finish(result)
+
     return result
 
 
 def _checkpoint_is_due(config: Config, report: RoundReport) -> bool:
-    """Return whether a checkpoint is due after a round; that of the last round waits for the models."""
+    """Return whether a checkpoint is due after a round; that of the last round waits for the
+    models.
+    """
     every = config.checkpoint.every
     return every > 0 and report.round % every == 0 and not report.is_last
 
 
 def _notes(folder: RunFolder, seconds: float, reused: Taken | None) -> dict[str, Any]:
-    """Return the notes of a checkpoint: what the records held then, the seconds so far, and what was taken over."""
+    """Return the notes of a checkpoint: what the records held then, the seconds so far, and what
+    was taken over.
+    """
     notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
     if reused is not None:
         notes["reused"] = to_notes(reused)
@@ -332,6 +395,7 @@ def _personalize_reused(
     folder.add_round(record, clients=clients, events=[*last.events, *report.events])
     for sentence in summary.event_sentences(report):
         progress.note(sentence)
+
     progress.round(record)
     totals.add_round(record)
     totals.add_events([*last.events, *report.events])
@@ -346,7 +410,9 @@ def _begin(
     reuse: Iterable[Path],
     place: str,
 ) -> _Beginning:
-    """Go back to the last checkpoint, or make a new beginning; write and show what is known before the first round."""
+    """Go back to the last checkpoint, or make a new beginning; write and show what is known before
+    the first round.
+    """
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
     provenance = folder.provenance()
     software = changed_software(provenance, now)
@@ -354,31 +420,43 @@ def _begin(
     restored, notes = checkpoints.restore(lambda notes: _objection(notes, folder))
     done = 0 if restored is None else restored.state.round
     absences = folder.absences(after=done)
+
     if restored is None:
         if folder.clear():
             notes.append("no checkpoint can be used: the run begins again with its first round.")
         if software or not trains_the_same:
             folder.write_provenance(_provenance(parts))
+
         beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
         found = None if absences else _take_over(parts, folder, checkpoints, reuse)
+
         if found is not None:
             beginning = found
             assert found.reused is not None
             done = found.reused.rounds
-            notes.append(f"begins after round {done} of '{found.reused.path}', which has trained the same.")
+            notes.append(
+                f"begins after round {done} of '{found.reused.path}', which has trained the same."
+            )
     else:
         if not trains_the_same:  # two programs have trained: nothing else may begin with it
             folder.write_provenance({**provenance, "training_sha256": ""})
+
         recorded = folder.count_rounds()
         folder.rewind(restored.notes["records"])
         notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
         if recorded > done + 1:
-            notes.append(f"rounds {done + 1} to {recorded} are run again: no later checkpoint can be used.")
+            notes.append(
+                f"rounds {done + 1} to {recorded} are run again: no later checkpoint can be used."
+            )
+
         if software:
-            notes.append(f"the last bits of results can differ from those of one process: {software}.")
+            notes.append(
+                f"the last bits of results can differ from those of one process: {software}."
+            )
+
         beginning = _Beginning(
             state=restored.state,
             totals=_totals(folder),
@@ -387,16 +465,25 @@ def _begin(
             absences=absences,
             reused=from_notes(restored.notes),
         )
+
     write_input_specification(folder.path, parts.inputs)
     where = {"round": done} if done else {}
     folder.add_events([{"kind": "note", **where, "text": note} for note in notes])
     for note in notes:
         progress.note(note)
+
     if parts.choice.seconds is not None:
         progress.note(parts.choice.reason)
-    named = [parts.config.algorithm.name, parts.divided.dataset.name, place, f"seed {parts.config.seeds[0]}"]
+
+    named = [
+        parts.config.algorithm.name,
+        parts.divided.dataset.name,
+        place,
+        f"seed {parts.config.seeds[0]}",
+    ]
     title = ", ".join(part for part in named if part)
     progress.begin(title, parts.config.schedule.rounds, done)
+
     return beginning
 
 
@@ -416,12 +503,14 @@ def _take_over(
     paths = list(reuse)
     if not paths:
         return None
+
     for training in find_training(parts, training_digest(parts), paths):
         found = take_over(training, parts, folder, checkpoints)
         if found is not None:
             state, taken = found
             checkpoints.save(state, _notes(folder, taken.seconds, taken))
             return _Beginning(state, _totals(folder), seconds=taken.seconds, reused=taken)
+
     return None
 
 
@@ -438,7 +527,9 @@ def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
     return folder.objection(notes.get("records"))
 
 
-def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, report: RoundReport) -> dict[str, Any]:
+def _write_round(
+    parts: PreparedRun, folder: RunFolder, progress: Progress, report: RoundReport
+) -> dict[str, Any]:
     """Write a round, show it, and return its record."""
     record = summary.round_record(report, parts.federation.roster)
     clients = summary.client_records(report, parts.federation.roster)
@@ -450,15 +541,21 @@ def _write_round(parts: PreparedRun, folder: RunFolder, progress: Progress, repo
 
 
 def _write_class_means(parts: PreparedRun, folder: RunFolder, final: RoundReport) -> dict[str, str]:
-    """Write the class means of all clients, if they are asked for; return their digest for the result."""
+    """Write the class means of all clients, if they are asked for; return their digest for the
+    result.
+    """
     if not parts.config.schedule.class_means:
         return {}
     data = class_means.to_file(final.class_means, parts.federation.common_task.num_classes)
     return {CLASS_MEANS_DIGEST: folder.write_class_means(data)}
 
 
-def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: summary.Totals) -> dict[str, Any]:
-    """Return the result of a run from the report of its last round, and the sums over all rounds."""
+def _result(
+    parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: summary.Totals
+) -> dict[str, Any]:
+    """Return the result of a run from the report of its last round, and the sums over all
+    rounds.
+    """
     config = parts.config
     final = last.final or last
     metrics, new_clients = summary.final_metrics(final, parts.federation.roster)
@@ -469,7 +566,9 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
         "clients": len(parts.divided.division.rows),
         "rounds": last.round,
         "seeds": list(config.seeds),
-        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)["split_sha256"],
+        "split_sha256": split_record(parts.divided.division, parts.divided.conditions)[
+            "split_sha256"
+        ],
         "metrics": metrics,
     }
     if config.schedule.watches_validation:
@@ -478,28 +577,40 @@ def _result(parts: PreparedRun, folder: RunFolder, last: RoundReport, totals: su
         result["new_clients"] = new_clients
     if parts.divided.division.client_names:
         result["sites"] = summary.site_scores(final, parts.federation.roster)
+
     result |= totals.record()
     result |= {"engine": parts.engine.name, "device": str(parts.device)}
     return result
 
 
-def _say_which_round(parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport) -> None:
-    """Note that the run stopped early, and which round its models are of, if validation examples decided."""
+def _say_which_round(
+    parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport
+) -> None:
+    """Note that the run stopped early, and which round its models are of, if validation examples
+    decided.
+    """
     schedule = parts.config.schedule
     if not schedule.watches_validation or last.final is None:
         return
+
     notes = []
     if last.round < schedule.rounds:
         better = f"for {schedule.patience} evaluations, no mean accuracy on validation examples was better than before"
         notes.append(f"stopped after round {last.round} of {schedule.rounds}: {better}.")
+
     if schedule.select == "best":
-        notes.append(f"the models and scores are those of round {last.final.round}, the best on validation examples.")
+        notes.append(
+            f"the models and scores are those of round {last.final.round}, the best on validation examples."
+        )
+
     folder.add_events([{"kind": "note", "round": last.round, "text": note} for note in notes])
     for note in notes:
         progress.note(note)
 
 
-def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport) -> None:
+def _say_who_never_trained(
+    parts: PreparedRun, folder: RunFolder, progress: Progress, last: RoundReport
+) -> None:
     """Note how many clients were never drawn, or had no result that could be used."""
     roster = parts.federation.roster
     never = sum(client not in last.state.participated for client in roster.known)
@@ -511,7 +622,11 @@ def _say_who_never_trained(parts: PreparedRun, folder: RunFolder, progress: Prog
 
 def _provenance(parts: PreparedRun) -> dict[str, Any]:
     """Return where the result comes from."""
-    where = {"engine": parts.engine.name, "engine_choice": parts.choice.reason, "device": str(parts.device)}
+    where = {
+        "engine": parts.engine.name,
+        "engine_choice": parts.choice.reason,
+        "device": str(parts.device),
+    }
     training = {"training_sha256": training_digest(parts)}
     return {**describe(), **_inputs(parts), **training, "notes": parts.notes, **where}
 

@@ -1,7 +1,8 @@
 """The runner of several experiments: one after another, each on all cores, each in its own folder.
 
-Comparisons, sweeps and the experiments of papers run through it. It resumes what was interrupted, passes over what has
-finished, and begins with the training of another run where that gives the same bits.
+Comparisons, sweeps and the experiments of papers run through it. It resumes what was interrupted,
+passes over what has finished, and begins with the training of another run where that gives the same
+bits.
 """
 
 from __future__ import annotations
@@ -45,16 +46,22 @@ class Outcome(NamedTuple):
 
 
 def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[Outcome]:
-    """Run experiments in their order, and yield what comes of each; one that fails does not stop the others.
+    """Run experiments in their order, and yield what comes of each; one that fails does not stop
+    the others.
 
     Args:
-        jobs: folders that hold finished or interrupted runs of the same configuration are read or resumed. The training
-            of runs in the same folder is reused.
+        jobs: folders that hold finished or interrupted runs of the same configuration are read or
+            resumed. The training of runs in the same folder is reused.
         progress: is told about every round.
     """
     for job in jobs:
         try:
-            result = run(job.config, out=job.folder, reuse=neighbours(job.folder), progress=progress or Silence())
+            result = run(
+                job.config,
+                out=job.folder,
+                reuse=neighbours(job.folder),
+                progress=progress or Silence(),
+            )
         except FedtailorError as error:
             yield Outcome(job, None, error)
         else:
@@ -75,10 +82,12 @@ def is_finished(job: Job) -> bool:
 
 
 def make_jobs(configs: Sequence[Config], folder: Path) -> list[Job]:
-    """Return a job for every configuration, with a folder below ``folder`` that depends on the configuration only.
+    """Return a job for every configuration, with a folder below ``folder`` that depends on the
+    configuration only.
 
     Raises:
-        ConfigError: an option of an algorithm is wrong, which must not come up after hours of other runs.
+        ConfigError: an option of an algorithm is wrong, which must not come up after hours of other
+            runs.
     """
     return [Job(config, folder / RUNS / _folder_name(config)) for config in configs]
 
@@ -101,6 +110,7 @@ def _folder_name(config: Config) -> str:
         checkpoint=CheckpointOptions(),
     )
     digest = hashlib.sha256(to_toml(same).encode()).hexdigest()
+
     return safe_name(f"{config.algorithm.name}-{digest[:10]}")
 
 
@@ -115,10 +125,15 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
     if not path.is_file():
         refuse_existing(folder)
         return
+
     found = read_object(path, within=folder).get("kind")
     if found != kind:
-        message = f"'{folder}' holds a {found!s:.40}, not a {kind}. Choose another folder with --out."
-        raise ConfigError(message, key="out", allowed=f"a folder of a {kind}, or a new one", got=str(folder))
+        message = (
+            f"'{folder}' holds a {found!s:.40}, not a {kind}. Choose another folder with --out."
+        )
+        raise ConfigError(
+            message, key="out", allowed=f"a folder of a {kind}, or a new one", got=str(folder)
+        )
 
 
 def refuse_fewer_seeds(jobs: Sequence[Job]) -> None:
@@ -178,7 +193,9 @@ def read_jobs(folder: Path, kind: str) -> list[Job]:
     if found.get("kind") != kind:
         message = f"'{folder}' holds a {found.get('kind')!s:.40}, not a {kind}."
         raise ConfigError(message, key="run", allowed=f"a folder of a {kind}", got=str(folder))
+
     texts = found.get("configs")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise damaged(path, "'configs' must be a list of configurations")
+
     return make_jobs([make_config(parse_toml(text.encode(), path)) for text in texts], folder)

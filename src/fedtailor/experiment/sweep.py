@@ -1,11 +1,11 @@
 """A sweep: it tries values of options, and chooses by scores on validation examples.
 
-Every trial is a run of :mod:`fedtailor.experiment.runner`, in a folder of its own. So a sweep is resumed as runs are,
-and trials that differ in personalization only share one training. A trial that goes on with more rounds, in successive
-halving, continues its own training in the same way.
+Every trial is a run of :mod:`fedtailor.experiment.runner`, in a folder of its own. So a sweep is
+resumed as runs are, and trials that differ in personalization only share one training. A trial that
+goes on with more rounds, in successive halving, continues its own training in the same way.
 
-What chooses is :func:`validation_accuracy` of finished runs, and nothing else of their results. Test scores are read
-after the choice, and only those of the runs that were chosen.
+What chooses is :func:`validation_accuracy` of finished runs, and nothing else of their results.
+Test scores are read after the choice, and only those of the runs that were chosen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive
 from fedtailor.experiment.resume import refuse_other_values
 from fedtailor.experiment.reuse import differs_at_the_end
 from fedtailor.experiment.run import unused_folder
-from fedtailor.experiment.runner import Job, begin, is_finished, make_jobs, refuse_other_kind, run_jobs
+from fedtailor.experiment.runner import (
+    Job,
+    begin,
+    is_finished,
+    make_jobs,
+    refuse_other_kind,
+    run_jobs,
+)
 from fedtailor.experiment.sweep_space import (
     SWEEP_FILE,
     SweepOptions,
@@ -38,11 +45,19 @@ from fedtailor.experiment.sweep_space import (
     sweep_to_toml,
     with_values,
 )
-from fedtailor.experiment.sweep_trials import Plan, Trial, make_plans, optimistic_methods, unequal_budgets
+from fedtailor.experiment.sweep_trials import (
+    Plan,
+    Trial,
+    make_plans,
+    optimistic_methods,
+    unequal_budgets,
+)
 
 KIND = "sweep"
 RESULT_FILE = "sweep.json"
-CHOSEN_BY = "mean accuracy of personalized models on validation examples, over known clients and seeds"
+CHOSEN_BY = (
+    "mean accuracy of personalized models on validation examples, over known clients and seeds"
+)
 _VERSION = 1
 Record = dict[str, Any]
 
@@ -102,25 +117,30 @@ def sweep(
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Try values of options, and choose by validation examples: what ``fedtailor sweep --json`` prints.
+    """Try values of options, and choose by validation examples: what ``fedtailor sweep --json``
+    prints.
 
-    If the folder holds the same sweep, interrupted or killed, it is resumed. Trials and seeds can be added.
+    If the folder holds the same sweep, interrupted or killed, it is resumed. Trials and seeds can
+    be added.
 
     Args:
-        config: the experiment. Clients need validation examples, such as those of ``data.val_fraction``.
-        values: what to try: key -> a list, or the text of a range: ``uniform(A, B)``, ``loguniform(A, B)`` or
-            ``integers(A, B)``. ``METHOD.OPTION`` is an option of one method.
+        config: the experiment. Clients need validation examples, such as those of
+            ``data.val_fraction``.
+        values: what to try: key -> a list, or the text of a range: ``uniform(A, B)``,
+            ``loguniform(A, B)`` or ``integers(A, B)``. ``METHOD.OPTION`` is an option of one
+            method.
         methods: such as ``fedavg_ft(finetune=head)``; default: the algorithm of the configuration.
         trials: of every method; 0: the whole grid.
-        halving: successive halving: trials get few rounds first, and one in so many goes on with so many times the
-            rounds; 0: all trials get all rounds.
+        halving: successive halving: trials get few rounds first, and one in so many goes on with so
+            many times the rounds; 0: all trials get all rounds.
         seed: of the random draws of values.
         out: the folder; default: ``runs/sweep-DATASET-TIME``.
         progress: is told about every round.
         announce: is told a sentence before every trial.
 
     Raises:
-        ConfigError: an option is wrong, no client has validation examples, or the folder holds something else.
+        ConfigError: an option is wrong, no client has validation examples, or the folder holds
+            something else.
         DataError: data is missing or damaged, or cannot be divided as asked.
         RunError: every trial failed.
 
@@ -132,11 +152,14 @@ def sweep(
         {'training.lr': 0.05}
     """
     _check_type(config)
-    options = SweepOptions(methods=tuple(methods), trials=trials, halving=halving, seed=seed, values=_as_dict(values))
+    options = SweepOptions(
+        methods=tuple(methods), trials=trials, halving=halving, seed=seed, values=_as_dict(values)
+    )
     folder = Path(out) if out is not None else default_sweep_folder(config)
     _refuse_other_sweep(config, options, folder)
     plans = make_plans(config, options)
     schedule = config.schedule
+
     if options.halving and schedule.watches_validation:
         raise ConfigError(
             "sweep.halving stops trials early and compares them at equal rounds; evaluation.select = 'best' and "
@@ -145,12 +168,16 @@ def sweep(
             allowed=0,
             got=options.halving,
         )
+
     _refuse_without_validation(plans[0].trials[0].config)
     notes = [*_notes(config, options, plans), *(note for plan in plans for note in plan.notes)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        raise RunError(f"cannot write '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
+        raise RunError(
+            f"cannot write '{folder}': {reason.strerror or reason}.", path=str(folder)
+        ) from reason
+
     with exclusive(folder):
         jobs = make_jobs([trial.config for plan in plans for trial in plan.trials], folder)
         begin(folder, KIND, jobs)
@@ -158,12 +185,17 @@ def sweep(
         say = announce or (lambda _: None)
         for note in notes:
             say(f"note: {note}")
+
         shown = _ProgressOfTrials(progress or Silence())
-        tried = [_try_all(plan, config.schedule, options.halving, folder, shown, say) for plan in plans]
+        tried = [
+            _try_all(plan, config.schedule, options.halving, folder, shown, say) for plan in plans
+        ]
         result = _conclude(config, options, plans, tried, folder, notes)
+
     if result["best"] is None:
         first = next(each.error for method in tried for each in method if each.error)
         raise RunError(f"every trial of the sweep failed; the first: {first}", path=str(folder))
+
     return result
 
 
@@ -179,7 +211,11 @@ def _check_type(config: object) -> None:
         ConfigError: it is of another type.
     """
     if not isinstance(config, Config):
-        got = show(config) if isinstance(config, str | Path | Mapping) else f"an object of {type(config).__name__}"
+        got = (
+            show(config)
+            if isinstance(config, str | Path | Mapping)
+            else f"an object of {type(config).__name__}"
+        )
         message = f"sweep needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
         raise ConfigError(message, key="config", allowed="a Config", got=got)
 
@@ -192,7 +228,9 @@ def _as_dict(values: object) -> dict[str, Any]:
     """
     if isinstance(values, Mapping):
         return dict(values)
-    message = f"values must be a mapping, such as {{'training.lr': [0.01, 0.1]}}, got {show(values)}."
+    message = (
+        f"values must be a mapping, such as {{'training.lr': [0.01, 0.1]}}, got {show(values)}."
+    )
     raise ConfigError(message, key="sweep.values", got=show(values))
 
 
@@ -207,9 +245,13 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
         refuse_other_kind(folder, KIND)
     if not is_sweep:
         return
+
     begun, begun_options = load_sweep(folder / SWEEP_FILE)
-    refuse_other_values(as_table(config, options), as_table(begun, begun_options), folder, what="a sweep")
+    refuse_other_values(
+        as_table(config, options), as_table(begun, begun_options), folder, what="a sweep"
+    )
     missing = [seed for seed in begun.seeds if seed not in config.seeds]
+
     if missing:
         has = ", ".join(map(str, begun.seeds))
         raise ConfigError(
@@ -248,11 +290,19 @@ def _notes(config: Config, options: SweepOptions, plans: Sequence[Plan]) -> list
             "with one seed, a difference between trials can be chance. Several, such as --seeds 0,1,2, show how large "
             "it is."
         )
+
     for plan in plans:
-        if options.halving and len(rungs(len(plan.trials), config.schedule.rounds, options.halving)) == 1:
-            notes.append(f"{plan.method} has too few trials or rounds for halving: all of its trials get all rounds.")
+        if (
+            options.halving
+            and len(rungs(len(plan.trials), config.schedule.rounds, options.halving)) == 1
+        ):
+            notes.append(
+                f"{plan.method} has too few trials or rounds for halving: all of its trials get all rounds."
+            )
+
     if options.halving:
         notes += _notes_on_continuing(config, plans)
+
     return notes
 
 
@@ -265,13 +315,17 @@ def _notes_on_continuing(config: Config, plans: Sequence[Plan]) -> list[str]:
         reason = "code of your own may change between runs"
     elif any(differs_at_the_end(trial.config.schedule) for plan in plans for trial in plan.trials):
         reason = "all clients take part in a last round; set federation.full_last_round to false"
-    return [f"trials that go on train again from the first round, because {reason}."] if reason else []
+
+    return (
+        [f"trials that go on train again from the first round, because {reason}."] if reason else []
+    )
 
 
 def rungs(trials: int, rounds: int, factor: int) -> list[Rung]:
     """Return the steps of successive halving: how many trials get how many rounds.
 
-    Jamieson and Talwalkar 2016, "Non-stochastic best arm identification and hyperparameter optimization".
+    Jamieson and Talwalkar 2016, "Non-stochastic best arm identification and hyperparameter
+    optimization".
 
     Args:
         trials: of the method.
@@ -287,11 +341,18 @@ def rungs(trials: int, rounds: int, factor: int) -> list[Rung]:
     last = 0
     while min(trials, rounds) >= factor ** (last + 1):
         last += 1
-    return [Rung(trials // factor**step, rounds // factor ** (last - step)) for step in range(last + 1)]
+    return [
+        Rung(trials // factor**step, rounds // factor ** (last - step)) for step in range(last + 1)
+    ]
 
 
 def _try_all(
-    plan: Plan, schedule: Schedule, factor: int, folder: Path, progress: _ProgressOfTrials, say: Callable[[str], None]
+    plan: Plan,
+    schedule: Schedule,
+    factor: int,
+    folder: Path,
+    progress: _ProgressOfTrials,
+    say: Callable[[str], None],
 ) -> list[Tried]:
     """Run the trials of a method; with halving, in several steps."""
     tried = [Tried(trial) for trial in plan.trials]
@@ -304,29 +365,43 @@ def _try_all(
             if factor:
                 config = with_values(config, {"federation.rounds": rung.rounds})
                 rounds = f", {rung.rounds} of {schedule.rounds} rounds"
+
             (job,) = make_jobs([config], folder)
             before = " (finished before)" if is_finished(job) else ""
-            say(f"{plan.method}: trial {each.trial.number} of {len(tried)}{rounds}: {each.trial}{before}")
+            say(
+                f"{plan.method}: trial {each.trial.number} of {len(tried)}{rounds}: {each.trial}{before}"
+            )
             progress.speaks = not before and not has_spoken
             (outcome,) = run_jobs([job], progress)
             has_spoken = has_spoken or progress.speaks
             found = None if outcome.result is None else _read(job)
+
             if found is not None:
                 each.measured.append(found)
                 continue
-            each.error = str(outcome.error) if outcome.error else "it has no accuracy on validation examples."
+
+            each.error = (
+                str(outcome.error)
+                if outcome.error
+                else "it has no accuracy on validation examples."
+            )
             say(f"{plan.method}: trial {each.trial.number} failed: {each.error}")
+
     return tried
 
 
 def best_of(tried: Iterable[Tried], rung: int) -> list[Tried]:
-    """Return the trials with a score at a rung, the best first; of equal ones, the one that was tried first."""
+    """Return the trials with a score at a rung, the best first; of equal ones, the one that was
+    tried first.
+    """
     scored = [each for each in tried if each.is_at(rung)]
     return sorted(scored, key=lambda each: (-each.measured[rung].validation, each.trial.number))
 
 
 def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
-    """Return the mean accuracy of personalized models over known clients on validation examples; None without any."""
+    """Return the mean accuracy of personalized models over known clients on validation examples;
+    None without any.
+    """
     accuracy = metrics.get("validation", {}).get("accuracy", {}).get("mean")
     return accuracy if isinstance(accuracy, float | int) and math.isfinite(accuracy) else None
 
@@ -347,11 +422,14 @@ def _read(job: Job) -> Measured | None:
 
 
 def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
-    """Return what the results of the seeds of a run say of its trial; None if a seed has no validation score."""
+    """Return what the results of the seeds of a run say of its trial; None if a seed has no
+    validation score.
+    """
     found = {seed: validation_accuracy(result["metrics"]) for seed, result in results.items()}
     scores = {seed: score for seed, score in found.items() if score is not None}
     if len(scores) < len(found):
         return None
+
     reused = [result["reused"] for result in results.values() if "reused" in result]
     reused_rounds = sum(each["rounds"] for each in reused)
     reused_seconds = math.fsum(each["seconds"] for each in reused)
@@ -359,16 +437,20 @@ def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
     events: Counter[str] = Counter()
     for result in results.values():
         events.update(result["events"])
+
     return Measured(
         rounds=max(result["rounds"] for result in results.values()),
         validation=statistics.fmean(values),
-        standard_error=statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None,
+        standard_error=statistics.stdev(values) / math.sqrt(len(values))
+        if len(values) > 1
+        else None,
         by_seed={str(seed): score for seed, score in scores.items()},
         job=job,
         trained_rounds=sum(result["rounds"] for result in results.values()) - reused_rounds,
         reused_rounds=reused_rounds,
         reused_from=[_run_folder(Path(each["run"])) for each in reused],
-        seconds=math.fsum(result["seconds"]["total"] for result in results.values()) - reused_seconds,
+        seconds=math.fsum(result["seconds"]["total"] for result in results.values())
+        - reused_seconds,
         events=dict(events),
     )
 
@@ -376,7 +458,9 @@ def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
 def _results_by_seed(job: Job) -> dict[int, Record]:
     """Return the results of the single seeds of a finished run."""
     seeds = job.config.seeds
-    folders = {seed: job.folder / f"seed-{seed}" if len(seeds) > 1 else job.folder for seed in seeds}
+    folders = {
+        seed: job.folder / f"seed-{seed}" if len(seeds) > 1 else job.folder for seed in seeds
+    }
     return {seed: RunFolder(folder).result() or {} for seed, folder in folders.items()}
 
 
@@ -401,11 +485,15 @@ def _conclude(
         for measured in each.measured
     }
     methods: list[Record] = []
+
     for plan, method in zip(plans, tried, strict=True):
         steps = len(rungs(len(method), config.schedule.rounds, options.halving))
         methods.append(_conclude_method(plan, method, steps, folder, owners))
+
     chosen = [each for each in methods if each["best"] is not None]
-    best = max(chosen, key=lambda each: each["best"]["validation"]) if chosen else None  # the first of equal ones
+    best = (
+        max(chosen, key=lambda each: each["best"]["validation"]) if chosen else None
+    )  # the first of equal ones
     result: Record = {
         "version": _VERSION,
         "sweep": str(folder),
@@ -425,13 +513,17 @@ def _conclude(
     # the choice is made: only now are test scores read, and only to be shown
     for each in chosen:
         each["test"] = _test_scores(folder / each["best"]["run"])
+
     begin(folder, KIND, [_chosen_job(folder / each["best"]["run"]) for each in chosen])
     write_whole(folder / RESULT_FILE, to_json(result, indent=2) + "\n")
     return result
 
 
-def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Path, owners: Mapping[str, str]) -> Record:
-    """Choose the best trial of a method, write its configuration, and return the method's part of the result.
+def _conclude_method(
+    plan: Plan, tried: Sequence[Tried], steps: int, folder: Path, owners: Mapping[str, str]
+) -> Record:
+    """Choose the best trial of a method, write its configuration, and return the method's part of
+    the result.
 
     Args:
         plan: of the method.
@@ -441,11 +533,16 @@ def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Pat
         owners: the trial of every run folder.
     """
     ranked = [
-        each for step in range(steps - 1, -1, -1) for each in best_of(tried, step) if len(each.measured) == step + 1
+        each
+        for step in range(steps - 1, -1, -1)
+        for each in best_of(tried, step)
+        if len(each.measured) == step + 1
     ]
     going = [each for each in ranked if not each.error]
     ranks = {each.trial.number: place for place, each in enumerate(going, start=1)}
-    trials = [_trial_record(plan.method, each, ranks.get(each.trial.number), owners) for each in tried]
+    trials = [
+        _trial_record(plan.method, each, ranks.get(each.trial.number), owners) for each in tried
+    ]
     finished = best_of(tried, steps - 1)
     record: Record = {
         "method": plan.method,
@@ -458,10 +555,12 @@ def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Pat
         "best": None,
         "config": None,
     }
+
     if finished:
         record["best"] = trials[finished[0].trial.number - 1]
         record["config"] = f"best-{safe_name(plan.name)}.toml"
         write_whole(folder / record["config"], _best_toml(plan, finished[0]))
+
     return record
 
 
@@ -484,6 +583,7 @@ def _trial_record(method: str, tried: Tried, rank: int | None, owners: Mapping[s
         for each in tried.measured
     ]
     last = steps[-1] if steps else {}
+
     return {
         "trial": tried.trial.number,
         "values": tried.trial.values,
@@ -506,11 +606,17 @@ def _trial_name(method: str, trial: Trial) -> str:
 
 
 def _spread(measured: Sequence[Measured]) -> Record | None:
-    """Return smallest and largest score and quartiles of all trials, at equal rounds; None without trials."""
+    """Return smallest and largest score and quartiles of all trials, at equal rounds; None without
+    trials.
+    """
     if not measured:
         return None
+
     scores = sorted(each.validation for each in measured)
-    quartiles = statistics.quantiles(scores, n=4, method="inclusive") if len(scores) > 1 else scores * 3
+    quartiles = (
+        statistics.quantiles(scores, n=4, method="inclusive") if len(scores) > 1 else scores * 3
+    )
+
     return {
         "rounds": measured[0].rounds,
         "trials": len(scores),
@@ -523,7 +629,9 @@ def _spread(measured: Sequence[Measured]) -> Record | None:
 
 
 def _best_toml(plan: Plan, best: Tried) -> str:
-    """Return the configuration of the best trial of a method, below comments that say what it is."""
+    """Return the configuration of the best trial of a method, below comments that say what it
+    is.
+    """
     last = best.measured[-1]
     error = "" if last.standard_error is None else f" ± {last.standard_error:.4f}"
     lines = [
@@ -543,12 +651,16 @@ def _test_scores(folder: Path) -> Record:
     """Return the accuracies of a finished run on test examples, by evaluation point."""
     metrics = (RunFolder(folder).result() or {}).get("metrics", {})
     return {
-        point: scores["accuracy"] for point, scores in metrics.items() if point != "validation" and "accuracy" in scores
+        point: scores["accuracy"]
+        for point, scores in metrics.items()
+        if point != "validation" and "accuracy" in scores
     }
 
 
 class _ProgressOfTrials:
-    """Passes on the progress of trials, without scores on test examples, and with notes as long as ``speaks``."""
+    """Passes on the progress of trials, without scores on test examples, and with notes as long as
+    ``speaks``.
+    """
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown

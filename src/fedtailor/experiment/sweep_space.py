@@ -74,12 +74,13 @@ class SweepOptions:
     trials: Annotated[int, Range(ge=0, le=MOST_TRIALS)] = 0
     """Trials of every method; 0: the whole grid."""
     halving: Annotated[int, Range(ge=0)] = 0
-    """Successive halving: trials get few rounds first, and one in so many goes on with so many times the rounds; 0: all
-    trials get all rounds."""
+    """Successive halving: trials get few rounds first, and one in so many goes on with so many
+    times the rounds; 0: all trials get all rounds."""
     seed: Annotated[int, Range(ge=0, le=_LARGEST)] = 0
     """Seed of the random draws of values."""
     values: dict[str, Any] = field(default_factory=dict)
-    """What to try: key -> a list, or the text of a range. ``METHOD.OPTION`` is an option of one method."""
+    """What to try: key -> a list, or the text of a range. ``METHOD.OPTION`` is an option of one
+    method."""
 
     def __post_init__(self) -> None:
         check_options(self, owner=_SECTION)
@@ -90,6 +91,7 @@ class SweepOptions:
                 allowed="0, or 2 or more",
                 got=1,
             )
+
         object.__setattr__(self, "values", dict(_flat(self.values)))
         _ = self.space  # every value is checked at once
         for place, method in enumerate(map(read_method, self.methods)):
@@ -108,7 +110,8 @@ class SweepOptions:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by their dotted keys: ``training.lr = [...]`` needs no quotation marks.
+    """Yield the values of nested tables by their dotted keys: ``training.lr = [...]`` needs no
+    quotation marks.
 
     Raises:
         ConfigError: a key is given twice.
@@ -116,11 +119,22 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
     seen = set()
     for name, value in table.items():
         if not isinstance(name, str):
-            raise ConfigError(f"the keys of sweep.values must be text, got {show(name)}.", key="sweep.values")
-        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+            raise ConfigError(
+                f"the keys of sweep.values must be text, got {show(name)}.", key="sweep.values"
+            )
+
+        inner = (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else [(f"{prefix}{name}", value)]
+        )
+
         for key, item in inner:
             if key in seen:
-                raise ConfigError(f"sweep.values gives '{key}' twice; give it once.", key=f"sweep.values.{key}")
+                raise ConfigError(
+                    f"sweep.values gives '{key}' twice; give it once.", key=f"sweep.values.{key}"
+                )
+
             seen.add(key)
             yield key, item
 
@@ -137,13 +151,22 @@ def _read(key: str, value: Any) -> Choices | Interval:
         raise _refused(key, _FORMS, value)
     if not value:
         raise _refused(key, "a list with at least one value", value)
+
     for place, item in enumerate(value):
         if not _is_plain(item):
-            raise _refused(key, "a list of numbers, texts, true or false, or of lists or tables of these", value)
+            raise _refused(
+                key,
+                "a list of numbers, texts, true or false, or of lists or tables of these",
+                value,
+            )
+
         if item in value[:place]:
             raise ConfigError(
-                f"sweep.values.{key} holds {show(item)} twice; give it once.", key=f"sweep.values.{key}", got=show(item)
+                f"sweep.values.{key} holds {show(item)} twice; give it once.",
+                key=f"sweep.values.{key}",
+                got=show(item),
             )
+
     return Choices(tuple(value))
 
 
@@ -161,21 +184,25 @@ def _read_interval(key: str, text: str) -> Interval:
     form = re.fullmatch(r"\s*(\w+)\s*\(([^(),]+),([^(),]+)\)\s*", text)
     if form is None:
         raise _refused(key, _FORMS, text)
+
     kind = form.group(1)
     if kind not in _RANGES:
         hint = did_you_mean(kind, _RANGES) or "."
         message = f"sweep.values.{key}: unknown range '{kind}'{hint} Known: {', '.join(_RANGES)}."
         raise ConfigError(message, key=f"sweep.values.{key}", allowed=list(_RANGES), got=kind)
+
     try:
         low = _number(form.group(2), kind)
         high = _number(form.group(3), kind)
     except ValueError:
         numbers = "whole numbers" if kind == "integers" else "numbers"
         raise _refused(key, f"{kind}(A, B) with two {numbers}", text) from None
+
     if not low < high:
         raise _refused(key, f"{kind}(A, B) with A < B", text)
     if kind == "loguniform" and low <= 0:
         raise _refused(key, "loguniform(A, B) with A > 0", text)
+
     return Interval(kind, low, high)
 
 
@@ -194,11 +221,16 @@ def _number(text: str, kind: str) -> float:
 def _refused(key: str, allowed: str, got: Any) -> ConfigError:
     shown = show(got)
     return ConfigError(
-        f"sweep.values.{key} must be {allowed}, got {shown}.", key=f"sweep.values.{key}", allowed=allowed, got=shown
+        f"sweep.values.{key} must be {allowed}, got {shown}.",
+        key=f"sweep.values.{key}",
+        allowed=allowed,
+        got=shown,
     )
 
 
-def load_sweep(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> tuple[Config, SweepOptions]:
+def load_sweep(
+    path: str | Path, overrides: Iterable[tuple[str, Any]] = ()
+) -> tuple[Config, SweepOptions]:
     """Read a configuration with a section ``[sweep]`` from a TOML file.
 
     Args:
@@ -214,15 +246,20 @@ def load_sweep(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> t
             values = read_toml(Path(path))
         except DataError as error:
             raise ConfigError(error.message, path=str(path)) from error
+
     table = values.pop(_SECTION, {})
     if not isinstance(table, Mapping):
-        message = f"'{_SECTION}' must be a section with keys, such as [{_SECTION}], got {show(table)}."
+        message = (
+            f"'{_SECTION}' must be a section with keys, such as [{_SECTION}], got {show(table)}."
+        )
         raise ConfigError(message, key=_SECTION, got=show(table))
+
     table = dict(table)
     to_try = table.get("values", {})
     if isinstance(to_try, Mapping):  # anything else is refused below
         to_try = dict(_flat(to_try))
         table["values"] = to_try
+
     others = []
     for key, value in overrides:
         section, _, name = key.partition(".")
@@ -232,15 +269,21 @@ def load_sweep(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> t
             to_try[name.removeprefix("values.")] = value
         else:
             table[name] = value
+
     config = make_config(values, others)
-    table = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    table = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in table.items()
+    }
     options = build(SweepOptions, table, section=_SECTION)
     check_keys(config, options)
+
     return config, options
 
 
 def sweep_to_toml(config: Config, options: SweepOptions) -> str:
-    """Write a configuration with its section ``[sweep]``, so that :func:`load_sweep` gives equal ones."""
+    """Write a configuration with its section ``[sweep]``, so that :func:`load_sweep` gives equal
+    ones.
+    """
     return f"{to_toml(config)}\n{tomli_w.dumps({_SECTION: asdict(options)})}"
 
 
@@ -252,6 +295,7 @@ def methods_of(config: Config, options: SweepOptions) -> list[AlgorithmOptions]:
     """
     if not options.methods:
         return [config.algorithm]
+
     if config.algorithm.options or config.algorithm.preset != AlgorithmOptions().preset:
         given = ", ".join(config.algorithm.options) or "preset"
         raise ConfigError(
@@ -261,14 +305,17 @@ def methods_of(config: Config, options: SweepOptions) -> list[AlgorithmOptions]:
             allowed="no options beside sweep.methods",
             got=given,
         )
+
     return [read_method(text) for text in options.methods]
 
 
 def check_keys(config: Config, options: SweepOptions) -> None:
-    """Check that the keys of a sweep may be varied; whether a method has an option is checked later.
+    """Check that the keys of a sweep may be varied; whether a method has an option is checked
+    later.
 
     Raises:
-        ConfigError: there is nothing to try, or a key is unknown, or would make trials that cannot be compared.
+        ConfigError: there is nothing to try, or a key is unknown, or would make trials that cannot
+            be compared.
     """
     if not options.values:
         raise ConfigError(
@@ -276,6 +323,7 @@ def check_keys(config: Config, options: SweepOptions) -> None:
             "with --values.",
             key="sweep.values",
         )
+
     names = [method.name for method in methods_of(config, options)]
     for key in options.values:
         _check_key(key, names, config, options)
@@ -289,14 +337,21 @@ def _check_key(key: str, names: Sequence[str], config: Config, options: SweepOpt
     if not name or not before:
         # names the section of an option that is written without it
         make_config({name: 0, "algorithm": {"name": names[0]}} if name else {})
-        raise ConfigError(f"{where} must be SECTION.OPTION, such as training.lr.", key=where, got=key)
+        raise ConfigError(
+            f"{where} must be SECTION.OPTION, such as training.lr.", key=where, got=key
+        )
+
     if before in names:
         return
+
     if section not in _WHOLE and section != "data":
         known = [*_WHOLE, "data", *names]
         hint = did_you_mean(section, known) or "."
         message = f"{where}: '{before}' is no section that can be varied, and no method of the sweep{hint}"
-        raise ConfigError(f"{message} Known: {', '.join(known)}.", key=where, allowed=known, got=before)
+        raise ConfigError(
+            f"{message} Known: {', '.join(known)}.", key=where, allowed=known, got=before
+        )
+
     if section == "data" and name not in _OF_DATA:
         raise ConfigError(
             f"{where} cannot be varied: trials would be scored on other validation examples. Of [data], "
@@ -305,10 +360,16 @@ def _check_key(key: str, names: Sequence[str], config: Config, options: SweepOpt
             allowed=[f"data.{each}" for each in _OF_DATA],
             got=key,
         )
+
     if key == "algorithm.name":
-        raise ConfigError(f"{where}: name the methods in sweep.methods, or with -a.", key=where, got=key)
+        raise ConfigError(
+            f"{where}: name the methods in sweep.methods, or with -a.", key=where, got=key
+        )
+
     if key == "federation.rounds" and options.halving:
-        message = f"{where} cannot be varied with sweep.halving, which sets the rounds of the trials."
+        message = (
+            f"{where} cannot be varied with sweep.halving, which sets the rounds of the trials."
+        )
         raise ConfigError(message, key=where, got=key)
 
 
@@ -322,7 +383,9 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def as_table(config: Config, options: SweepOptions) -> dict[str, Any]:
-    """Return a sweep as nested tables, without the number of trials and the seeds: these can be raised later."""
+    """Return a sweep as nested tables, without the number of trials and the seeds: these can be
+    raised later.
+    """
     table = tomllib.loads(sweep_to_toml(config, options))
     del table[_SECTION]["trials"]
     return {name: value for name, value in table.items() if name not in ("seed", "seeds")}

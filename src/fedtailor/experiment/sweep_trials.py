@@ -1,7 +1,8 @@
 """The trials of a sweep: for every method, the values to try and the configurations with them.
 
-Draws depend on the seed of the sweep, the method, the number of the draw and the key only. So a sweep of more trials
-begins with those of a sweep of fewer, and a further key leaves the draws of the others as they are.
+Draws depend on the seed of the sweep, the method, the number of the draw and the key only. So a
+sweep of more trials begins with those of a sweep of fewer, and a further key leaves the draws of
+the others as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from fedtailor.experiment.sweep_space import (
 )
 
 _DRAWS_IN_VAIN = 1000
-"""After so many draws in a row that give nothing new, a space is taken to have no further values."""
+"""After so many draws in a row that give nothing new, a space is taken to have no further
+values."""
 _TRAINING_OPTIONS = frozenset(each.name for each in dataclasses.fields(Training))
 
 
@@ -54,14 +56,21 @@ class Plan(NamedTuple):
     method: str
     """As a user writes it."""
     name: str
-    """Of its configuration file: the algorithm, with a number if several methods have the same one."""
+    """Of its configuration file: the algorithm, with a number if several methods have the same
+    one."""
     trials: list[Trial]
     notes: list[str]
 
 
 def show_value(value: Any) -> str:
     """Return a value as tables show it: numbers with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value) if isinstance(value, str) else show(value)
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float)
+        else str(value)
+        if isinstance(value, str)
+        else show(value)
+    )
 
 
 def make_plans(config: Config, options: SweepOptions) -> list[Plan]:
@@ -75,6 +84,7 @@ def make_plans(config: Config, options: SweepOptions) -> list[Plan]:
     names = [method.name for method in methods]
     _refuse_unknown_options(names, options.space)
     plans = []
+
     for place, method in enumerate(methods):
         earlier = names[:place].count(method.name)
         name = f"{method.name}-{earlier + 1}" if earlier else method.name
@@ -84,6 +94,7 @@ def make_plans(config: Config, options: SweepOptions) -> list[Plan]:
         notes = _notes_on_personalization(method, space, config)
         if not space:
             notes.append(f"{label} has none of the options that vary: it has one trial.")
+
         base = dataclasses.replace(config, algorithm=method)
         trials = [
             Trial(number, values, with_values(base, values))
@@ -91,9 +102,14 @@ def make_plans(config: Config, options: SweepOptions) -> list[Plan]:
         ]
         for trial in trials:
             make_algorithm(trial.config)
+
         if options.trials > len(trials):
-            notes.append(f"{label} has only {len(trials)} different trials, of {options.trials} that were asked for.")
+            notes.append(
+                f"{label} has only {len(trials)} different trials, of {options.trials} that were asked for."
+            )
+
         plans.append(Plan(label, name, trials, notes))
+
     return plans
 
 
@@ -109,7 +125,9 @@ def unequal_budgets(plans: Sequence[Plan]) -> list[str]:
 
 
 def optimistic_methods(plans: Sequence[Plan]) -> list[str]:
-    """Return a sentence if the scores of a method on validation examples are too high beside those of another."""
+    """Return a sentence if the scores of a method on validation examples are too high beside those
+    of another.
+    """
     names = sorted({plan.trials[0].config.algorithm.name for plan in plans})
     optimistic = [name for name in names if load_algorithm(name).chooses_by_validation]
     if not optimistic or len(names) == 1:
@@ -123,7 +141,9 @@ def optimistic_methods(plans: Sequence[Plan]) -> list[str]:
 def _label(method: AlgorithmOptions) -> str:
     """Return a method as a user writes it."""
     options = {} if method.preset == AlgorithmOptions().preset else {"preset": method.preset}
-    inside = ", ".join(f"{name}={show_value(value)}" for name, value in {**options, **method.options}.items())
+    inside = ", ".join(
+        f"{name}={show_value(value)}" for name, value in {**options, **method.options}.items()
+    )
     return f"{method.name}({inside})" if inside else method.name
 
 
@@ -148,23 +168,27 @@ def _refuse_unknown_options(names: Sequence[str], space: Space) -> None:
             owner = before
         else:
             continue
+
         if option not in known:
             hint = did_you_mean(option, known) or "."
             message = f"sweep.values.{key}: '{option}' is no option of {owner}{hint} Known: {', '.join(known)}."
             raise ConfigError(message, key=f"sweep.values.{key}", allowed=known, got=option)
 
 
-def _space_of(method: AlgorithmOptions, names: Sequence[str], space: Space, *, is_given: bool) -> Space:
+def _space_of(
+    method: AlgorithmOptions, names: Sequence[str], space: Space, *, is_given: bool
+) -> Space:
     """Return what varies for a method, by the keys of its configuration.
 
-    ``METHOD.OPTION`` comes before ``algorithm.OPTION``, and both come before ``training.OPTION``, which they override.
+    ``METHOD.OPTION`` comes before ``algorithm.OPTION``, and both come before ``training.OPTION``,
+    which they override.
 
     Args:
         method: the method.
         names: the algorithms of all methods.
         space: what varies in the sweep.
-        is_given: whether the method was named for the sweep. Its options are then fixed; those of the configuration's
-            own algorithm are values that a sweep may replace.
+        is_given: whether the method was named for the sweep. Its options are then fixed; those of
+            the configuration's own algorithm are values that a sweep may replace.
 
     Raises:
         ConfigError: an option of the method has a fixed value.
@@ -181,22 +205,28 @@ def _space_of(method: AlgorithmOptions, names: Sequence[str], space: Space, *, i
                 found[key] = values
         elif before not in names:
             found[key] = values
+
     found |= specific
     for option in _TRAINING_OPTIONS - set(own):
         if f"algorithm.{option}" in found:
             found.pop(f"training.{option}", None)
+
     for option in method.options:
         _refuse_fixed(method, option, found, is_own=option in own, is_given=is_given)
+
     return found
 
 
-def _refuse_fixed(method: AlgorithmOptions, option: str, found: Space, *, is_own: bool, is_given: bool) -> None:
+def _refuse_fixed(
+    method: AlgorithmOptions, option: str, found: Space, *, is_own: bool, is_given: bool
+) -> None:
     """Check that an option with a value of the method does not vary."""
     key = f"algorithm.{option}"
     if not is_own and f"training.{option}" in found:
         key = f"training.{option}"
     elif not (is_given and key in found):
         return
+
     raise ConfigError(
         f"sweep.values varies {key}, but for {method.name} it is fixed: {option} = {show(method.options[option])}.",
         key=f"sweep.values.{key}",
@@ -220,11 +250,18 @@ def _points(label: str, space: Space, options: SweepOptions) -> list[dict[str, A
             allowed="1 or more",
             got=0,
         )
+
     if len(lists) == len(space) and (options.trials == 0 or options.trials >= size):
         if size > MOST_TRIALS:
             message = f"the grid of {label} has {size} trials; at most {MOST_TRIALS} are run. Set sweep.trials."
-            raise ConfigError(message, key="sweep.trials", allowed=f"at most {MOST_TRIALS}", got=size)
-        return [dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())]
+            raise ConfigError(
+                message, key="sweep.trials", allowed=f"at most {MOST_TRIALS}", got=size
+            )
+
+        return [
+            dict(zip(lists, point, strict=True)) for point in itertools.product(*lists.values())
+        ]
+
     found: dict[str, dict[str, Any]] = {}
     in_vain = 0
     for point in _draws(label, space, options.seed):
@@ -233,6 +270,7 @@ def _points(label: str, space: Space, options: SweepOptions) -> list[dict[str, A
         found.setdefault(written, point)
         if len(found) == options.trials or in_vain == _DRAWS_IN_VAIN:
             break
+
     return list(found.values())
 
 
@@ -248,12 +286,15 @@ def _share(seed: int, method: str, number: int, key: str) -> float:
     return float(rng.to_unit(rng.words(rng.plain(stream), 1))[0])
 
 
-def _notes_on_personalization(method: AlgorithmOptions, space: Mapping[str, Any], config: Config) -> list[str]:
+def _notes_on_personalization(
+    method: AlgorithmOptions, space: Mapping[str, Any], config: Config
+) -> list[str]:
     """Return a note if trials that differ in personalization only cannot share a training."""
     only = load_algorithm(method.name).only_for_personalization
     shared = sorted(key for key in space if key.removeprefix("algorithm.") in only)
     if not shared or config.schedule.personalized_every == 0:
         return []
+
     return [
         f"trials of {method.name} that differ in {', '.join(shared)} only could share one training, but "
         f"evaluation.personalized_every = {config.schedule.personalized_every} tests their models during the run. With "

@@ -1,4 +1,6 @@
-"""Trackers as the progress of a run: they are told every round, and none of them can stop or change it."""
+"""Trackers as the progress of a run: they are told every round, and none of them can stop or change
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ _SECONDS_BETWEEN = 2.0
 class Tracked(Silence):
     """Tells one tracker about the run of one seed.
 
-    A file beside the log says up to which round it goes, so that a resumed run writes no round twice. Rounds that an
-    earlier process did not come to write, or ran without this tracker, are added from the records.
+    A file beside the log says up to which round it goes, so that a resumed run writes no round
+    twice. Rounds that an earlier process did not come to write, or ran without this tracker, are
+    added from the records.
 
-    Whatever the tracker raises, apart from Ctrl-C, is reported once, and the tracker is not used any more.
+    Whatever the tracker raises, apart from Ctrl-C, is reported once, and the tracker is not used
+    any more.
     """
 
     def __init__(
@@ -79,9 +83,12 @@ class Tracked(Silence):
         self._tracker = None
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        """Take a step if the tracker is on; switch it off if that raises. What a library prints goes to stderr."""
+        """Take a step if the tracker is on; switch it off if that raises. What a library prints
+        goes to stderr.
+        """
         if not self._is_on:
             return
+
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
                 warnings.simplefilter("ignore")
@@ -101,9 +108,11 @@ class Tracked(Silence):
         self._known_as = log.known_as
         self._last = log.last
         self._tracker = tracker
+
         for record in self._earlier() if done > self._last else ():
             if self._last < record["round"] <= done:
                 self._keep(record)
+
         self._write()
 
     def _add(self, record: Mapping[str, Any]) -> None:
@@ -144,7 +153,9 @@ class Tracked(Silence):
         return self._run.folder.with_name(f"{safe_name(f'{self._name}-{self._run.name}')}.json")
 
     def _read_mark(self) -> None:
-        """Read what an earlier process has written; where that cannot be read, the log is a new one."""
+        """Read what an earlier process has written; where that cannot be read, the log is a new
+        one.
+        """
         with contextlib.suppress(FedtailorError):
             mark = read_object(self._mark, within=self._run.folder.parent)
             if isinstance(mark.get("round"), int) and isinstance(mark.get("known_as"), str):
@@ -171,4 +182,7 @@ def make_tracked(
     warn: Callable[[str], None],
 ) -> list[Tracked]:
     """Return the trackers of a run by their names, not started; see :class:`Tracked`."""
-    return [Tracked(name, run._replace(folder=run.folder / name), earlier=earlier, warn=warn) for name in names]
+    return [
+        Tracked(name, run._replace(folder=run.folder / name), earlier=earlier, warn=warn)
+        for name in names
+    ]

@@ -1,7 +1,9 @@
-"""What leaves a site: one page for a method and the model that it trains, for whoever must decide whether it may.
+"""What leaves a site: one page for a method and the model that it trains, for whoever must decide
+whether it may.
 
-Everything on the page follows from the declaration of the method's messages (:class:`fedtailor.core.message.Field`),
-from which uploads are checked and bytes are counted, and from what the server's code does with them.
+Everything on the page follows from the declaration of the method's messages
+(:class:`fedtailor.core.message.Field`), from which uploads are checked and bytes are counted, and
+from what the server's code does with them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from fedtailor.core.per_example import PerExample
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.data.setup_messages import SetupField, setup_messages
-from fedtailor.experiment.algorithm_card import field_bytes, may_leave_out_rows, most_bytes_up, weights_sent
+from fedtailor.experiment.algorithm_card import (
+    field_bytes,
+    may_leave_out_rows,
+    most_bytes_up,
+    weights_sent,
+)
 from fedtailor.experiment.assembly import PreparedRun
 
 Record = dict[str, Any]
@@ -73,7 +80,10 @@ _KINDS: Mapping[str, tuple[str, str]] = {
         "**The covariance of features**: how the features of the site's examples vary together. With fewer examples "
         "than features, it can show the space that is spanned by the features of these examples.",
     ),
-    "confidence": ("a confidence", "**A confidence**: how sure the site's model is, as it follows from its data."),
+    "confidence": (
+        "a confidence",
+        "**A confidence**: how sure the site's model is, as it follows from its data.",
+    ),
     "statistics": (
         "statistics",
         "**Statistics** that the method computes from the site's examples or from its training; the method's own words "
@@ -109,9 +119,14 @@ _CHECKS = (
 
 
 def setup_of_run(parts: PreparedRun) -> list[SetupField]:
-    """Return what every site sends before the first round. A simulation computes it from all data at once."""
+    """Return what every site sends before the first round. A simulation computes it from all data
+    at once.
+    """
     content = "how many training examples it has; the server checks weights against it"
-    return [SetupField("num_train", content, ()), *setup_messages(parts.divided.dataset, parts.config.data)]
+    return [
+        SetupField("num_train", content, ()),
+        *setup_messages(parts.divided.dataset, parts.config.data),
+    ]
 
 
 def describe_leaving(
@@ -136,7 +151,8 @@ def describe_leaving(
         schedule: who takes part when.
         model: name of the model.
         dataset: name of the data.
-        reported: names of the ``training_metrics`` and ``diagnostics`` that the method reports; None: not known yet.
+        reported: names of the ``training_metrics`` and ``diagnostics`` that the method reports;
+            None: not known yet.
         totals: of a run that has rounds: ``rounds``, and bytes ``up`` and ``down`` by round.
     """
     task = algorithm.bind(task)
@@ -148,7 +164,9 @@ def describe_leaving(
         "model_numbers": sum(_size(shape) for shape in task.model.shapes.values()),
         "dataset": dataset,
         "classes": task.num_classes,
-        "server_sees_single_sites": [field for field, spec in sent.items() if spec.reduction == "each"],
+        "server_sees_single_sites": [
+            field for field, spec in sent.items() if spec.reduction == "each"
+        ],
         "up": [_field_up(field, spec, task) for field, spec in sent.items()],
         "weights": _weights(messages, task),
         "down": [_field_down(field, spec) for field, spec in messages.items() if spec.down],
@@ -161,17 +179,26 @@ def describe_leaving(
         "setup": [value._asdict() for value in setup],
         "evaluations": _evaluation_values(task.num_classes),
         "class_means": schedule.class_means,
-        "reported": None if reported is None else {key: list(names) for key, names in reported.items()},
+        "reported": None
+        if reported is None
+        else {key: list(names) for key, names in reported.items()},
         "model_holds_examples": _keeps_examples(type(algorithm)),
     }
-    page["tells"] += [_WEIGHT_TELLS[each["kind"]] for each in page["weights"] if each["kind"] in _WEIGHT_TELLS]
+    page["tells"] += [
+        _WEIGHT_TELLS[each["kind"]] for each in page["weights"] if each["kind"] in _WEIGHT_TELLS
+    ]
     if totals is not None:
         page["totals"] = totals
+
     return page
 
 
-def page_of_parts(parts: PreparedRun, *, reported: Record | None = None, totals: Record | None = None) -> Record:
-    """Return the page of a run that is ready to begin, or has begun; see :func:`describe_leaving`."""
+def page_of_parts(
+    parts: PreparedRun, *, reported: Record | None = None, totals: Record | None = None
+) -> Record:
+    """Return the page of a run that is ready to begin, or has begun; see
+    :func:`describe_leaving`.
+    """
     return describe_leaving(
         parts.algorithm,
         parts.config.algorithm.name,
@@ -202,7 +229,12 @@ def _field_up(name: str, field: Field, task: Task) -> Record:
 def _field_down(name: str, field: Field) -> Record:
     """Return what is known of a field that sites receive."""
     shapes = {path: list(shape) for path, shape in field.leaf_shapes().items()}
-    return {"field": name, "kind": field.kind, "shapes": shapes, "bytes": BYTES_PER_SCALAR * field.scalars()}
+    return {
+        "field": name,
+        "kind": field.kind,
+        "shapes": shapes,
+        "bytes": BYTES_PER_SCALAR * field.scalars(),
+    }
 
 
 def _about(kind: str) -> _Kind:
@@ -210,7 +242,8 @@ def _about(kind: str) -> _Kind:
     if kind in _KINDS:
         return _Kind(*_KINDS[kind])
     return _Kind(
-        f"`{_plain(kind)}`", f"**{_plain(kind)}**: a kind of value of your own method, which its author knows."
+        f"`{_plain(kind)}`",
+        f"**{_plain(kind)}**: a kind of value of your own method, which its author knows.",
     )
 
 
@@ -219,7 +252,15 @@ def _weights(messages: Messages, task: Task) -> list[Record]:
     found = []
     for kind, numbers, fields in weights_sent(messages, task):
         if numbers:
-            found.append({"kind": kind, "numbers": numbers, "bytes": BYTES_PER_SCALAR * numbers, "fields": fields})
+            found.append(
+                {
+                    "kind": kind,
+                    "numbers": numbers,
+                    "bytes": BYTES_PER_SCALAR * numbers,
+                    "fields": fields,
+                }
+            )
+
     return found
 
 
@@ -231,7 +272,9 @@ def _in_order(kinds: Iterator[str]) -> list[str]:
 def _words_on_messages(cls: type[Any]) -> str:
     """Return what the documentation of a method says of its messages; empty if it says nothing."""
     for text in (inspect.getdoc(inspect.getmodule(cls)), cls.__doc__):
-        found = re.search(r"^Messages[^\n:]*:\s*(.*?)(?:\n\s*\n|\Z)", text or "", re.MULTILINE | re.DOTALL)
+        found = re.search(
+            r"^Messages[^\n:]*:\s*(.*?)(?:\n\s*\n|\Z)", text or "", re.MULTILINE | re.DOTALL
+        )
         if found:
             return " ".join(found[1].replace("``", "`").split())
     return ""
@@ -252,7 +295,11 @@ def _evaluation_values(classes: int) -> list[Record]:
     from fedtailor.core.metrics import BINS, SCORE_BINS
 
     return [
-        {"name": "confusion", "content": "test examples by class and prediction", "numbers": classes * classes},
+        {
+            "name": "confusion",
+            "content": "test examples by class and prediction",
+            "numbers": classes * classes,
+        },
         {
             "name": "bins",
             "content": "test examples, right ones and confidence by bin of confidence",
@@ -269,16 +316,31 @@ def _evaluation_values(classes: int) -> list[Record]:
 
 
 def _keeps_examples(cls: type[Any]) -> bool:
-    """Return whether a part of the personal model is declared to have one row per training example."""
+    """Return whether a part of the personal model is declared to have one row per training
+    example.
+    """
     bases = [base for each in cls.__mro__ for base in vars(each).get("__orig_bases__", ())]
-    parts = [argument for base in bases for argument in typing.get_args(base) if inspect.isclass(argument)]
-    declared = [annotation for part in parts for annotation in inspect.get_annotations(part).values()]
-    names = [getattr(each, "__forward_arg__", each) for each in declared]  # a NamedTuple keeps text as a reference
+    parts = [
+        argument
+        for base in bases
+        for argument in typing.get_args(base)
+        if inspect.isclass(argument)
+    ]
+    declared = [
+        annotation for part in parts for annotation in inspect.get_annotations(part).values()
+    ]
+    names = [
+        getattr(each, "__forward_arg__", each) for each in declared
+    ]  # a NamedTuple keeps text as a reference
+
     return PerExample in names or PerExample.__name__ in names
 
 
-def reported_names(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> dict[str, list[str]] | None:
-    """Return the names of the numbers that a method reports, from a round on a few examples of two clients.
+def reported_names(
+    algorithm: Algorithm[Any, Any, Any], federation: Federation
+) -> dict[str, list[str]] | None:
+    """Return the names of the numbers that a method reports, from a round on a few examples of two
+    clients.
 
     None if the method fails on so few examples.
     """
@@ -296,10 +358,12 @@ def reported_names(algorithm: Algorithm[Any, Any, Any], federation: Federation) 
         client_tasks=(),
         complete=federation.complete[:0],
     )
+
     try:
         (report,) = simulate(algorithm, small, Reference(), Schedule(rounds=1), seed=0)
     except Exception:  # a user's method, or one that needs more examples
         return None
+
     diagnostics = {name for evaluation in report.evaluations for name in evaluation.diagnostics}
     return {"training_metrics": sorted(report.metrics), "diagnostics": sorted(diagnostics)}
 
@@ -327,7 +391,10 @@ def to_markdown(page: Mapping[str, Any]) -> str:
         "## Before the first round",
         _table(
             ["value", "every site sends", "shape"],
-            [[f"`{each['name']}`", each["content"], _shape(each["shape"])] for each in page["setup"]],
+            [
+                [f"`{each['name']}`", each["content"], _shape(each["shape"])]
+                for each in page["setup"]
+            ],
         ),
         "The server sees **the value of every single site**. A simulation reads all data in one place and computes "
         "these values there. Real sites send them first.",
@@ -336,6 +403,7 @@ def to_markdown(page: Mapping[str, Any]) -> str:
         "## Models",
         _models(page),
     ]
+
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -355,6 +423,7 @@ def _in_short(page: Mapping[str, Any]) -> list[str]:
         )
     else:
         sentences.append("**Sites send nothing for training.**")
+
     if page["up"]:
         sentences.append(_UNPROTECTED)
         sentences.append(_CHECKS)
@@ -362,16 +431,19 @@ def _in_short(page: Mapping[str, Any]) -> list[str]:
             "No field is declared to hold examples or labels. But all that is sent is computed from a site's examples, "
             "and can tell something about them: see below."
         )
+
     if page["robust"] != "none":
         sentences.append(
             f"`federation.robust` is `{page['robust']}`: **the server compares the uploads of single sites** with one "
             "another."
         )
+
     if page["model_holds_examples"]:
         sentences.append(
             "**A site's model file holds features and labels of its training examples.** No message holds them, but "
             "whoever gets the file gets them."
         )
+
     return sentences
 
 
@@ -381,6 +453,7 @@ def _sends(page: Mapping[str, Any]) -> list[str]:
     said = f"The method's own words on its messages, down and up: {words}" if words else ""
     if not page["up"]:
         return ["Nothing.", said]
+
     rows = [
         [
             f"`{each['field']}`",
@@ -403,14 +476,18 @@ def _sends(page: Mapping[str, Any]) -> list[str]:
         ]
         for each in page["weights"]
     ]
-    table = _table(["field", "what it is", "shape", "bytes", "the method needs", "weighted by"], rows)
+    table = _table(
+        ["field", "what it is", "shape", "bytes", "the method needs", "weighted by"], rows
+    )
     up = page["bytes"]["up"]
     most = ""
+
     if page["rows_may_be_left_out"]:
         most = (
             ", at most: rows of classes that a site has no example of may be left out, and tell by that which classes "
             "these are"
         )
+
     frequency = _frequency(page["who_sends"], "sends")
     total = f"Together **{up:,} bytes** for each site and round in which it takes part{most}. {frequency}"
     tells = "What these values can tell about a site:\n\n" + _bullets(page["tells"])
@@ -427,10 +504,12 @@ def _receives(page: Mapping[str, Any]) -> list[str]:
     """Return the section on downloads."""
     if not page["down"]:
         return ["Nothing while it trains."]
+
     rows = []
     for each in page["down"]:
         words = _about(each["kind"]).name
         rows.append([f"`{each['field']}`", words, _shapes(each["shapes"]), f"{each['bytes']:,}"])
+
     frequency = _frequency(page["who_sends"], "receives")
     total = (
         f"Together **{page['bytes']['down']:,} bytes** for each site that trains in a round. {frequency} "
@@ -442,6 +521,7 @@ def _receives(page: Mapping[str, Any]) -> list[str]:
         "and knows what the other one sent."
     )
     columns = ["field", "what it is", "shape", "bytes"]
+
     return [_table(columns, rows), total, _totals(page, "down", "received"), tells]
 
 
@@ -450,12 +530,15 @@ def _frequency(who: Mapping[str, Any], verb: Literal["sends", "receives"]) -> st
     rounds = who["rounds"]
     if verb == "receives" and who["everybody_trains"]:
         return f"Every site trains, and receives them, in each of {rounds:,} rounds."
+
     participation = who["participation"]
     if participation == "all":
         return f"Every site {verb} them in each of {rounds:,} rounds."
+
     share = f"as the rule `{participation}` draws it"
     if isinstance(participation, float):
         share = f"with probability {participation}"
+
     last = " All take part in the last round." if who["full_last_round"] else ""
     return f"In each of {rounds:,} rounds, a site {verb} them {share}.{last}"
 
@@ -465,24 +548,35 @@ def _totals(page: Mapping[str, Any], way: Literal["up", "down"], verb: str) -> s
     totals = page.get("totals")
     if not totals or not totals["rounds"]:
         return ""
+
     by_round = totals[way]
     least = min(by_round)
     most = max(by_round)
-    each = f"{least:,} bytes in every round" if least == most else f"{least:,} to {most:,} bytes in a round"
+    each = (
+        f"{least:,} bytes in every round"
+        if least == most
+        else f"{least:,} to {most:,} bytes in a round"
+    )
     rounds = "round" if totals["rounds"] == 1 else f"{totals['rounds']:,} rounds"
+
     return f"In the {rounds} of this run so far, all sites together {verb} {each}, {sum(by_round):,} bytes in all."
 
 
 def _scores(page: Mapping[str, Any]) -> list[str]:
     """Return the section on numbers that training does not need."""
-    rows = [[f"`{each['name']}`", each["content"], f"{each['numbers']:,}"] for each in page["evaluations"]]
+    rows = [
+        [f"`{each['name']}`", each["content"], f"{each['numbers']:,}"]
+        for each in page["evaluations"]
+    ]
     table = _table(["value", "what it is", "numbers at most"], rows)
     reported = page["reported"]
     metrics = "the numbers that the method reports of its training (`training_metrics`"
     diagnostics = "those that it reports of its personal models (`diagnostics`"
+
     if reported is not None:
         metrics += f": {_names(reported['training_metrics'])}"
         diagnostics += f": {_names(reported['diagnostics'])}"
+
     return [
         f"A simulation is on one machine: its `clients.jsonl` holds the scores of every single site, {metrics}) and "
         f"{diagnostics}). **Training needs none of them:** the server's arithmetic receives the fields above only. A "
@@ -509,11 +603,13 @@ def _models(page: Mapping[str, Any]) -> str:
         "training examples what model parameters tell. Its card (`.json`) holds the number of training examples of "
         "every class."
     )
+
     if page["model_holds_examples"]:
         text += (
             " **The model file of this method holds features and labels of training examples:** treat it like the data "
             "themselves."
         )
+
     return text
 
 
@@ -539,5 +635,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot change the page: names of data and of a user's own method can hold anything."""
+    """Return text that cannot change the page: names of data and of a user's own method can hold
+    anything.
+    """
     return re.sub(r"[^\w .,:/()=+-]", "_", text)

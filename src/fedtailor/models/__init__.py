@@ -20,7 +20,8 @@ class ModelEntry(NamedTuple):
 
     description: str
     function: str
-    """The function ``function(input_shape, num_classes, **options)``, as ``package.module:function``."""
+    """The function ``function(input_shape, num_classes, **options)``, as
+    ``package.module:function``."""
     shape: tuple[int, int, int]
     """Shape of the inputs that the model was designed for."""
 
@@ -32,7 +33,9 @@ MODELS: Mapping[str, ModelEntry] = {
         (3, 32, 32),
     ),
     "cnn6": ModelEntry(
-        "five convolutions, 100 features, for images of any size (pFedVEM)", "fedtailor.models.lenet:cnn6", (3, 32, 32)
+        "five convolutions, 100 features, for images of any size (pFedVEM)",
+        "fedtailor.models.lenet:cnn6",
+        (3, 32, 32),
     ),
     "emnist_cnn": ModelEntry(
         "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)",
@@ -40,14 +43,22 @@ MODELS: Mapping[str, ModelEntry] = {
         (1, 28, 28),
     ),
     "fedcr_cnn": ModelEntry(
-        "two convolution stages and two layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_cnn", (3, 32, 32)
+        "two convolution stages and two layers of 1024 units (FedCR)",
+        "fedtailor.models.fedcr:fedcr_cnn",
+        (3, 32, 32),
     ),
-    "fedcr_mlp": ModelEntry("two hidden layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_mlp", (1, 28, 28)),
+    "fedcr_mlp": ModelEntry(
+        "two hidden layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_mlp", (1, 28, 28)
+    ),
     "lenet": ModelEntry(
-        "two convolution stages, 84 features, for 32 x 32 images (pFedVEM)", "fedtailor.models.lenet:lenet", (3, 32, 32)
+        "two convolution stages, 84 features, for 32 x 32 images (pFedVEM)",
+        "fedtailor.models.lenet:lenet",
+        (3, 32, 32),
     ),
     "mlp": ModelEntry(
-        "one hidden layer of 100 units (option hidden), for any input", "fedtailor.models.mlp:mlp", (1, 28, 28)
+        "one hidden layer of 100 units (option hidden), for any input",
+        "fedtailor.models.mlp:mlp",
+        (1, 28, 28),
     ),
     "resnet18_gn": ModelEntry(
         "ResNet-18 with group normalization, 512 features, for 64 x 64 images (FedLDA)",
@@ -64,20 +75,24 @@ MODELS: Mapping[str, ModelEntry] = {
 
 
 def build_model(
-    spec: str, input_shape: tuple[int, ...], num_classes: int, options: Mapping[str, Any] | None = None
+    spec: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    options: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Build a model from a name of the table, or from a user's function ``package.module:function``.
+    """Build a model from a name of the table, or from a user's function
+    ``package.module:function``.
 
-    The function is called as ``function(input_shape, num_classes, **options)`` and returns a ``torch.nn.Module``,
-    or a model. It runs with PyTorch's CPU generator seeded the same way every time: random numbers that it draws are
-    the same at every site.
+    The function is called as ``function(input_shape, num_classes, **options)`` and returns a
+    ``torch.nn.Module``, or a model. It runs with PyTorch's CPU generator seeded the same way every
+    time: random numbers that it draws are the same at every site.
 
-    A module is wrapped by ``fedtailor.from_module`` and loses its weights: every run draws new ones from its seed. To
-    keep pretrained weights, return ``from_module(module, ..., init="given")``.
+    A module is wrapped by ``fedtailor.from_module`` and loses its weights: every run draws new ones
+    from its seed. To keep pretrained weights, return ``from_module(module, ..., init="given")``.
 
     Raises:
-        ConfigError: the name or an option is unknown, the function cannot be found or fails, or the model cannot be
-            used with these inputs.
+        ConfigError: the name or an option is unknown, the function cannot be found or fails, or the
+            model cannot be used with these inputs.
 
     Example:
         >>> build_model("mlp", (1, 28, 28), 10, {"hidden": 20}).feature_dim
@@ -90,6 +105,7 @@ def build_model(
         built_in = find_target(MODELS[name].function, what="model", key="model.name")
         model: Model = call_function(built_in, name, shape, num_classes, options)
         return model
+
     from fedtailor.core.rng import new_key
     from fedtailor.models.generator import seeded_generator
     from fedtailor.models.module import wrap
@@ -97,14 +113,15 @@ def build_model(
     function = find_target(spec, what="model", key="model.name")
     with seeded_generator(new_key(0, purpose="model function")):
         result = call_function(function, spec, shape, num_classes, options)
+
     return wrap(result, input_shape=shape, num_classes=num_classes, name=spec)
 
 
 def default_model(input_shape: tuple[int, ...]) -> str:
     """Return the name of the default model for inputs of a shape.
 
-    Images of at least 32 x 32 pixels get ``cifar_cnn``, images of at least 12 x 12 pixels ``emnist_cnn``, and all
-    other inputs ``mlp``.
+    Images of at least 32 x 32 pixels get ``cifar_cnn``, images of at least 12 x 12 pixels
+    ``emnist_cnn``, and all other inputs ``mlp``.
 
     Example:
         >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((1, 8, 8)), default_model((64,))

@@ -28,7 +28,11 @@ def call_function(
     except FedtailorError:
         raise
     except (Exception, SystemExit) as error:
-        arguments = [str(input_shape), str(num_classes), *(f"{name}={value!r}" for name, value in options.items())]
+        arguments = [
+            str(input_shape),
+            str(num_classes),
+            *(f"{name}={value!r}" for name, value in options.items()),
+        ]
         call = f"{target}({', '.join(arguments)})"
         message = f"the call {call} raised {type(error).__name__}: {error}"
         raise refuse_target(message, target, key="model.name") from error
@@ -40,8 +44,10 @@ def _check_options(function: Callable[..., Any], target: str, options: Mapping[s
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some functions written in C have no signature
         return
+
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
+
     names = [parameter.name for parameter in parameters[2:]]
     for option in options:
         if option not in names:

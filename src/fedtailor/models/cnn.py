@@ -1,9 +1,10 @@
 """The two convolutional networks of the FedPAC and pFedFDA papers, for 28 x 28 and 32 x 32 images.
 
-A stage is convolution, max-pool 2/2, leaky ReLU. The papers activate before they pool. Leaky ReLU is increasing, so
-it commutes with the maximum: the outputs are the same numbers, at a quarter of the cost.
-Xu et al. 2023, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration" (ICLR);
-Mclaughlin and Su 2024, "Personalized Federated Learning via Feature Distribution Adaptation" (NeurIPS).
+A stage is convolution, max-pool 2/2, leaky ReLU. The papers activate before they pool. Leaky ReLU
+is increasing, so it commutes with the maximum: the outputs are the same numbers, at a quarter of
+the cost. Xu et al. 2023, "Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration" (ICLR); Mclaughlin and Su 2024, "Personalized Federated Learning via Feature
+Distribution Adaptation" (NeurIPS).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SLOPE = 0.01
 
 
 class Stage(NamedTuple):
-    """A convolution with its output channels, kernel and padding; max-pool and activation follow."""
+    """A convolution with its output channels, kernel and padding; max-pool and activation
+    follow.
+    """
 
     channels: int
     kernel: int
@@ -45,9 +48,13 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
 
 
 class ConvolutionalNetwork(LinearHeadModel):
-    """Convolution stages ``conv1``, ``conv2``, ..., a linear layer with leaky ReLU, then the head."""
+    """Convolution stages ``conv1``, ``conv2``, ..., a linear layer with leaky ReLU, then the
+    head.
+    """
 
-    def __init__(self, name: str, stages: Sequence[Stage], input_shape: Shape, num_classes: int) -> None:
+    def __init__(
+        self, name: str, stages: Sequence[Stage], input_shape: Shape, num_classes: int
+    ) -> None:
         self.stages = tuple(stages)
         height, width = _output_sizes(name, stages, input_shape)
         body: dict[str, Shape] = {}
@@ -56,20 +63,26 @@ class ConvolutionalNetwork(LinearHeadModel):
             body[f"conv{number}.weight"] = (stage.channels, channels, stage.kernel, stage.kernel)
             body[f"conv{number}.bias"] = (stage.channels,)
             channels = stage.channels
+
         body["linear.weight"] = (FEATURE_DIM, channels * height * width)
         body["linear.bias"] = (FEATURE_DIM,)
         super().__init__(body, FEATURE_DIM, num_classes)
 
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return features (n, 128) and no buffers."""
         for number, stage in enumerate(self.stages, start=1):
-            x = convolve(x, params[f"conv{number}.weight"], params[f"conv{number}.bias"], stage.padding)
+            x = convolve(
+                x, params[f"conv{number}.weight"], params[f"conv{number}.bias"], stage.padding
+            )
         z = F.linear(x.flatten(1), params["linear.weight"], params["linear.bias"])
         return F.leaky_relu(z, SLOPE), {}
 
 
 def emnist_cnn(input_shape: Shape, num_classes: int) -> ConvolutionalNetwork:
-    """Build the two-stage network; designed for 28 x 28 images; larger and slightly smaller ones work, too.
+    """Build the two-stage network; designed for 28 x 28 images; larger and slightly smaller ones
+    work, too.
 
     Raises:
         ConfigError: the inputs are not images, or too small.
@@ -78,7 +91,8 @@ def emnist_cnn(input_shape: Shape, num_classes: int) -> ConvolutionalNetwork:
 
 
 def cifar_cnn(input_shape: Shape, num_classes: int) -> ConvolutionalNetwork:
-    """Build the three-stage network; designed for 32 x 32 images; larger and slightly smaller ones work, too.
+    """Build the three-stage network; designed for 32 x 32 images; larger and slightly smaller ones
+    work, too.
 
     Raises:
         ConfigError: the inputs are not images, or too small.

@@ -23,7 +23,9 @@ def preserved_generator() -> Iterator[None]:
 
 @contextmanager
 def seeded_generator(key: Key) -> Iterator[None]:
-    """Seed PyTorch's CPU generator from a key, and restore its state at the end; one thread at a time."""
+    """Seed PyTorch's CPU generator from a key, and restore its state at the end; one thread at a
+    time.
+    """
     first_word = int(rng.words(rng.plain(key.fold("torch")), 1)[0])
     with preserved_generator():
         torch.default_generator.manual_seed(first_word >> 1)

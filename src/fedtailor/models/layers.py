@@ -19,9 +19,9 @@ Shape = tuple[int, ...]
 def default_init(shapes: Mapping[str, Shape], key: Key) -> Params:
     """Draw weights and biases of linear and convolution layers from PyTorch's default distribution.
 
-    ``LAYER.weight`` and ``LAYER.bias`` are uniform within +-1/sqrt(fan-in), as in ``torch.nn.Linear`` and
-    ``torch.nn.Conv2d``. Each name has its own stream of random numbers. They are the same in every default dtype up
-    to rounding.
+    ``LAYER.weight`` and ``LAYER.bias`` are uniform within +-1/sqrt(fan-in), as in
+    ``torch.nn.Linear`` and ``torch.nn.Conv2d``. Each name has its own stream of random numbers.
+    They are the same in every default dtype up to rounding.
     """
     params: Params = {}
     for name, shape in shapes.items():
@@ -53,7 +53,9 @@ class LinearHeadModel(ABC):
         return default_init(self.shapes, key)
 
     @abstractmethod
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return features (n, d) and no buffers."""
 
     def head(self, params: Params, z: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ class Perceptron(LinearHeadModel):
         body = {"hidden.weight": (hidden, math.prod(input_shape)), "hidden.bias": (hidden,)}
         super().__init__(body, hidden, num_classes)
 
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return features (n, hidden) and no buffers."""
         return F.relu(F.linear(x.flatten(1), params["hidden.weight"], params["hidden.bias"])), {}
 

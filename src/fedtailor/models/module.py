@@ -30,22 +30,24 @@ def from_module(
 ) -> ModuleModel:
     """Wrap a copy of a module as a functional model.
 
-    The head is a linear layer whose output is the module's output; its input is the feature vector. Dropout draws
-    from keys. BatchNorm counts only rows of weight > 0 and returns its new statistics. Small forward passes check
-    that the outputs are the module's own, that nothing else draws random numbers or changes buffers, and that padding
-    rows do not change other rows.
+    The head is a linear layer whose output is the module's output; its input is the feature vector.
+    Dropout draws from keys. BatchNorm counts only rows of weight > 0 and returns its new
+    statistics. Small forward passes check that the outputs are the module's own, that nothing else
+    draws random numbers or changes buffers, and that padding rows do not change other rows.
 
-    By default the weights of the module are not kept: a run starts from new ones, drawn from its seed. Pass
-    ``init="given"`` to keep them, for example because they are pretrained or set by the module's ``__init__``.
+    By default the weights of the module are not kept: a run starts from new ones, drawn from its
+    seed. Pass ``init="given"`` to keep them, for example because they are pretrained or set by the
+    module's ``__init__``.
 
     Args:
         module: maps (n, *input_shape) to logits (n, num_classes); it does not change.
         input_shape: shape of one example.
         num_classes: number of classes.
-        head: name of the head, such as ``"fc"``; default: the last ``nn.Linear`` with ``num_classes`` outputs.
+        head: name of the head, such as ``"fc"``; default: the last ``nn.Linear`` with
+            ``num_classes`` outputs.
         name: name of the model in messages; default: the module's class.
-        init: ``"reset"``: every layer's ``reset_parameters`` with the run's seed, see :meth:`ModuleModel.init`;
-            ``"given"``: the current values of the module, for every seed.
+        init: ``"reset"``: every layer's ``reset_parameters`` with the run's seed, see
+            :meth:`ModuleModel.init`; ``"given"``: the current values of the module, for every seed.
 
     Raises:
         ConfigError: the module cannot be used; the message names the layer and the reason.
@@ -62,32 +64,42 @@ def from_module(
         template = copy.deepcopy(module).to("cpu", torch.get_default_dtype()).eval()
     except Exception as error:
         raise refusal(name, f"it cannot be copied: {error}") from error
+
     x = probe.examples(input_shape)
     with preserved_generator():
         expected = probe.outputs(name, template, x, num_classes)
-        probe.check_randomness(name, template, x, training=False)  # first: random outputs fail the other checks too
+        probe.check_randomness(
+            name, template, x, training=False
+        )  # first: random outputs fail the other checks too
         model = ModuleModel(template, find_head(name, template, num_classes, head), init)
         probe.check_randomness(name, model.skeleton, x, training=True)
         probe.check_equal(name, model, x, expected)
         probe.check_constants(name, model.skeleton, x)
         probe.check_padding(name, model, x)
+
     return model
 
 
 def wrap(result: Any, *, input_shape: tuple[int, ...], num_classes: int, name: str) -> Model:
-    """Return a model unchanged, and a module wrapped by :func:`from_module`; each run's seed initializes it.
+    """Return a model unchanged, and a module wrapped by :func:`from_module`; each run's seed
+    initializes it.
 
     Raises:
         ConfigError: ``result`` is neither a model nor a module, or the module cannot be used.
     """
     if isinstance(result, nn.Module):
         return from_module(result, input_shape=input_shape, num_classes=num_classes, name=name)
+
     missing = [part for part in MODEL_PARTS if not hasattr(result, part)]
     if not missing and not isinstance(result, type):
         return cast(Model, result)
+
     got = f"the class {result.__name__}" if isinstance(result, type) else type(result).__name__
     lacks = f" (without {', '.join(missing)})" if 0 < len(missing) < len(MODEL_PARTS) else ""
     allowed = "a torch.nn.Module or a fedtailor model"
     raise ConfigError(
-        f"model '{name}' must be {allowed}, got {got}{lacks}.", key="model.name", allowed=allowed, got=got
+        f"model '{name}' must be {allowed}, got {got}{lacks}.",
+        key="model.name",
+        allowed=allowed,
+        got=got,
     )

@@ -29,7 +29,9 @@ NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RM
 
 
 class _Skeletons(threading.local):
-    """The modules of this thread: a call puts parameters into a module, so threads must not share it."""
+    """The modules of this thread: a call puts parameters into a module, so threads must not share
+    it.
+    """
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[ModuleModel, dict[tuple[torch.dtype, torch.device], nn.Module]]
@@ -42,8 +44,9 @@ _skeletons = _Skeletons()
 class ModuleModel:
     """A functional model around a module; built by ``from_module``, satisfies ``core.task.Model``.
 
-    Parameters keep the module's names. Parameters with ``requires_grad=False``, and buffers other than those of
-    batch normalization, are constants of the model: they are neither trained nor sent.
+    Parameters keep the module's names. Parameters with ``requires_grad=False``, and buffers other
+    than those of batch normalization, are constants of the model: they are neither trained nor
+    sent.
     """
 
     def __init__(self, template: nn.Module, head_name: str, start: Start) -> None:
@@ -54,7 +57,9 @@ class ModuleModel:
         self.feature_dim = layer.in_features
         self.shapes = {name: tuple(entry.tensor.shape) for name, entry in owned.items()}
         self.groups = {name: self._group(entry) for name, entry in owned.items()}
-        self.norm = frozenset(name for name, entry in owned.items() if isinstance(entry.layer, NORM_LAYERS))
+        self.norm = frozenset(
+            name for name, entry in owned.items() if isinstance(entry.layer, NORM_LAYERS)
+        )
         self.skeleton = body_skeleton(template, head_name)
         """The module without its head; threads run copies of it."""
         self._template = template
@@ -71,25 +76,33 @@ class ModuleModel:
         return _values(self._template)
 
     def init(self, key: Key) -> Params:
-        """Return initial parameters in torch's default dtype, as ``from_module(..., init=...)`` says.
+        """Return initial parameters in torch's default dtype, as ``from_module(..., init=...)``
+        says.
 
-        ``"given"``: :meth:`values`, for every key. ``"reset"``: every layer's ``reset_parameters``, with randomness
-        from the key. Layers are reset before the modules that contain them, so ``reset_parameters`` of the user's own
-        module runs last. Parameters that no such method sets keep the values of the user's module.
+        ``"given"``: :meth:`values`, for every key. ``"reset"``: every layer's ``reset_parameters``,
+        with randomness from the key. Layers are reset before the modules that contain them, so
+        ``reset_parameters`` of the user's own module runs last. Parameters that no such method sets
+        keep the values of the user's module.
         """
         if self._start == "given":
             return to_device(outside_transforms(self.values), current())
         values = _FreshValues.apply(self._template, key.purpose, *key[:4])  # type: ignore[no-untyped-call]
         return to_device(dict(zip(self.groups, values, strict=True)), current())
 
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return features (n, d), and in training the new buffers of batch normalization."""
         skeleton = self._thread_skeleton(x.dtype, x.device)
         if skeleton.training != training:
             skeleton.train(training)
+
         call = Call(weight, key)
         with calling(call):
-            z = torch.func.functional_call(skeleton, {name: params[name] for name in self._body}, (x,))
+            z = torch.func.functional_call(
+                skeleton, {name: params[name] for name in self._body}, (x,)
+            )
+
         return z, call.buffers
 
     def head(self, params: Params, z: Tensor) -> Tensor:
@@ -98,10 +111,14 @@ class ModuleModel:
         return F.linear(z, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
 
     def _thread_skeleton(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """Return this thread's module; it holds the constants, every call puts the parameters in."""
+        """Return this thread's module; it holds the constants, every call puts the parameters
+        in.
+        """
         modules = _skeletons.of.setdefault(self, {})
         if (dtype, device) not in modules:
-            modules[dtype, device] = outside_transforms(lambda: copy.deepcopy(self.skeleton).to(device, dtype))
+            modules[dtype, device] = outside_transforms(
+                lambda: copy.deepcopy(self.skeleton).to(device, dtype)
+            )
         return modules[dtype, device]
 
 
@@ -113,15 +130,19 @@ def _values(module: nn.Module) -> Params:
 
 
 def outside_transforms(function: Callable[[], T]) -> T:
-    """Run a function without the active ``torch.func`` transforms: in a new thread, which has none."""
+    """Run a function without the active ``torch.func`` transforms: in a new thread, which has
+    none.
+    """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 class _FreshValues(torch.autograd.Function):
-    """The values of a module whose layers were reset, as a function that PyTorch gives stacked keys under ``vmap``.
+    """The values of a module whose layers were reset, as a function that PyTorch gives stacked keys
+    under ``vmap``.
 
-    The layers' own code draws from PyTorch's generator, which takes one seed: a stack of clients is a loop.
+    The layers' own code draws from PyTorch's generator, which takes one seed: a stack of clients is
+    a loop.
     """
 
     @staticmethod
@@ -142,17 +163,22 @@ class _FreshValues(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], template: nn.Module, purpose: int, *where: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        words = [unroll(word, dim, info.batch_size) for word, dim in zip(where, in_dims[2:], strict=True)]
+        words = [
+            unroll(word, dim, info.batch_size) for word, dim in zip(where, in_dims[2:], strict=True)
+        ]
         clients = [
             _FreshValues.apply(template, purpose, *client)  # type: ignore[no-untyped-call]
             for client in zip(*words, strict=True)
         ]
         stacked = tuple(torch.stack(column) for column in zip(*clients, strict=True))
+
         return stacked, (0,) * len(stacked)
 
 
 def _fresh_values(template: nn.Module) -> Params:
-    """Return the values of a copy with reset layers; drawn in float32, so that they are the same in every dtype."""
+    """Return the values of a copy with reset layers; drawn in float32, so that they are the same in
+    every dtype.
+    """
     module = copy.deepcopy(template).float()
     with torch.no_grad():
         module.apply(_reset)
@@ -160,7 +186,9 @@ def _fresh_values(template: nn.Module) -> Params:
 
 
 def _reset(layer: nn.Module) -> None:
-    """Reset a layer's own parameters; in attention and transformers the method is ``_reset_parameters``."""
+    """Reset a layer's own parameters; in attention and transformers the method is
+    ``_reset_parameters``.
+    """
     for method in ("reset_parameters", "_reset_parameters"):
         if callable(getattr(layer, method, None)):
             getattr(layer, method)()

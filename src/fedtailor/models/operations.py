@@ -13,8 +13,11 @@ from fedtailor.core.engine import one_thread
 from fedtailor.models import build_model
 
 
-def count_operations(spec: str, input_shape: tuple[int, ...], options: Mapping[str, Any] | None = None) -> int:
-    """Return the floating-point operations of a prediction for one example: matrix products and convolutions only.
+def count_operations(
+    spec: str, input_shape: tuple[int, ...], options: Mapping[str, Any] | None = None
+) -> int:
+    """Return the floating-point operations of a prediction for one example: matrix products and
+    convolutions only.
 
     Args:
         spec: a model, as in :func:`fedtailor.models.build_model`. It is built for ten classes.
@@ -34,4 +37,5 @@ def count_operations(spec: str, input_shape: tuple[int, ...], options: Mapping[s
             x = torch.zeros(1, *input_shape)
             features, _ = model.features(params, x, weight=torch.ones(1), key=key, training=False)
             model.head(params, features)
+
     return counter.get_total_flops()

@@ -30,7 +30,9 @@ def outputs(name: str, module: nn.Module, x: Tensor, num_classes: int) -> Tensor
     logits = _run(name, lambda: module(x.clone()), x)
     expected = (len(x), num_classes)
     if not isinstance(logits, Tensor) or logits.shape != expected:
-        reason = f"it must return logits of shape {expected} for {len(x)} examples, got {_kind(logits)}"
+        reason = (
+            f"it must return logits of shape {expected} for {len(x)} examples, got {_kind(logits)}"
+        )
         raise refusal(name, reason)
     return logits
 
@@ -44,20 +46,31 @@ def check_equal(name: str, model: ModuleModel, x: Tensor, expected: Tensor) -> N
         "pass head=... to choose another layer"
     )
     shape = (len(x), model.feature_dim)
+
     if not isinstance(z, Tensor) or z.shape != shape:
-        raise refusal(name, f"without its head it must return features of shape {shape}, got {_kind(z)}; {advice}")
+        raise refusal(
+            name,
+            f"without its head it must return features of shape {shape}, got {_kind(z)}; {advice}",
+        )
+
     if not _close(model.head(params, z), expected):
-        raise refusal(name, f"its output is not its head applied to the features before it; {advice}")
+        raise refusal(
+            name, f"its output is not its head applied to the features before it; {advice}"
+        )
 
 
 def check_randomness(name: str, module: nn.Module, x: Tensor, *, training: bool) -> None:
-    """Check that a forward pass draws no random numbers; for training pass the skeleton, whose dropout is keyed."""
+    """Check that a forward pass draws no random numbers; for training pass the skeleton, whose
+    dropout is keyed.
+    """
     observed = copy.deepcopy(module).train(training)
     drawing: list[str] = []
     for layer_name, layer in observed.named_modules():
         _observe_draws(layer, layer_name, drawing)
+
     with calling(Call(torch.ones(len(x)), new_key(0))):
         _run(name, lambda: observed(x.clone()), x)
+
     if drawing:
         raise refusal(
             name,
@@ -70,11 +83,15 @@ def check_constants(name: str, skeleton: nn.Module, x: Tensor) -> None:
     """Check that a forward pass in training changes no buffers or parameters."""
     module = copy.deepcopy(skeleton).train()
     generator = torch.Generator().manual_seed(1)
-    for parameter in module.parameters():  # so that buffers that have converged to the parameters change, too
+    for (
+        parameter
+    ) in module.parameters():  # so that buffers that have converged to the parameters change, too
         parameter.detach().mul_(1 + 0.1 * torch.rand(parameter.shape, generator=generator))
+
     before = {path: tensor.detach().clone() for path, tensor in _tensors(module).items()}
     with calling(Call(torch.ones(len(x)), new_key(0))):
         _run(name, lambda: module(x.clone()), x)
+
     for path, tensor in _tensors(module).items():
         if not torch.equal(tensor, before[path]):
             layer_name, _, last = path.rpartition(".")
@@ -91,12 +108,18 @@ def check_padding(name: str, model: ModuleModel, x: Tensor) -> None:
     real = len(x) - 1
     weight = torch.cat([torch.ones(real), torch.zeros(1)])
     with torch.no_grad():
-        z, buffers = _run(name, lambda: _features(model, params, x[:real], weight[:real], training=True), x)
-        padded_z, padded_buffers = _run(name, lambda: _features(model, params, x, weight, training=True), x)
+        z, buffers = _run(
+            name, lambda: _features(model, params, x[:real], weight[:real], training=True), x
+        )
+        padded_z, padded_buffers = _run(
+            name, lambda: _features(model, params, x, weight, training=True), x
+        )
+
     same_buffers = all(_close(value, buffers[path]) for path, value in padded_buffers.items())
     if not same_buffers or not _close(padded_z[:real], z):
         raise refusal(
-            name, "in training the features of an example depend on the other rows of its batch, even on padding"
+            name,
+            "in training the features of an example depend on the other rows of its batch, even on padding",
         )
 
 
@@ -142,7 +165,12 @@ def _layer(module: nn.Module, name: str) -> str:
 def _random_states() -> list[object]:
     """Return the states of the generators that a module could draw from: PyTorch, numpy, Python."""
     state = np.random.get_state(legacy=False)
-    return [torch.get_rng_state().tolist(), repr(state), state["state"]["key"].tobytes(), random.getstate()]
+    return [
+        torch.get_rng_state().tolist(),
+        repr(state),
+        state["state"]["key"].tobytes(),
+        random.getstate(),
+    ]
 
 
 def _observe_draws(layer: nn.Module, name: str, drawing: list[str]) -> None:

@@ -1,8 +1,10 @@
-"""ResNet-18 with group normalization, with one scale and one shift per group, for images of any size.
+"""ResNet-18 with group normalization, with one scale and one shift per group, for images of any
+size.
 
-He et al. 2016, "Deep Residual Learning for Image Recognition" (CVPR), with the stem for ImageNet; Wu and He 2018,
-"Group Normalization" (ECCV). A group has 32 channels, as in the networks of the FedLDA experiments. The usual layer
-has a scale and a shift per channel: 9,600 parameters instead of 300.
+He et al. 2016, "Deep Residual Learning for Image Recognition" (CVPR), with the stem for ImageNet;
+Wu and He 2018, "Group Normalization" (ECCV). A group has 32 channels, as in the networks of the
+FedLDA experiments. The usual layer has a scale and a shift per channel: 9,600 parameters instead of
+300.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ BLOCKS = _blocks()
 
 
 def group_norm(params: Params, name: str, x: Tensor) -> Tensor:
-    """Normalize (n, channels, height, width) within groups of channels, then scale and shift each group."""
+    """Normalize (n, channels, height, width) within groups of channels, then scale and shift each
+    group.
+    """
     scale = _by_channel(params[f"{name}.weight"])
     shift = _by_channel(params[f"{name}.bias"])
     return F.group_norm(x, x.shape[1] // GROUP_SIZE, scale, shift)
@@ -80,7 +84,9 @@ def residual(params: Params, block: Block, x: Tensor) -> Tensor:
 
 
 def _layers(image_channels: int) -> Iterator[tuple[str, str, Shape]]:
-    """Yield the names of every convolution and of its normalization, and the shape of the convolution's weight."""
+    """Yield the names of every convolution and of its normalization, and the shape of the
+    convolution's weight.
+    """
     yield "conv", "norm", (STEM_CHANNELS, image_channels, 7, 7)
     for block in BLOCKS:
         name, inputs, channels = block[:3]
@@ -91,7 +97,9 @@ def _layers(image_channels: int) -> Iterator[tuple[str, str, Shape]]:
 
 
 class ResNet18(LinearHeadModel):
-    """The stem ``conv``, ``norm``; eight blocks ``stage1.block1`` to ``stage4.block2``; mean over pixels; the head."""
+    """The stem ``conv``, ``norm``; eight blocks ``stage1.block1`` to ``stage4.block2``; mean over
+    pixels; the head.
+    """
 
     def __init__(self, input_shape: Shape, num_classes: int) -> None:
         body: dict[str, Shape] = {}
@@ -105,25 +113,32 @@ class ResNet18(LinearHeadModel):
     def init(self, key: Key) -> Params:
         """Return fresh parameters in torch's default dtype.
 
-        Convolutions are normal with standard deviation sqrt(2 / fan-out) (He et al. 2015, ICCV), scales are 1, shifts
-        are 0, and the head has PyTorch's default. Each name has its own stream of random numbers.
+        Convolutions are normal with standard deviation sqrt(2 / fan-out) (He et al. 2015, ICCV),
+        scales are 1, shifts are 0, and the head has PyTorch's default. Each name has its own stream
+        of random numbers.
         """
         params: Params = {}
         for name, shape in self.shapes.items():
             if self.groups[name] == "head":
                 continue
+
             if name in self.norm:
                 params[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
             else:
                 fan_out = shape[0] * math.prod(shape[2:])
                 params[name] = normal(key.fold(name), shape) * math.sqrt(2 / fan_out)
+
         head = {name: shape for name, shape in self.shapes.items() if self.groups[name] == "head"}
         return {**params, **default_init(head, key)}
 
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return features (n, 512) and no buffers."""
         x = group_norm(params, "norm", F.conv2d(x, params["conv.weight"], stride=2, padding=3))
-        x = F.relu(F.max_pool2d(x, 3, stride=2, padding=1))  # the other order gives the same numbers at a higher cost
+        x = F.relu(
+            F.max_pool2d(x, 3, stride=2, padding=1)
+        )  # the other order gives the same numbers at a higher cost
         for block in BLOCKS:
             x = residual(params, block, x)
         return x.mean((2, 3)), {}

@@ -1,4 +1,6 @@
-"""The structure of a user's module: its head, its tensors in layer order, and its body with replaced layers."""
+"""The structure of a user's module: its head, its tensors in layer order, and its body with
+replaced layers.
+"""
 
 from __future__ import annotations
 
@@ -21,68 +23,91 @@ class Owned(NamedTuple):
 
 def refusal(name: str, reason: str, *, key: str = "model.name") -> ConfigError:
     """Return the error for a module that cannot be used as a model."""
-    return ConfigError(f"the module '{name}' cannot be used as a model: {reason.rstrip('.')}.", key=key, got=name)
+    return ConfigError(
+        f"the module '{name}' cannot be used as a model: {reason.rstrip('.')}.", key=key, got=name
+    )
 
 
 def owned_tensors(module: nn.Module) -> dict[str, Owned]:
     """Return the parameters and the buffers of batch normalization, by name in layer order.
 
-    Frozen parameters and other buffers are constants and left out. A tensor that several layers share appears once.
+    Frozen parameters and other buffers are constants and left out. A tensor that several layers
+    share appears once.
     """
     found: dict[str, Owned] = {}
     for layer_name, layer in module.named_modules():
         parameters = layer.named_parameters(recurse=False)
-        tensors: dict[str, Tensor] = {name: tensor for name, tensor in parameters if tensor.requires_grad}
+        tensors: dict[str, Tensor] = {
+            name: tensor for name, tensor in parameters if tensor.requires_grad
+        }
         if is_batch_norm(layer):
             tensors.update(layer.named_buffers(recurse=False))
+
         prefix = f"{layer_name}." if layer_name else ""
         for name, tensor in tensors.items():
             if not any(tensor is other.tensor for other in found.values()):
                 found[f"{prefix}{name}"] = Owned(tensor, layer_name, layer)
+
     return found
 
 
 def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) -> str:
-    """Return the name of the head: ``head`` if given, else the last linear layer with ``num_classes`` outputs.
+    """Return the name of the head: ``head`` if given, else the last linear layer with
+    ``num_classes`` outputs.
 
     Raises:
         ConfigError: there is no such layer, or it cannot be a head.
     """
-    linear = {inner: layer for inner, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    linear = {
+        inner: layer for inner, layer in module.named_modules() if isinstance(layer, nn.Linear)
+    }
     fitting = [inner for inner, layer in linear.items() if layer.out_features == num_classes]
     if head is None and not fitting:
         reason = f"it has no nn.Linear with {num_classes} outputs, which its head must be"
         raise refusal(name, reason, key="model.head")
+
     head = fitting[-1] if head is None else head
     if head not in fitting:
         known = ", ".join(repr(inner) for inner in fitting) or "there is none"
         hint = did_you_mean(head, fitting).rstrip("?")
         reason = f"its head must be an nn.Linear with {num_classes} outputs ({known}), got '{head}'{hint}"
         raise refusal(name, reason, key="model.head")
+
     parameters = dict(linear[head].named_parameters())
     parametrized = not set(parameters) <= {"weight", "bias"}
     frozen = not all(tensor.requires_grad for tensor in parameters.values())
     if parametrized or frozen:
         raise refusal(name, f"its head '{head}' is frozen or parametrized", key="model.head")
+
     for inner, layer in module.named_modules():
         if layer is linear[head]:
             continue
+
         for tensor in layer.parameters(recurse=False):
             if any(tensor is parameter for parameter in parameters.values()):
-                raise refusal(name, f"its head '{head}' shares a parameter with '{inner}'", key="model.head")
+                raise refusal(
+                    name, f"its head '{head}' shares a parameter with '{inner}'", key="model.head"
+                )
+
     return head
 
 
 def body_skeleton(module: nn.Module, head: str) -> nn.Module:
-    """Return a copy without the head; its dropout and batch normalization depend on the current call."""
+    """Return a copy without the head; its dropout and batch normalization depend on the current
+    call.
+    """
     root = copy.deepcopy(module)
     substitutes: dict[nn.Module, nn.Module] = {root.get_submodule(head): nn.Identity()}
     for name, layer in root.named_modules():
         replacement = substitute(name, layer)
         if replacement is not None:
             substitutes[layer] = replacement
+
     for parent in list(root.modules()):
         for name, child in parent._modules.items():
             if child in substitutes:
                 parent._modules[name] = substitutes[child]
-    return substitutes.get(root, root).eval()  # new layers start in training mode, but all must be in the same mode
+
+    return substitutes.get(
+        root, root
+    ).eval()  # new layers start in training mode, but all must be in the same mode

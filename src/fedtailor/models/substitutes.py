@@ -1,7 +1,8 @@
 """Substitutes for layers of a user's module whose behavior depends on more than their input.
 
-Dropout draws from the key of the call. Batch normalization uses the weights of the examples and returns its new
-statistics. Both find the call in a variable of the thread, because threads train at the same time.
+Dropout draws from the key of the call. Batch normalization uses the weights of the examples and
+returns its new statistics. Both find the call in a variable of the thread, because threads train at
+the same time.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass
 class Call:
-    """One call of a model's ``features``: its arguments besides parameters and inputs, and its new buffers."""
+    """One call of a model's ``features``: its arguments besides parameters and inputs, and its new
+    buffers.
+    """
 
     weight: Tensor  # (n,)
     key: Key
     buffers: Params = field(default_factory=dict)
     """Statistics updated so far, by name."""
     draws: dict[str, int] = field(default_factory=dict)
-    """Number of draws of every dropout layer so far, by name: a layer that is used twice draws twice."""
+    """Number of draws of every dropout layer so far, by name: a layer that is used twice draws
+    twice."""
 
     def next_key(self, layer: str) -> Key:
         """Return the key of a layer's next draw."""
@@ -63,15 +67,17 @@ def calling(call: Call) -> Iterator[None]:
 def current_call() -> Call:
     """Return the current call of this thread."""
     if _current.call is None:
-        raise RuntimeError("this layer belongs to a fedtailor model and runs only within its features()")
+        raise RuntimeError(
+            "this layer belongs to a fedtailor model and runs only within its features()"
+        )
     return _current.call
 
 
 class KeyedDropout(nn.Module):
     """Dropout whose mask depends on the key of the call and the position of an entry.
 
-    ``channels``: drop whole channels (second axis) instead of single entries. The first axis of the mask is that of
-    the examples, so that padding rows at the end change nothing.
+    ``channels``: drop whole channels (second axis) instead of single entries. The first axis of the
+    mask is that of the examples, so that padding rows at the end change nothing.
     """
 
     def __init__(self, name: str, rate: float, *, channels: bool) -> None:
@@ -94,10 +100,11 @@ class KeyedDropout(nn.Module):
 class WeightedBatchNorm(nn.Module):
     """Batch normalization over the rows of weight > 0; new running statistics go to the call.
 
-    As in PyTorch, the batch is normalized by the biased variance, and the running variance follows the unbiased
-    variance. If a channel has a single value in the batch (PyTorch raises an error), the output is the layer's bias
-    and the running variance stays the same; without rows of weight > 0 all statistics stay the same. Parameters and
-    buffers have their original names; ``num_batches_tracked`` may be a float.
+    As in PyTorch, the batch is normalized by the biased variance, and the running variance follows
+    the unbiased variance. If a channel has a single value in the batch (PyTorch raises an error),
+    the output is the layer's bias and the running variance stays the same; without rows of weight >
+    0 all statistics stay the same. Parameters and buffers have their original names;
+    ``num_batches_tracked`` may be a float.
     """
 
     running_mean: Tensor | None
@@ -115,21 +122,27 @@ class WeightedBatchNorm(nn.Module):
             self.register_buffer(buffer, getattr(original, buffer))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize (n, channels, ...) by the statistics of the batch, in evaluation by the running statistics."""
+        """Normalize (n, channels, ...) by the statistics of the batch, in evaluation by the running
+        statistics.
+        """
         broadcast = (1, -1, *(1 for _ in x.shape[2:]))
         if self.training or self.running_mean is None or self.running_var is None:
             centered, var = self._center(x, broadcast)
         else:
             centered = x - self.running_mean.view(broadcast)
             var = self.running_var
+
         scale = torch.rsqrt(var + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
+
         result = centered * scale.view(broadcast)
         return result if self.bias is None else result + self.bias.view(broadcast)
 
     def _center(self, x: Tensor, broadcast: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return ``x`` minus the mean of the real rows, and their biased variance; update the running statistics."""
+        """Return ``x`` minus the mean of the real rows, and their biased variance; update the
+        running statistics.
+        """
         real = _row_weights(x, current_call().weight) > 0
         mask = real.view(-1, *(1 for _ in x.shape[1:]))
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -140,6 +153,7 @@ class WeightedBatchNorm(nn.Module):
         squares = torch.where(mask, centered, 0).square().sum(axes)
         if self.training and self.running_mean is not None:
             self._track(count, mean.detach(), squares.detach())
+
         return centered, squares / divisor
 
     def _track(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
@@ -149,7 +163,9 @@ class WeightedBatchNorm(nn.Module):
             name: buffers.get(self.prefix + name, getattr(self, name))
             for name in ("running_mean", "running_var", "num_batches_tracked")
         }
-        batches = torch.where(count > 0, before["num_batches_tracked"] + 1, before["num_batches_tracked"])
+        batches = torch.where(
+            count > 0, before["num_batches_tracked"] + 1, before["num_batches_tracked"]
+        )
         rate = 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
         old_mean = before["running_mean"]
         new_mean = old_mean + rate * (mean - old_mean)
@@ -161,15 +177,21 @@ class WeightedBatchNorm(nn.Module):
 
 
 def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight of each row of ``x``: an example has one row, or several consecutive rows."""
+    """Return the weight of each row of ``x``: an example has one row, or several consecutive
+    rows.
+    """
     repeats, rest = divmod(x.shape[0], weight.shape[0])
     if rest:
-        raise ValueError(f"batch normalization of {x.shape[0]} rows, but the batch has {weight.shape[0]} examples")
+        raise ValueError(
+            f"batch normalization of {x.shape[0]} rows, but the batch has {weight.shape[0]} examples"
+        )
     return weight[:, None].expand(-1, repeats).reshape(-1)
 
 
 def substitute(name: str, layer: nn.Module) -> nn.Module | None:
-    """Return the substitute for a layer, or None if the layer can stay; subclasses of these layers stay."""
+    """Return the substitute for a layer, or None if the layer can stay; subclasses of these layers
+    stay.
+    """
     if type(layer) in ENTRY_DROPOUTS + CHANNEL_DROPOUTS:
         assert isinstance(layer, nn.modules.dropout._DropoutNd)
         return KeyedDropout(name, layer.p, channels=type(layer) in CHANNEL_DROPOUTS)

@@ -1,8 +1,9 @@
 """The wide residual network of depth 16 and width 2, for images of any size.
 
-Zagoruyko and Komodakis 2016, "Wide Residual Networks" (BMVC), without dropout. The paper uses batch normalization. The
-default here is group normalization (Wu and He 2018, "Group Normalization", ECCV), which needs no running statistics:
-those of clients with different data have no meaningful average.
+Zagoruyko and Komodakis 2016, "Wide Residual Networks" (BMVC), without dropout. The paper uses batch
+normalization. The default here is group normalization (Wu and He 2018, "Group Normalization",
+ECCV), which needs no running statistics: those of clients with different data have no meaningful
+average.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LARGEST_NUMBER_OF_GROUPS = 8
 
 
 class Block(nn.Module):
-    """Normalization, ReLU and convolution, twice; added to the input, or to its projection if the size changes."""
+    """Normalization, ReLU and convolution, twice; added to the input, or to its projection if the
+    size changes.
+    """
 
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -39,7 +42,9 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(inputs, channels, 1, stride, bias=False) if projects else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, channels, height / stride, width / stride), rounded up; it projects the activated input."""
+        """Return (n, channels, height / stride, width / stride), rounded up; it projects the
+        activated input.
+        """
         active = F.relu(self.norm1(x))
         y = self.conv2(F.relu(self.norm2(self.conv1(active))))
         shortcut = x if self.shortcut is None else self.shortcut(active)
@@ -48,7 +53,9 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A convolution ``conv``, six blocks, normalization ``norm``, ReLU, mean over pixels; the head."""
+    """A convolution ``conv``, six blocks, normalization ``norm``, ReLU, mean over pixels; the
+    head.
+    """
 
     def __init__(self, input_shape: Shape, num_classes: int, norm: Norm) -> None:
         super().__init__()
@@ -58,8 +65,11 @@ class WideResNet(nn.Module):
         for stage, channels in enumerate(STAGE_CHANNELS, start=1):
             for number in range(1, BLOCKS_PER_STAGE + 1):
                 stride = 2 if stage > 1 and number == 1 else 1
-                self.blocks.add_module(f"stage{stage}_block{number}", Block(inputs, channels, stride, norm))
+                self.blocks.add_module(
+                    f"stage{stage}_block{number}", Block(inputs, channels, stride, norm)
+                )
                 inputs = channels
+
         self.norm = norm_layer(norm, inputs)
         self.head = nn.Linear(inputs, num_classes)
 
@@ -77,13 +87,14 @@ def norm_layer(norm: Norm, channels: int) -> nn.Module:
 
 
 def wideresnet16(input_shape: Shape, num_classes: int, *, norm: Norm = "group") -> ModuleModel:
-    """Build the network; designed for 32 x 32 images; other sizes work, too. Layers have PyTorch's initialization.
+    """Build the network; designed for 32 x 32 images; other sizes work, too. Layers have PyTorch's
+    initialization.
 
     Args:
         input_shape: (channels, height, width).
         num_classes: number of classes.
-        norm: ``"group"``: group normalization with at most 8 groups; ``"batch"``: batch normalization, with
-            statistics of the rows of weight > 0 only.
+        norm: ``"group"``: group normalization with at most 8 groups; ``"batch"``: batch
+            normalization, with statistics of the rows of weight > 0 only.
 
     Raises:
         ConfigError: the inputs are not images, or ``norm`` is unknown.
@@ -91,4 +102,6 @@ def wideresnet16(input_shape: Shape, num_classes: int, *, norm: Norm = "group") 
     check_value(norm, Norm, key="model.options.norm")
     shape = check_images("wideresnet16", input_shape)
     module = WideResNet(shape, num_classes, norm)
-    return from_module(module, input_shape=shape, num_classes=num_classes, head="head", name="wideresnet16")
+    return from_module(
+        module, input_shape=shape, num_classes=num_classes, head="head", name="wideresnet16"
+    )

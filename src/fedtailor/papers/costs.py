@@ -23,7 +23,8 @@ OTHER_NETWORKS = "other networks"
 _OFFICIAL_TEST_SHARE = 1 / 6
 """About the share of a data set that is its official test part."""
 _AFTER_TRAINING = ("finetune_epochs", "adapt_epochs")
-"""Epochs of personalization; options with other names that end in ``_epochs`` are for every round."""
+"""Epochs of personalization; options with other names that end in ``_epochs`` are for every
+round."""
 
 _GRAY = (1, 28, 28)
 _SHAPES = {
@@ -50,9 +51,9 @@ class Estimate:
 def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
     """Return what a run would cost; None if no record is of use.
 
-    The best basis is another seed of the same run, then runs of the same method with the same network, of any method
-    with this network, and of all runs. All but the first are scaled by the examples that are trained on, times epochs,
-    times the operations of the network.
+    The best basis is another seed of the same run, then runs of the same method with the same
+    network, of any method with this network, and of all runs. All but the first are scaled by the
+    examples that are trained on, times epochs, times the operations of the network.
 
     Args:
         cell: the run.
@@ -61,24 +62,32 @@ def estimate(cell: Cell, records: Iterable[Record]) -> Estimate | None:
     algorithm = cell.values["algorithm"]["name"]
     if ":" not in algorithm and algorithm not in ALGORITHMS:
         return None
+
     finished = [record for record in records if _has_trained(record)]
     same = _known_seconds(record for record in finished if record["digest"] == cell.digest)
     if same:
         return Estimate(statistics.median(same), "another seed")
+
     alike = [record for record in finished if _network(record["config"]) == _network(cell.values)]
     own = [record for record in alike if record["config"]["algorithm"]["name"] == algorithm]
-    for basis, found in (("same method", own), ("other methods", alike), (OTHER_NETWORKS, finished)):
+    for basis, found in (
+        ("same method", own),
+        ("other methods", alike),
+        (OTHER_NETWORKS, finished),
+    ):
         seconds = _scaled(cell, found)
         if seconds is not None:
             return Estimate(seconds, basis)
+
     return None
 
 
 def run_seconds(record: Record) -> float | None:
     """Return the seconds of a run on a machine that does nothing else; None if they are not known.
 
-    That is its processor time divided by the number of cores. It is not known of a run that was interrupted and
-    resumed. Older records have the wall clock only, which also counts other work on the machine, and pauses.
+    That is its processor time divided by the number of cores. It is not known of a run that was
+    interrupted and resumed. Older records have the wall clock only, which also counts other work on
+    the machine, and pauses.
     """
     if "cpu_seconds" not in record:
         return float(record["result"]["seconds"]["total"])
@@ -103,7 +112,9 @@ def _network(values: Mapping[str, Any]) -> str:
 
 
 def _scaled(cell: Cell, records: Iterable[Record]) -> float | None:
-    """Return the seconds of a run from those of others; None if there are none, or its size is not known."""
+    """Return the seconds of a run from those of others; None if there are none, or its size is not
+    known.
+    """
     wanted = _work(cell.values)
     sizes = [(run_seconds(record), _work(record["config"])) for record in records]
     rates = [seconds / work for seconds, work in sizes if work and seconds is not None]
@@ -113,7 +124,9 @@ def _scaled(cell: Cell, records: Iterable[Record]) -> float | None:
 
 
 def _work(values: Mapping[str, Any]) -> float | None:
-    """Return the floating-point operations of a run, roughly; None if they are not known without the data."""
+    """Return the floating-point operations of a run, roughly; None if they are not known without
+    the data.
+    """
     passes = example_passes(values)
     if passes is None or "name" not in values.get("model", {}):
         return None
@@ -129,16 +142,20 @@ def _operations(network: str, shape: tuple[int, ...]) -> int:
 
 
 def example_passes(values: Mapping[str, Any]) -> float | None:
-    """Return how often a run computes the gradient of an example, roughly; None if the size of the data is not known.
+    """Return how often a run computes the gradient of an example, roughly; None if the size of the
+    data is not known.
 
-    What a method does beside its epochs is not counted, such as evaluations, or gradients within a step.
+    What a method does beside its epochs is not counted, such as evaluations, or gradients within a
+    step.
     """
     return _example_passes(json.dumps(values, sort_keys=True))
 
 
 @cache
 def _example_passes(text: str) -> float | None:
-    """Return :func:`example_passes` of a configuration as JSON. A comparison of many runs asks for the same ones."""
+    """Return :func:`example_passes` of a configuration as JSON. A comparison of many runs asks for
+    the same ones.
+    """
     config = make_config(json.loads(text))
     examples = _training_examples(config.data)
     if examples is None:
@@ -156,9 +173,11 @@ def _share_that_trains(config: Config) -> float:
         who = load_algorithm(config.algorithm.name).trains
     if who == "all":
         return 1.0
+
     participation = schedule.participation
     if participation.plan == "fixed":
         return participation.count / config.data.clients
+
     return participation.probability
 
 
@@ -173,7 +192,9 @@ def _passes_per_round(config: Config, examples: float) -> float:
 
 
 def _training_examples(data: DataOptions) -> float | None:
-    """Return the number of training examples of all clients; None if it is not known without the data."""
+    """Return the number of training examples of all clients; None if it is not known without the
+    data.
+    """
     quota = re.search(r"quota=(\d+)", data.partition)
     total = float(DATASETS[data.dataset].examples)
     has_official_test = data.test in ("by_label", "by_subclass", "complete")
@@ -183,8 +204,10 @@ def _training_examples(data: DataOptions) -> float | None:
         total = float(data.subset)
     elif has_official_test:
         total *= 1 - _OFFICIAL_TEST_SHARE
+
     if total < 0:
         return None
     if not has_official_test:
         total *= 1 - data.test_share
+
     return total * data.fraction

@@ -55,13 +55,16 @@ class Column(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Layer):
-    """A method with its hyper-parameters. ``columns`` holds those that the paper tunes per data set."""
+    """A method with its hyper-parameters. ``columns`` holds those that the paper tunes per data
+    set.
+    """
 
     label: str
     point: Point
     """The evaluation point of the paper's numbers."""
     run_of: str = ""
-    """Method whose run also has this method's numbers, as FedAvg-FT's has those of FedAvg; empty: it has its own run.
+    """Method whose run also has this method's numbers, as FedAvg-FT's has those of FedAvg; empty:
+    it has its own run.
 
     The method then has no settings."""
     columns: dict[str, Any] = field(default_factory=dict)
@@ -89,19 +92,20 @@ class Explanation:
     scores: tuple[str, ...] = ()
     """Scores of these cells; empty: all."""
     text: str
-    """The explanation, and the experiment that could have refuted it; or what experiments have ruled out."""
+    """The explanation, and the experiment that could have refuted it; or what experiments have
+    ruled out."""
     cause: Literal["found", "elsewhere", "open"] = "found"
-    """What is known: ``found``, the text says why; ``elsewhere``, an independent program with the same data and
-    choices is as far from print or farther, so our code is not the cause, but the cause is not known; ``open``,
-    neither."""
+    """What is known: ``found``, the text says why; ``elsewhere``, an independent program with the
+    same data and choices is as far from print or farther, so our code is not the cause, but the
+    cause is not known; ``open``, neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of a paper.
 
-    ``reference`` holds per method the printed numbers in the order of the columns, or such a list per score; nan stands
-    for a number that is not printed.
+    ``reference`` holds per method the printed numbers in the order of the columns, or such a list
+    per score; nan stands for a number that is not printed.
     """
 
     title: str
@@ -121,13 +125,24 @@ def build_section(cls: type[T], values: Any, section: str) -> T:
         ConfigError: a key is unknown or missing, or a value does not fit.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"[{section}] must be a section with keys, got {values!r}.", key=section, got=repr(values))
+        raise ConfigError(
+            f"[{section}] must be a section with keys, got {values!r}.",
+            key=section,
+            got=repr(values),
+        )
+
     known = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
     for name, each in known.items():
         needed = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-        if needed and name not in values and values.keys() <= known.keys():  # the error about an unknown key says more
+        if (
+            needed and name not in values and values.keys() <= known.keys()
+        ):  # the error about an unknown key says more
             raise ConfigError(f"[{section}] needs '{name}'.", key=f"{section}.{name}")
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+    plain = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
     built = build(cls, plain, section=section)
     check_options(built, owner=section)
+
     return built

@@ -1,4 +1,6 @@
-"""The report of papers: printed and measured numbers side by side, with the figures that records can give. No torch."""
+"""The report of papers: printed and measured numbers side by side, with the figures that records
+can give. No torch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ _FIGURES = (
 )
 
 
-def build_report(papers: Mapping[str, Paper], records: Mapping[str, Sequence[Record]], *, table: str = "") -> Page:
+def build_report(
+    papers: Mapping[str, Paper], records: Mapping[str, Sequence[Record]], *, table: str = ""
+) -> Page:
     """Build the page of some papers from their records.
 
     Args:
@@ -61,9 +65,12 @@ def build_report(papers: Mapping[str, Paper], records: Mapping[str, Sequence[Rec
     """
     current = {name: _current(paper, records[name]) for name, paper in papers.items()}
     judged = [row for name, paper in papers.items() for row in judged_numbers(paper, current[name])]
-    sections = [Section(name="verdicts", title="Verdicts", notes=[sentence(count(judged)), _HOW_TO_READ])]
+    sections = [
+        Section(name="verdicts", title="Verdicts", notes=[sentence(count(judged)), _HOW_TO_READ])
+    ]
     for name, paper in papers.items():
         sections += _sections(paper, current[name], table)
+
     labels = ", ".join(_label(paper) for paper in papers.values())
     return Page(render_page(f"Printed and measured: {labels}", sections), sections)
 
@@ -92,15 +99,21 @@ def _sections(paper: Paper, records: Sequence[Record], table: str) -> Iterator[S
     places = places_by_explanation(paper, judged_numbers(paper, records))
     outside = [f"Outside: {where}. {text}" for text, where in places.items()]
     shown = [f"The paper's {each.name}: {each.words}" for each in SHOWN.get(paper.name, ())]
-    missing = [f"Figure {number} is not drawn: {words}." for number, words in MISSING.get(paper.name, {}).items()]
+    missing = [
+        f"Figure {number} is not drawn: {words}."
+        for number, words in MISSING.get(paper.name, {}).items()
+    ]
     yield Section(
         name=paper.name,
         title=_label(paper),
-        notes=[f"{paper.source.title} ({paper.source.authors} {paper.source.year}, {paper.source.venue})."],
+        notes=[
+            f"{paper.source.title} ({paper.source.authors} {paper.source.year}, {paper.source.venue})."
+        ],
         tables=[each for each in tables if each.table.rows],
         remarks=[*outside, *shown, *missing],
     )
     columns = dict.fromkeys(column for name in names for column in paper.tables[name].columns)
+
     for column in columns:
         own = [record for record in records if record["column"] == column]
         figures = _figures(paper, column, own)
@@ -115,6 +128,7 @@ def _printed_and_measured(paper: Paper, name: str, records: Sequence[Record]) ->
     found = [row for row in rows if row["value"] is not None]
     missing = len(rows) - len(found)
     below = f"{missing} of {len(rows)} numbers have no record yet." if missing else ""
+
     return NamedTable(
         name=f"{paper.name}-table-{name}",
         title=f"Table {name}: {paper.tables[name].title}",
@@ -149,6 +163,7 @@ def _figures(paper: Paper, column: str, records: Sequence[Record]) -> list[Figur
     by_method: dict[str, dict[int, Record]] = {}
     for record in records:
         by_method.setdefault(record["method"], {})[int(record["seed"])] = record
+
     methods = [
         _method(paper, method, by_method[method])
         for method in by_method
@@ -156,12 +171,15 @@ def _figures(paper: Paper, column: str, records: Sequence[Record]) -> list[Figur
     ]
     if not methods:
         return []
+
     figures = [figure for draw in _FIGURES for figure in draw(methods)]
     return [_renamed(figure, f"{paper.name}-{column}-{figure.name}") for figure in figures]
 
 
 def _renamed(figure: Figure, name: str) -> Figure:
-    return Figure(name=name, title=figure.title, caption=figure.caption, draw=figure.draw, table=figure.table)
+    return Figure(
+        name=name, title=figure.title, caption=figure.caption, draw=figure.draw, table=figure.table
+    )
 
 
 def _has_curve(record: Record) -> bool:
@@ -198,12 +216,17 @@ def _seed(record: Record) -> SeedRecords:
         seeds={},
     )
     found = SeedRecords(run)
+
     for each in record["curve"]:
         if each["clients"] == "known":
-            found.curves.setdefault(each["point"], {})[int(each["round"])] = CurvePoint(each["mean"], None)
+            found.curves.setdefault(each["point"], {})[int(each["round"])] = CurvePoint(
+                each["mean"], None
+            )
+
     for point, correct in record["by_client"]["correct"].items():
         found.scores[point] = dict(_scores(record["by_client"], correct))
         found.rounds[point] = int(record["result"]["rounds"])
+
     training = record.get("training", {})
     _add_training(found, training.get("curve", {}), training.get("last_round", {}))
     return found
@@ -235,13 +258,22 @@ def _diagnostics(values: Mapping[str, Sequence[float | None]], client: int) -> d
     return {name: number for name, number in own.items() if number is not None}
 
 
-def _add_training(found: SeedRecords, curve: Mapping[str, Any], last_round: Mapping[str, Any]) -> None:
-    """Add training metrics: means over clients by round, and those of single clients in the last round."""
+def _add_training(
+    found: SeedRecords, curve: Mapping[str, Any], last_round: Mapping[str, Any]
+) -> None:
+    """Add training metrics: means over clients by round, and those of single clients in the last
+    round.
+    """
     for name, values in curve.items():
         if name != "round":
             pairs = zip(curve["round"], values, strict=True)
-            found.followed[name] = {int(number): [value] for number, value in pairs if value is not None}
+            found.followed[name] = {
+                int(number): [value] for number, value in pairs if value is not None
+            }
+
     for name, values in last_round.items():
         if name != "client":
             pairs = zip(last_round["client"], values, strict=True)
-            found.last_training[name] = {int(client): value for client, value in pairs if value is not None}
+            found.last_training[name] = {
+                int(client): value for client, value in pairs if value is not None
+            }

@@ -28,7 +28,8 @@ class Difference(NamedTuple):
     figure: str
     """``pooled`` if clients count by their numbers of test examples, else ``mean``."""
     over_clients: Interval | None
-    """For other clients, the trained models as they are; None if the seeds have different splits, or for one client."""
+    """For other clients, the trained models as they are; None if the seeds have different splits,
+    or for one client."""
     over_seeds: Interval | None
     """For other seeds, the clients as they are; None for one seed."""
 
@@ -43,11 +44,12 @@ class _Gaps(NamedTuple):
 
 
 def difference(first: Cell, second: Cell, records: Sequence[Record]) -> Difference:
-    """Compare two methods client by client, each at its first score, over all seeds that have a record of both.
+    """Compare two methods client by client, each at its first score, over all seeds that have a
+    record of both.
 
-    The difference of a seed is the mean over its clients, weighted by their test examples if the first score is
-    ``pooled``. Intervals are t intervals: over clients, of each client's mean difference over the seeds; over seeds,
-    of the differences of the seeds.
+    The difference of a seed is the mean over its clients, weighted by their test examples if the
+    first score is ``pooled``. Intervals are t intervals: over clients, of each client's mean
+    difference over the seeds; over seeds, of the differences of the seeds.
 
     Args:
         first: a cell.
@@ -55,7 +57,8 @@ def difference(first: Cell, second: Cell, records: Sequence[Record]) -> Differen
         records: those of the paper.
 
     Raises:
-        DataError: no seed has a record of both, or the records lack the scores of single clients or differ in split.
+        DataError: no seed has a record of both, or the records lack the scores of single clients or
+            differ in split.
     """
     own = {int(record["seed"]): record for record in records_of(first, records)}
     others = {int(record["seed"]): record for record in records_of(second, records)}
@@ -63,12 +66,16 @@ def difference(first: Cell, second: Cell, records: Sequence[Record]) -> Differen
     if not seeds:
         methods = f"{first.method} and {second.method}"
         raise DataError(f"no seed has a record of both {methods} on {first.column}.", key="results")
+
     gaps = {seed: _gaps(first, second, own[seed], others[seed]) for seed in seeds}
     by_seed = {seed: _weighted_mean(each.values, each.weights) for seed, each in gaps.items()}
     over_clients = None
     if len({each.split for each in gaps.values()}) == 1:
-        client_means = [_mean(column) for column in zip(*(each.values for each in gaps.values()), strict=True)]
+        client_means = [
+            _mean(column) for column in zip(*(each.values for each in gaps.values()), strict=True)
+        ]
         over_clients = _interval(client_means, gaps[seeds[0]].weights)
+
     return Difference(
         value=_mean(list(by_seed.values())),
         by_seed=by_seed,
@@ -91,15 +98,21 @@ def _gaps(first: Cell, second: Cell, own: Record, other: Record) -> _Gaps:
             "clients, or of other examples, so they cannot be compared client by client.",
             key="results",
         )
+
     sizes = [own["by_client"]["num_test"][client] for client in scored]
-    values = [(ours[client] - theirs[client]) / size for client, size in zip(scored, sizes, strict=True)]
+    values = [
+        (ours[client] - theirs[client]) / size for client, size in zip(scored, sizes, strict=True)
+    ]
     if _figure(first) == "mean":
         sizes = [1] * len(scored)
+
     return _Gaps(values, [size / sum(sizes) for size in sizes], split)
 
 
 def _correct(cell: Cell, record: Record) -> list[Any]:
-    """Return each client's correct predictions at the point of a cell's first score; None for one without a score."""
+    """Return each client's correct predictions at the point of a cell's first score; None for one
+    without a score.
+    """
     point = _first_reading(cell).score.point
     correct = record.get("by_client", {}).get("correct", {}).get(point)
     if correct is None:
@@ -108,6 +121,7 @@ def _correct(cell: Cell, record: Record) -> list[Any]:
             f"the evaluation point '{point}', as records of earlier versions. Remove it, and run the cell again.",
             key="results",
         )
+
     return list(correct)
 
 
@@ -128,12 +142,16 @@ def _interval(values: Sequence[float], weights: Sequence[float]) -> Interval | N
     """Return the t interval of a weighted mean of independent values; None for fewer than two."""
     if len(values) < 2:
         return None
+
     from scipy.stats import t
 
     center = _weighted_mean(values, weights)
-    squares = math.fsum(weight**2 * (value - center) ** 2 for value, weight in zip(values, weights, strict=True))
+    squares = math.fsum(
+        weight**2 * (value - center) ** 2 for value, weight in zip(values, weights, strict=True)
+    )
     error = math.sqrt(squares * len(values) / (len(values) - 1))
     half_width = float(t.ppf(0.975, len(values) - 1)) * error
+
     return Interval(center - half_width, center + half_width)
 
 

@@ -1,7 +1,8 @@
-"""The plan: a file that lists runs of the papers' tables in the order in which they are to be made. No torch.
+"""The plan: a file that lists runs of the papers' tables in the order in which they are to be made.
+No torch.
 
-``experiments/plan.toml`` has one section ``[[runs]]`` per step: a paper, one of its tables, and which of its columns
-and methods to run with which seeds.
+``experiments/plan.toml`` has one section ``[[runs]]`` per step: a paper, one of its tables, and
+which of its columns and methods to run with which seeds.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ def read_plan(path: str | Path, folder: Path | None = None) -> list[Cell]:
     try:
         return single_runs(_cells(values, folder))
     except ConfigError as error:
-        raise ConfigError(f"'{path}': {error}", key=error.key, path=str(path), allowed=error.allowed) from error
+        raise ConfigError(
+            f"'{path}': {error}", key=error.key, path=str(path), allowed=error.allowed
+        ) from error
 
 
 def single_runs(planned: Iterable[Cell]) -> list[Cell]:
-    """Return the runs that cells need, in order and each once: cells with equal settings and seed share a run.
+    """Return the runs that cells need, in order and each once: cells with equal settings and seed
+    share a run.
 
     The run belongs to the method that trains so, not to one whose numbers are read from it.
     """
@@ -72,14 +76,19 @@ def _is_read(cell: Cell) -> bool:
 def _cells(values: dict[str, Any], folder: Path | None) -> list[Cell]:
     steps = values.get("runs")
     if list(values) != ["runs"] or not isinstance(steps, list) or not steps:
-        raise ConfigError("a plan must consist of sections [[runs]].", key="runs", allowed="[[runs]]")
+        raise ConfigError(
+            "a plan must consist of sections [[runs]].", key="runs", allowed="[[runs]]"
+        )
+
     papers: dict[str, Paper] = {}
     planned = []
     for number, section in enumerate(steps, start=1):
         step = build_section(Step, section, f"runs, number {number}")
         if step.paper not in papers:
             papers[step.paper] = load_paper(step.paper, folder)
+
         planned += _cells_of(papers[step.paper], step)
+
     return planned
 
 

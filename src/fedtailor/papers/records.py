@@ -1,4 +1,6 @@
-"""Records of experiments, one small file per run, and their comparison with the papers' numbers. No torch."""
+"""Records of experiments, one small file per run, and their comparison with the papers' numbers. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ _FLAT_LIST = re.compile(r"\[[^][{}\"]*\]")
 def make_record(cell: Cell, result: Mapping[str, Any], provenance: Mapping[str, Any]) -> Record:
     """Return the record of a cell from the result of its run, without the long parts."""
     kept = {name: value for name, value in result.items() if name not in ("run", "sites")}
-    scores = {reading.name: describe(reading, read_score(reading, result)) for reading in cell.readings}
+    scores = {
+        reading.name: describe(reading, read_score(reading, result)) for reading in cell.readings
+    }
+
     return {
         **cell.place(),
         "digest": cell.digest,
@@ -54,6 +59,7 @@ def describe(reading: Reading, value: float | None) -> Record:
     difference = None
     if value is not None and reading.reference is not None:
         difference = value - reading.reference
+
     return {
         "label": score.label,
         "point": score.point,
@@ -76,8 +82,8 @@ def read_score(reading: Reading, result: Mapping[str, Any]) -> float | None:
 def values_by_round(reading: Reading, record: Record) -> list[float]:
     """Return a number in all rounds in which every client was scored, in the order of the rounds.
 
-    The last round is one of them. Empty if the record has no curve, curves do not have the number, or there are new
-    clients, which no round scores together with the others.
+    The last round is one of them. Empty if the record has no curve, curves do not have the number,
+    or there are new clients, which no round scores together with the others.
 
     Args:
         reading: the number.
@@ -86,22 +92,29 @@ def values_by_round(reading: Reading, record: Record) -> list[float]:
     score = reading.score
     if score.condition or score.figure not in _FIGURES_OF_CURVES:
         return []
+
     all_clients = 1 if score.point.endswith("_complete") else record["result"]["clients"]
     return [
         each[score.figure]
         for each in record.get("curve", [])
-        if (each["point"], each["clients"], each["evaluated"]) == (score.point, score.clients, all_clients)
+        if (each["point"], each["clients"], each["evaluated"])
+        == (score.point, score.clients, all_clients)
     ]
 
 
 def write_record(folder: Path, record: Record) -> Path:
-    """Write a record to ``folder``/PAPER and return its path. A record of the same run is replaced."""
-    name = safe_name(f"{record['column']}-{record['method']}-seed{record['seed']}-{record['digest'][:8]}")
+    """Write a record to ``folder``/PAPER and return its path. A record of the same run is
+    replaced.
+    """
+    name = safe_name(
+        f"{record['column']}-{record['method']}-seed{record['seed']}-{record['digest'][:8]}"
+    )
     path = folder / str(record["paper"]) / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise unwritable(path.parent, reason) from reason
+
     write_whole(path, _FLAT_LIST.sub(_on_one_line, to_json(record, indent=1)) + "\n")
     return path
 
@@ -122,9 +135,12 @@ def read_records(folder: Path, paper: str) -> list[Record]:
         record = read_json(path)
         if not isinstance(record, dict) or any(name not in record for name in _NEEDED):
             raise DataError(
-                f"'{path}' is not a record of an experiment: it needs {', '.join(_NEEDED)}.", path=str(path)
+                f"'{path}' is not a record of an experiment: it needs {', '.join(_NEEDED)}.",
+                path=str(path),
             )
+
         found.append(record)
+
     return found
 
 
@@ -141,15 +157,21 @@ def unused(paper: Paper, records: Iterable[Record]) -> list[Record]:
 
 
 def compare(paper: Paper, table: str, records: Sequence[Record]) -> list[Record]:
-    """Return one row per number of a table: the paper's, the mean of our records over seeds, and the verdict.
+    """Return one row per number of a table: the paper's, the mean of our records over seeds, and
+    the verdict.
 
-    ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where there is no printed
-    number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds of the highest value among the
-    ``scored_rounds``; None where there are fewer than two. It is chosen on test examples, so no verdict uses it.
-    ``explanation`` says what is known of the cause of a number outside, and ``cause`` how much: ``found``,
-    ``elsewhere`` or ``open`` (see :class:`Explanation`).
+    ``verdict`` is ``within`` or ``outside`` the paper's tolerance for so many seeds; None where
+    there is no printed number, no record or no tolerance. ``best_of_rounds`` is the mean over seeds
+    of the highest value among the ``scored_rounds``; None where there are fewer than two. It is
+    chosen on test examples, so no verdict uses it. ``explanation`` says what is known of the cause
+    of a number outside, and ``cause`` how much: ``found``, ``elsewhere`` or ``open`` (see
+    :class:`Explanation`).
     """
-    return [_row(cell, reading, records_of(cell, records)) for cell in cells(paper, table) for reading in cell.readings]
+    return [
+        _row(cell, reading, records_of(cell, records))
+        for cell in cells(paper, table)
+        for reading in cell.readings
+    ]
 
 
 def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
@@ -162,8 +184,15 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
     scored_rounds = min(map(len, by_round), default=0)
     verdict = _verdict(described["difference"], tolerance)
     explanations = cell.paper.explanations_of(cell.column, cell.method, reading.name)
-    evaluated = [_metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own]
-    splits = {record.get("provenance", {}).get("split_sha256") for record, value in found if value is not None}
+    evaluated = [
+        _metrics(reading, record["result"]).get("clients", {}).get("evaluated") for record in own
+    ]
+    splits = {
+        record.get("provenance", {}).get("split_sha256")
+        for record, value in found
+        if value is not None
+    }
+
     return {
         "paper": cell.paper.name,
         "table": cell.table,
@@ -175,7 +204,9 @@ def _row(cell: Cell, reading: Reading, own: Sequence[Record]) -> Record:
         "verdict": verdict,
         "explanation": _words(explanations) if verdict == "outside" else "",
         "cause": _cause(explanations),
-        "best_of_rounds": _mean([max(values) for values in by_round]) if scored_rounds > 1 else None,
+        "best_of_rounds": _mean([max(values) for values in by_round])
+        if scored_rounds > 1
+        else None,
         "scored_rounds": scored_rounds,
         "spread": reading.spread,
         "deviation": _deviation(values),
@@ -194,7 +225,9 @@ def _words(explanations: Sequence[Explanation]) -> str:
 
 
 def _cause(explanations: Sequence[Explanation]) -> str:
-    """Return the most that is known: ``found``, ``elsewhere`` or ``open`` (see :class:`Explanation`)."""
+    """Return the most that is known: ``found``, ``elsewhere`` or ``open`` (see
+    :class:`Explanation`).
+    """
     known = {each.cause for each in explanations}
     return next((cause for cause in ("found", "elsewhere") if cause in known), "open")
 
@@ -202,13 +235,17 @@ def _cause(explanations: Sequence[Explanation]) -> str:
 def _metrics(reading: Reading, result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the figures that contain a number; empty if the result does not have them."""
     score = reading.score
-    points: Mapping[str, Any] = result.get("new_clients" if score.clients == "new" else "metrics", {})
+    points: Mapping[str, Any] = result.get(
+        "new_clients" if score.clients == "new" else "metrics", {}
+    )
     metrics: Mapping[str, Any] = points.get(score.point, {})
     return metrics.get("conditions", {}).get(score.condition, {}) if score.condition else metrics
 
 
 def _verdict(difference: float | None, tolerance: float | None) -> str | None:
-    """Return whether a difference from a printed number is within tolerance; None if there is nothing to judge."""
+    """Return whether a difference from a printed number is within tolerance; None if there is
+    nothing to judge.
+    """
     if difference is None or tolerance is None:
         return None
     return "within" if abs(difference) <= tolerance + _ROUNDING else "outside"

@@ -44,12 +44,14 @@ class TooLong(RunError):
 class TimeLimit:
     """Passes the progress of a run on, and stops a run that would take too long.
 
-    Like the estimates, it counts processor time divided by the number of cores: a run that shares the machine with
-    other work is not longer for it.
+    Like the estimates, it counts processor time divided by the number of cores: a run that shares
+    the machine with other work is not longer for it.
     """
 
     def __init__(self, inner: Progress, seconds: float) -> None:
-        """Stop a run that would take more than ``seconds`` on a machine that does nothing else, by its first rounds."""
+        """Stop a run that would take more than ``seconds`` on a machine that does nothing else, by
+        its first rounds.
+        """
         self._inner = inner
         self._limit = seconds
         self._cores: int = machine()["physical_cores"]
@@ -77,6 +79,7 @@ class TimeLimit:
         now = _cpu_seconds()
         self._seconds.append((now - self._last) / self._cores)
         self._last = now
+
         if done == max(2, math.ceil(_SHARE_BEFORE_LIMIT * self._rounds)):
             expected = statistics.median(self._seconds) * self._rounds
             if expected > self._limit:
@@ -96,7 +99,9 @@ class TimeLimit:
 
 
 def default_folder(cell: Cell, *, is_trial: bool = False) -> Path:
-    """Return the run folder of a cell, where an interrupted run resumes; for a trial, one that does not exist yet."""
+    """Return the run folder of a cell, where an interrupted run resumes; for a trial, one that does
+    not exist yet.
+    """
     name = f"{cell.paper.name}-{cell.column}-{cell.method}-seed{cell.seed}"
     if is_trial:
         return unused_folder(name)
@@ -104,9 +109,15 @@ def default_folder(cell: Cell, *, is_trial: bool = False) -> Path:
 
 
 def run_cell(
-    cell: Cell, folder: Path, *, data_dir: str = "", rounds: int | None = None, progress: Progress | None = None
+    cell: Cell,
+    folder: Path,
+    *,
+    data_dir: str = "",
+    rounds: int | None = None,
+    progress: Progress | None = None,
 ) -> Record:
-    """Run a cell in ``folder``, or what is left of its run there, and return its record. The record is not written.
+    """Run a cell in ``folder``, or what is left of its run there, and return its record. The record
+    is not written.
 
     Args:
         cell: the cell.
@@ -125,15 +136,19 @@ def run_cell(
         given.append(("data.dir", data_dir))
     if rounds is not None:
         given.append(("federation.rounds", rounds))
+
     config = with_curve(make_config(cell.values, given))
     resumed = holds_run(folder)
     cpu = _cpu_seconds()
     result = run(config, out=folder, reuse=neighbours(folder), progress=progress)
     cpu = _cpu_seconds() - cpu
     finished = read_run(folder)
+
     return {
         **make_record(cell, result, finished.provenance),
-        "cpu_seconds": None if resumed or "reused" in result else cpu,  # what another process took is not known
+        "cpu_seconds": None
+        if resumed or "reused" in result
+        else cpu,  # what another process took is not known
         "curve": learning_curve(finished),
         "by_client": scores_by_client(finished),
         "training": training_metrics(finished),
@@ -143,15 +158,19 @@ def run_cell(
 def with_curve(config: Config) -> Config:
     """Return a configuration that also evaluates during the run, which does not change it.
 
-    Global and local models are evaluated at every tenth of the run, personalized ones at every quarter. With new
-    clients, personalized models are evaluated at the end only: there may be many more new clients than others.
+    Global and local models are evaluated at every tenth of the run, personalized ones at every
+    quarter. With new clients, personalized models are evaluated at the end only: there may be many
+    more new clients than others.
     """
     schedule = config.schedule
     evaluate_every = schedule.evaluate_every or math.ceil(schedule.rounds / _EVALUATIONS)
     personalized_every = schedule.personalized_every
     if not personalized_every and not config.data.new_clients:
         personalized_every = math.ceil(schedule.rounds / _PERSONALIZED_EVALUATIONS)
-    schedule = dataclasses.replace(schedule, evaluate_every=evaluate_every, personalized_every=personalized_every)
+
+    schedule = dataclasses.replace(
+        schedule, evaluate_every=evaluate_every, personalized_every=personalized_every
+    )
     return dataclasses.replace(config, schedule=schedule)
 
 
@@ -173,29 +192,38 @@ def learning_curve(finished: Run) -> list[Record]:
 
 
 def scores_by_client(finished: Run) -> Record:
-    """Return lists with one entry per client that takes part in training, for paired comparisons and figures.
+    """Return lists with one entry per client that takes part in training, for paired comparisons
+    and figures.
 
-    ``correct`` holds per evaluation point how many of the client's test examples are classified correctly after the
-    last round, and None where the client was not evaluated. ``diagnostics`` are those of the personalized models.
+    ``correct`` holds per evaluation point how many of the client's test examples are classified
+    correctly after the last round, and None where the client was not evaluated. ``diagnostics`` are
+    those of the personalized models.
     """
     last = [
         record
         for record in finished.clients
         if record["round"] == finished.rounds[-1]["round"] and record.get("group") == "known"
     ]
-    evaluated = [record for record in last if record["test_set"] == "clients" and "accuracy" in record]
+    evaluated = [
+        record for record in last if record["test_set"] == "clients" and "accuracy" in record
+    ]
     number_of_clients = max((record["client"] for record in evaluated), default=-1) + 1
     by_client: Record = {"correct": {}, "diagnostics": {}}
+
     for record in evaluated:
         client = record["client"]
         for name in ("num_train", "num_test", "condition"):
             if name in record:
                 by_client.setdefault(name, [None] * number_of_clients)[client] = record[name]
+
         correct = by_client["correct"].setdefault(record["point"], [None] * number_of_clients)
         correct[client] = round(record["accuracy"] * record["num_test"])
         if record["point"] == "personalized":
             for name, number in record.get("diagnostics", {}).items():
-                by_client["diagnostics"].setdefault(name, [None] * number_of_clients)[client] = round(number, 6)
+                by_client["diagnostics"].setdefault(name, [None] * number_of_clients)[client] = (
+                    round(number, 6)
+                )
+
     return by_client
 
 

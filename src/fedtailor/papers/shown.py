@@ -32,17 +32,27 @@ SHOWN: Mapping[str, Sequence[ShownFigure]] = {
         ShownFigure("Figure 1b", "FedLDA converges quickly to a better model."),
     ],
     "fedcr": [
-        ShownFigure("Figures 3 and 4", "FedCR converges a little more slowly at first, and to a higher accuracy."),
+        ShownFigure(
+            "Figures 3 and 4",
+            "FedCR converges a little more slowly at first, and to a higher accuracy.",
+        ),
     ],
     "pfedvem": [
         ShownFigure(
-            "Figure 2", "clients with few examples gain most from a federation, and pFedVEM helps clients of all sizes."
+            "Figure 2",
+            "clients with few examples gain most from a federation, and pFedVEM helps clients of all sizes.",
         ),
         ShownFigure(
-            "Figure 10", "at the end of training the clients' shares of the confidence vary most on CIFAR-100."
+            "Figure 10",
+            "at the end of training the clients' shares of the confidence vary most on CIFAR-100.",
         ),
-        ShownFigure("Figure 11", "the heads spread most on CIFAR-100, and stay near the global one on Fashion-MNIST."),
-        ShownFigure("Figure 12", "pFedVEM converges faster than the others, and is good after 30 rounds."),
+        ShownFigure(
+            "Figure 11",
+            "the heads spread most on CIFAR-100, and stay near the global one on Fashion-MNIST.",
+        ),
+        ShownFigure(
+            "Figure 12", "pFedVEM converges faster than the others, and is good after 30 rounds."
+        ),
     ],
 }
 """The figures that records can give, by paper."""
@@ -53,6 +63,8 @@ MISSING: Mapping[str, Mapping[str, str]] = {
         "2": "features of single images and class means in two dimensions, which no record holds",
         "3d": "accuracy by the weight of the regularizer, for which the paper's file has no runs",
     },
-    "pfedvem": {"3 to 6": "local sizes over many divisions, which need no run: fedtailor data plot sizes"},
+    "pfedvem": {
+        "3 to 6": "local sizes over many divisions, which need no run: fedtailor data plot sizes"
+    },
 }
 """The other figures with data or results, by paper and number: what they show."""

@@ -1,10 +1,12 @@
-"""The experiments of the papers: one file per paper. Each cell of its tables expands to a configuration.
+"""The experiments of the papers: one file per paper. Each cell of its tables expands to a
+configuration.
 
-``experiments/PAPER/paper.toml`` holds the settings that all experiments of a paper share (``[base]``), those of each
-data set (``[columns.NAME]``) and of each method (``[methods.NAME]``), how to read a number from a result
-(``[scores.NAME]``), and the tables: columns, methods and the printed numbers. ``inferred`` lists settings that
-neither the paper nor its released code states. ``[tolerance]`` says how far a measured number may be from the printed
-one, and ``[[explanations]]`` why it is farther away. No torch.
+``experiments/PAPER/paper.toml`` holds the settings that all experiments of a paper share
+(``[base]``), those of each data set (``[columns.NAME]``) and of each method (``[methods.NAME]``),
+how to read a number from a result (``[scores.NAME]``), and the tables: columns, methods and the
+printed numbers. ``inferred`` lists settings that neither the paper nor its released code states.
+``[tolerance]`` says how far a measured number may be from the printed one, and ``[[explanations]]``
+why it is farther away. No torch.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Paper:
     scores: dict[str, Score]
     tables: dict[str, Table]
     tolerance: dict[int, float]
-    """Largest difference from a printed number, a fraction, by the least number of seeds that it is for."""
+    """Largest difference from a printed number, a fraction, by the least number of seeds that it is
+    for."""
     explanations: tuple[Explanation, ...]
 
     def tolerance_of(self, number_of_seeds: int) -> float | None:
@@ -57,11 +60,15 @@ class Paper:
         return self.tolerance[max(stated)] if stated else None
 
     def explanations_of(self, column: str, method: str, score: str) -> list[Explanation]:
-        """Return why a number is outside tolerance, or what is not the cause; empty if nothing is said of it."""
+        """Return why a number is outside tolerance, or what is not the cause; empty if nothing is
+        said of it.
+        """
         return [
             each
             for each in self.explanations
-            if column in each.columns and method in each.methods and (not each.scores or score in each.scores)
+            if column in each.columns
+            and method in each.methods
+            and (not each.scores or score in each.scores)
         ]
 
 
@@ -102,7 +109,9 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all settings that change a result, except the seed. Cells with equal digests are run once."""
+        """SHA-256 of all settings that change a result, except the seed. Cells with equal digests
+        are run once.
+        """
         kept = {name: self.values.get(name, {}) for name in SETTINGS if name != "evaluation"}
         kept["data"] = {name: value for name, value in kept["data"].items() if name != "dir"}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
@@ -118,6 +127,7 @@ def experiments_folder() -> Path:
     for place in places:
         if any(place.glob("*/paper.toml")):
             return place
+
     raise ConfigError(
         f"there is no folder 'experiments' with the experiments of papers in {Path.cwd()}. Run this command in a clone "
         "of the repository: the installed package does not contain them.",
@@ -129,7 +139,9 @@ def experiments_folder() -> Path:
 
 def paper_names(folder: Path | None = None) -> list[str]:
     """Return the papers of a folder."""
-    return sorted(path.parent.name for path in (folder or experiments_folder()).glob("*/paper.toml"))
+    return sorted(
+        path.parent.name for path in (folder or experiments_folder()).glob("*/paper.toml")
+    )
 
 
 def load_paper(name: str, folder: Path | None = None) -> Paper:
@@ -150,14 +162,17 @@ def load_paper(name: str, folder: Path | None = None) -> Paper:
     try:
         return _paper(name, values)
     except ConfigError as error:
-        raise ConfigError(f"'{path}': {error}", key=error.key, path=str(path), allowed=error.allowed) from error
+        raise ConfigError(
+            f"'{path}': {error}", key=error.key, path=str(path), allowed=error.allowed
+        ) from error
 
 
 def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) -> Cell:
     """Return a cell of a table with its configuration.
 
     Raises:
-        ConfigError: an unknown table, or a column or method that the table does not have, with the nearest name.
+        ConfigError: an unknown table, or a column or method that the table does not have, with the
+            nearest name.
     """
     table = find_table(paper, table)
     entry = paper.tables[table]
@@ -167,8 +182,14 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
     trained_name = chosen.run_of or method
     trained = paper.methods[trained_name]
     layers: list[Layer] = [paper.base, paper.columns[column], trained]
+
     if column in trained.columns:
-        layers.append(build_section(Layer, trained.columns[column], f"methods.{trained_name}.columns.{column}"))
+        layers.append(
+            build_section(
+                Layer, trained.columns[column], f"methods.{trained_name}.columns.{column}"
+            )
+        )
+
     values, inferred = _merge(layers)
     spreads = _by_score(paper, entry.spreads.get(method, {}))
     readings = []
@@ -176,11 +197,18 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
         score = paper.scores[name]
         score = dataclasses.replace(score, point=_point(score, chosen))
         reference = _fraction(entry, numbers, column)
-        readings.append(Reading(name, score, reference, _fraction(entry, spreads.get(name), column)))
-    return Cell(paper, table, column, method, seed, {"seed": seed, **values}, inferred, tuple(readings))
+        readings.append(
+            Reading(name, score, reference, _fraction(entry, spreads.get(name), column))
+        )
+
+    return Cell(
+        paper, table, column, method, seed, {"seed": seed, **values}, inferred, tuple(readings)
+    )
 
 
-def cells(paper: Paper, table: str, *, column: str = "", method: str = "", seed: int = 0) -> list[Cell]:
+def cells(
+    paper: Paper, table: str, *, column: str = "", method: str = "", seed: int = 0
+) -> list[Cell]:
     """Return the cells of a table, all or those of a column or method.
 
     Raises:
@@ -202,13 +230,17 @@ def find_table(paper: Paper, name: str) -> str:
 
 
 def _point(score: Score, method: Method) -> Point:
-    """Return the evaluation point of a number. New clients do not train in a round, so they have no ``local``."""
+    """Return the evaluation point of a number. New clients do not train in a round, so they have no
+    ``local``.
+    """
     point = score.point or method.point
     return "personalized" if score.clients == "new" and point == "local" else point
 
 
 def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Merge layers; later ones win. A value is inferred only if the layer that set it last says so."""
+    """Merge layers; later ones win. A value is inferred only if the layer that set it last says
+    so.
+    """
     values: dict[str, Any] = {}
     inferred: dict[str, None] = {}
     for layer in layers:
@@ -216,14 +248,21 @@ def _merge(layers: list[Layer]) -> tuple[dict[str, Any], tuple[str, ...]]:
             for name, value in getattr(layer, section).items():
                 values.setdefault(section, {})[name] = value
                 inferred.pop(f"{section}.{name}", None)
+
         inferred |= dict.fromkeys(layer.inferred)
+
     methods = [layer for layer in layers if isinstance(layer, Method)]
     for key in inferred:
         section, _, name = key.partition(".")
         is_point = key == "point" and any(key in method.inferred for method in methods)
         if name not in values.get(section, {}) and not is_point:
-            raise ConfigError(f"inferred names '{key}', which nothing sets.", key="inferred", got=key)
-    return {section: values[section] for section in SETTINGS if section in values}, tuple(sorted(inferred))
+            raise ConfigError(
+                f"inferred names '{key}', which nothing sets.", key="inferred", got=key
+            )
+
+    return {section: values[section] for section in SETTINGS if section in values}, tuple(
+        sorted(inferred)
+    )
 
 
 def _by_score(paper: Paper, numbers: Any) -> dict[str, Any]:
@@ -236,7 +275,9 @@ def _fraction(table: Table, numbers: Any, column: str) -> float | None:
     if numbers is None:
         return None
     number = float(numbers[table.columns.index(column)])
-    return None if math.isnan(number) else round(number / (100 if table.unit == "percent" else 1), 10)
+    return (
+        None if math.isnan(number) else round(number / (100 if table.unit == "percent" else 1), 10)
+    )
 
 
 def _paper(name: str, values: dict[str, Any]) -> Paper:
@@ -250,7 +291,10 @@ def _paper(name: str, values: dict[str, Any]) -> Paper:
         entries = values.get(section, default)
         if not isinstance(entries, Mapping) or not entries:
             raise ConfigError(f"there must be sections [{section}.NAME].", key=section)
-        return {key: build_section(cls, entry, f"{section}.{key}") for key, entry in entries.items()}
+
+        return {
+            key: build_section(cls, entry, f"{section}.{key}") for key, entry in entries.items()
+        }
 
     paper = Paper(
         name=name,
@@ -263,17 +307,22 @@ def _paper(name: str, values: dict[str, Any]) -> Paper:
         tolerance=_tolerance(values.get("tolerance", {})),
         explanations=_explanations(values.get("explanations", [])),
     )
+
     for key, method in paper.methods.items():
         for column in method.columns:
             if column not in paper.columns:
                 raise unknown_name("column", column, paper.columns, key=f"methods.{key}.columns")
+
         if method.run_of:
             _check_run_of(paper, key)
+
     for explanation in paper.explanations:
         _check_explanation(paper, explanation)
+
     for key in paper.tables:
         _check_table(paper, key)
         cells(paper, key)
+
     return paper
 
 
@@ -282,12 +331,25 @@ def _tolerance(values: Any) -> dict[int, float]:
     allowed = "a section of percentage points by the least number of seeds, such as 1 = 2.5"
     if not isinstance(values, Mapping):
         raise ConfigError(f"tolerance must be {allowed}.", key="tolerance", allowed=allowed)
+
     stated = {}
     for seeds, points in values.items():
-        if not seeds.isdecimal() or int(seeds) < 1 or type(points) not in (int, float) or not points > 0:
+        if (
+            not seeds.isdecimal()
+            or int(seeds) < 1
+            or type(points) not in (int, float)
+            or not points > 0
+        ):
             got = f"{seeds} = {points!r}"
-            raise ConfigError(f"tolerance must be {allowed}, got {got}.", key="tolerance", allowed=allowed, got=got)
+            raise ConfigError(
+                f"tolerance must be {allowed}, got {got}.",
+                key="tolerance",
+                allowed=allowed,
+                got=got,
+            )
+
         stated[int(seeds)] = points / 100
+
     return stated
 
 
@@ -334,26 +396,37 @@ def _check_table(paper: Paper, name: str) -> None:
     for column in table.columns:
         if column not in paper.columns:
             raise unknown_name("column", column, paper.columns, key=f"{key}.columns")
+
     for part in ("reference", "spreads"):
         for method, numbers in getattr(table, part).items():
             if method not in paper.methods:
                 raise unknown_name("method", method, paper.methods, key=f"{key}.{part}")
+
             for score, row in _by_score(paper, numbers).items():
                 if score not in paper.scores:
                     raise unknown_name("score", score, paper.scores, key=f"{key}.{part}.{method}")
+
                 _check_row(row, len(table.columns), f"{key}.{part}.{method}")
 
 
 def _check_row(row: Any, length: int, key: str) -> None:
     """Check that a row of a table is a list of ``length`` numbers."""
-    is_right = isinstance(row, list) and len(row) == length and all(type(number) in (int, float) for number in row)
+    is_right = (
+        isinstance(row, list)
+        and len(row) == length
+        and all(type(number) in (int, float) for number in row)
+    )
+
     if not is_right:
         allowed = f"a list of {length} numbers, one for each column"
-        raise ConfigError(f"{key} must be {allowed}, got {row!r}.", key=key, allowed=allowed, got=repr(row))
+        raise ConfigError(
+            f"{key} must be {allowed}, got {row!r}.", key=key, allowed=allowed, got=repr(row)
+        )
 
 
 def dataset_states(data_dir: str = "") -> dict[str, str]:
-    """Return for every known data set whether its files are there: included, present, partial or absent.
+    """Return for every known data set whether its files are there: included, present, partial or
+    absent.
 
     Args:
         data_dir: default: FEDTAILOR_DATA, else ~/.cache/fedtailor.
@@ -365,7 +438,8 @@ def dataset_states(data_dir: str = "") -> dict[str, str]:
 
 
 def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each part that a cell needs and that is missing: algorithm, model, data set.
+    """Return a sentence for each part that a cell needs and that is missing: algorithm, model, data
+    set.
 
     Args:
         cell: the cell.
@@ -385,4 +459,5 @@ def missing(cell: Cell, states: Mapping[str, str]) -> list[str]:
         sentences.append(f"model {model}: not available yet")
     if state not in ("included", "present"):
         sentences.append(f"data set {dataset} is {state}: fedtailor data fetch {dataset}")
+
     return sentences

@@ -15,16 +15,27 @@ def training_metrics(finished: Run) -> dict[str, dict[str, list[Any]]]:
     """Return the training metrics of a run as lists, with six digits.
 
     Returns:
-        ``curve``: means over clients, for the rounds of the list ``round``. ``last_round``: the numbers of the clients
-        in the list ``client``, which trained in it.
+        ``curve``: means over clients, for the rounds of the list ``round``. ``last_round``: the
+        numbers of the clients in the list ``client``, which trained in it.
     """
     last = len(finished.rounds)
     step = math.ceil(last / _ROUNDS)
-    chosen = [record for record in finished.rounds if record["round"] % step == 0 or record["round"] in (1, last)]
-    lines = [line for line in finished.clients if line["round"] == last and line["point"] == "training"]
+    chosen = [
+        record
+        for record in finished.rounds
+        if record["round"] % step == 0 or record["round"] in (1, last)
+    ]
+    lines = [
+        line for line in finished.clients if line["round"] == last and line["point"] == "training"
+    ]
+
     return {
-        "curve": _columns("round", [(record["round"], record["training_metrics"]) for record in chosen]),
-        "last_round": _columns("client", [(line["client"], line["training_metrics"]) for line in lines]),
+        "curve": _columns(
+            "round", [(record["round"], record["training_metrics"]) for record in chosen]
+        ),
+        "last_round": _columns(
+            "client", [(line["client"], line["training_metrics"]) for line in lines]
+        ),
     }
 
 

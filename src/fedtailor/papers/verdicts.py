@@ -11,7 +11,9 @@ from fedtailor.papers.tables import Paper
 
 @dataclass(frozen=True)
 class Tally:
-    """How many runs and numbers are within tolerance. A run is a method on a column, whatever the number of seeds."""
+    """How many runs and numbers are within tolerance. A run is a method on a column, whatever the
+    number of seeds.
+    """
 
     runs: int
     runs_within: int
@@ -21,7 +23,8 @@ class Tally:
     elsewhere: int
     """Runs outside tolerance whose cause is not known, but not in our algorithms and engines."""
     unexplained: int
-    """Runs outside tolerance with at least one number whose cause is open, with or without a text about it."""
+    """Runs outside tolerance with at least one number whose cause is open, with or without a text
+    about it."""
 
     @property
     def share(self) -> float:
@@ -30,7 +33,8 @@ class Tally:
 
 
 def judged_numbers(paper: Paper, records: Sequence[Record]) -> list[Record]:
-    """Return the rows of :func:`fedtailor.papers.records.compare` that have a verdict, over all tables of a paper.
+    """Return the rows of :func:`fedtailor.papers.records.compare` that have a verdict, over all
+    tables of a paper.
 
     A number that several tables print is judged once, in the first of them.
     """
@@ -43,7 +47,8 @@ def judged_numbers(paper: Paper, records: Sequence[Record]) -> list[Record]:
 
 
 def places_by_explanation(paper: Paper, rows: Iterable[Record]) -> dict[str, str]:
-    """Return the explanations of the numbers outside tolerance, each with the numbers that it covers, as text.
+    """Return the explanations of the numbers outside tolerance, each with the numbers that it
+    covers, as text.
 
     Args:
         paper: names the columns and methods.
@@ -56,6 +61,7 @@ def places_by_explanation(paper: Paper, rows: Iterable[Record]) -> dict[str, str
             number = f"{paper.methods[row['method']].label}{score} ({100 * row['difference']:+.1f})"
             column = paper.columns[row["column"]].label
             explanations.setdefault(row["explanation"], {}).setdefault(column, []).append(number)
+
     return {
         text: "; ".join(f"{column}: {', '.join(numbers)}" for column, numbers in columns.items())
         for text, columns in explanations.items()
@@ -74,6 +80,7 @@ def count(rows: Iterable[Mapping[str, object]]) -> Tally:
     runs: dict[tuple[object, ...], list[Mapping[str, object]]] = {}
     for row in rows:
         runs.setdefault((row["paper"], row["column"], row["method"]), []).append(row)
+
     numbers = [row for own in runs.values() for row in own]
     outside = [[row for row in own if row["verdict"] == "outside"] for own in runs.values()]
     causes = [{row["cause"] for row in own} for own in outside]

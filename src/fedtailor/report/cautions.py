@@ -1,4 +1,6 @@
-"""What to know before a comparison is believed: differences between the runs, and what its figures are about."""
+"""What to know before a comparison is believed: differences between the runs, and what its figures
+are about.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ Scores = Mapping[str, Mapping[int, ClientScores]]
 """The scores of the known clients, by label and seed."""
 
 
-def find_warnings(methods: Sequence[Method], scores: Scores, *, metric: str, point: str) -> tuple[str, ...]:
+def find_warnings(
+    methods: Sequence[Method], scores: Scores, *, metric: str, point: str
+) -> tuple[str, ...]:
     """Return what makes methods hard to compare, in sentences.
 
     Args:
@@ -63,8 +67,11 @@ def find_warnings(methods: Sequence[Method], scores: Scores, *, metric: str, poi
     )
 
 
-def find_notes(methods: Sequence[Method], scores: Scores, *, metric: str, point: str) -> tuple[str, ...]:
-    """Return what the figures are about, in sentences: what a mean over seeds varies, and equal methods.
+def find_notes(
+    methods: Sequence[Method], scores: Scores, *, metric: str, point: str
+) -> tuple[str, ...]:
+    """Return what the figures are about, in sentences: what a mean over seeds varies, and equal
+    methods.
 
     Args:
         methods: all of them.
@@ -94,11 +101,14 @@ def _unfinished(methods: Sequence[Method]) -> Iterator[str]:
             yield f"{method.label} has not finished {_seeds(open_seeds)} ({', '.join(states)}): {left_out} left out."
 
 
-def _without_scores(finished: Sequence[Method], scores: Scores, metric: str, point: str) -> Iterator[str]:
+def _without_scores(
+    finished: Sequence[Method], scores: Scores, metric: str, point: str
+) -> Iterator[str]:
     for method in finished:
         missing = [seed for seed in method.finished if seed not in scores[method.label]]
         if missing:
             yield f"{method.label} has no {metric} of clients at the evaluation point '{point}' in {_seeds(missing)}."
+
         for seed, found in scores[method.label].items():
             number = found.num_clients - len(found.values)
             if number:
@@ -119,24 +129,37 @@ def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:
 
 def _other_data(finished: Sequence[Method]) -> Iterator[str]:
     """Say that the data or the splits of a seed differ."""
-    yield from _differing("data", {method.label: _in_provenance(method, _data) for method in finished})
+    yield from _differing(
+        "data", {method.label: _in_provenance(method, _data) for method in finished}
+    )
     seeds_by_groups: dict[str, list[int]] = {}
     seeds_by_unknown: dict[str, list[int]] = {}
+
     for seed in sorted({seed for method in finished for seed in method.finished}):
-        digests = {method.label: method.split_of(seed) for method in finished if seed in method.finished}
+        digests = {
+            method.label: method.split_of(seed) for method in finished if seed in method.finished
+        }
         unknown = [label for label, digest in digests.items() if not digest]
         if unknown:
             seeds_by_unknown.setdefault(", ".join(unknown), []).append(seed)
+
         groups = [
-            [label for label in digests if digests[label] == one] for one in dict.fromkeys(digests.values()) if one
+            [label for label in digests if digests[label] == one]
+            for one in dict.fromkeys(digests.values())
+            if one
         ]
+
         if len(groups) > 1:
-            seeds_by_groups.setdefault("; ".join(", ".join(group) for group in groups), []).append(seed)
+            seeds_by_groups.setdefault("; ".join(", ".join(group) for group in groups), []).append(
+                seed
+            )
+
     for words, seeds in seeds_by_groups.items():
         yield (
             f"In {_seeds(seeds)}, these groups of methods have different data or splits: {words}. Only methods of one "
             "group are compared client by client."
         )
+
     for words, seeds in seeds_by_unknown.items():
         yield f"In {_seeds(seeds)}, the split of {words} is not recorded: there is no comparison client by client."
 
@@ -150,20 +173,36 @@ def _other_settings(finished: Sequence[Method]) -> Iterator[str]:
             for label, own in settings.items()
         }
         yield from _differing(f"training.{key}", values)
+
     for key in _FEDERATION:
-        yield from _differing(key, {label: own.get(key, "not recorded") for label, own in settings.items()})
+        yield from _differing(
+            key, {label: own.get(key, "not recorded") for label, own in settings.items()}
+        )
+
     if any(own.get("federation.participation") != "all" for own in settings.values()):
-        trains = {label: own.get("federation.train", "not recorded") for label, own in settings.items()}
+        trains = {
+            label: own.get("federation.train", "not recorded") for label, own in settings.items()
+        }
         yield from _differing("who trains in a round (federation.train)", trains)
+
     for key in _MODEL:
         yield from _differing(key, {label: _section(own, key) for label, own in settings.items()})
-    yield from _differing("rounds", {method.label: _results(method, "rounds") for method in finished})
-    yield from _differing("gradient steps of all clients", {each.label: _results(each, "steps") for each in finished})
+
+    yield from _differing(
+        "rounds", {method.label: _results(method, "rounds") for method in finished}
+    )
+    yield from _differing(
+        "gradient steps of all clients", {each.label: _results(each, "steps") for each in finished}
+    )
 
 
 def _section(settings: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key, or a table of what is below it."""
-    below = {name.removeprefix(f"{key}."): value for name, value in settings.items() if name.startswith(f"{key}.")}
+    below = {
+        name.removeprefix(f"{key}."): value
+        for name, value in settings.items()
+        if name.startswith(f"{key}.")
+    }
     return settings.get(key, below)
 
 
@@ -176,7 +215,9 @@ def _results(method: Method, name: str) -> str:
 def _other_rounds(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
     """Say that the models are of different rounds."""
     rounds = {
-        method.label: " or ".join(map(str, sorted({found.round for found in scores[method.label].values()})))
+        method.label: " or ".join(
+            map(str, sorted({found.round for found in scores[method.label].values()}))
+        )
         for method in finished
         if scores[method.label]
     }
@@ -186,10 +227,17 @@ def _other_rounds(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
 def _other_software(finished: Sequence[Method]) -> Iterator[str]:
     """Say that versions, engines or devices differ."""
     for name in _SOFTWARE:
-        versions = {method.label: _in_provenance(method, partial(_version, name=name)) for method in finished}
+        versions = {
+            method.label: _in_provenance(method, partial(_version, name=name))
+            for method in finished
+        }
         yield from _differing(f"the version of {name}", versions)
+
     for key, words in _CIRCUMSTANCES.items():
-        found = {method.label: _in_provenance(method, partial(_circumstance, key=key)) for method in finished}
+        found = {
+            method.label: _in_provenance(method, partial(_circumstance, key=key))
+            for method in finished
+        }
         yield from _differing(words, found)
 
 
@@ -220,7 +268,12 @@ def _lost_work(finished: Sequence[Method]) -> Iterator[str]:
     """Say that the work of clients was lost."""
     for method in finished:
         events = [(run.result or {}).get("events") for run in method.finished.values()]
-        counts = [table.get(kind, 0) for table in events if isinstance(table, Mapping) for kind in _LOST_WORK]
+        counts = [
+            table.get(kind, 0)
+            for table in events
+            if isinstance(table, Mapping)
+            for kind in _LOST_WORK
+        ]
         number = sum(count for count in counts if isinstance(count, int))
         if number:
             yield f"{method.label}: work of clients was lost {number} times (see events.jsonl in '{method.path}')."
@@ -246,14 +299,19 @@ def _reused(methods: Sequence[Method]) -> Iterator[str]:
                 same = borrowers.setdefault(source, [])
                 if method.label not in same:
                     same.append(method.label)
+
     for source, labels in borrowers.items():
         yield f"Rounds were trained once, by {source}, and reused bit for bit: {', '.join(labels)}."
 
 
 def _label_of(path: str, methods: Sequence[Method]) -> str:
-    """Return the label of the method whose run folder a path lies in; the path itself if there is none."""
+    """Return the label of the method whose run folder a path lies in; the path itself if there is
+    none.
+    """
     parts = Path(path).parts
-    return next((method.label for method in methods if method.path.name in parts), f"'{one_line(path)}'")
+    return next(
+        (method.label for method in methods if method.path.name in parts), f"'{one_line(path)}'"
+    )
 
 
 def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
@@ -264,12 +322,15 @@ def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
             "There is one seed, so there is no standard error. One seed is no evidence that a method is better: "
             "another initial model may turn the order."
         )
+
         return
+
     varied: dict[str, list[str]] = {}
     for method in finished:
         seeds = list(scores[method.label])
         if len(seeds) > 1:
             varied.setdefault(_varied(method, seeds), []).append(method.label)
+
     for words, labels in varied.items():
         whose = "" if len(varied) == 1 else f" of {', '.join(labels)}"
         yield f"A mean over seeds{whose} varies {words}."
@@ -282,10 +343,20 @@ def _varied(method: Method, seeds: Sequence[int]) -> str:
     parts = {"the cohorts": any(other != cohorts[0] for other in cohorts)}
     if all(splits):  # they are recorded
         parts["the split (so a client of one seed is not that of another)"] = len(set(splits)) > 1
-    changing = ["the initial model", "the order of examples", *(words for words, varies in parts.items() if varies)]
+
+    changing = [
+        "the initial model",
+        "the order of examples",
+        *(words for words, varies in parts.items() if varies),
+    ]
     constant = [words.partition(" (")[0] for words, varies in parts.items() if not varies]
     is_one = constant == ["the split"]
-    same = f"; {_listed(constant)} {'is' if is_one else 'are'} the same in all seeds" if constant else ""
+    same = (
+        f"; {_listed(constant)} {'is' if is_one else 'are'} the same in all seeds"
+        if constant
+        else ""
+    )
+
     return f"{_listed(changing)}{same}"
 
 

@@ -1,7 +1,9 @@
-"""Methods compared from their records: means over seeds, and tests over the clients of each seed. No torch.
+"""Methods compared from their records: means over seeds, and tests over the clients of each seed.
+No torch.
 
-Clients and seeds are never pooled. A seed has one difference per client, and a test over them. Over seeds there is the
-mean of the seeds' means with its standard error, and a count of the seeds in which a test is significant.
+Clients and seeds are never pooled. A seed has one difference per client, and a test over them. Over
+seeds there is the mean of the seeds' means with its standard error, and a count of the seeds in
+which a test is significant.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Summary:
     figures: Mapping[str, Estimate]
     """By the names of ``FIGURES``; a figure that the method does not have is left out."""
     global_model: str
-    """Whose global model the gain over the global model is about: the label of a method; empty: there is none."""
+    """Whose global model the gain over the global model is about: the label of a method; empty:
+    there is none."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ class Comparison:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a higher value of the metric is better. Gains and differences are above 0 if it is better."""
+        """Whether a higher value of the metric is better. Gains and differences are above 0 if it
+        is better.
+        """
         return HIGHER_IS_BETTER[self.metric]
 
     def as_record(self) -> dict[str, Any]:
@@ -172,16 +177,19 @@ class _Table(NamedTuple):
     """Of the method that is taken for Local, by seed, at ``personalized``."""
 
 
-def compare(methods: Sequence[Method], *, metric: str = "accuracy", point: str = "", against: str = "") -> Comparison:
+def compare(
+    methods: Sequence[Method], *, metric: str = "accuracy", point: str = "", against: str = ""
+) -> Comparison:
     """Compare methods by the scores of their clients.
 
     Args:
         methods: from :func:`fedtailor.report.read_methods`, at least two.
         metric: ``accuracy``, ``balanced_accuracy``, ``auroc``, ``loss`` or ``ece``.
-        point: the evaluation point: ``personalized``, ``global`` or ``local``; empty: ``personalized``, which every
-            method has. Where all clients share one model, it is that model on every client's own test examples.
-        against: the label of the reference; empty: the first method that has finished. It is not the best one, because
-            a reference that is chosen by test scores makes the tests wrong.
+        point: the evaluation point: ``personalized``, ``global`` or ``local``; empty:
+            ``personalized``, which every method has. Where all clients share one model, it is that
+            model on every client's own test examples.
+        against: the label of the reference; empty: the first method that has finished. It is not
+            the best one, because a reference that is chosen by test scores makes the tests wrong.
 
     Raises:
         ConfigError: there are fewer than two methods, or a name is unknown.
@@ -200,6 +208,7 @@ def compare(methods: Sequence[Method], *, metric: str = "accuracy", point: str =
     if len(methods) < 2:
         message = f"a comparison needs at least two methods, got {len(methods)}."
         raise ConfigError(message, key="runs", allowed="at least two methods", got=len(methods))
+
     metric = find_name("metric", metric, HIGHER_IS_BETTER, key="metric")
     point = find_name("evaluation point", point or POINTS[0], POINTS, key="point")
     labels = [method.label for method in methods]
@@ -209,10 +218,19 @@ def compare(methods: Sequence[Method], *, metric: str = "accuracy", point: str =
     tables = {group: _read(methods, metric, point, group, local) for group in _GROUPS}
     _check_scores(tables["known"], reference, metric, point)
     groups = tuple(
-        _compare_group(methods, table, group=group, metric=metric, point=point, reference=reference, local=local)
+        _compare_group(
+            methods,
+            table,
+            group=group,
+            metric=metric,
+            point=point,
+            reference=reference,
+            local=local,
+        )
         for group, table in tables.items()
         if group == "known" or any(table.chosen.values())
     )
+
     return Comparison(
         metric=metric,
         point=point,
@@ -226,7 +244,9 @@ def compare(methods: Sequence[Method], *, metric: str = "accuracy", point: str =
 
 def _read(methods: Sequence[Method], metric: str, point: str, group: Group, local: str) -> _Table:
     """Read the scores of the finished runs."""
-    of_local = [_scores(method, metric, POINTS[0], group) for method in methods if method.label == local]
+    of_local = [
+        _scores(method, metric, POINTS[0], group) for method in methods if method.label == local
+    ]
     return _Table(
         of_local=next(iter(of_local), {}),
         chosen={method.label: _scores(method, metric, point, group) for method in methods},
@@ -237,7 +257,8 @@ def _read(methods: Sequence[Method], metric: str, point: str, group: Group, loca
 def _scores(method: Method, metric: str, point: str, group: Group) -> dict[int, ClientScores]:
     """Return the scores of a method by seed, of the runs in which a client has one."""
     found = {
-        seed: read_scores(run, point=point, metric=metric, group=group) for seed, run in sorted(method.finished.items())
+        seed: read_scores(run, point=point, metric=metric, group=group)
+        for seed, run in sorted(method.finished.items())
     }
     return {seed: scores for seed, scores in found.items() if scores is not None and scores.values}
 
@@ -250,7 +271,11 @@ def _check_scores(table: _Table, reference: str, metric: str, point: str) -> Non
     """
     having = [label for label, by_seed in table.chosen.items() if by_seed]
     if not having:
-        raise DataError(f"no finished run has the {metric} of clients at the evaluation point '{point}'.", key="point")
+        raise DataError(
+            f"no finished run has the {metric} of clients at the evaluation point '{point}'.",
+            key="point",
+        )
+
     if reference not in having:
         raise DataError(
             f"the reference, {reference}, has no finished run with the {metric} of clients at the evaluation point "
@@ -262,7 +287,14 @@ def _check_scores(table: _Table, reference: str, metric: str, point: str) -> Non
 
 
 def _compare_group(
-    methods: Sequence[Method], table: _Table, *, group: Group, metric: str, point: str, reference: str, local: str
+    methods: Sequence[Method],
+    table: _Table,
+    *,
+    group: Group,
+    metric: str,
+    point: str,
+    reference: str,
+    local: str,
 ) -> GroupComparison:
     """Compare the methods on one group of clients."""
     is_higher = HIGHER_IS_BETTER[metric]
@@ -272,20 +304,36 @@ def _compare_group(
         figures = _own_figures(table.chosen[method.label], higher_is_better=is_higher)
         for other in methods:
             if other.label == local != method.label:
-                pairs = _pairs(method, other, table.chosen[method.label], table.of_local, higher_is_better=is_higher)
+                pairs = _pairs(
+                    method,
+                    other,
+                    table.chosen[method.label],
+                    table.of_local,
+                    higher_is_better=is_higher,
+                )
                 figures["gain_over_local"] = _means(pairs)
                 figures["harmed_versus_local"] = _harmed(pairs)
+
             if other.label == global_model:
                 baseline = table.of_global[global_model]
-                pairs = _pairs(method, other, table.chosen[method.label], baseline, higher_is_better=is_higher)
+                pairs = _pairs(
+                    method, other, table.chosen[method.label], baseline, higher_is_better=is_higher
+                )
                 figures["gain_over_global"] = _means(pairs)
                 figures["harmed_versus_global"] = _harmed(pairs)
+
         summaries.append(_summary(method.label, table.chosen[method.label], figures, global_model))
-    return GroupComparison(group, tuple(summaries), _differences(methods, table, reference, higher_is_better=is_higher))
+
+    return GroupComparison(
+        group, tuple(summaries), _differences(methods, table, reference, higher_is_better=is_higher)
+    )
 
 
 def _summary(
-    label: str, scores: Mapping[int, ClientScores], figures: Mapping[str, Mapping[int, float]], global_model: str
+    label: str,
+    scores: Mapping[int, ClientScores],
+    figures: Mapping[str, Mapping[int, float]],
+    global_model: str,
 ) -> Summary:
     """Return the figures of a method over seeds."""
     estimates = {name: Estimate.of(by_seed) for name, by_seed in figures.items()}
@@ -299,20 +347,35 @@ def _summary(
 
 
 def _global_model(method: Method, methods: Sequence[Method], table: _Table) -> str:
-    """Return whose global model a method is compared with: its own, or that of FedAvg; empty if there is none."""
+    """Return whose global model a method is compared with: its own, or that of FedAvg; empty if
+    there is none.
+    """
     if table.of_global[method.label]:
         return method.label
-    return next((other.label for other in methods if other.algorithm == "fedavg" and table.of_global[other.label]), "")
+
+    return next(
+        (
+            other.label
+            for other in methods
+            if other.algorithm == "fedavg" and table.of_global[other.label]
+        ),
+        "",
+    )
 
 
-def _own_figures(scores: Mapping[int, ClientScores], *, higher_is_better: bool) -> dict[str, dict[int, float]]:
+def _own_figures(
+    scores: Mapping[int, ClientScores], *, higher_is_better: bool
+) -> dict[str, dict[int, float]]:
     """Return the figures that need no other method, by name and seed."""
     found: dict[str, dict[int, float]] = {"mean": {}, "worst_tenth": {}, "smallest_tenth": {}}
     for seed, each in scores.items():
         values = list(each.values.values())
         found["mean"][seed] = mean(values)
         found["worst_tenth"][seed] = worst_tenth(values, higher_is_better=higher_is_better)
-        found["smallest_tenth"][seed] = smallest_tenth(values, [each.num_train[client] for client in each.values])
+        found["smallest_tenth"][seed] = smallest_tenth(
+            values, [each.num_train[client] for client in each.values]
+        )
+
     return found
 
 
@@ -324,9 +387,11 @@ def _pairs(
     *,
     higher_is_better: bool,
 ) -> dict[int, list[float]]:
-    """Return how much better a method is than another one at every client that both have a score of, by seed.
+    """Return how much better a method is than another one at every client that both have a score
+    of, by seed.
 
-    Seeds in which they have other data, or another split, are left out: their clients are not the same.
+    Seeds in which they have other data, or another split, are left out: their clients are not the
+    same.
     """
     found = {}
     for seed in scores.keys() & other_scores.keys():
@@ -334,8 +399,11 @@ def _pairs(
         theirs = other_scores[seed].values
         both = [client for client in ours if client in theirs]
         if both and method.split_of(seed) == other.split_of(seed) != "":
-            gaps = differences([ours[client] for client in both], [theirs[client] for client in both])
+            gaps = differences(
+                [ours[client] for client in both], [theirs[client] for client in both]
+            )
             found[seed] = gaps if higher_is_better else [-gap for gap in gaps]
+
     return dict(sorted(found.items()))
 
 
@@ -357,27 +425,38 @@ def _differences(
     (base,) = [method for method in methods if method.label == reference]
     others = [method for method in methods if method is not base]
     pairs = {
-        method.label: _pairs(method, base, chosen[method.label], chosen[reference], higher_is_better=higher_is_better)
+        method.label: _pairs(
+            method, base, chosen[method.label], chosen[reference], higher_is_better=higher_is_better
+        )
         for method in others
     }
     p_values = _corrected(pairs)
     found = []
+
     for label, by_seed in pairs.items():
         tests = {}
         for seed, gaps in by_seed.items():
             expected = max(chosen[label][seed].num_clients, chosen[reference][seed].num_clients)
-            tests[seed] = _paired_test(gaps, num_missing=expected - len(gaps), holm_p_value=p_values[label, seed])
+            tests[seed] = _paired_test(
+                gaps, num_missing=expected - len(gaps), holm_p_value=p_values[label, seed]
+            )
+
         found.append(Difference(label, tests, Estimate.of(_means(by_seed))))
+
     return tuple(found)
 
 
 def _corrected(pairs: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[tuple[str, int], float]:
-    """Return the p-values by method and seed, corrected for the number of methods within the seed."""
+    """Return the p-values by method and seed, corrected for the number of methods within the
+    seed.
+    """
     found = {}
     for seed in sorted({seed for by_seed in pairs.values() for seed in by_seed}):
         labels = [label for label, by_seed in pairs.items() if seed in by_seed]
         corrected = holm([wilcoxon(pairs[label][seed]).p_value for label in labels])
-        found.update({(label, seed): p_value for label, p_value in zip(labels, corrected, strict=True)})
+        found.update(
+            {(label, seed): p_value for label, p_value in zip(labels, corrected, strict=True)}
+        )
     return found
 
 
@@ -403,14 +482,18 @@ def _group_record(comparison: GroupComparison) -> dict[str, Any]:
                 "seeds": list(each.seeds),
                 "clients": _by_seed(each.num_clients),
                 "global_model": each.global_model,
-                "figures": {name: _estimate_record(figure) for name, figure in each.figures.items()},
+                "figures": {
+                    name: _estimate_record(figure) for name, figure in each.figures.items()
+                },
             }
             for each in comparison.summaries
         ],
         "differences": [
             {
                 "label": each.label,
-                "over_seeds": None if each.over_seeds is None else _estimate_record(each.over_seeds),
+                "over_seeds": None
+                if each.over_seeds is None
+                else _estimate_record(each.over_seeds),
                 "significant_seeds": each.significant_seeds,
                 "by_seed": {str(seed): _test_record(test) for seed, test in each.tests.items()},
             }
@@ -420,7 +503,11 @@ def _group_record(comparison: GroupComparison) -> dict[str, Any]:
 
 
 def _estimate_record(estimate: Estimate) -> dict[str, Any]:
-    return {"mean": estimate.mean, "standard_error": estimate.error, "by_seed": _by_seed(estimate.by_seed)}
+    return {
+        "mean": estimate.mean,
+        "standard_error": estimate.error,
+        "by_seed": _by_seed(estimate.by_seed),
+    }
 
 
 def _test_record(test: PairedTest) -> dict[str, Any]:

@@ -47,7 +47,8 @@ _SPECIAL = {
     "Ł": r"\L{}",
     "ı": r"\i{}",
 }
-"""Characters, and what stands for them in every LaTeX, whatever the encodings of its text and fonts."""
+"""Characters, and what stands for them in every LaTeX, whatever the encodings of its text and
+fonts."""
 _ACCENTS = {
     "\u0300": "`",
     "\u0301": "'",
@@ -69,9 +70,10 @@ _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 def to_latex(comparison: Comparison) -> str:
     r"""Return a comparison as LaTeX tables, which need the package ``booktabs``.
 
-    The tables can be read into any document with ``\input``. Warnings and notes are comments. Labels cannot change the
-    document: characters with a meaning in LaTeX are escaped; those that LaTeX may not know are written by their number,
-    as ``[U+4E2D]``.
+    The tables can be read into any document with ``\input``. Warnings and notes are comments.
+    Labels cannot change the
+    document: characters with a meaning in LaTeX are escaped; those that LaTeX may not know are
+    written by their number, as ``[U+4E2D]``.
     """
     lines = [r"% needs \usepackage{booktabs}"]
     lines += [f"% warning: {_ascii(sentence)}" for sentence in comparison.warnings]
@@ -115,6 +117,7 @@ def _table(table: Table) -> Iterator[str]:
     yield r"\midrule"
     for label, *numbers in table.rows:
         yield _row([escape_latex(label), *map(_number, numbers)])
+
     yield r"\bottomrule"
     yield r"\end{tabular}"
     yield r"\end{table}"
@@ -123,7 +126,11 @@ def _table(table: Table) -> Iterator[str]:
 def _heading(name: str) -> str:
     """Return the heading of a column, in two lines if it has several words."""
     first, _, rest = name.partition(" ")
-    return rf"\shortstack[r]{{{escape_latex(first)}\\{escape_latex(rest)}}}" if rest else escape_latex(first)
+    return (
+        rf"\shortstack[r]{{{escape_latex(first)}\\{escape_latex(rest)}}}"
+        if rest
+        else escape_latex(first)
+    )
 
 
 def _row(cells: list[str]) -> str:

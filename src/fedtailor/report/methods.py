@@ -1,4 +1,6 @@
-"""The methods of a comparison: run folders read back, by the labels under which they are shown. No torch."""
+"""The methods of a comparison: run folders read back, by the labels under which they are shown. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Method:
     """A method with its settings, and its runs."""
 
     label: str
-    """The name of the algorithm; if others have the same name, with the settings in which they differ."""
+    """The name of the algorithm; if others have the same name, with the settings in which they
+    differ."""
     path: Path
     """The run folder."""
     config: Mapping[str, Any]
@@ -52,10 +55,15 @@ class Method:
         return str(self.config["algorithm"]["name"])
 
     def split_of(self, seed: int) -> str:
-        """Return the digests of data and split of a run: who has which examples; empty if they are not recorded."""
+        """Return the digests of data and split of a run: who has which examples; empty if they are
+        not recorded.
+        """
         provenance = self.runs[seed].provenance
         data = provenance.get("data")
-        digests = (data.get("sha256") if isinstance(data, Mapping) else None, provenance.get("split_sha256"))
+        digests = (
+            data.get("sha256") if isinstance(data, Mapping) else None,
+            provenance.get("split_sha256"),
+        )
         return " ".join(map(str, digests)) if all(digests) else ""
 
 
@@ -83,6 +91,7 @@ def read_methods(paths: Sequence[str | Path]) -> list[Method]:
     configs = [next(iter(own.values()), run).config for run, own in zip(found, runs, strict=True)]
     for run, config in zip(found, configs, strict=True):
         _check_name(config, run)
+
     labels = label_methods(configs)
     return [
         Method(label=label, path=run.path, config=config, runs=own)
@@ -91,7 +100,8 @@ def read_methods(paths: Sequence[str | Path]) -> list[Method]:
 
 
 def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a label for every configuration: the algorithm, and in brackets the settings that tell it from others.
+    """Return a label for every configuration: the algorithm, and in brackets the settings that tell
+    it from others.
 
     No label is given twice: one that came before has a number behind it.
 
@@ -106,12 +116,15 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     settings = [settings_of(config) for config in configs]
     labels: list[str] = []
     for name, own in zip(names, settings, strict=True):
-        others = [other for other, other_name in zip(settings, names, strict=True) if other_name == name]
+        others = [
+            other for other, other_name in zip(settings, names, strict=True) if other_name == name
+        ]
         keys = [key for key in own if key not in _LEFT_OUT_OF_LABELS]
         differing = [key for key in keys if any(other.get(key) != own[key] for other in others)]
         words = [f"{key.removeprefix('algorithm.')}={show(own[key])}" for key in differing]
         label = f"{name} ({', '.join(words)})" if words else name
         labels.append(_numbered(one_line(label), labels))
+
     return labels
 
 
@@ -150,6 +163,7 @@ def _run_folders(path: Path) -> list[Path]:
     """
     if holds_run(path):
         return [path]
+
     file = path / COMPARISON_FILE
     if not os.path.isfile(file):
         raise DataError(
@@ -157,14 +171,17 @@ def _run_folders(path: Path) -> list[Path]:
             path=str(path),
             allowed=f"a folder that holds experiment.toml or {COMPARISON_FILE}",
         )
+
     names = read_object(file, within=path).get("runs")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise damaged(file, "'runs' must be a list of folders")
     if len(set(names)) < len(names):
         raise damaged(file, "'runs' names a folder twice")
+
     for name in names:
         if not _is_inside(name, path):
             raise damaged(file, f"'runs' names {show(name)}, which is no folder within '{path}'")
+
     return [path / name for name in names if holds_run(path / name)]  # others have not begun
 
 
@@ -195,5 +212,9 @@ def _check_name(config: Mapping[str, Any], run: Run) -> None:
         DataError: it does not.
     """
     section = config.get("algorithm")
-    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str) or not section["name"]:
+    if (
+        not isinstance(section, Mapping)
+        or not isinstance(section.get("name"), str)
+        or not section["name"]
+    ):
         raise damaged(run.path / "experiment.toml", "[algorithm] must hold a name")

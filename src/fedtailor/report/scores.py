@@ -11,7 +11,13 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged
 from fedtailor.experiment.records import Run
 
-HIGHER_IS_BETTER = {"accuracy": True, "balanced_accuracy": True, "loss": False, "ece": False, "auroc": True}
+HIGHER_IS_BETTER = {
+    "accuracy": True,
+    "balanced_accuracy": True,
+    "loss": False,
+    "ece": False,
+    "auroc": True,
+}
 """The metrics that every client has, as in :data:`fedtailor.core.metrics.METRICS`."""
 POINTS = ("personalized", "global", "local")
 """The evaluation points at which clients have scores."""
@@ -38,10 +44,14 @@ class ClientScores:
     """Clients of the run that should have a score; some may have none."""
 
 
-def read_scores(run: Run, *, point: str, metric: str, group: Group = "known") -> ClientScores | None:
-    """Return the scores of the clients of a finished run; None if it has no evaluation at the point.
+def read_scores(
+    run: Run, *, point: str, metric: str, group: Group = "known"
+) -> ClientScores | None:
+    """Return the scores of the clients of a finished run; None if it has no evaluation at the
+    point.
 
-    A client has no value if it has no test examples, if its evaluation failed, or if its loss is infinite.
+    A client has no value if it has no test examples, if its evaluation failed, or if its loss is
+    infinite.
 
     Args:
         run: of one seed.
@@ -55,15 +65,25 @@ def read_scores(run: Run, *, point: str, metric: str, group: Group = "known") ->
     final = _final_evaluation(run, point, group)
     if final is None:
         return None
+
     number = final.get("round")
     if type(number) is not int:
         raise damaged(run.path / "result.json", f"the evaluation '{point}' has no round")
+
     wanted = {"point": point, "test_set": "clients", "group": group}
     lines_of_round = run.clients_of_round(number)
-    found = [line for line in lines_of_round if all(line.get(name) == value for name, value in wanted.items())]
+    found = [
+        line
+        for line in lines_of_round
+        if all(line.get(name) == value for name, value in wanted.items())
+    ]
     lines = {_whole(line, "client", run): line for line in found}
+
     if len(lines) < len(found):
-        raise damaged(run.path / "clients.jsonl", f"a client has two lines of '{point}' after round {number}")
+        raise damaged(
+            run.path / "clients.jsonl", f"a client has two lines of '{point}' after round {number}"
+        )
+
     values = {client: _value(line, metric, run) for client, line in sorted(lines.items())}
     return ClientScores(
         round=number,
@@ -87,8 +107,13 @@ def _size_of_group(run: Run, group: Group) -> int:
     """Return the number of clients of a group in the split; 0 if it is not known."""
     clients = run.split.get("clients")
     num_new = run.split.get("new_clients", 0)
-    if not isinstance(clients, list) or type(num_new) is not int or not 0 <= num_new <= len(clients):
+    if (
+        not isinstance(clients, list)
+        or type(num_new) is not int
+        or not 0 <= num_new <= len(clients)
+    ):
         return 0
+
     return num_new if group == "new" else len(clients) - num_new
 
 
@@ -107,15 +132,20 @@ def _value(line: Mapping[str, Any], metric: str, run: Run) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _not_a_number(run, line, metric)
+
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
+
     if not abs(number) <= _LARGEST:
         raise _not_a_number(run, line, metric)
+
     return number
 
 
 def _not_a_number(run: Run, line: Mapping[str, Any], name: str) -> DataError:
-    where = f"in the line of client {line.get('client')!r:.40} after round {line.get('round')!r:.40}"
+    where = (
+        f"in the line of client {line.get('client')!r:.40} after round {line.get('round')!r:.40}"
+    )
     return damaged(run.path / "clients.jsonl", f"'{name}' is {line.get(name)!r:.40} {where}")

@@ -1,8 +1,10 @@
-"""Statistics of comparisons: means over seeds, and paired differences of clients within a seed. No torch.
+"""Statistics of comparisons: means over seeds, and paired differences of clients within a seed. No
+torch.
 
-Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6). Holm 1979, "A simple
-sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (2). Efron and Tibshirani 1993,
-"An Introduction to the Bootstrap", section 13.3 (percentile interval).
+Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6). Holm
+1979, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
+6 (2). Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3 (percentile
+interval).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ RESAMPLES = 10_000
 MOST_EXACT = 50
 """Clients that differ, up to which the Wilcoxon test counts all signs of the ranks."""
 DECIMALS = 12
-"""Differences that agree to so many decimal places are ties: shares of equal examples need not be equal floats."""
+"""Differences that agree to so many decimal places are ties: shares of equal examples need not be
+equal floats."""
 _BLOCK = 2**20
 """Values that are resampled at a time."""
 
@@ -62,7 +65,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of a mean: the unbiased standard deviation over the root of the number of values.
+    """Return the standard error of a mean: the unbiased standard deviation over the root of the
+    number of values.
 
     Returns:
         None for one value.
@@ -74,7 +78,9 @@ def standard_error(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     center = mean(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
+    return math.sqrt(
+        math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values)
+    )
 
 
 def worst_tenth(values: Sequence[float], *, higher_is_better: bool = True) -> float:
@@ -88,7 +94,8 @@ def worst_tenth(values: Sequence[float], *, higher_is_better: bool = True) -> fl
 
 
 def smallest_tenth(values: Sequence[float], num_train: Sequence[int]) -> float:
-    """Return the mean of the tenth of clients with the least training data: ``smallest10`` of a result.
+    """Return the mean of the tenth of clients with the least training data: ``smallest10`` of a
+    result.
 
     Args:
         values: of the clients, in the order of their ids, which decides between equal amounts.
@@ -103,7 +110,8 @@ def smallest_tenth(values: Sequence[float], num_train: Sequence[int]) -> float:
 
 
 def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Return the first value of every pair minus the second, rounded to ``DECIMALS`` so that ties are ties.
+    """Return the first value of every pair minus the second, rounded to ``DECIMALS`` so that ties
+    are ties.
 
     >>> 0.3 - 0.2 == 0.2 - 0.1, differences([0.3, 0.2], [0.2, 0.1])
     (False, [0.1, 0.1])
@@ -112,7 +120,8 @@ def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
 
 
 def outcomes(gaps: Sequence[float]) -> Outcomes:
-    """Count the positive differences (wins), those that are 0 (ties), and the negative ones (losses).
+    """Count the positive differences (wins), those that are 0 (ties), and the negative ones
+    (losses).
 
     >>> outcomes([0.1, 0.0, 0.2])
     Outcomes(wins=2, ties=1, losses=0)
@@ -122,11 +131,14 @@ def outcomes(gaps: Sequence[float]) -> Outcomes:
     return Outcomes(wins, len(gaps) - wins - losses, losses)
 
 
-def bootstrap_interval(gaps: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval | None:
-    """Return the paired bootstrap interval of the mean difference: the 2.5 % and 97.5 % percentiles of resampled means.
+def bootstrap_interval(
+    gaps: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval | None:
+    """Return the paired bootstrap interval of the mean difference: the 2.5 % and 97.5 % percentiles
+    of resampled means.
 
-    Clients are drawn with replacement, each with both of its scores, so what is resampled are their differences. The
-    draws depend on ``seed`` and on the number of clients only.
+    Clients are drawn with replacement, each with both of its scores, so what is resampled are their
+    differences. The draws depend on ``seed`` and on the number of clients only.
 
     Args:
         gaps: the differences of the clients.
@@ -142,14 +154,18 @@ def bootstrap_interval(gaps: Sequence[float], *, resamples: int = RESAMPLES, see
     """
     if len(gaps) < 2:
         return None
+
     import numpy as np
 
     values = np.asarray(gaps, np.float64)
     center = mean(gaps)  # where all differences are equal, rounding leaves no width
     generator = np.random.default_rng(seed)
     rows = max(1, _BLOCK // len(values))
-    means = np.concatenate([_resampled(values - center, generator, size) for size in _blocks(resamples, rows)])
+    means = np.concatenate(
+        [_resampled(values - center, generator, size) for size in _blocks(resamples, rows)]
+    )
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+
     return Interval(float(low) + center, float(high) + center)
 
 
@@ -166,11 +182,13 @@ def _blocks(total: int, most: int) -> list[int]:
 
 
 def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
-    """Test whether the differences of clients are symmetric around 0: the two-sided Wilcoxon signed-rank test.
+    """Test whether the differences of clients are symmetric around 0: the two-sided Wilcoxon
+    signed-rank test.
 
-    Differences of 0 are left out. Equal ones share the mean of their ranks. If at most ``MOST_EXACT`` differ from 0,
-    the p-value is exact, with equal ones too: it counts every way to give signs to the ranks. Otherwise it is that of
-    the normal approximation with the correction for ties, without the correction for continuity.
+    Differences of 0 are left out. Equal ones share the mean of their ranks. If at most
+    ``MOST_EXACT`` differ from 0, the p-value is exact, with equal ones too: it counts every way to
+    give signs to the ranks. Otherwise it is that of the normal approximation with the correction
+    for ties, without the correction for continuity.
 
     Args:
         gaps: the differences, from :func:`differences`. If all are 0, the p-value is 1.
@@ -185,20 +203,25 @@ def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
     count = len(different)
     if count == 0:
         return Wilcoxon(0.0, 1.0, "exact", 0)
+
     if count > MOST_EXACT:
         from scipy import stats
 
         found = stats.wilcoxon(different, method="asymptotic")  # type: ignore[call-overload]  # stubs lack this method
         return Wilcoxon(float(found.statistic), float(found.pvalue), "normal", count)
+
     doubled = _doubled_ranks(np.abs(different))
     positive = int(doubled[different > 0].sum())
     smaller = min(positive, int(doubled.sum()) - positive)
     at_most = float(_signed_rank_distribution(doubled)[: smaller + 1].sum())
+
     return Wilcoxon(smaller / 2, min(1.0, 2 * at_most), "exact", count)
 
 
 def _doubled_ranks(values: np.ndarray) -> np.ndarray:
-    """Return twice the ranks of values, which are whole numbers where equal values share the mean of their ranks."""
+    """Return twice the ranks of values, which are whole numbers where equal values share the mean
+    of their ranks.
+    """
     import numpy as np
     from scipy.stats import rankdata
 
@@ -207,7 +230,9 @@ def _doubled_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
-    """Return the probability of every sum of the doubled ranks that are positive, if every sign is a fair coin."""
+    """Return the probability of every sum of the doubled ranks that are positive, if every sign is
+    a fair coin.
+    """
     import numpy as np
 
     probability = np.zeros(int(doubled.sum()) + 1)
@@ -216,14 +241,15 @@ def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
         shifted = np.zeros_like(probability)
         shifted[rank:] = probability[: len(probability) - rank]
         probability = (probability + shifted) / 2
+
     return probability
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number by Holm's method, in the same order.
 
-    The smallest one counts times their number m, the next one times m - 1, and so on; none counts less than a smaller
-    one, or more than 1.
+    The smallest one counts times their number m, the next one times m - 1, and so on; none counts
+    less than a smaller one, or more than 1.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])

@@ -34,7 +34,15 @@ _GAINS = frozenset({"gain_over_local", "gain_over_global"})
 _SMALLEST_P = 0.001
 _TEST_COLUMNS = (
     *("both", "missing", "difference", "interval_low", "interval_high"),
-    *("wilcoxon_statistic", "wilcoxon_p_value", "wilcoxon_method", "holm_p_value", "wins", "ties", "losses"),
+    *(
+        "wilcoxon_statistic",
+        "wilcoxon_p_value",
+        "wilcoxon_method",
+        "holm_p_value",
+        "wins",
+        "ties",
+        "losses",
+    ),
 )
 """Columns of a CSV file about the test of a seed."""
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$&])")
@@ -53,9 +61,11 @@ class Table:
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
-    """Return a comparison as tables: the methods, their differences over seeds, and the tests of every seed.
+    """Return a comparison as tables: the methods, their differences over seeds, and the tests of
+    every seed.
 
-    The new clients have tables of their own. Where no method can be tested, there are the figures only.
+    The new clients have tables of their own. Where no method can be tested, there are the figures
+    only.
     """
     found = []
     for group in comparison.groups:
@@ -74,26 +84,49 @@ def to_markdown(comparison: Comparison) -> str:
     parts: list[str] = []
     for table in tables_of(comparison):
         alignment = ["---", *["---:"] * (len(table.columns) - 1)]
-        lines = [_markdown_row(table.columns), f"| {' | '.join(alignment)} |", *map(_markdown_row, table.rows)]
+        lines = [
+            _markdown_row(table.columns),
+            f"| {' | '.join(alignment)} |",
+            *map(_markdown_row, table.rows),
+        ]
         parts += [f"**{_markdown(table.title)}**", "\n".join(lines)]
         below = _markdown(table.below)
         if below not in parts:  # the tables of new clients need no second explanation
             parts.append(below)
+
     for heading, sentences in (("Warnings", comparison.warnings), ("Notes", comparison.notes)):
         if sentences:
-            parts += [f"**{heading}**", "\n".join(f"* {_markdown(sentence)}" for sentence in sentences)]
+            parts += [
+                f"**{heading}**",
+                "\n".join(f"* {_markdown(sentence)}" for sentence in sentences),
+            ]
+
     return "\n\n".join(parts) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
     """Return a comparison as CSV that is safe to open in a spreadsheet.
 
-    There is one row per group of clients, method and seed, then a row ``mean`` over seeds and, if there are several
-    seeds, a row ``standard error``. Tests have rows of single seeds only. Numbers are not rounded and not in percent.
+    There is one row per group of clients, method and seed, then a row ``mean`` over seeds and, if
+    there are several seeds, a row ``standard error``. Tests have rows of single seeds only. Numbers
+    are not rounded and not in percent.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["group", "method", "reference", "metric", "point", "seed", "clients", *FIGURES, *_TEST_COLUMNS])
+    writer.writerow(
+        [
+            "group",
+            "method",
+            "reference",
+            "metric",
+            "point",
+            "seed",
+            "clients",
+            *FIGURES,
+            *_TEST_COLUMNS,
+        ]
+    )
+
     for group in comparison.groups:
         differences = {each.label: each for each in group.differences}
         for summary in group.summaries:
@@ -101,11 +134,14 @@ def to_csv(comparison: Comparison) -> str:
             start += [comparison.metric, comparison.point]
             for row in _csv_rows(summary, differences.get(summary.label)):
                 writer.writerow([inert(cell) for cell in start] + row)
+
     return text.getvalue()
 
 
 def to_json(comparison: Comparison) -> str:
-    """Return a comparison as JSON: what :meth:`Comparison.as_record` holds. Numbers are not rounded."""
+    """Return a comparison as JSON: what :meth:`Comparison.as_record` holds. Numbers are not
+    rounded.
+    """
     return as_json(comparison.as_record(), indent=2) + "\n"
 
 
@@ -116,21 +152,25 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> Table:
     for each in group.summaries:
         cells = [_estimate(comparison, name, each.figures.get(name)) for name in names]
         rows.append((plain(each.label), str(len(each.seeds)), _clients(each), *cells))
+
     sentences = [
         f"{'Higher' if comparison.higher_is_better else 'Lower'} is better.",
         "± is the standard error over seeds." if _has_errors(group) else "",
         "worst tenth: mean of the tenth of clients with the worst scores; smallest tenth: of those with the least "
         "training examples.",
     ]
+
     if "gain_over_local" in names:
         sentences.append(
             f"gain over Local: mean over clients, positive is better; harmed versus Local: clients in % that are worse "
             f"than with {comparison.local}."
         )
+
     if "gain_over_global" in names:
         sentences.append(
             f"gain over global, harmed versus global: the same against the global model{_borrowed(group)}."
         )
+
     return Table(
         title=_title(comparison, group, "Methods"),
         columns=("method", "seeds", "clients", *(FIGURES[name] for name in names)),
@@ -147,11 +187,13 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Table:
         significant = f"{each.significant_seeds} of {count}" if count else NOTHING
         difference = _estimate(comparison, "gain_over_local", each.over_seeds)
         rows.append((plain(each.label), str(count), difference, significant))
+
     below = (
         f"difference: mean over clients, then over the seeds that both have with the same split; positive: better than "
         f"{comparison.reference}. significant: seeds whose corrected p-value is below {SIGNIFICANT}, in either "
         "direction."
     )
+
     return Table(
         title=_title(comparison, group, f"Differences from {comparison.reference} over seeds"),
         columns=("method", "seeds", "difference", "significant"),
@@ -172,6 +214,7 @@ def _tests_table(comparison: Comparison, group: GroupComparison) -> Table:
         "clients. p: Wilcoxon signed-rank test over clients. corrected p: Holm, for all methods of the seed. wins, "
         "ties, losses: clients at which the method is better, equal, worse."
     )
+
     return Table(
         title=_title(comparison, group, f"Tests against {comparison.reference} in each seed"),
         columns=(
@@ -213,7 +256,9 @@ def _borrowed(group: GroupComparison) -> str:
 
 
 def _has_errors(group: GroupComparison) -> bool:
-    return any(figure.error is not None for each in group.summaries for figure in each.figures.values())
+    return any(
+        figure.error is not None for each in group.summaries for figure in each.figures.values()
+    )
 
 
 def _clients(summary: Summary) -> str:
@@ -228,12 +273,14 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
     """Return a figure with its standard error."""
     if estimate is None:
         return NOTHING
+
     if name in _HARMED:
         value = f"{100 * estimate.mean:.1f}"
         error = None if estimate.error is None else f"{100 * estimate.error:.1f}"
     else:
         value = _number(comparison, estimate.mean, signed=name in _GAINS)
         error = None if estimate.error is None else _number(comparison, estimate.error)
+
     return value if error is None else f"{value} ± {error}"
 
 
@@ -273,17 +320,30 @@ def _csv_rows(summary: Summary, difference: Difference | None) -> Iterator[list[
     """Yield the cells of a method from the seed on: one row per seed, then those over seeds."""
     tests = {} if difference is None else difference.tests
     for seed in summary.seeds:
-        figures = [summary.figures[name].by_seed.get(seed, "") if name in summary.figures else "" for name in FIGURES]
+        figures = [
+            summary.figures[name].by_seed.get(seed, "") if name in summary.figures else ""
+            for name in FIGURES
+        ]
         test = tests.get(seed)
         cells = [""] * len(_TEST_COLUMNS) if test is None else _csv_test(test)
         yield [seed, summary.num_clients[seed], *figures, *cells]
+
     over_seeds = None if difference is None else difference.over_seeds
     estimates = [summary.figures.get(name) for name in FIGURES]
     rest = [""] * (len(_TEST_COLUMNS) - 3)  # a test belongs to one seed
     if summary.seeds:
         yield ["mean", "", *map(_mean_of, estimates), "", "", _mean_of(over_seeds), *rest]
+
     if len(summary.seeds) > 1:
-        yield ["standard error", "", *map(_error_of, estimates), "", "", _error_of(over_seeds), *rest]
+        yield [
+            "standard error",
+            "",
+            *map(_error_of, estimates),
+            "",
+            "",
+            _error_of(over_seeds),
+            *rest,
+        ]
 
 
 def _mean_of(estimate: Estimate | None) -> float | str:

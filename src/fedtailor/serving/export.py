@@ -1,4 +1,6 @@
-"""Personal models as files for other programs: ONNX, ``torch.export`` or safetensors, each with a card."""
+"""Personal models as files for other programs: ONNX, ``torch.export`` or safetensors, each with a
+card.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,11 @@ SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensor
 """The formats, and the endings of their files."""
 
 
-def export_model(model: PersonalModel, folder: Path, format: str, *, with_examples: bool = False) -> Path:
-    """Write a personal model as ``CLIENT.onnx`` (``.pt2``, ``.safetensors``), and its card as ``CLIENT.onnx.json``.
+def export_model(
+    model: PersonalModel, folder: Path, format: str, *, with_examples: bool = False
+) -> Path:
+    """Write a personal model as ``CLIENT.onnx`` (``.pt2``, ``.safetensors``), and its card as
+    ``CLIENT.onnx.json``.
 
     Args:
         model: of a client.
@@ -40,8 +45,9 @@ def export_model(model: PersonalModel, folder: Path, format: str, *, with_exampl
         The file of the model.
 
     Raises:
-        ConfigError: unknown format, the packages of the extra ``onnx`` are missing, or the model holds features of
-            examples and ``with_examples`` is not set, or the folder is that of a run.
+        ConfigError: unknown format, the packages of the extra ``onnx`` are missing, or the model
+            holds features of examples and ``with_examples`` is not set, or the folder is that of a
+            run.
         RunError: the model cannot be exported, or the files cannot be written.
 
     Example:
@@ -55,21 +61,31 @@ def export_model(model: PersonalModel, folder: Path, format: str, *, with_exampl
     refuse_inside_run(folder)
     if format == "onnx":
         require_onnx()
+
     try:
         data = _WRITERS[format](model)
     except Exception as reason:  # PyTorch's exporters raise anything
         why = one_line(str(reason))
         message = f"the model of client '{model.client}' cannot be exported as {format}: {type(reason).__name__}: {why}"
         raise RunError(f"{message[:500].rstrip('.')}.") from reason
+
     name = safe_name(model.client)
     path = folder / f"{name}{SUFFIXES[format]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        raise RunError(f"cannot make '{folder}': {reason.strerror or reason}.", path=str(folder)) from reason
+        raise RunError(
+            f"cannot make '{folder}': {reason.strerror or reason}.", path=str(folder)
+        ) from reason
+
     write_whole(path, data)
-    card = {**export_card(model, format), "file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
+    card = {
+        **export_card(model, format),
+        "file": path.name,
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
     write_whole(card_path(path), to_json(card, indent=2) + "\n")
+
     return path
 
 
@@ -98,7 +114,17 @@ def refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
 def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
     """Return what somebody who has only the exported file must know."""
     inputs = model.inputs
-    kept = ("client", "algorithm", "model", "dataset", "seed", "round", "adaptation", "holds_examples", "scores")
+    kept = (
+        "client",
+        "algorithm",
+        "model",
+        "dataset",
+        "seed",
+        "round",
+        "adaptation",
+        "holds_examples",
+        "scores",
+    )
     card: dict[str, Any] = {name: model.card.get(name) for name in kept}
     card |= {
         "format": format,
@@ -124,6 +150,7 @@ def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
         card["opset"] = OPSET
     if format == "safetensors":
         card["outputs"] = "none: the file holds the tensors of the model only"
+
     return card
 
 
@@ -151,13 +178,17 @@ def _torch_export(model: PersonalModel) -> bytes:
 
 def _safetensors(model: PersonalModel) -> bytes:
     """Return the tensors of the model, and those of its preprocessing."""
-    tensors = {name: np.ascontiguousarray(value.numpy()) for name, value in model.module.personal.state_dict().items()}
+    tensors = {
+        name: np.ascontiguousarray(value.numpy())
+        for name, value in model.module.personal.state_dict().items()
+    }
     preprocessing = {
         "preprocessing.white": np.array(model.inputs.white),
         "preprocessing.mean": model.inputs.mean,
         "preprocessing.std": model.inputs.std,
     }
     data: bytes = safetensors.numpy.save({**tensors, **preprocessing})
+
     return data
 
 

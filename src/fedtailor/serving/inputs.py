@@ -1,4 +1,6 @@
-"""Conversion of what users have, such as arrays, pictures and paths, to values as the training data hold them."""
+"""Conversion of what users have, such as arrays, pictures and paths, to values as the training data
+hold them.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ PICTURE_WHITE = 255.0
 
 
 def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
-    """Return inputs as an array of stored values: images (n, height, width, channels), or tables (n, features).
+    """Return inputs as an array of stored values: images (n, height, width, channels), or tables
+    (n, features).
 
     Args:
-        inputs: an array or a tensor of one example or several; a picture of Pillow, a path of a picture, or a list of
-            them; for tables also a data frame of pandas.
+        inputs: an array or a tensor of one example or several; a picture of Pillow, a path of a
+            picture, or a list of them; for tables also a data frame of pandas.
         specification: of the model.
 
     Raises:
@@ -45,7 +48,9 @@ def _is_picture(value: Any) -> bool:
     """Return whether a value is a path, or a picture of Pillow, which need not be imported."""
     if isinstance(value, str | os.PathLike):
         return True
-    return any(kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__)
+    return any(
+        kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__
+    )
 
 
 def _to_array(inputs: Any) -> np.ndarray:
@@ -57,7 +62,10 @@ def _to_array(inputs: Any) -> np.ndarray:
     try:
         array = np.asarray(inputs)
     except (TypeError, ValueError, RuntimeError) as reason:
-        raise _refuse("numbers in an array, or pictures", f"{type(inputs).__name__} ({reason})") from reason
+        raise _refuse(
+            "numbers in an array, or pictures", f"{type(inputs).__name__} ({reason})"
+        ) from reason
+
     if array.dtype.kind not in "iuf":
         raise _refuse("numbers in an array, or pictures", f"an array of type {array.dtype}")
     return array
@@ -72,18 +80,23 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
             table = read_table_like(Path(inputs), specification.columns)
         elif hasattr(inputs, "columns"):
             table = read_frame_like(inputs, specification.columns)
+
         if table is not None:
             x = features_of(table)
             for problem in table.problems:
                 warnings.warn(problem.message, UserWarning, stacklevel=4)
+
             return x
+
     array = _to_array(inputs)
     if array.shape == (features,):
         array = array[None]
     if array.ndim != 2 or array.shape[1] != features:
         raise _refuse(f"rows of {features} features", f"an array of shape {array.shape}")
+
     with np.errstate(over="ignore"):
         values: np.ndarray = array.astype(np.float32)
+
     _refuse_not_finite(values)
     return values
 
@@ -97,12 +110,16 @@ def features_of(table: LikeTable) -> np.ndarray:
     if table.x is None:
         problem = next(each for each in table.problems if each.severity == "error")
         where = f"'{problem.path}': " if problem.path else ""
-        raise DataError(f"{where}{problem.message}", key="inputs", path=problem.path, got=problem.kind)
+        raise DataError(
+            f"{where}{problem.message}", key="inputs", path=problem.path, got=problem.kind
+        )
     return table.x
 
 
 def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarray:
-    """Return images (n, height, width, channels) from an array of one image or several, with or without channels."""
+    """Return images (n, height, width, channels) from an array of one image or several, with or
+    without channels.
+    """
     channels, height, width = specification.shape
     image = (height, width, channels)
     shape = array.shape
@@ -112,9 +129,13 @@ def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarr
         array = array[..., None]
     elif shape[1:] == (channels, height, width) and shape[1:] != image:
         array = np.moveaxis(array, 1, 3)
+
     if array.shape[1:] != image:
         size = f"{height} x {width} pixels and {channels} channel{'s' if channels > 1 else ''}"
-        raise _refuse(f"images of {size}, as (n, height, width, channels)", f"an array of shape {shape}")
+        raise _refuse(
+            f"images of {size}, as (n, height, width, channels)", f"an array of shape {shape}"
+        )
+
     return _with_stored_values(array, specification)
 
 
@@ -125,18 +146,36 @@ def _with_stored_values(array: np.ndarray, specification: InputSpecification) ->
         _refuse_not_finite(array)
     if array.size == 0:
         return array.astype(specification.stored)
+
     low = float(array.min())
     high = float(array.max())
     if specification.stored == "uint8" and not 0 <= low <= high <= 255:
         raise _refuse("values from 0 to 255", f"values from {low:g} to {high:g}")
+
     if array.dtype.kind == "f" and white == PICTURE_WHITE and 0 < high <= 1:
-        raise _refuse("values from 0 to 255, where 255 is white", f"floats from {low:g} to {high:g}: multiply by 255")
-    # with white 1, only the default normalization tells that the values in training were within 0 and 1
-    is_from_black_to_white = white != 1 or bool((specification.mean == 0.5).all() and (specification.std == 0.5).all())
-    if specification.stored == "float32" and is_from_black_to_white and not 0 <= low <= high <= white:
-        raise _refuse(f"values from 0 to {white:g}, where {white:g} is white", f"values from {low:g} to {high:g}")
+        raise _refuse(
+            "values from 0 to 255, where 255 is white",
+            f"floats from {low:g} to {high:g}: multiply by 255",
+        )
+
+    # with white 1, only the default normalization tells that the values in training were within 0
+    # and 1
+    is_from_black_to_white = white != 1 or bool(
+        (specification.mean == 0.5).all() and (specification.std == 0.5).all()
+    )
+    if (
+        specification.stored == "float32"
+        and is_from_black_to_white
+        and not 0 <= low <= high <= white
+    ):
+        raise _refuse(
+            f"values from 0 to {white:g}, where {white:g} is white",
+            f"values from {low:g} to {high:g}",
+        )
+
     if specification.stored == "uint8" and array.dtype.kind == "f":
         array = np.rint(array)
+
     return array.astype(specification.stored, copy=False)
 
 
@@ -149,11 +188,15 @@ def _pictures(pictures: Sequence[Any], specification: InputSpecification) -> np.
     return np.stack(rows)
 
 
-def read_picture(picture: str | os.PathLike[str] | Image.Image, specification: InputSpecification) -> np.ndarray:
-    """Return a picture (height, width, channels) with stored values; call it within ``reading_images``.
+def read_picture(
+    picture: str | os.PathLike[str] | Image.Image, specification: InputSpecification
+) -> np.ndarray:
+    """Return a picture (height, width, channels) with stored values; call it within
+    ``reading_images``.
 
     Raises:
-        DataError: it cannot be decoded, or has another size and the model's pictures are not resized.
+        DataError: it cannot be decoded, or has another size and the model's pictures are not
+            resized.
     """
     from fedtailor.data.own.decode import decode, from_pillow
     from fedtailor.data.own.findings import Unusable
@@ -167,19 +210,27 @@ def read_picture(picture: str | os.PathLike[str] | Image.Image, specification: I
         else:
             pixels = from_pillow(picture)
     except Unusable as reason:
-        raise DataError(f"{name}: {reason.message}", key="inputs", path=name, got=reason.kind) from reason
+        raise DataError(
+            f"{name}: {reason.message}", key="inputs", path=name, got=reason.kind
+        ) from reason
+
     channels, height, width = specification.shape
     if specification.image_size:
         pixels = square(pixels, specification.image_size)
+
     if pixels.shape[:2] != (height, width):
         size = f"{width} x {height} pixels"
         got = f"{pixels.shape[1]} x {pixels.shape[0]}"
-        raise DataError(f"{name}: pictures must have {size}, got {got}.", key="inputs", allowed=size, got=got)
+        raise DataError(
+            f"{name}: pictures must have {size}, got {got}.", key="inputs", allowed=size, got=got
+        )
+
     pixels = with_channels(pixels, channels)
     if specification.stored == "uint8":
         if specification.white == PICTURE_WHITE:
             return pixels
         return np.rint(pixels * (specification.white / PICTURE_WHITE)).astype(np.uint8)
+
     return (pixels.astype(np.float32) / np.float32(PICTURE_WHITE)) * np.float32(specification.white)
 
 
@@ -191,4 +242,6 @@ def _refuse_not_finite(values: np.ndarray) -> None:
 
 
 def _refuse(allowed: str, got: str) -> DataError:
-    return DataError(f"inputs must be {allowed}, got {got}.", key="inputs", allowed=allowed, got=got)
+    return DataError(
+        f"inputs must be {allowed}, got {got}.", key="inputs", allowed=allowed, got=got
+    )

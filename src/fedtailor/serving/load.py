@@ -41,7 +41,8 @@ def load_method(records: RunRecords) -> Method:
     """Return what a run trained.
 
     Raises:
-        ConfigError: its configuration cannot be used here: for example, a module of the user is missing.
+        ConfigError: its configuration cannot be used here: for example, a module of the user is
+            missing.
         DataError: a file is damaged.
     """
     config = make_config(records.config)
@@ -62,12 +63,20 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
         personal = decode(raw, modules=readable_modules(method.algorithm))
     except DataError as reason:
         raise damaged(path / str(card.get("file")), reason.message) from reason
+
     inputs_path = records.path / "inputs.json"
     if card.get("inputs_sha256") not in (None, method.inputs.digest):
-        raise damaged(inputs_path, f"it is not the one with which the model of client '{card.get('client')}' was made")
+        raise damaged(
+            inputs_path,
+            f"it is not the one with which the model of client '{card.get('client')}' was made",
+        )
+
     names = (method.config.model.name, *method.config.model.others)
     if card.get("algorithm") != method.config.algorithm.name or card.get("model") not in names:
-        raise damaged(path / str(card.get("file")), "it is a model of another method, or of another network")
+        raise damaged(
+            path / str(card.get("file")), "it is a model of another method, or of another network"
+        )
+
     check_calibration(card, path)
     number = card.get("number")
     if type(number) is not int:
@@ -75,6 +84,7 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
             f"'{path}' is of an older fedtailor, whose models cannot be loaded: run the experiment again.",
             path=str(path),
         )
+
     return make_model(method, number, personal, card)
 
 
@@ -90,14 +100,20 @@ def check_calibration(card: Mapping[str, Any], path: Path) -> None:
         threshold = found.get("threshold")
         examples = found.get("examples", 0)
         numbers = [temperature] if threshold is None else [temperature, threshold]
-        are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
+        are_numbers = all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in numbers
+        )
         if not are_numbers or type(examples) is not int or not 1e-3 <= temperature <= 1e3:
             raise ValueError(f"{temperature!r:.40}, {threshold!r:.40}, {examples!r:.40}")
     except (AttributeError, ValueError) as reason:
-        raise damaged(path / f"{card.get('client')!s:.80}.json", f"its calibration is impossible: {reason}") from reason
+        raise damaged(
+            path / f"{card.get('client')!s:.80}.json", f"its calibration is impossible: {reason}"
+        ) from reason
 
 
-def make_model(method: Method, client: int, personal: Any, card: Mapping[str, Any]) -> PersonalModel:
+def make_model(
+    method: Method, client: int, personal: Any, card: Mapping[str, Any]
+) -> PersonalModel:
     """Return a personal model from its tree of tensors."""
     module = PersonalModule(method.algorithm, method.task(client), personal, method.inputs)
     return PersonalModel(module, method.inputs, card)

@@ -15,17 +15,20 @@ from fedtailor.serving.inputs import to_stored
 from fedtailor.serving.module import PersonalModule
 
 _CHUNK_NUMBERS = 2_000_000
-"""Input numbers of a batch, about: as many as in an evaluation, so that predictions have the same bits."""
+"""Input numbers of a batch, about: as many as in an evaluation, so that predictions have the same
+bits."""
 
 
 class PersonalModel:
     """The model of one client.
 
-    It can be the last step of a scikit-learn pipeline, and of its tools for trained classifiers: it has ``classes_``,
-    ``predict`` and ``predict_proba``, and ``fit`` leaves it as it is.
+    It can be the last step of a scikit-learn pipeline, and of its tools for trained classifiers: it
+    has ``classes_``, ``predict`` and ``predict_proba``, and ``fit`` leaves it as it is.
     """
 
-    def __init__(self, module: PersonalModule, inputs: InputSpecification, card: Mapping[str, Any]) -> None:
+    def __init__(
+        self, module: PersonalModule, inputs: InputSpecification, card: Mapping[str, Any]
+    ) -> None:
         """Use a module; :meth:`fedtailor.serving.run.Run.model` makes such objects.
 
         Args:
@@ -34,12 +37,15 @@ class PersonalModel:
             card: of the model.
         """
         self.module = module
-        """The model as a ``torch.nn.Module``: stored values to logits, see :class:`PersonalModule`."""
+        """The model as a ``torch.nn.Module``: stored values to logits, see
+        :class:`PersonalModule`."""
         self.inputs = inputs
         self.card = dict(card)
-        """What is known about the model: who made it, from how many examples, its scores and calibration."""
+        """What is known about the model: who made it, from how many examples, its scores and
+        calibration."""
         self.classes_ = np.array(inputs.class_names or range(inputs.num_classes))
-        """The classes in the order of the columns of :meth:`predict_proba`: names, or numbers if they have none."""
+        """The classes in the order of the columns of :meth:`predict_proba`: names, or numbers if
+        they have none."""
 
     @property
     def client(self) -> str:
@@ -60,7 +66,9 @@ class PersonalModel:
 
     @property
     def ood_threshold(self) -> float | None:
-        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; None: not known."""
+        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; None: not
+        known.
+        """
         threshold = self._calibration().get("threshold")
         return None if threshold is None else float(threshold)
 
@@ -72,12 +80,15 @@ class PersonalModel:
         """Return the predicted classes (n,): names, or numbers if the classes have none.
 
         Args:
-            inputs: arrays, pictures, paths or rows of a table, see :func:`fedtailor.serving.inputs.to_stored`.
+            inputs: arrays, pictures, paths or rows of a table, see
+                :func:`fedtailor.serving.inputs.to_stored`.
 
         Raises:
             DataError: the inputs are not what the model was trained for.
         """
-        labels: np.ndarray = self.classes_[self._over_batches(self.module, inputs).argmax(1).numpy()]
+        labels: np.ndarray = self.classes_[
+            self._over_batches(self.module, inputs).argmax(1).numpy()
+        ]
         return labels
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
@@ -133,7 +144,9 @@ class PersonalModel:
     def __sklearn_tags__(self) -> Any:
         from sklearn.linear_model import LogisticRegression
 
-        return LogisticRegression().__sklearn_tags__()  # those of a classifier that gives probabilities
+        return (
+            LogisticRegression().__sklearn_tags__()
+        )  # those of a classifier that gives probabilities
 
     def __repr__(self) -> str:
         method = self.card.get("algorithm", "?")
@@ -150,7 +163,8 @@ class PersonalModel:
 
 
 def batches(stored: np.ndarray) -> Iterator[Tensor]:
-    """Yield stored values in batches: images (n, channels, height, width), channels last in memory, or tables.
+    """Yield stored values in batches: images (n, channels, height, width), channels last in memory,
+    or tables.
 
     The batches are those of an evaluation. Without examples there is one empty batch.
     """

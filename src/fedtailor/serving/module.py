@@ -20,8 +20,9 @@ class Branch(nn.Module):
 class PersonalModule(nn.Module):
     """A personal model with its preprocessing inside, in evaluation mode.
 
-    Its input are values as they are stored: images (n, channels, height, width), or tables (n, features). Its output
-    are logits or log-probabilities (n, classes). All tensors of the model are buffers, named as in the model's file.
+    Its input are values as they are stored: images (n, channels, height, width), or tables (n,
+    features). Its output are logits or log-probabilities (n, classes). All tensors of the model are
+    buffers, named as in the model's file.
     """
 
     white: Tensor
@@ -29,7 +30,11 @@ class PersonalModule(nn.Module):
     std: Tensor
 
     def __init__(
-        self, algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, inputs: InputSpecification
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        task: Task,
+        personal: Any,
+        inputs: InputSpecification,
     ) -> None:
         """Wrap a personal model.
 
@@ -46,18 +51,27 @@ class PersonalModule(nn.Module):
         places: list[tuple[nn.Module, str]] = []
         for path, leaf in tree.paths(personal).items():
             places.append(_register(self.personal, path, leaf))
+
         self._places = places
         self._structure = tree.map(lambda leaf: leaf.new_empty(0), personal)
         dtype = torch.get_default_dtype()
         axes = (1, 1) if inputs.kind == "images" else ()
         self.register_buffer("white", torch.tensor(inputs.white, dtype=dtype), persistent=False)
-        self.register_buffer("mean", torch.tensor(inputs.mean.tolist(), dtype=dtype).view(-1, *axes), persistent=False)
-        self.register_buffer("std", torch.tensor(inputs.std.tolist(), dtype=dtype).view(-1, *axes), persistent=False)
+        self.register_buffer(
+            "mean",
+            torch.tensor(inputs.mean.tolist(), dtype=dtype).view(-1, *axes),
+            persistent=False,
+        )
+        self.register_buffer(
+            "std", torch.tensor(inputs.std.tolist(), dtype=dtype).view(-1, *axes), persistent=False
+        )
         self.eval()
 
     def tree(self) -> Any:
         """Return the personal model as the algorithm made it."""
-        return tree.rebuild(self._structure, iter([getattr(owner, name) for owner, name in self._places]))
+        return tree.rebuild(
+            self._structure, iter([getattr(owner, name) for owner, name in self._places])
+        )
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return the inputs of the model for stored values: the same bits as in training."""
@@ -68,26 +82,36 @@ class PersonalModule(nn.Module):
         return self.algorithm.predict(self.task, self.tree(), self.normalize(x))
 
     def ood_score(self, x: Tensor) -> Tensor | None:
-        """Return how far stored values lie from what the model knows (n,); None if the method does not say."""
+        """Return how far stored values lie from what the model knows (n,); None if the method does
+        not say.
+        """
         return self.algorithm.ood_score(self.task, self.tree(), self.normalize(x))
 
 
 def _register(root: nn.Module, path: str, leaf: Tensor) -> tuple[nn.Module, str]:
-    """Put a tensor into a module, in branches by the parts of its path; return its branch and its name there."""
+    """Put a tensor into a module, in branches by the parts of its path; return its branch and its
+    name there.
+    """
     *names, last = path.replace("/", ".").split(".")
     owner = root
     for name in names:
         free = _free_name(owner, name, Branch)
         if not hasattr(owner, free):
             owner.add_module(free, Branch())
+
         owner = getattr(owner, free)
+
     last = _free_name(owner, last, None)
     owner.register_buffer(last, leaf.detach())
     return owner, last
 
 
 def _free_name(owner: nn.Module, name: str, wanted: type[nn.Module] | None) -> str:
-    """Return the name, with underscores behind it if something else of the module has it already."""
-    while hasattr(owner, name) and not (wanted is not None and isinstance(getattr(owner, name), wanted)):
+    """Return the name, with underscores behind it if something else of the module has it
+    already.
+    """
+    while hasattr(owner, name) and not (
+        wanted is not None and isinstance(getattr(owner, name), wanted)
+    ):
         name += "_"
     return name or "_"

@@ -1,4 +1,6 @@
-"""The model of a site that never took part, from a run folder and the site's own data; the run stays as it is."""
+"""The model of a site that never took part, from a run folder and the site's own data; the run
+stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -58,33 +60,44 @@ def load_server(records: RunRecords) -> Server:
         name = origin.get("run") if isinstance(origin, dict) else None
         message = f"'{records.path}' holds one onboarded site: new sites need the run that it comes from ('{name}')."
         raise DataError(message, path=str(records.path), allowed="a run", got="an onboarded site")
+
     if records.status["state"] != "finished":
         message = f"'{records.path}' is {records.status['state']}: a new site needs a run that has finished."
-        raise DataError(message, path=str(records.path), allowed="finished", got=records.status["state"])
+        raise DataError(
+            message, path=str(records.path), allowed="finished", got=records.status["state"]
+        )
+
     method = load_method(records)
-    state = read_final_state(records.path / "checkpoints", modules=readable_modules(method.algorithm))
+    state = read_final_state(
+        records.path / "checkpoints", modules=readable_modules(method.algorithm)
+    )
     try:
         parts = list(records.split["clients"])
         num_new = records.split["new_clients"]
         if type(num_new) is not int or not 0 <= num_new < len(parts):
             raise ValueError(f"{num_new!r:.40} of {len(parts)} clients are new")
+
         known = parts[: len(parts) - num_new]
         trainable = sum(len(part["train"]) > 0 for part in known)
     except (KeyError, TypeError, ValueError) as reason:
         raise damaged(records.path / "split.json", f"{type(reason).__name__}: {reason}") from reason
+
     return Server(method, state, len(known), trainable, len(parts))
 
 
-def onboard(server: Server, site: SiteData, *, number: int | None = None, rows: np.ndarray | None = None) -> Onboarded:
+def onboard(
+    server: Server, site: SiteData, *, number: int | None = None, rows: np.ndarray | None = None
+) -> Onboarded:
     """Make the personal model of a site, by the rule of the run's method for new clients.
 
-    The result has the bits of a new client of the simulation with the same number, training examples and
-    normalization.
+    The result has the bits of a new client of the simulation with the same number, training
+    examples and normalization.
 
     Args:
         server: of the run.
         site: its examples.
-        number: of the new client, on which its random numbers depend; None: the first that the run does not use.
+        number: of the new client, on which its random numbers depend; None: the first that the run
+            does not use.
         rows: of the training examples; None: all of them.
 
     Raises:
@@ -105,14 +118,17 @@ def onboard(server: Server, site: SiteData, *, number: int | None = None, rows: 
         rounds=config.schedule.rounds,
         rounds_trained=server.state.client_rounds / max(server.trainable, 1),
     )
+
     with one_thread():
         shared = algorithm.broadcast(server.state.server, cohort)
         clients = LocalClients(algorithm, federation, Reference(), seed=config.seeds[0])
         request = PersonalizeRequest(new=True, validate=False, keep=True)
         ((_, reply),) = clients.personalize(request, shared, [number], server.state.round)
+
     if isinstance(reply, Failure) or reply.problem:
         reason = reply.reason if isinstance(reply, Failure) else reply.problem
         raise RunError(f"{config.algorithm.name} could not make a model for the site: {reason}")
+
     steps = int(reply.diagnostics.get("steps", 0))
     return Onboarded(clients.personal[number], steps, per_client(reply.scores["clients"]))
 

@@ -1,4 +1,6 @@
-"""The folder of an onboarded site: a run folder with one client, which can be loaded as any other."""
+"""The folder of an onboarded site: a run folder with one client, which can be loaded as any
+other.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,16 @@ from fedtailor.serving.validate import Validation, cross_validate, summary
 
 
 def onboard_site(
-    records: RunRecords, data: str | Path, out: Path, *, name: str, label_column: str, validate: bool
+    records: RunRecords,
+    data: str | Path,
+    out: Path,
+    *,
+    name: str,
+    label_column: str,
+    validate: bool,
 ) -> None:
-    """Make the model of a new site and write its folder; see :meth:`fedtailor.serving.run.Run.onboard`.
+    """Make the model of a new site and write its folder; see
+    :meth:`fedtailor.serving.run.Run.onboard`.
 
     Args:
         records: of a run of one seed.
@@ -46,9 +55,11 @@ def onboard_site(
     )
     name = name or site.name
     taken = records.split.get("client_names")
+
     if isinstance(taken, list) and name in taken:
         message = f"the run has a client '{name}' already: choose another --name."
         raise ConfigError(message, key="name", allowed="a new name", got=name)
+
     onboarded = onboard(server, site)
     validation = cross_validate(server, site) if validate else None
     write_onboarded(out, records, server, site, onboarded, name, validation)
@@ -67,7 +78,12 @@ def write_onboarded(
     config = server.method.config
     provenance = {**describe(), "onboarded": _origin(records)}
     folder = RunFolder.create(out, config=to_toml(config), provenance=provenance)
-    clients = [ClientRecord(train=list(range(site.num_train)), val=[], test=list(range(site.num_train, len(site.y))))]
+    clients = [
+        ClientRecord(
+            train=list(range(site.num_train)), val=[], test=list(range(site.num_train, len(site.y)))
+        )
+    ]
+
     with folder:
         folder.write_split(
             {
@@ -93,10 +109,13 @@ def write_onboarded(
             result["metrics"] = {"personalized": onboarded.scores}
         if validation is not None:
             result["validation"] = summary(validation)
+
         folder.finish(result)
 
 
-def _card(server: Server, site: SiteData, onboarded: Onboarded, validation: Validation | None) -> dict[str, Any]:
+def _card(
+    server: Server, site: SiteData, onboarded: Onboarded, validation: Validation | None
+) -> dict[str, Any]:
     method = server.method
     card = model_card(
         onboarded.personal,
@@ -108,10 +127,14 @@ def _card(server: Server, site: SiteData, onboarded: Onboarded, validation: Vali
         new=True,
         round=server.state.round,
         participated=False,
-        class_counts=[int((site.y[: site.num_train] == label).sum()) for label in range(method.inputs.num_classes)],
+        class_counts=[
+            int((site.y[: site.num_train] == label).sum())
+            for label in range(method.inputs.num_classes)
+        ],
         scores=onboarded.scores,
         calibration={"examples": 0} if validation is None else validation.calibration._asdict(),
     )
+
     return {**card, "onboarded": True}
 
 

@@ -1,4 +1,6 @@
-"""The federation of one site: only it has data, and its programs run as those of the client with its number."""
+"""The federation of one site: only it has data, and its programs run as those of the client with
+its number.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from fedtailor.serving.site_data import SiteData
 
 
 def federation_of_one(
-    site: SiteData, rows: ClientRows, inputs: InputSpecification, task: Task, number: int, population: int
+    site: SiteData,
+    rows: ClientRows,
+    inputs: InputSpecification,
+    task: Task,
+    number: int,
+    population: int,
 ) -> Federation:
     """Return a federation in which only the site with this number has data.
 
@@ -24,7 +31,8 @@ def federation_of_one(
         inputs: of the model.
         task: of the site.
         number: of the site.
-        population: number of sites that can take part in training; a site with a number from here on is new.
+        population: number of sites that can take part in training; a site with a number from here
+            on is new.
     """
     normalize = Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist()))
     dataset = Dataset(
@@ -39,6 +47,7 @@ def federation_of_one(
     nothing = torch.empty(0, dtype=torch.int64)
     empty = Split(nothing, nothing, nothing)
     own = Split(*map(torch.from_numpy, rows))
+
     return Federation(
         x=x,
         y=torch.from_numpy(site.y),

@@ -17,7 +17,8 @@ _PACKAGES = ("onnx", "onnxscript")
 
 
 def to_onnx(program: ExportedProgram) -> bytes:
-    """Return a traced model as the bytes of an ONNX file, with the outputs ``logits`` and ``probabilities``.
+    """Return a traced model as the bytes of an ONNX file, with the outputs ``logits`` and
+    ``probabilities``.
 
     Raises:
         ConfigError: the packages of the extra ``onnx`` are missing.
@@ -34,16 +35,22 @@ def to_onnx(program: ExportedProgram) -> bytes:
             output_names=["logits", "probabilities"],
             verbose=False,
         )
+
     model = converted.model_proto
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
     del model.graph.value_info[:]  # shapes of intermediate values, by another name of the batch
     data: bytes = model.SerializeToString()
     return data
 
 
-def _sort(values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sort with ``TopK``, which in ONNX puts the first of equal values first, as a stable sort does."""
+def _sort(
+    values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Sort with ``TopK``, which in ONNX puts the first of equal values first, as a stable sort
+    does.
+    """
     return torch.topk(values, values.shape[dim], dim, largest=descending, sorted=True)
 
 

@@ -37,12 +37,18 @@ def predictions(model: PersonalModel, named: Named) -> Iterator[Prediction]:
         with torch.no_grad(), one_thread():
             logits = model.module(batch)
             scores = model.module.ood_score(batch) if model.scores_strangers else None
+
         labels = logits.argmax(1)
         chosen = model.probabilities(logits).gather(1, labels[:, None])[:, 0]
-        for row, (label, probability) in enumerate(zip(labels.tolist(), chosen.tolist(), strict=True)):
+        for row, (label, probability) in enumerate(
+            zip(labels.tolist(), chosen.tolist(), strict=True)
+        ):
             score = None if scores is None else float(scores[row])
             unusual = None if score is None or threshold is None else score > threshold
-            yield Prediction(named.names[start + row], str(model.classes_[label]), probability, score, unusual)
+            yield Prediction(
+                named.names[start + row], str(model.classes_[label]), probability, score, unusual
+            )
+
         start += len(batch)
 
 
@@ -55,16 +61,23 @@ def to_csv(model: PersonalModel, rows: Sequence[Prediction]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     has_scores = model.scores_strangers
     has_threshold = model.ood_threshold is not None
-    header = ["input", "class", "probability" if model.is_calibrated else "uncalibrated_probability"]
+    header = [
+        "input",
+        "class",
+        "probability" if model.is_calibrated else "uncalibrated_probability",
+    ]
     header += ["ood_score"] * has_scores + ["unusual"] * has_threshold
     writer.writerow(header)
+
     for row in rows:
         cells: list[Any] = [inert(row.input), inert(row.label), f"{row.probability:.6g}"]
         if has_scores:
             cells.append(f"{row.ood_score:.6g}")
         if has_threshold:
             cells.append("yes" if row.unusual else "no")
+
         writer.writerow(cells)
+
     return text.getvalue()
 
 

@@ -89,10 +89,12 @@ class Clients(Sequence[Client]):
     def _unknown(self, which: Any) -> Exception:
         if isinstance(which, int):
             return IndexError(f"client {which}: the run has {len(self)} clients")
+
         names = self.names
         known = ", ".join(names[:_MOST_NAMES])
         if len(names) > _MOST_NAMES:
             known += f" and {len(names) - _MOST_NAMES} more"
+
         hint = did_you_mean(str(which), names) or "."
         message = f"the run has no client {str(which)!r:.80}{hint} It has {known}."
         return ConfigError(message, key="client", allowed=names, got=str(which))
@@ -117,7 +119,12 @@ class Table:
         widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
         lines = []
         for row in cells:
-            lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            lines.append(
+                "  ".join(
+                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+                ).rstrip()
+            )
+
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -125,7 +132,8 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_show(value))}</td>' for value in row)}</tr>" for row in self.rows
+            f"<tr>{''.join(f'<td>{html.escape(_show(value))}</td>' for value in row)}</tr>"
+            for row in self.rows
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -136,7 +144,8 @@ class Run:
     def __init__(self, records: RunRecords) -> None:
         """Use the records of a run; :func:`load` makes such objects."""
         self.records = records
-        """Everything that the folder says: ``rounds``, ``clients``, ``events``, ``config``, ``provenance``."""
+        """Everything that the folder says: ``rounds``, ``clients``, ``events``, ``config``,
+        ``provenance``."""
 
     @property
     def path(self) -> Path:
@@ -199,19 +208,30 @@ class Run:
                 for number, part in enumerate(parts)
             ]
         except (KeyError, TypeError, IndexError, ValueError) as reason:
-            raise damaged(records.path / "split.json", f"{type(reason).__name__}: {reason}") from reason
+            raise damaged(
+                records.path / "split.json", f"{type(reason).__name__}: {reason}"
+            ) from reason
+
         return Clients(found)
 
     def _scores(self) -> dict[int, dict[str, ClientScores]]:
-        """Return the scores of every client in the last evaluation of each point, up to the round of the models."""
+        """Return the scores of every client in the last evaluation of each point, up to the round
+        of the models.
+        """
         found: dict[int, dict[str, ClientScores]] = {}
         selected = (self.records.result or {}).get("selected", {})
         last = selected.get("round", math.inf)
         for line in self.records.clients:
-            if line.get("test_set") != "clients" or line.get("accuracy") is None or line["round"] > last:
+            if (
+                line.get("test_set") != "clients"
+                or line.get("accuracy") is None
+                or line["round"] > last
+            ):
                 continue
+
             numbers = [line["accuracy"], line["balanced_accuracy"], line["loss"], line["ece"]]
             found.setdefault(line["client"], {})[line["point"]] = ClientScores(*numbers)
+
         return found
 
     def table(self) -> Table:
@@ -256,8 +276,8 @@ class Run:
             out: the folder to write.
             name: of the site; empty: the name of the data.
             label_column: of a table; empty: the one of the run.
-            validate: whether to compare the model with others by cross-validation; the comparison is in
-                ``result["validation"]`` of the new run.
+            validate: whether to compare the model with others by cross-validation; the comparison
+                is in ``result["validation"]`` of the new run.
             seed: which of several seeds.
 
         Raises:
@@ -268,7 +288,9 @@ class Run:
         from fedtailor.serving.onboarded_run import onboard_site
 
         records = self.records.of_seed(seed)
-        onboard_site(records, data, Path(out), name=name, label_column=label_column, validate=validate)
+        onboard_site(
+            records, data, Path(out), name=name, label_column=label_column, validate=validate
+        )
         return load(out)
 
     def resume(self) -> Run:
@@ -314,12 +336,18 @@ def load(path: str | Path) -> Run:
 
 
 def _table_of(clients: Sequence[Client]) -> Table:
-    points = [point for point in ("global", "local", "personalized") if any(point in c.scores for c in clients)]
+    points = [
+        point
+        for point in ("global", "local", "personalized")
+        if any(point in c.scores for c in clients)
+    ]
     rows = []
+
     for client in clients:
         name = f"{client.name} (new)" if client.is_new else client.name
         accuracies = [_percent(client.scores.get(point)) for point in points]
         rows.append((name, client.num_train, client.num_validation, client.num_test, *accuracies))
+
     return Table(("client", "train", "validation", "test", *points), tuple(rows))
 
 

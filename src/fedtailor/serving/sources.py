@@ -1,4 +1,6 @@
-"""Files to predict, read in batches of bounded memory: pictures, folders of pictures, arrays and tables."""
+"""Files to predict, read in batches of bounded memory: pictures, folders of pictures, arrays and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ class Sources:
         return len(self._pictures) + len(self._arrays) + len(self._tables)
 
     def batches(self, done: Callable[[int], None] = lambda count: None) -> Iterator[Named]:
-        """Yield the examples in batches, arrays and tables first; unreadable pictures are left out and listed.
+        """Yield the examples in batches, arrays and tables first; unreadable pictures are left out
+        and listed.
 
         Args:
             done: is called with the number of files read so far.
@@ -99,7 +102,13 @@ class Sources:
             self._pictures.append((path, safe_name(str(path))))
         else:
             allowed = "a picture, a folder of pictures, a CSV or Parquet table, or a .npz file"
-            raise DataError(f"'{path}' must be {allowed}.", key="path", path=str(path), allowed=allowed, got=suffix)
+            raise DataError(
+                f"'{path}' must be {allowed}.",
+                key="path",
+                path=str(path),
+                allowed=allowed,
+                got=suffix,
+            )
 
     def _add_folder(self, folder: Path) -> None:
         """Add all pictures of a folder, in the order of their names."""
@@ -109,13 +118,24 @@ class Sources:
         tree = walk(folder, Findings())
         files = [] if tree is None else [file for file in tree.files if file.suffix in SUFFIXES]
         if tree is None or not files:
-            raise DataError(f"'{folder}' holds no pictures.", key="path", path=str(folder), allowed="pictures", got=0)
-        self._pictures += [(tree.path(file), f"{safe_name(str(folder))}/{file.shown}") for file in files]
+            raise DataError(
+                f"'{folder}' holds no pictures.",
+                key="path",
+                path=str(folder),
+                allowed="pictures",
+                got=0,
+            )
+
+        self._pictures += [
+            (tree.path(file), f"{safe_name(str(folder))}/{file.shown}") for file in files
+        ]
 
     def _refuse_pictures(self, path: Path) -> None:
         if self._inputs.kind == "table":
             allowed = "tables of features"
-            raise DataError(f"the model takes {allowed}, not pictures ('{path}').", key="path", allowed=allowed)
+            raise DataError(
+                f"the model takes {allowed}, not pictures ('{path}').", key="path", allowed=allowed
+            )
 
     def _of_pictures(self, done: Callable[[int], None]) -> Iterator[Named]:
         from fedtailor.data.own.decode import reading_images
@@ -126,14 +146,18 @@ class Sources:
             try:
                 with reading_images():
                     rows.append(read_picture(path, self._inputs))
+
                 names.append(name)
             except DataError as reason:
                 self.unreadable.append(Unreadable(name, reason.message))
+
             if len(rows) == BATCH:
                 yield Named(names, np.stack(rows))
                 names = []
                 rows = []
+
             done(self.count - len(self._pictures) + number)
+
         if rows:
             yield Named(names, np.stack(rows))
 
@@ -143,22 +167,35 @@ class Sources:
             arrays, present = read_archive(read_file(path, limit=_LARGEST), ["x"], limit=_LARGEST)
         except Unusable as reason:
             raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
+
         if "x" not in arrays:
             got = ", ".join(present[:5]) or "none"
-            raise DataError(f"'{path}' must hold an array x, got: {got}.", key="path", path=str(path), allowed="x")
+            raise DataError(
+                f"'{path}' must hold an array x, got: {got}.",
+                key="path",
+                path=str(path),
+                allowed="x",
+            )
+
         try:
             stored = to_stored(arrays["x"], self._inputs)
         except DataError as reason:
             raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
-        yield from _in_batches([f"{safe_name(path.name)}[{row}]" for row in range(len(stored))], stored)
+
+        yield from _in_batches(
+            [f"{safe_name(path.name)}[{row}]" for row in range(len(stored))], stored
+        )
 
     def _of_table(self, path: Path) -> Iterator[Named]:
         """Yield the rows of a table; they are named by the file and their line."""
         columns = self._inputs.columns
         if columns is None:
-            allowed = "pictures" if self._inputs.kind == "images" else "arrays without names of columns"
+            allowed = (
+                "pictures" if self._inputs.kind == "images" else "arrays without names of columns"
+            )
             message = f"the model takes {allowed}, not tables ('{path}')."
             raise DataError(message, key="path", path=str(path), allowed=allowed)
+
         table = read_table_like(path, columns)
         features = features_of(table)
         self.notes += [f"{safe_name(path.name)}: {problem.message}" for problem in table.problems]

@@ -17,7 +17,8 @@ class Study:
     """Data of several sites, and what is done with it."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        """Use the options of the ``[data]`` section; :func:`from_folder` and :func:`from_dataset` make such objects.
+        """Use the options of the ``[data]`` section; :func:`from_folder` and :func:`from_dataset`
+        make such objects.
 
         Raises:
             ConfigError: an option is wrong.
@@ -42,10 +43,12 @@ class Study:
         Args:
             algorithm: its name, or ``package.module:Class``.
             rounds: of the run (``federation.rounds``).
-            participation: share of the clients in a round, or a plan (``federation.participation``).
+            participation: share of the clients in a round, or a plan
+                (``federation.participation``).
             model: its name, or ``package.module:function``; empty: the default for the data.
             seed: of the run.
-            out: the run folder; None: a new one under ``runs/``. A run in it that was interrupted is resumed.
+            out: the run folder; None: a new one under ``runs/``. A run in it that was interrupted
+                is resumed.
             config: further sections of a configuration, such as ``{"training": {"lr": 0.05}}``.
             options: of the algorithm, such as ``cov_ridge=0.01``.
 
@@ -55,19 +58,30 @@ class Study:
             RunError: the run could not continue.
         """
         given = config or {}
-        if not isinstance(given, Mapping) or not all(isinstance(section, Mapping) for section in given.values()):
+        if not isinstance(given, Mapping) or not all(
+            isinstance(section, Mapping) for section in given.values()
+        ):
             message = "config must hold sections, such as {'training': {'lr': 0.05}}."
-            raise ConfigError(message, key="config", allowed="a mapping of sections", got=type(config).__name__)
+            raise ConfigError(
+                message, key="config", allowed="a mapping of sections", got=type(config).__name__
+            )
+
         sections: dict[str, Any] = {name: dict(section) for name, section in given.items()}
         if "data" in sections:
-            raise ConfigError("the data was given when the study was made: leave out config['data'].", key="config")
+            raise ConfigError(
+                "the data was given when the study was made: leave out config['data'].",
+                key="config",
+            )
+
         federation = sections.setdefault("federation", {})
         for key, value in (("rounds", rounds), ("participation", participation)):
             if value is not None:
                 federation[key] = value
+
         sections["algorithm"] = {**sections.get("algorithm", {}), "name": algorithm, **options}
         if model:
             sections.setdefault("model", {})["name"] = model
+
         checked = make_config({**sections, "data": self.data, "seed": seed})
         path = default_folder(checked) if out is None else Path(out)
         run_experiment(checked, out=path)
@@ -82,7 +96,8 @@ def from_folder(path: str | Path, **data: Any) -> Study:
 
     Args:
         path: a folder, a table, or ``package.module:function``, as ``--data`` takes it.
-        data: further options of the ``[data]`` section, such as ``image_size=64`` or ``val_fraction=0.1``.
+        data: further options of the ``[data]`` section, such as ``image_size=64`` or
+            ``val_fraction=0.1``.
 
     Raises:
         ConfigError: an option is wrong.

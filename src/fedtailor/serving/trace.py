@@ -1,4 +1,6 @@
-"""A personal model as a graph of PyTorch's own operators: traced, with fixed draws, ready to leave Python."""
+"""A personal model as a graph of PyTorch's own operators: traced, with fixed draws, ready to leave
+Python.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,18 @@ _TRACED = 3
 class Classifier(nn.Module):
     """A personal model that returns logits and probabilities.
 
-    Closed-form heads are centered: what all classes share of their weights and biases changes no probability, and can
-    be a thousand times larger than the differences between classes, which would lose their digits in 32 bits.
+    Closed-form heads are centered: what all classes share of their weights and biases changes no
+    probability, and can be a thousand times larger than the differences between classes, which
+    would lose their digits in 32 bits.
     """
 
-    def __init__(self, module: PersonalModule, temperature: float, inputs: InputSpecification) -> None:
+    def __init__(
+        self, module: PersonalModule, temperature: float, inputs: InputSpecification
+    ) -> None:
         super().__init__()
-        self.model = PersonalModule(module.algorithm, module.task, _with_centered_heads(module.tree()), inputs)
+        self.model = PersonalModule(
+            module.algorithm, module.task, _with_centered_heads(module.tree()), inputs
+        )
         self.temperature = temperature
         self.eval()
 
@@ -39,10 +46,13 @@ class Classifier(nn.Module):
         return logits, torch.softmax(logits / self.temperature, dim=1)
 
 
-def traced(module: PersonalModule, inputs: InputSpecification, temperature: float) -> ExportedProgram:
+def traced(
+    module: PersonalModule, inputs: InputSpecification, temperature: float
+) -> ExportedProgram:
     """Trace a personal model into a program with one input, a batch of any size, and two outputs.
 
-    Random numbers of a prediction are drawn once and become constants. Distances are written with plain arithmetic.
+    Random numbers of a prediction are drawn once and become constants. Distances are written with
+    plain arithmetic.
 
     Raises:
         Exception: whatever ``torch.export`` raises for a model that it cannot trace.
@@ -55,6 +65,7 @@ def traced(module: PersonalModule, inputs: InputSpecification, temperature: floa
         graph = program.module()
         if isinstance(graph, GraphModule) and _fix_draws(graph):
             program = torch.export.export(graph, (example,), dynamic_shapes=batch)
+
         decompositions = torch.export.default_decompositions()
         decompositions[torch.ops.aten._cdist_forward.default] = _distances
         decomposed: ExportedProgram = program.run_decompositions(decompositions)
@@ -68,11 +79,14 @@ def example_input(inputs: InputSpecification) -> Tensor:
 
 
 def _with_centered_heads(personal: Any) -> Any:
-    """Return a personal model whose linear heads, NamedTuples of a weight (classes, d) and a bias, are centered."""
+    """Return a personal model whose linear heads, NamedTuples of a weight (classes, d) and a bias,
+    are centered.
+    """
     if isinstance(personal, Mapping):
         return {name: _with_centered_heads(part) for name, part in personal.items()}
     if not isinstance(personal, tuple):
         return personal
+
     cls: Any = type(personal)
     fields = getattr(personal, "_fields", None)
     if fields == ("weight", "bias") and personal[0].dim() == 2:
@@ -80,6 +94,7 @@ def _with_centered_heads(personal: Any) -> Any:
         bias = personal[1].double()
         dtype = personal[0].dtype
         return cls((weight - weight.mean(0)).to(dtype), (bias - bias.mean()).to(dtype))
+
     parts = [_with_centered_heads(part) for part in personal]
     return tuple(parts) if fields is None else cls(*parts)
 
@@ -105,17 +120,22 @@ def _distances(x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tens
 
 
 def _fix_draws(graph: GraphModule) -> bool:
-    """Replace random draws, whose keys are constants, by their numbers; return whether there were any."""
+    """Replace random draws, whose keys are constants, by their numbers; return whether there were
+    any.
+    """
     draws = [node for node in graph.graph.nodes if node.target is torch.ops.fedtailor.draw.default]
     for number, node in enumerate(draws):
         name = f"draw_{number}"
         graph.register_buffer(name, _evaluate(graph, node))
         with graph.graph.inserting_before(node):
             constant = graph.graph.get_attr(name)
+
         node.replace_all_uses_with(constant)
+
     if draws:
         graph.graph.eliminate_dead_code()
         graph.recompile()
+
     return bool(draws)
 
 
@@ -125,12 +145,16 @@ def _evaluate(graph: GraphModule, node: Any) -> Any:
         return type(node)(_evaluate(graph, one) for one in node)
     if not isinstance(node, Node):
         return node
+
     if node.op == "get_attr":
         value: Any = graph
         for name in str(node.target).split("."):
             value = getattr(value, name)
+
         return value
+
     if node.op != "call_function" or not callable(node.target):
         raise ValueError(f"the random numbers of a prediction depend on {node.op} {node.name}")
+
     values = {name: _evaluate(graph, value) for name, value in node.kwargs.items()}
     return node.target(*_evaluate(graph, node.args), **values)

@@ -54,11 +54,12 @@ class Validation(NamedTuple):
 
 
 def cross_validate(server: Server, site: SiteData, *, number: int | None = None) -> Validation:
-    """Compare the three models that a site could use, by 5-fold cross-validation on its training examples.
+    """Compare the three models that a site could use, by 5-fold cross-validation on its training
+    examples.
 
-    The model of its own is trained on the site's data alone: as long as a client of the run, and for at least 500
-    gradient steps. Folds hold the classes in equal shares, and never divide a group. Where there are groups, intervals
-    count them, not examples.
+    The model of its own is trained on the site's data alone: as long as a client of the run, and
+    for at least 500 gradient steps. Folds hold the classes in equal shares, and never divide a
+    group. Where there are groups, intervals count them, not examples.
 
     Raises:
         DataError: there are fewer examples than folds.
@@ -67,29 +68,47 @@ def cross_validate(server: Server, site: SiteData, *, number: int | None = None)
     if site.num_train < FOLDS:
         message = f"--validate needs at least {FOLDS} examples, got {site.num_train}."
         raise DataError(message, key="data", allowed=f">= {FOLDS}", got=site.num_train)
+
     number = server.next_number if number is None else number
     alone = _alone(server, site)
     shared = global_model(server)
     labels = torch.from_numpy(site.y[: site.num_train])
     logits = torch.zeros(len(labels), server.method.inputs.num_classes)
     right: dict[str, np.ndarray] = {}
+
     for train, held_out in folds_of(site):
         examples = site.x[held_out]
-        own = {server.method.config.algorithm.name: (server, onboard(server, site, number=number, rows=train).personal)}
+        own = {
+            server.method.config.algorithm.name: (
+                server,
+                onboard(server, site, number=number, rows=train).personal,
+            )
+        }
         if shared is not None:
             own["the global model"] = (server, shared)
-        own["a model of its own"] = (alone, onboard(alone, site, number=number, rows=train).personal)
+
+        own["a model of its own"] = (
+            alone,
+            onboard(alone, site, number=number, rows=train).personal,
+        )
         for place, (name, (of, personal)) in enumerate(own.items()):
             found = torch.from_numpy(make_model(of.method, number, personal, {}).logits(examples))
             if place == 0:
                 logits[torch.from_numpy(held_out)] = found
+
             correct = right.setdefault(name, np.zeros(len(labels), dtype=bool))
             correct[held_out] = found.argmax(1).numpy() == site.y[held_out]
+
     temperature = fit_temperature(logits, labels) if len(labels) >= FEWEST_EXAMPLES else 1.0
-    groups = None if site.groups is None else np.unique(site.groups[: site.num_train], return_inverse=True)[1]
+    groups = (
+        None
+        if site.groups is None
+        else np.unique(site.groups[: site.num_train], return_inverse=True)[1]
+    )
     candidates = [_candidate(name, right, groups) for name in right]
     num_groups = None if groups is None else int(groups.max()) + 1
     calibration = Calibration(len(labels), temperature)
+
     return Validation(len(labels), num_groups, candidates, _advice(candidates), calibration)
 
 
@@ -98,12 +117,15 @@ def _alone(server: Server, site: SiteData) -> Server:
     method = server.method
     algorithm = load_algorithm("local").from_preset("reference", training=method.config.training)
     task = algorithm.bind(method.task(0))
-    nothing = algorithm.init_server(task, rng.new_key(method.config.seeds[0], purpose="init_server"))
+    nothing = algorithm.init_server(
+        task, rng.new_key(method.config.seeds[0], purpose="init_server")
+    )
     training = algorithm.training
     batches = math.ceil(site.num_train / (training.batch_size or site.num_train))
     steps = training.steps or batches * max(int(training.epochs), 1)
     rounds = max(server.state.client_rounds / max(server.trainable, 1), _OWN_STEPS / steps)
     state = FinalState(nothing, server.state.round, math.ceil(rounds * max(server.trainable, 1)))
+
     return server._replace(method=method._replace(algorithm=algorithm), state=state)
 
 
@@ -116,32 +138,41 @@ def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
     groups = None if site.groups is None else site.groups[: site.num_train]
     divide = StratifiedKFold if groups is None else StratifiedGroupKFold
     folds = divide(FOLDS, shuffle=True, random_state=0)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # classes with fewer examples than folds
         try:
             return list(folds.split(rows, labels, groups))
         except ValueError as reason:  # every class has fewer
-            message = f"--validate needs a class with at least {FOLDS} examples, and {FOLDS} groups."
+            message = (
+                f"--validate needs a class with at least {FOLDS} examples, and {FOLDS} groups."
+            )
             raise DataError(message, key="data", allowed=f">= {FOLDS} of a class") from reason
 
 
 def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | None) -> Candidate:
-    """Return the figures of a candidate, from which examples every candidate has right (n,), and their groups."""
+    """Return the figures of a candidate, from which examples every candidate has right (n,), and
+    their groups.
+    """
     mine = right[name].astype(float)
     rival = max((other for other in right if other != name), key=lambda other: right[other].mean())
     interval = wilson_interval(float(mine.mean()), _effective_number(mine, groups))
     paired = mine - right[rival]
     low, high = paired_interval(paired, groups)
     difference = float(paired.mean())
-    return Candidate(name, float(mine.mean()), interval["low"], interval["high"], rival, difference, low, high)
+
+    return Candidate(
+        name, float(mine.mean()), interval["low"], interval["high"], rival, difference, low, high
+    )
 
 
 def paired_interval(paired: np.ndarray, groups: np.ndarray | None) -> tuple[float, float]:
     """Return the 95 % interval of a difference of two accuracies on the same examples.
 
-    Agresti and Min 2005, Simple improved confidence intervals for comparing matched proportions: half an example is
-    added to each of the four outcomes, so that few examples that agree do not give an interval without width. The
-    variance is that over groups, as in cluster-robust standard errors.
+    Agresti and Min 2005, Simple improved confidence intervals for comparing matched proportions:
+    half an example is added to each of the four outcomes, so that few examples that agree do not
+    give an interval without width. The variance is that over groups, as in cluster-robust standard
+    errors.
 
     Args:
         paired: (n,), 1 if only the first model is right, -1 if only the second is, else 0.
@@ -156,7 +187,9 @@ def paired_interval(paired: np.ndarray, groups: np.ndarray | None) -> tuple[floa
 
 
 def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
-    """Return how many independent examples give as narrow an interval as these (Kish 1965, design effect)."""
+    """Return how many independent examples give as narrow an interval as these (Kish 1965, design
+    effect).
+    """
     count = len(right)
     if groups is None:
         return count

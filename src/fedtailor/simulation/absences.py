@@ -1,4 +1,6 @@
-"""Absences of an earlier run, repeated: whether a client answers in time cannot be computed again."""
+"""Absences of an earlier run, repeated: whether a client answers in time cannot be computed
+again.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,11 @@ class RepeatedAbsences:
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of those who answered."""
         reasons = self._reasons.get((round, request.attempt, "local_update"), {})
-        return _ask(reasons, clients, lambda present: self._clients.train(request, shared, present, round, reduction))
+        return _ask(
+            reasons,
+            clients,
+            lambda present: self._clients.train(request, shared, present, round, reduction),
+        )
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""
@@ -74,9 +80,13 @@ class RepeatedAbsences:
     ) -> Iterator[tuple[int, Scores | Failure]]:
         """Score one model on the test examples of those who answered."""
         reasons = self._later(round, "evaluate")
-        return _ask(reasons, clients, lambda present: self._clients.score(request, model, present, round))
+        return _ask(
+            reasons, clients, lambda present: self._clients.score(request, model, present, round)
+        )
 
-    def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
+    def score_complete(
+        self, request: ScoreRequest, model: Any, round: int
+    ) -> Scores | Failure | None:
         """Score one model on the complete official test part."""
         reasons = self._later(round, "evaluate on the complete test part")
         if _COMPLETE in reasons:
@@ -88,10 +98,16 @@ class RepeatedAbsences:
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
         """Make and score the personal models of those who answered."""
         reasons = self._later(round, "personalize")
-        return _ask(reasons, clients, lambda present: self._clients.personalize(request, shared, present, round))
+        return _ask(
+            reasons,
+            clients,
+            lambda present: self._clients.personalize(request, shared, present, round),
+        )
 
     def _later(self, round: int, stage: Stage) -> dict[int, str]:
-        """Return who gave no answer after the training of a round, whichever attempt it was that succeeded."""
+        """Return who gave no answer after the training of a round, whichever attempt it was that
+        succeeded.
+        """
         found: dict[int, str] = {}
         for (event_round, _, event_stage), reasons in self._reasons.items():
             if (event_round, event_stage) == (round, stage):
@@ -104,13 +120,17 @@ def _ask(
     clients: Sequence[int],
     ask: Callable[[Sequence[int]], Iterator[tuple[int, R | Failure]]],
 ) -> Iterator[tuple[int, R | Failure]]:
-    """Yield the answers of those who answered, as they come, and the absences of the others, each at its place."""
+    """Yield the answers of those who answered, as they come, and the absences of the others, each
+    at its place.
+    """
     places = {client: place for place, client in enumerate(clients)}
     absent = [client for client in clients if client in reasons]
     for client, answer in ask([client for client in clients if client not in reasons]):
         while absent and places[absent[0]] < places.get(client, 0):
             missing = absent.pop(0)
             yield missing, Failure(NoAnswer(reasons[missing]))
+
         yield client, answer
+
     for missing in absent:
         yield missing, Failure(NoAnswer(reasons[missing]))

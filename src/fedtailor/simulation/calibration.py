@@ -1,4 +1,6 @@
-"""Calibration of personal models on validation examples: a temperature for probabilities, a threshold for strangers."""
+"""Calibration of personal models on validation examples: a temperature for probabilities, a
+threshold for strangers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Calibration(NamedTuple):
     temperature: float = 1.0
     """Logits are divided by it before the softmax; 1: not calibrated."""
     threshold: float | None = None
-    """An input with a larger ``ood_score`` is unlike the validation examples; None: not known, or no such score."""
+    """An input with a larger ``ood_score`` is unlike the validation examples; None: not known, or
+    no such score."""
     problem: str = ""
     """Why there is no threshold although the method has an ``ood_score``."""
 
@@ -44,13 +47,15 @@ class Calibration(NamedTuple):
         return self.examples >= FEWEST_EXAMPLES
 
 
-def calibrate(algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, examples: ExampleSet) -> Calibration:
+def calibrate(
+    algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, examples: ExampleSet
+) -> Calibration:
     """Fit temperature and threshold of a personal model on validation examples.
 
-    The temperature minimizes the negative log-likelihood (Guo et al. 2017, On calibration of modern neural networks,
-    section 4.2). A few examples, all predicted right, would make it 0: so its logarithm has a normal prior with mean 0
-    and deviation 0.5, which hundreds of examples outweigh. Of all validation examples, 95 % have a score below the
-    threshold.
+    The temperature minimizes the negative log-likelihood (Guo et al. 2017, On calibration of modern
+    neural networks, section 4.2). A few examples, all predicted right, would make it 0: so its
+    logarithm has a normal prior with mean 0 and deviation 0.5, which hundreds of examples outweigh.
+    Of all validation examples, 95 % have a score below the threshold.
 
     Args:
         algorithm: of the model.
@@ -61,17 +66,20 @@ def calibrate(algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, ex
     count = len(examples.rows)
     if count < FEWEST_EXAMPLES:
         return Calibration(count)
+
     key = rng.new_key(0, purpose="calibration")
     with one_thread():  # the result must not depend on the number of cores
         logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
         temperature = fit_temperature(logits, examples.labels())
         if type(algorithm).ood_score is Algorithm.ood_score:
             return Calibration(count, temperature)
+
         try:
             scores = forward(task, partial(_score, algorithm), personal, examples, key=key).double()
             threshold = torch.quantile(scores, _QUANTILE, interpolation="higher").item()
         except Exception as reason:  # of a user's method; no model is worth less for it
             return Calibration(count, temperature, problem=describe_error(reason))
+
     return Calibration(count, temperature, threshold if math.isfinite(threshold) else None)
 
 
@@ -87,7 +95,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     logits = logits.double()
 
     def loss(log_temperature: float) -> float:
-        likelihood = torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), labels, reduction="sum")
+        likelihood = torch.nn.functional.cross_entropy(
+            logits / math.exp(log_temperature), labels, reduction="sum"
+        )
         return likelihood.item() + 0.5 * (log_temperature / _PRIOR_DEVIATION) ** 2
 
     limit = math.log(_LARGEST_TEMPERATURE)
@@ -96,13 +106,23 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _predict(
-    algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, context: Any, batch: Batch, key: rng.Key
+    algorithm: Algorithm[Any, Any, Any],
+    task: Task,
+    personal: Any,
+    context: Any,
+    batch: Batch,
+    key: rng.Key,
 ) -> Tensor:
     return algorithm.predict(task, personal, batch.x)
 
 
 def _score(
-    algorithm: Algorithm[Any, Any, Any], task: Task, personal: Any, context: Any, batch: Batch, key: rng.Key
+    algorithm: Algorithm[Any, Any, Any],
+    task: Task,
+    personal: Any,
+    context: Any,
+    batch: Batch,
+    key: rng.Key,
 ) -> Tensor:
     score = algorithm.ood_score(task, personal, batch.x)
     assert score is not None

@@ -1,11 +1,12 @@
 """Checkpoints: the whole state of a run after a round, from which it can be resumed bit for bit.
 
-A checkpoint is two files and what they name. ``000012.safetensors`` holds the server state, who took part, and the
-places of all client states in the files of the stores beside it. ``000012.json`` is its manifest: the counters of the
-run, the size and SHA-256 of every file, and its own. The manifest comes last; it is written under a temporary name,
-synchronized and renamed, so a checkpoint is there whole or not at all. The last two are kept. Before one is used,
-everything that it names is checked; if anything is wrong with it, the one before it is used. A file of a store that
-both need has a copy beside it, which takes its place if it is damaged.
+A checkpoint is two files and what they name. ``000012.safetensors`` holds the server state, who
+took part, and the places of all client states in the files of the stores beside it. ``000012.json``
+is its manifest: the counters of the run, the size and SHA-256 of every file, and its own. The
+manifest comes last; it is written under a temporary name, synchronized and renamed, so a checkpoint
+is there whole or not at all. The last two are kept. Before one is used, everything that it names is
+checked; if anything is wrong with it, the one before it is used. A file of a store that both need
+has a copy beside it, which takes its place if it is damaged.
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ _SELECTION_NUMBERS = ("round", "accuracy", "client_rounds", "evaluations_since")
 """What the manifest says of the best round so far; its tensors are with those of the checkpoint."""
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
-_UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+_UNEXPECTED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
 """What the content of a file raises if it is not what was written."""
 
 
@@ -70,7 +79,9 @@ class _Checkpoint(NamedTuple):
 class Checkpoints:
     """The checkpoints of a run, in one folder with the files of its stores."""
 
-    def __init__(self, folder: Path, stores: Mapping[str, Store], *, modules: Collection[str]) -> None:
+    def __init__(
+        self, folder: Path, stores: Mapping[str, Store], *, modules: Collection[str]
+    ) -> None:
         """Use a folder, which may hold checkpoints of an earlier process.
 
         Args:
@@ -101,7 +112,10 @@ class Checkpoints:
         try:
             data = encode(_content(state, committed), modules=self._modules)
         except TypeError as reason:
-            raise RunError(f"the server state cannot be stored in a checkpoint: {reason}.") from reason
+            raise RunError(
+                f"the server state cannot be stored in a checkpoint: {reason}."
+            ) from reason
+
         _write_synchronized(self._content_path(state.round), data)
         manifest = {
             "version": CHECKPOINT_VERSION,
@@ -111,13 +125,18 @@ class Checkpoints:
             "stores": {name: content.files for name, content in committed.items()},
             "notes": notes,
         }
+
         if state.selection is not None:
-            manifest["selection"] = {name: getattr(state.selection, name) for name in _SELECTION_NUMBERS}
+            manifest["selection"] = {
+                name: getattr(state.selection, name) for name in _SELECTION_NUMBERS
+            }
+
         try:
             write_whole(self.manifest_path(state.round), _signed(manifest))
         except BaseException:
             discard(self._content_path(state.round))
             raise
+
         self._files[state.round] = {name: set(content.files) for name, content in committed.items()}
         self.keep(_KEPT)
 
@@ -135,7 +154,9 @@ class Checkpoints:
             store.keep([number for files in self._files.values() for number in files[name]])
 
     def close(self) -> None:
-        """Remove files that no checkpoint needs, as far as possible; the stores cannot be used any more."""
+        """Remove files that no checkpoint needs, as far as possible; the stores cannot be used any
+        more.
+        """
         if self._is_open:
             with contextlib.suppress(RunError):
                 self.keep(_KEPT)
@@ -143,17 +164,23 @@ class Checkpoints:
         for store in self._stores.values():
             store.close()
 
-    def restore(self, objection: Callable[[Mapping[str, Any]], str]) -> tuple[Restored | None, list[str]]:
-        """Go back to the last checkpoint that can be used: fill the stores, and remove what came after it.
+    def restore(
+        self, objection: Callable[[Mapping[str, Any]], str]
+    ) -> tuple[Restored | None, list[str]]:
+        """Go back to the last checkpoint that can be used: fill the stores, and remove what came
+        after it.
 
         Args:
-            objection: is given the notes of a checkpoint; returns why it cannot be used, or an empty string.
+            objection: is given the notes of a checkpoint; returns why it cannot be used, or an
+                empty string.
 
         Returns:
-            What the checkpoint gives back, or None if none can be used, and sentences about what was wrong.
+            What the checkpoint gives back, or None if none can be used, and sentences about what
+            was wrong.
 
         Raises:
-            RunError: a file cannot be removed, or what is left of the checkpoints cannot be read at the moment.
+            RunError: a file cannot be removed, or what is left of the checkpoints cannot be read at
+                the moment.
         """
         notes = []
         unreadable = ""
@@ -168,15 +195,19 @@ class Checkpoints:
                 unreadable = problem
             except DataError as reason:
                 problem = reason.message
+
             notes += repairs
             if problem:
                 notes.append(f"checkpoint not used: {problem}")
                 continue
+
             self._use(round, checkpoint, rounds[position + 1 :])
             self._is_open = True
             return checkpoint.restored, notes
+
         if unreadable:  # what cannot be read may not be damaged
             raise RunError(f"no checkpoint can be used: {unreadable}", path=str(self.folder))
+
         shutil.rmtree(self.folder, ignore_errors=True)
         self._is_open = True
         return None, notes
@@ -199,17 +230,22 @@ class Checkpoints:
     def _use(self, round: int, checkpoint: _Checkpoint, older: Iterable[int]) -> None:
         """Fill the stores from a checkpoint, and keep one older checkpoint that seems whole."""
         also: dict[str, dict[int, FileDigest]] = {name: {} for name in self._stores}
-        self._files = {round: {name: set(content.files) for name, content in checkpoint.stores.items()}}
+        self._files = {
+            round: {name: set(content.files) for name, content in checkpoint.stores.items()}
+        }
         for other in older:
             try:
                 manifest = _read_manifest(self.manifest_path(other))
                 also = {name: _files_of(manifest, name) for name in self._stores}
             except (DataError, *_UNEXPECTED):
                 continue
+
             self._files[other] = {name: set(files) for name, files in also.items()}
             break
+
         for name, store in self._stores.items():
             store.reopen(checkpoint.stores[name], also[name])
+
         self._remove_unfinished()
         self.keep(_KEPT)
 
@@ -232,7 +268,9 @@ class Checkpoints:
                 files = _files_of(manifest, name)
                 for number, digest in files.items():
                     repairs += _check_or_repair(store.path(number), store.copy_path(number), digest)
+
                 stores[name] = Committed(_to_places(content["stores"][name], files), files)
+
             state = RunState(
                 server=content["server"],
                 round=round,
@@ -242,6 +280,7 @@ class Checkpoints:
             )
             if manifest["round"] != round:
                 raise damaged(path, f"it is of round {manifest['round']!r:.40}")
+
             return _Checkpoint(Restored(state, dict(manifest["notes"])), stores)
         except _UNEXPECTED as reason:
             raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
@@ -301,7 +340,8 @@ class FinalState(NamedTuple):
 
 
 def read_final_state(folder: Path, *, modules: Collection[str]) -> FinalState:
-    """Read the server state from the last checkpoint of a run; of the best round, if validation examples chose one.
+    """Read the server state from the last checkpoint of a run; of the best round, if validation
+    examples chose one.
 
     Nothing in the folder changes.
 
@@ -316,6 +356,7 @@ def read_final_state(folder: Path, *, modules: Collection[str]) -> FinalState:
     if not rounds:
         message = f"'{folder}' holds no checkpoint, so the state of the server is not known: set checkpoint.every to 1."
         raise DataError(message, path=str(folder), allowed="a checkpoint", got="none")
+
     checkpoints = Checkpoints(folder, {}, modules=modules)
     manifest = _read_manifest(checkpoints.manifest_path(rounds[-1]))
     try:
@@ -323,27 +364,33 @@ def read_final_state(folder: Path, *, modules: Collection[str]) -> FinalState:
         chosen = _selection(manifest, content)
         if chosen is not None and not (isinstance(chosen.server, tuple) and chosen.server == ()):
             return FinalState(chosen.server, chosen.round, chosen.client_rounds)
+
         return FinalState(content["server"], rounds[-1], int(manifest["client_rounds"]))
     except _UNEXPECTED as reason:
-        raise damaged(checkpoints.manifest_path(rounds[-1]), f"{type(reason).__name__}: {reason}") from reason
+        raise damaged(
+            checkpoints.manifest_path(rounds[-1]), f"{type(reason).__name__}: {reason}"
+        ) from reason
 
 
 def readable_modules(algorithm: Algorithm[Any, Any, Any]) -> frozenset[str]:
     """Return the modules whose NamedTuples can be read back from a checkpoint.
 
-    They are the package, the modules of the algorithm and of its bases, and the modules that those import.
+    They are the package, the modules of the algorithm and of its bases, and the modules that those
+    import.
     """
     found = {"fedtailor"}
     for cls in type(algorithm).__mro__:
         module = sys.modules.get(cls.__module__)
         if module is None or not issubclass(cls, Algorithm):
             continue
+
         found.add(cls.__module__)
         for value in vars(module).values():
             if isinstance(value, ModuleType):
                 found.add(value.__name__)
             elif isinstance(value, type):
                 found.add(value.__module__)
+
     return frozenset(found)
 
 
@@ -355,9 +402,11 @@ def _content(state: RunState, committed: Mapping[str, Committed]) -> dict[str, A
         "participated": _ids(state.participated),
         "stores": {name: _to_tensor(content.places) for name, content in committed.items()},
     }
+
     if state.selection is not None:
         chosen = state.selection
         content["selection"] = {"server": chosen.server, "participated": _ids(chosen.participated)}
+
     return content
 
 
@@ -365,6 +414,7 @@ def _selection(manifest: Mapping[str, Any], content: Mapping[str, Any]) -> Selec
     """Return the best round so far, if the checkpoint has one."""
     if "selection" not in manifest:
         return None
+
     numbers = manifest["selection"]
     tensors = content["selection"]
     return Selection(
@@ -383,7 +433,9 @@ def _ids(clients: Iterable[int]) -> Tensor:
 
 def _to_tensor(places: Mapping[int, Place]) -> Tensor:
     """Return places by client as rows (clients, 4): client, file, start, length."""
-    return torch.tensor([(client, *place) for client, place in places.items()], dtype=torch.int64).view(-1, 4)
+    return torch.tensor(
+        [(client, *place) for client, place in places.items()], dtype=torch.int64
+    ).view(-1, 4)
 
 
 def _to_places(rows: Tensor, files: Mapping[int, FileDigest]) -> dict[int, Place]:
@@ -394,8 +446,13 @@ def _to_places(rows: Tensor, files: Mapping[int, FileDigest]) -> dict[int, Place
     """
     places = {client: Place(file, start, length) for client, file, start, length in rows.tolist()}
     for place in places.values():
-        if place.file not in files or min(place) < 0 or place.start + place.length > files[place.file].size:
+        if (
+            place.file not in files
+            or min(place) < 0
+            or place.start + place.length > files[place.file].size
+        ):
             raise ValueError(f"{place} is in no file")
+
     return places
 
 
@@ -416,9 +473,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except UnreadableError as error:
         if is_missing(error):
             raise damaged(
-                path, "it is missing. Either it was deleted, or the run was killed while it wrote this checkpoint"
+                path,
+                "it is missing. Either it was deleted, or the run was killed while it wrote this checkpoint",
             ) from error
+
         raise
+
     manifest = parse_json(raw, path)
     try:
         del manifest["sha256"]
@@ -426,9 +486,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError("its SHA-256 does not match")
     except _UNEXPECTED as reason:
         raise damaged(path, str(reason)) from reason
+
     if manifest.get("version") != CHECKPOINT_VERSION:
         found = f"{manifest.get('version')!r:.40}"
-        raise damaged(path, f"it is of version {found}, and this program reads version {CHECKPOINT_VERSION}")
+        raise damaged(
+            path, f"it is of version {found}, and this program reads version {CHECKPOINT_VERSION}"
+        )
+
     return dict(manifest)
 
 
@@ -454,18 +518,21 @@ def _check_file(path: Path, digest: FileDigest) -> None:
             size = os.fstat(file.fileno()).st_size
             if size != digest.size:
                 raise damaged(path, f"it has {size} bytes instead of {digest.size}")
+
             while block := file.read(_BLOCK):
                 found.update(block)
     except UnreadableError as error:
         if is_missing(error):
             raise damaged(path, "it is missing") from error
         raise
+
     if found.hexdigest() != digest.sha256:
         raise damaged(path, "its SHA-256 does not match")
 
 
 def _check_or_repair(path: Path, copy: Path, digest: FileDigest) -> list[str]:
-    """Check a file of a store; if it is damaged and its copy is not, put that in its place and say so.
+    """Check a file of a store; if it is damaged and its copy is not, put that in its place and say
+    so.
 
     Raises:
         DataError: the file cannot be used, and there is no copy that can.
@@ -478,7 +545,9 @@ def _check_or_repair(path: Path, copy: Path, digest: FileDigest) -> list[str]:
             os.replace(copy, path)
         except (DataError, OSError):
             raise damage from None
+
         return [f"{damage.message} Its copy has taken its place, and nothing is lost."]
+
     return []
 
 

@@ -40,7 +40,8 @@ from fedtailor.simulation.quarantine import (
 from fedtailor.simulation.upload_sums import ReducedUpload, Reduction, map_reduced
 
 Storage = Callable[[str], MutableMapping[int, Any]]
-"""Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a run is resumed."""
+"""Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a
+run is resumed."""
 
 _LARGEST_GROUP = 512
 """The most clients whose outputs are in memory at once."""
@@ -53,7 +54,9 @@ _COMPLETE_CHUNK = 1000
 
 
 class TrainReply(NamedTuple):
-    """What the server receives of a client's round. The client's new state stays with the client."""
+    """What the server receives of a client's round. The client's new state stays with the
+    client.
+    """
 
     round: int
     attempt: int
@@ -66,7 +69,8 @@ class TrainReply(NamedTuple):
     problem: Problem | None = None
     """Why the client's round must not be used, as far as the client sees it."""
     reduced: ReducedUpload | None = None
-    """What the server goes on with if the upload was checked and reduced before it came; None: the server does it."""
+    """What the server goes on with if the upload was checked and reduced before it came; None: the
+    server does it."""
 
 
 class PersonalizeReply(NamedTuple):
@@ -76,21 +80,26 @@ class PersonalizeReply(NamedTuple):
     """By test set: ``clients``, and ``validation`` if the request asks for it."""
     diagnostics: dict[str, Tensor]
     problem: str = ""
-    """Why the client did not keep its model, or something of it is not recorded; empty: nothing is wrong with it."""
+    """Why the client did not keep its model, or something of it is not recorded; empty: nothing is
+    wrong with it."""
     class_means: ClassMeans | tuple[()] = ()
-    """Of the client's training examples, in float32; () if the request does not ask for them, or not all are finite."""
+    """Of the client's training examples, in float32; () if the request does not ask for them, or
+    not all are finite."""
 
 
 class Clients(Protocol):
-    """The clients as the round loop sees them: they answer requests, and keep their data and states to themselves.
+    """The clients as the round loop sees them: they answer requests, and keep their data and states
+    to themselves.
 
-    Requests to several clients are answered in the order of the clients; :class:`Failure` stands for the answer of a
-    client whose program raised.
+    Requests to several clients are answered in the order of the clients; :class:`Failure` stands
+    for the answer of a client whose program raised.
     """
 
     @property
     def personal(self) -> Mapping[int, Any]:
-        """The personal models that :meth:`personalize` kept, by client; empty if they stay elsewhere."""
+        """The personal models that :meth:`personalize` kept, by client; empty if they stay
+        elsewhere.
+        """
 
     def train(
         self,
@@ -107,18 +116,21 @@ class Clients(Protocol):
             shared: what all clients receive.
             clients: who is asked.
             round: the number of the round.
-            reduction: what the server would do with uploads, which clients of a simulation may do in its place.
+            reduction: what the server would do with uploads, which clients of a simulation may do
+                in its place.
         """
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state.
 
-        It is called before the next reply of :meth:`train` is taken, or after the last one if the request says
-        ``hold``. A client whose round is not accepted is as it was before the round.
+        It is called before the next reply of :meth:`train` is taken, or after the last one if the
+        request says ``hold``. A client whose round is not accepted is as it was before the round.
         """
 
     def update_per_client(self, values: Mapping[int, Any]) -> None:
-        """Replace what single clients receive beside the broadcast (``download.per_client``), by client."""
+        """Replace what single clients receive beside the broadcast (``download.per_client``), by
+        client.
+        """
 
     def remember(self) -> None:
         """Remember what clients keep now, in place of what was remembered before."""
@@ -131,8 +143,12 @@ class Clients(Protocol):
     ) -> Iterator[tuple[int, Scores | Failure]]:
         """Score one model on the test examples of some clients."""
 
-    def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
-        """Score one model on the complete official test part, if it belongs to no client; None otherwise."""
+    def score_complete(
+        self, request: ScoreRequest, model: Any, round: int
+    ) -> Scores | Failure | None:
+        """Score one model on the complete official test part, if it belongs to no client; None
+        otherwise.
+        """
 
     def personalize(
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
@@ -180,10 +196,11 @@ class LocalClients:
             federation: their data.
             engine: runs their programs.
             seed: of every random number but those of the data.
-            storage: where states, per-client values and personal models are kept, and what :meth:`remember` remembers
-                (``best_states`` and ``best_per_client``, when it is first called).
-            device: where their programs run: their data is copied there once. The methods are called inside
-                ``placed(device)``.
+            storage: where states, per-client values and personal models are kept, and what
+                :meth:`remember` remembers (``best_states`` and ``best_per_client``, when it is
+                first called).
+            device: where their programs run: their data is copied there once. The methods are
+                called inside ``placed(device)``.
 
         Raises:
             ConfigError: the engine runs on the CPU only, and the device is another one.
@@ -205,7 +222,8 @@ class LocalClients:
         self._storage = storage
         self._remembered: list[MutableMapping[int, Any]] = []
         self._changed: set[int] | None = None
-        """Clients of whom something else is kept than what was remembered; None: that is not known."""
+        """Clients of whom something else is kept than what was remembered; None: that is not
+        known."""
         engine.begin_run()
 
     def train(
@@ -223,28 +241,42 @@ class LocalClients:
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
             reduces = False
-            if reduction is not None and reduction.summed and isinstance(self.engine, GatheringEngine):
+            if (
+                reduction is not None
+                and reduction.summed
+                and isinstance(self.engine, GatheringEngine)
+            ):
                 reduces = True
-                outputs = map_reduced(self.engine, program, common, group.jobs, self.algorithm, reduction)
+                outputs = map_reduced(
+                    self.engine, program, common, group.jobs, self.algorithm, reduction
+                )
             else:
                 outputs = self.engine.map(program, common, group.jobs)
+
             for client, output in group.pair(_reported(outputs)):
                 if not request.hold:
                     self._trained.clear()
+
                 if isinstance(output, Failure):
                     yield client, output
                     continue
+
                 state, upload, metrics, scores = output
                 reduced: ReducedUpload | None = None
                 if reduces:
                     reduced = upload
                     upload = upload.rest
+
                 problem = problem_at_client(state, metrics) if reduced is None else reduced.problem
                 if problem is None:
                     self._trained[client] = state
                 if isinstance(scores, Scores):
                     scores = packed(scores)
-                yield client, TrainReply(round, request.attempt, upload, metrics, scores, problem, reduced)
+
+                yield (
+                    client,
+                    TrainReply(round, request.attempt, upload, metrics, scores, problem, reduced),
+                )
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""
@@ -276,8 +308,12 @@ class LocalClients:
                     del kept[client]
         self._changed = set()
 
-    def _kept_and_remembered(self) -> list[tuple[MutableMapping[int, Any], MutableMapping[int, Any]]]:
-        """Return the mappings of what clients keep, each with the one of what was remembered of it."""
+    def _kept_and_remembered(
+        self,
+    ) -> list[tuple[MutableMapping[int, Any], MutableMapping[int, Any]]]:
+        """Return the mappings of what clients keep, each with the one of what was remembered of
+        it.
+        """
         if not self._remembered:
             self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
         return list(zip([self.states, self.per_client], self._remembered, strict=True))
@@ -289,50 +325,76 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(model, round)
         for group in self._groups(request, clients):
-            for client, output in group.pair(_reported(self.engine.map(program, common, group.jobs))):
+            for client, output in group.pair(
+                _reported(self.engine.map(program, common, group.jobs))
+            ):
                 yield client, output if isinstance(output, Failure) else packed(output)
 
-    def score_complete(self, request: ScoreRequest, model: Any, round: int) -> Scores | Failure | None:
-        """Score one model on the complete test part, in chunks; any client can do it, a global model is the same."""
+    def score_complete(
+        self, request: ScoreRequest, model: Any, round: int
+    ) -> Scores | Failure | None:
+        """Score one model on the complete test part, in chunks; any client can do it, a global
+        model is the same.
+        """
         if not len(self.federation.complete):
             return None
+
         task = self.federation.task(0)
         jobs = []
         for chunk in torch.split(self._resident.complete, _COMPLETE_CHUNK):
             nothing = chunk[:0]
             inputs = client_inputs(0, Split(nothing, nothing, chunk), self._info(0), (), ())
             jobs.append(Job(0, task, inputs, len(chunk)))
-        outputs = self.engine.map(client_program(self.algorithm, request), self._shared_inputs(model, round), jobs)
+
+        outputs = self.engine.map(
+            client_program(self.algorithm, request), self._shared_inputs(model, round), jobs
+        )
         total: Scores | None = None
         for output in _reported(outputs):
             if isinstance(output, Failure):
                 return output
+
             total = output if total is None else add(total, output)
+
         return None if total is None else packed(across(total))
 
     def personalize(
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
-        """Make and score the personal models of some clients; usable ones are kept if the request says so."""
+        """Make and score the personal models of some clients; usable ones are kept if the request
+        says so.
+        """
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
         for group in self._groups(request, clients):
-            for client, output in group.pair(_reported(self.engine.map(program, common, group.jobs))):
+            for client, output in group.pair(
+                _reported(self.engine.map(program, common, group.jobs))
+            ):
                 if isinstance(output, Failure):
                     yield client, output
                     continue
+
                 personal, diagnostics, scores, class_means = output
                 problem = problem_with_personal(personal)
                 if not problem and request.keep:
                     self.personal[client] = personal
+
                 problem = problem or problem_with_numbers(diagnostics, "diagnostic")
                 if isinstance(class_means, ClassMeans):
                     class_means = class_means._replace(means=class_means.means.float())
+
                 if not all_finite(class_means):
-                    problem = problem or "the mean features of a class are not finite; class means are not recorded"
+                    problem = (
+                        problem
+                        or "the mean features of a class are not finite; class means are not recorded"
+                    )
                     class_means = ()
+
                 kept = {name: packed(each) for name, each in scores.items()}
-                yield client, PersonalizeReply(kept, usable_numbers(diagnostics), problem, class_means)
+                yield (
+                    client,
+                    PersonalizeReply(kept, usable_numbers(diagnostics), problem, class_means),
+                )
 
     def _groups(self, request: Request, clients: Sequence[int]) -> Iterator[_Group]:
         """Yield the clients in groups whose outputs are in memory at the same time."""
@@ -341,11 +403,15 @@ class LocalClients:
             ids = clients[start : start + size]
             work = {client: self._job(client, request) for client in ids}
             jobs = [job for job in work.values() if isinstance(job, Job)]
-            failures = {client: failure for client, failure in work.items() if isinstance(failure, Failure)}
+            failures = {
+                client: failure for client, failure in work.items() if isinstance(failure, Failure)
+            }
             yield _Group(ids, jobs, failures)
 
     def _group_size(self) -> int:
-        """Return how many clients run before their outputs are used: fewer where models or scores are large."""
+        """Return how many clients run before their outputs are used: fewer where models or scores
+        are large.
+        """
         task = self.federation.common_task
         model_bytes = 4 * sum(math.prod(shape) for shape in task.model.shapes.values())
         score_bytes = 8 * (2 * SCORE_BINS + task.num_classes) * task.num_classes
@@ -355,30 +421,41 @@ class LocalClients:
     def _shared_inputs(self, shared: Any, round: int) -> SharedInputs:
         data = self._resident
         seed = torch.tensor(self.seed, device=HOST)
-        return SharedInputs(data.x, data.y, data.scale, seed, torch.tensor(round, device=HOST), shared)
+        return SharedInputs(
+            data.x, data.y, data.scale, seed, torch.tensor(round, device=HOST), shared
+        )
 
     def _info(self, client: int) -> ClientInfo:
-        """Return the counts of a client's training data. They are counted on the host: a device would be waited for."""
+        """Return the counts of a client's training data. They are counted on the host: a device
+        would be waited for.
+        """
         return to_device(self.federation.info(client), self.device)
 
     def _job(self, client: int, request: Request) -> Job | Failure:
-        """Return the work of a client for a request, with the data and what the client keeps, as far as it needs them.
+        """Return the work of a client for a request, with the data and what the client keeps, as
+        far as it needs them.
 
-        What a client has before its first round is not kept. It is made by the algorithm, which may fail.
+        What a client has before its first round is not kept. It is made by the algorithm, which may
+        fail.
         """
         split = self._resident.splits[client]
         size = len(split.train)
         info = self._info(client)
         task = self.federation.task(client)
-        needed = Split(*(part if name in request.parts else part[:0] for name, part in split._asdict().items()))
+        needed = Split(
+            *(part if name in request.parts else part[:0] for name, part in split._asdict().items())
+        )
         state: Any = ()
         per_client: Any = ()
+
         if not isinstance(request, ScoreRequest):
             state = self._kept(self.states, "init_client", client, task, info)
             per_client = self._kept(self.per_client, "init_per_client", client, task, info)
+
         for value in (state, per_client):
             if isinstance(value, Failure):
                 return value
+
         return Job(client, task, client_inputs(client, needed, info, state, per_client), size)
 
     def _kept(
@@ -389,18 +466,27 @@ class LocalClients:
         task: Task,
         info: ClientInfo,
     ) -> Any | Failure:
-        """Return what is kept for a client, or what a method of the algorithm makes before there is anything."""
+        """Return what is kept for a client, or what a method of the algorithm makes before there is
+        anything.
+        """
         if client in storage:
             return to_device(storage[client], self.device)  # it may come from a file
         key = rng.new_key(self.seed, client=client, purpose=method)
-        return contained(getattr(self.algorithm, method), self.algorithm.bind(task), copy_of(info), key)
+        return contained(
+            getattr(self.algorithm, method), self.algorithm.bind(task), copy_of(info), key
+        )
 
 
 def _reported(outputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the outputs of programs with what reports hold on the host; models, states and uploads stay."""
+    """Return the outputs of programs with what reports hold on the host; models, states and uploads
+    stay.
+    """
     if current() == HOST:
         return outputs
-    numbers = to_host([_for_reports(output) for output in outputs], "numbers and scores for reports")
+
+    numbers = to_host(
+        [_for_reports(output) for output in outputs], "numbers and scores for reports"
+    )
     replaced = []
     for output, each in zip(outputs, numbers, strict=True):
         if isinstance(output, Scores):
@@ -409,6 +495,7 @@ def _reported(outputs: Sequence[Any]) -> Sequence[Any]:
             replaced.append(output)
         else:
             replaced.append(output._replace(**each))
+
     return replaced
 
 

@@ -1,4 +1,6 @@
-"""The evaluations of a round: the global model on every client's test examples, and every client's personal model."""
+"""The evaluations of a round: the global model on every client's test examples, and every client's
+personal model.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,30 @@ from fedtailor.core.roster import Roster
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
 from fedtailor.simulation.quarantine import refuse_total_failure
-from fedtailor.simulation.report import Evaluation, RoundReport, Stage, add_event, add_failure, record, whole_sum
+from fedtailor.simulation.report import (
+    Evaluation,
+    RoundReport,
+    Stage,
+    add_event,
+    add_failure,
+    record,
+    whole_sum,
+)
 
 R = TypeVar("R")
 
 
-def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model: Any, *, rank: bool) -> None:
-    """Score a global model on every client's test examples, and on the complete test part if there is one."""
+def evaluate_global(
+    report: RoundReport, roster: Roster, clients: Clients, model: Any, *, rank: bool
+) -> None:
+    """Score a global model on every client's test examples, and on the complete test part if there
+    is one.
+    """
     request = ScoreRequest(rank=rank)
     _score_global(report, request, clients, model, roster.known, new=False)
     if roster.num_new:
         _score_global(report, request, clients, model, roster.new, new=True)
+
     complete = clients.score_complete(request, model, report.round)
     if isinstance(complete, Failure):
         add_failure(report, -1, "evaluate on the complete test part", complete)
@@ -33,13 +48,21 @@ def evaluate_global(report: RoundReport, roster: Roster, clients: Clients, model
 
 
 def _score_global(
-    report: RoundReport, request: ScoreRequest, clients: Clients, model: Any, ids: Sequence[int], *, new: bool
+    report: RoundReport,
+    request: ScoreRequest,
+    clients: Clients,
+    model: Any,
+    ids: Sequence[int],
+    *,
+    new: bool,
 ) -> None:
     """Score a global model on the test examples of the known clients, or of the new ones."""
     replies = clients.score(request, model, ids, report.round)
     scores = dict(_without_failures(report, replies, len(ids), "evaluate"))
     group: Literal["known", "new"] = "new" if new else "known"
-    report.evaluations.append(Evaluation("global", "none", group, list(scores), list(scores.values())))
+    report.evaluations.append(
+        Evaluation("global", "none", group, list(scores), list(scores.values()))
+    )
 
 
 def evaluate_personalized(
@@ -57,22 +80,27 @@ def evaluate_personalized(
     """Personalize and score the known clients, or the new ones.
 
     Args:
-        report: of the round; evaluations and events are added, and gradient steps if the models are kept.
+        report: of the round; evaluations and events are added, and gradient steps if the models are
+            kept.
         algorithm: what is run.
         roster: who there is.
         clients: of the run.
         shared: what these clients receive.
-        new: whether to take the clients that never take part in training, in place of the known ones.
+        new: whether to take the clients that never take part in training, in place of the known
+            ones.
         keep: whether clients keep their models.
         rank: whether the scores hold what AUROC needs.
         class_means: whether the report gets the mean features of their training examples by class.
     """
     ids = roster.new if new else roster.known
-    request = PersonalizeRequest(new=new, validate=roster.validates, keep=keep, rank=rank, class_means=class_means)
+    request = PersonalizeRequest(
+        new=new, validate=roster.validates, keep=keep, rank=rank, class_means=class_means
+    )
     replies = clients.personalize(request, shared, ids, report.round)
     diagnostics: dict[str, dict[int, float]] = {}
     scored: dict[int, dict[str, Scores]] = {}
     num_required = 0 if new else len(ids)
+
     for client, reply in _without_failures(report, replies, num_required, "personalize"):
         record(diagnostics, client, reply.diagnostics)
         scored[client] = reply.scores
@@ -80,13 +108,18 @@ def evaluate_personalized(
             report.class_means[client] = reply.class_means
         if reply.problem:
             add_event(report, "failed", client, f"personalize: {reply.problem}")
+
     if keep:
         report.steps += whole_sum(diagnostics.get("steps", {}))
+
     test_sets: list[Literal["clients", "validation"]] = ["clients"]
     if roster.validates:
         test_sets.append("validation")
+
     for test_set in test_sets:
-        scores = {client: each[test_set] for client, each in scored.items() if test_set in each}  # some share none
+        scores = {
+            client: each[test_set] for client, each in scored.items() if test_set in each
+        }  # some share none
         evaluation = Evaluation(
             point="personalized",
             adaptation=algorithm.adaptation_summary(new=new),
@@ -100,7 +133,8 @@ def evaluate_personalized(
 
 
 def validation_accuracy(report: RoundReport) -> float | None:
-    """Return the mean accuracy of the known clients' personalized models on validation examples; None if there is none.
+    """Return the mean accuracy of the known clients' personalized models on validation examples;
+    None if there is none.
 
     Test examples are not used: this decides which round is selected, and when a run stops.
     """
@@ -119,8 +153,8 @@ def _without_failures(
 ) -> Iterator[tuple[int, R]]:
     """Yield the replies of clients that did not fail. A failure becomes an event.
 
-    If so many fail that none is left of a required number, the program is at fault. New clients are not required: they
-    may be few, and a run without their scores is still of use.
+    If so many fail that none is left of a required number, the program is at fault. New clients are
+    not required: they may be few, and a run without their scores is still of use.
     """
     failed = []
     for client, reply in replies:

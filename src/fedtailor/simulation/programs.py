@@ -1,4 +1,6 @@
-"""The programs that engines run for clients: train, personalize, score. A request names one, with its settings."""
+"""The programs that engines run for clients: train, personalize, score. A request names one, with
+its settings.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ class SharedInputs(NamedTuple):
     round: Tensor
     shared: Any
     visible: Tables | tuple[()] = ()
-    """The examples that an algorithm sees: a private copy, to which ``train`` and ``val`` refer; (): x and y."""
+    """The examples that an algorithm sees: a private copy, to which ``train`` and ``val`` refer;
+    (): x and y."""
 
 
 class ClientInputs(NamedTuple):
@@ -125,8 +128,12 @@ class PersonalizeOutput(NamedTuple):
     """Of the training examples; () if they are not asked for."""
 
 
-def client_inputs(client: int, split: Split, info: ClientInfo, state: Any, per_client: Any) -> ClientInputs:
-    """Return the inputs of a client from its split, the counts of its data, its state and its per-client value."""
+def client_inputs(
+    client: int, split: Split, info: ClientInfo, state: Any, per_client: Any
+) -> ClientInputs:
+    """Return the inputs of a client from its split, the counts of its data, its state and its
+    per-client value.
+    """
     return ClientInputs(
         client=torch.tensor(client, device=HOST),
         info=info,
@@ -172,13 +179,17 @@ def train_program(
     key = client_key(common, inputs, "train")
     if request.attempt > 0:
         key = key.fold(f"attempt/{request.attempt}")
+
     download = Download(common.shared, inputs.per_client)
     update = algorithm.local_update(task, download, inputs.state, _data(common, inputs), key)
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
         examples = _test(common, inputs)
-        scores = score_model(task, common, inputs, update.personal, examples, algorithm=algorithm, rank=request.rank)
+        scores = score_model(
+            task, common, inputs, update.personal, examples, algorithm=algorithm, rank=request.rank
+        )
+
     return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
 
 
@@ -192,36 +203,50 @@ def personalize_program(
 ) -> PersonalizeOutput:
     """Make a client's personal model, and score it.
 
-    The steps of ``onboard`` count among the model's steps. Scores on validation examples serve choices that must not
-    see test examples.
+    The steps of ``onboard`` count among the model's steps. Scores on validation examples serve
+    choices that must not see test examples.
     """
     task = algorithm.bind(task)
     download = Download(common.shared, inputs.per_client)
     data = _data(common, inputs)
     state = inputs.state
     steps: Tensor | int = 0
+
     if request.new:
-        onboarded = algorithm.onboard(task, download, inputs.info, data, client_key(common, inputs, "onboard"))
+        onboarded = algorithm.onboard(
+            task, download, inputs.info, data, client_key(common, inputs, "onboard")
+        )
         if not isinstance(onboarded, Onboarded):
-            raise TypeError(f"onboard must return Onboarded(state, steps), got {type(onboarded).__name__}")
+            raise TypeError(
+                f"onboard must return Onboarded(state, steps), got {type(onboarded).__name__}"
+            )
+
         state, steps = onboarded
-    personal = algorithm.personalize(task, download, state, data, client_key(common, inputs, "personalize"))
+
+    personal = algorithm.personalize(
+        task, download, state, data, client_key(common, inputs, "personalize")
+    )
     personal = present_first(personal, inputs.train.weight)
     parts = {"clients": _test(common, inputs)}
     if request.validate:
         parts["validation"] = data.val
+
     scores = {
-        name: score_model(task, common, inputs, personal, part, algorithm=algorithm, rank=request.rank)
+        name: score_model(
+            task, common, inputs, personal, part, algorithm=algorithm, rank=request.rank
+        )
         for name, part in parts.items()
     }
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
+
     means: ClassMeans | tuple[()] = ()
     if request.class_means:
         key = client_key(common, inputs, "predict")
         z = forward(task, partial(_features, algorithm), personal, data.train, key=key)
         means = class_means(z, data.train.labels(), data.train.weight, task.num_classes)
+
     return PersonalizeOutput(personal, numbers, scores, means)
 
 
@@ -236,7 +261,9 @@ def score_program(
     """Score the model in ``common.shared`` on a client's test examples."""
     task = algorithm.bind(task)
     examples = _test(common, inputs)
-    return score_model(task, common, inputs, common.shared, examples, algorithm=algorithm, rank=request.rank)
+    return score_model(
+        task, common, inputs, common.shared, examples, algorithm=algorithm, rank=request.rank
+    )
 
 
 def score_model(
@@ -276,7 +303,9 @@ def _features(
 ) -> Tensor:
     z = algorithm.features(task, personal, batch.x)
     if z.dim() != 2 or len(z) != len(batch.x):
-        raise TypeError(f"features must return (n, d), here n = {len(batch.x)}, got {tuple(z.shape)}")
+        raise TypeError(
+            f"features must return (n, d), here n = {len(batch.x)}, got {tuple(z.shape)}"
+        )
     return z
 
 

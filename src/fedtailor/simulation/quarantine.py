@@ -24,7 +24,8 @@ _MOST_NUMBERS = 1000
 
 
 def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
-    """Return why a client's round must not be used, as far as the client sees it, or None if it can be.
+    """Return why a client's round must not be used, as far as the client sees it, or None if it can
+    be.
 
     The server checks the upload.
     """
@@ -39,7 +40,9 @@ def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
 
 
 def problem_with_numbers(numbers: Mapping[str, Any], what: str) -> str:
-    """Return why numbers cannot be recorded, in a sentence without its period; empty if they can be."""
+    """Return why numbers cannot be recorded, in a sentence without its period; empty if they can
+    be.
+    """
     if len(numbers) > _MOST_NUMBERS:
         return f"{len(numbers)} {what}s; at most {_MOST_NUMBERS} are recorded"
     for name, value in numbers.items():
@@ -52,7 +55,11 @@ def problem_with_numbers(numbers: Mapping[str, Any], what: str) -> str:
 
 def usable_numbers(numbers: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the numbers that can be recorded."""
-    single = {name: value for name, value in numbers.items() if isinstance(value, Tensor) and value.dim() == 0}
+    single = {
+        name: value
+        for name, value in numbers.items()
+        if isinstance(value, Tensor) and value.dim() == 0
+    }
     usable = {name: value for name, value in single.items() if _is_recordable(value)}
     return dict(itertools.islice(usable.items(), _MOST_NUMBERS))
 
@@ -62,13 +69,17 @@ def _is_recordable(value: Tensor) -> bool:
 
 
 def problem_with_personal(personal: Any) -> str:
-    """Return why a client's model must not be kept, in a sentence without its period; empty if it can be."""
+    """Return why a client's model must not be kept, in a sentence without its period; empty if it
+    can be.
+    """
     try:
         if not all_finite(personal):
             return "the model holds values that are not finite; it is scored, and not kept"
+
         types = {leaf.dtype for leaf in tree.leaves(personal)}
     except (TypeError, RuntimeError) as error:
         return f"the model cannot be kept: {error}"
+
     if torch.bfloat16 in types:
         return "the model holds values of type torch.bfloat16, which are not written; it is scored, and not kept"
     return ""
@@ -86,7 +97,10 @@ def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) 
 
 def all_finite(value: tree.Tree) -> bool:
     """Return whether every number of a tree is finite."""
-    ends = to_host([_ends(leaf) for leaf in tree.leaves(value)], "whether all numbers of a client's tree are finite")
+    ends = to_host(
+        [_ends(leaf) for leaf in tree.leaves(value)],
+        "whether all numbers of a client's tree are finite",
+    )
     return all(math.isfinite(end) for pair in ends for end in pair)
 
 
@@ -97,7 +111,9 @@ def _ends(leaf: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.aminmax(leaf))  # ten times as fast as isfinite
 
 
-def refuse_total_failure(failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int) -> None:
+def refuse_total_failure(
+    failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int
+) -> None:
     """Raise if all of so many clients failed: then the program is at fault, not a client."""
     if failed and len(failed) == count:
         client, first = failed[0]

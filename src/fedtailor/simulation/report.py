@@ -1,4 +1,6 @@
-"""The report of a round: evaluations, metrics, events, and the state from which a run can be resumed."""
+"""The report of a round: evaluations, metrics, events, and the state from which a run can be
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Evaluation:
     ids: list[int]
     scores: list[Scores]
     test_set: Literal["clients", "validation", "complete"] = "clients"
-    """The clients' own test examples, or their validation examples, or the complete official test part; the last
-    has one score and no ids."""
+    """The clients' own test examples, or their validation examples, or the complete official test
+    part; the last has one score and no ids."""
     diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
     """Number by name and client."""
 
@@ -45,7 +47,8 @@ class Selection:
     accuracy: float
     """The mean over known clients."""
     server: Any
-    """The server state of the algorithm after this round; () if only the end of the run depends on the accuracy."""
+    """The server state of the algorithm after this round; () if only the end of the run depends on
+    the accuracy."""
     client_rounds: int
     participated: frozenset[int]
     """Like ``client_rounds``, what :class:`RunState` held."""
@@ -55,7 +58,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunState:
-    """The server's side of a run between two rounds: ``federate(..., resume=state)`` continues from it.
+    """The server's side of a run between two rounds: ``federate(..., resume=state)`` continues from
+    it.
 
     What clients keep is not in it.
     """
@@ -98,7 +102,8 @@ class RoundReport:
     state: RunState
     """The state of the run: before the round while the round goes on, after it once it is over."""
     attempt: int = 0
-    """How often the round was attempted before without success: the cohort is that of the last attempt."""
+    """How often the round was attempted before without success: the cohort is that of the last
+    attempt."""
     trained: list[int] = field(default_factory=list)
     """Clients that trained, without those whose work was left out."""
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -108,21 +113,26 @@ class RoundReport:
     bytes_up: int = 0
     bytes_down: int = 0
     steps: int = 0
-    """Gradient steps of all clients, those of onboarding and personalization after the last round included."""
-    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0})
+    """Gradient steps of all clients, those of onboarding and personalization after the last round
+    included."""
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"train": 0.0, "aggregate": 0.0, "evaluate": 0.0}
+    )
     personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
     class_means: dict[int, ClassMeans] = field(default_factory=dict)
-    """Mean features of personal models by client, after the last round, if the schedule asks for them."""
+    """Mean features of personal models by client, after the last round, if the schedule asks for
+    them."""
     is_last: bool = False
     """Whether the run ends with this round."""
     final: RoundReport | None = None
-    """With the last round, if validation examples decide: the round of the final models, evaluated again. Its state is
-    the one that belongs to these models."""
+    """With the last round, if validation examples decide: the round of the final models, evaluated
+    again. Its state is the one that belongs to these models."""
 
 
 EventKind = Literal["absent", "failed", "quarantine"]
-"""What can happen to a client: it gave no answer, its program raised, or its upload was left out."""
+"""What can happen to a client: it gave no answer, its program raised, or its upload was left
+out."""
 
 Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the complete test part"]
 """What a client was asked to do."""
@@ -131,7 +141,13 @@ Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the comp
 def add_event(report: RoundReport, kind: EventKind, client: int, reason: str) -> None:
     """Note what happened to a client, and why."""
     report.events.append(
-        {"kind": kind, "round": report.round, **_attempt(report), "client": client, "reason": one_line(reason)}
+        {
+            "kind": kind,
+            "round": report.round,
+            **_attempt(report),
+            "client": client,
+            "reason": one_line(reason),
+        }
     )
 
 
@@ -155,13 +171,19 @@ def too_few(usable: int, clients: int, needed: int) -> str:
     """
     if usable > 0:
         return f"only {usable} of {clients} clients did usable work; {needed} are needed"
-    return f"none of {clients} clients did usable work" if clients > 1 else "the only client did no usable work"
+    return (
+        f"none of {clients} clients did usable work"
+        if clients > 1
+        else "the only client did no usable work"
+    )
 
 
 def add_repetition(report: RoundReport, usable: int, clients: int, needed: int) -> None:
     """Note that too few uploads could be used, and count the attempt."""
     reason = f"{too_few(usable, clients, needed)}: the round is repeated"
-    report.events.append({"kind": "repeated", "round": report.round, **_attempt(report), "reason": reason})
+    report.events.append(
+        {"kind": "repeated", "round": report.round, **_attempt(report), "reason": reason}
+    )
     report.attempt += 1
 
 

@@ -1,7 +1,9 @@
-"""Uploads that are checked and added up where they are made, so that the server receives sums of several clients.
+"""Uploads that are checked and added up where they are made, so that the server receives sums of
+several clients.
 
-The server adds uploads in a tree over client ids (:mod:`fedtailor.core.reduction`). An engine whose clients run in
-several places makes parts of that tree there. The total has the same bits, whoever runs where.
+The server adds uploads in a tree over client ids (:mod:`fedtailor.core.reduction`). An engine whose
+clients run in several places makes parts of that tree there. The total has the same bits, whoever
+runs where.
 """
 
 from __future__ import annotations
@@ -13,12 +15,22 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, GatheringEngine, Job, Program
-from fedtailor.core.message import FieldSum, Mean, Messages, PartialSum, Problem, Sum, Upload, problem_with
+from fedtailor.core.message import (
+    FieldSum,
+    Mean,
+    Messages,
+    PartialSum,
+    Problem,
+    Sum,
+    Upload,
+    problem_with,
+)
 from fedtailor.core.packing import upload_bytes
 from fedtailor.simulation.quarantine import problem_at_client
 
 Entries = Mapping[str, Mean | Sum | PartialSum]
-"""What goes to the sums under the id of one client, by field: its own upload, or the sum of several."""
+"""What goes to the sums under the id of one client, by field: its own upload, or the sum of
+several."""
 
 
 class Reduction(NamedTuple):
@@ -35,7 +47,9 @@ class Reduction(NamedTuple):
 
 
 class ReducedUpload(NamedTuple):
-    """What the server receives in place of an upload that was checked and added to those of neighbors."""
+    """What the server receives in place of an upload that was checked and added to those of
+    neighbors.
+    """
 
     problem: Problem | None
     """Why the client's round must not be used. Nothing of it is in a sum then."""
@@ -48,7 +62,9 @@ class ReducedUpload(NamedTuple):
 
 
 class UploadSums:
-    """The sums of some clients' uploads; it is made where they run, and again where several such places send theirs."""
+    """The sums of some clients' uploads; it is made where they run, and again where several such
+    places send theirs.
+    """
 
     def __init__(self, reduction: Reduction, jobs: Iterable[Job]) -> None:
         """Begin with the jobs of these clients, any part of the round."""
@@ -69,7 +85,9 @@ class UploadSums:
         return place if place < len(cohort) and cohort[place] == client else None
 
     def _with_neighbors(self) -> set[int]:
-        """Return the clients with the ones before and after each of them: they decide what can be joined."""
+        """Return the clients with the ones before and after each of them: they decide what can be
+        joined.
+        """
         cohort = self._reduction.cohort
         expected: set[int] = set()
         for client in self._members:
@@ -82,14 +100,19 @@ class UploadSums:
         if isinstance(output, Failure):
             self._skip(job.client)
             return output
-        problem = problem_with(output.upload, messages, job.size) or problem_at_client(output.state, output.metrics)
+
+        problem = problem_with(output.upload, messages, job.size) or problem_at_client(
+            output.state, output.metrics
+        )
         if problem is not None or job.client not in self._members:
             self._skip(job.client)
             return output._replace(upload=ReducedUpload(problem, 0, {}, {}))
+
         num_bytes = upload_bytes(output.upload, messages)
         rest = dict(output.upload)
         entries = {name: rest.pop(name) for name in self._totals}
         self._add_unless_alone(job.client, entries)
+
         return output._replace(upload=ReducedUpload(None, num_bytes, {}, rest))
 
     def merge(self, job: Job, output: Any) -> Any:
@@ -101,7 +124,9 @@ class UploadSums:
         return output._replace(upload=output.upload._replace(sums={}))
 
     def _add_unless_alone(self, client: int, entries: Entries) -> None:
-        """Add an upload if there is another one: one alone is sent as it is, which takes half of the bytes of a sum."""
+        """Add an upload if there is another one: one alone is sent as it is, which takes half of
+        the bytes of a sum.
+        """
         if self._alone is not None:
             self._add(*self._alone)
             self._alone = None
@@ -143,14 +168,18 @@ class UploadSums:
 
 
 def reduce_uploads(
-    jobs: Sequence[Job], outputs: Iterable[Any], *, algorithm: Algorithm[Any, Any, Any], reduction: Reduction
+    jobs: Sequence[Job],
+    outputs: Iterable[Any],
+    *,
+    algorithm: Algorithm[Any, Any, Any],
+    reduction: Reduction,
 ) -> list[Any]:
     """Return outputs of clients' rounds with :class:`ReducedUpload` in place of their uploads.
 
     Args:
         jobs: of the clients, whose messages are the same.
-        outputs: of their programs, in the same order, or :class:`Failure`. Each upload is dropped before the next one
-            is taken.
+        outputs: of their programs, in the same order, or :class:`Failure`. Each upload is dropped
+            before the next one is taken.
         algorithm: declares the messages.
         reduction: what the server would do.
     """
@@ -170,7 +199,8 @@ def map_reduced(
     algorithm: Algorithm[Any, Any, Any],
     reduction: Reduction,
 ) -> list[Any]:
-    """Run clients' rounds on an engine that reduces uploads where they are made; return outputs with what is left.
+    """Run clients' rounds on an engine that reduces uploads where they are made; return outputs
+    with what is left.
 
     The sums of several places are added up as they come, so that few of them are in memory.
     """

@@ -1,7 +1,9 @@
-"""Stochastic features: a Gaussian layer on top of the body of any model, and classification of its samples.
+"""Stochastic features: a Gaussian layer on top of the body of any model, and classification of its
+samples.
 
-The layer of Alemi et al. 2017, "Deep variational information bottleneck", ICLR, gives the mean and the deviation of V
-features for every example; a linear head classifies features drawn from this Gaussian.
+The layer of Alemi et al. 2017, "Deep variational information bottleneck", ICLR, gives the mean and
+the deviation of V features for every example; a linear head classifies features drawn from this
+Gaussian.
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ def split(features: Tensor) -> Gaussians:
 class GaussianModel:
     """A model whose body ends in a Gaussian layer; satisfies ``core.task.Model``.
 
-    It consists of the body of another model, a linear layer ``gaussian`` from its d features to 2V numbers, and a
-    linear layer ``head`` from V numbers to the classes, which replaces the head of the other model. ``features``
-    returns (n, 2V), mean and raw deviation side by side, so ``feature_dim`` is 2V; the head takes draws (..., V), so
-    ``latent_dim`` is V. Models of the same parts are equal, since algorithms make one in every call.
+    It consists of the body of another model, a linear layer ``gaussian`` from its d features to 2V
+    numbers, and a linear layer ``head`` from V numbers to the classes, which replaces the head of
+    the other model. ``features`` returns (n, 2V), mean and raw deviation side by side, so
+    ``feature_dim`` is 2V; the head takes draws (..., V), so ``latent_dim`` is V. Models of the same
+    parts are equal, since algorithms make one in every call.
     """
 
     def __init__(self, base: Model, latent_dim: int, num_classes: int) -> None:
@@ -59,12 +62,14 @@ class GaussianModel:
         }
         body = {name: base.shapes[name] for name, group in base.groups.items() if group != "head"}
         taken = [name for name in layers if name in body]
+
         if taken:
             raise ConfigError(
                 f"a Gaussian layer cannot be added to a model that has a parameter '{taken[0]}' in its body.",
                 key="model.name",
                 got=taken[0],
             )
+
         self.base = base
         self.latent_dim = latent_dim
         self.feature_dim = 2 * latent_dim
@@ -84,22 +89,32 @@ class GaussianModel:
         return self.base, self.latent_dim, self.shapes["head.bias"][0]
 
     def init(self, key: Key) -> Params:
-        """Return initial parameters: the body as the other model draws it, the rest as :meth:`init_head` does."""
+        """Return initial parameters: the body as the other model draws it, the rest as
+        :meth:`init_head` does.
+        """
         base = self.base.init(key)
-        body = {name: base[name] for name in self.groups if name in base and self.groups[name] != "head"}
+        body = {
+            name: base[name] for name in self.groups if name in base and self.groups[name] != "head"
+        }
         return {**body, **self._draw("gaussian", key), **self.init_head(key)}
 
     def init_head(self, key: Key) -> Params:
-        """Return the initial head that :meth:`init` returns for this key, by PyTorch's default for linear layers."""
+        """Return the initial head that :meth:`init` returns for this key, by PyTorch's default for
+        linear layers.
+        """
         return self._draw("head", key)
 
     def _draw(self, layer: str, key: Key) -> Params:
         inputs = self.shapes[f"{layer}.weight"][1]
         bound = 1 / math.sqrt(inputs)
         names = [f"{layer}.weight", f"{layer}.bias"]
-        return {name: (2 * uniform(key.fold(name), self.shapes[name]) - 1) * bound for name in names}
+        return {
+            name: (2 * uniform(key.fold(name), self.shapes[name]) - 1) * bound for name in names
+        }
 
-    def features(self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool) -> tuple[Tensor, Params]:
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
         """Return mean and raw deviation (n, 2V), and the other model's updated buffers."""
         z, buffers = self.base.features(params, x, weight=weight, key=key, training=training)
         return F.linear(z, params["gaussian.weight"], params["gaussian.bias"]), buffers
@@ -110,7 +125,9 @@ class GaussianModel:
 
 
 def sample_noise(key: Key, z: Gaussians, samples: int) -> Tensor:
-    """Return standard normal noise (n, samples, V) for the Gaussians of a batch; padding at its end changes nothing."""
+    """Return standard normal noise (n, samples, V) for the Gaussians of a batch; padding at its end
+    changes nothing.
+    """
     return normal(key.fold("noise"), (len(z.mean), samples, z.mean.shape[1]))
 
 
@@ -125,21 +142,28 @@ def sampled_losses(
         z: Gaussians of the examples.
         labels: (n,).
         noise: standard normal numbers (n, samples, V).
-        likelihood: ``expected_log`` is the mean of the samples' cross-entropies; ``log_expected`` is the cross-entropy
-            of the mean of their probabilities, which is no larger.
+        likelihood: ``expected_log`` is the mean of the samples' cross-entropies; ``log_expected``
+            is the cross-entropy of the mean of their probabilities, which is no larger.
     """
     logits = task.model.head(head, z.mean[:, None] + z.std[:, None] * noise)
     log_probs = torch.log_softmax(logits, -1)  # (n, samples, classes)
     samples = noise.shape[1]
-    of_label = log_probs.gather(2, labels[:, None, None].expand(-1, samples, 1))[..., 0]  # (n, samples)
+    of_label = log_probs.gather(2, labels[:, None, None].expand(-1, samples, 1))[
+        ..., 0
+    ]  # (n, samples)
     if likelihood == "expected_log":
         return -of_label.mean(1)
+
     return math.log(samples) - of_label.logsumexp(1)
 
 
 def mean_log_probabilities(task: Task, head: Params, z: Gaussians, noise: Tensor) -> Tensor:
-    """Return the logarithms (n, classes) of probabilities averaged over noise (samples, V) that all examples share."""
-    logits = torch.stack([task.model.head(head, z.mean + z.std * sample) for sample in noise.unbind()])
+    """Return the logarithms (n, classes) of probabilities averaged over noise (samples, V) that all
+    examples share.
+    """
+    logits = torch.stack(
+        [task.model.head(head, z.mean + z.std * sample) for sample in noise.unbind()]
+    )
     return torch.log_softmax(logits, -1).logsumexp(0) - math.log(len(logits))
 
 
@@ -154,10 +178,11 @@ def train_sampled_head(
     samples: int,
     likelihood: Likelihood = "expected_log",
 ) -> Trained:
-    """Train the head of a model with a Gaussian layer by cross-entropy of sampled features; the body stays frozen.
+    """Train the head of a model with a Gaussian layer by cross-entropy of sampled features; the
+    body stays frozen.
 
-    The Gaussians are those of evaluation mode, computed once unless ``training`` augments images: then they differ by
-    epoch.
+    The Gaussians are those of evaluation mode, computed once unless ``training`` augments images:
+    then they differ by epoch.
     """
     if is_moved(training, data.x):
         examples = data
@@ -165,9 +190,19 @@ def train_sampled_head(
     else:
         examples = cached_features(task, model, data, key=key)
         body = {}
+
     loss = partial(_sampled_head_loss, samples=samples, likelihood=likelihood)
     head = task.pick(model, "head")
-    return train(task, loss, head, context=body, data=examples, key=key.fold("head"), training=training, epochs=epochs)
+    return train(
+        task,
+        loss,
+        head,
+        context=body,
+        data=examples,
+        key=key.fold("head"),
+        training=training,
+        epochs=epochs,
+    )
 
 
 def _sampled_head_loss(
@@ -183,7 +218,9 @@ def _sampled_head_loss(
     """Loss of sampled features under a frozen body; without a body, the batch holds features."""
     features = batch.x
     if body:
-        features, _ = task.model.features(body, batch.x, weight=batch.weight, key=key, training=False)
+        features, _ = task.model.features(
+            body, batch.x, weight=batch.weight, key=key, training=False
+        )
     z = split(features)
     losses = sampled_losses(task, head, z, batch.y, sample_noise(key, z, samples), likelihood)
     return LossOutput(weighted_mean(losses, batch.weight))

@@ -1,8 +1,8 @@
 """Diagonal Gaussians: their divergence, and the product of the Gaussians of each class.
 
-A product of Gaussian experts is a Gaussian: precisions add, and so do means times precisions. Hinton 2002, "Training
-products of experts by minimizing contrastive divergence", Neural Computation. Everything runs under
-``torch.func.vmap``: nothing branches on data.
+A product of Gaussian experts is a Gaussian: precisions add, and so do means times precisions.
+Hinton 2002, "Training products of experts by minimizing contrastive divergence", Neural
+Computation. Everything runs under ``torch.func.vmap``: nothing branches on data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _LEAST_IN_LOGARITHM = 1e-8  # deviations below this do not make a logarithm infi
 
 
 class ClassProducts(NamedTuple):
-    """One product of Gaussians per class, in the form that adds: multiply products by adding their fields."""
+    """One product of Gaussians per class, in the form that adds: multiply products by adding their
+    fields.
+    """
 
     precision: Float64[Tensor, "classes d"]
     """Sum of the precisions 1 / std^2; 0 for a class without any Gaussian."""
@@ -31,7 +33,9 @@ class ClassProducts(NamedTuple):
         return self.weighted_mean / torch.where(self.precision > 0, self.precision, 1.0)
 
     def std(self) -> Float64[Tensor, "classes d"]:
-        """Return the standard deviations of the products; infinite for a class without any Gaussian."""
+        """Return the standard deviations of the products; infinite for a class without any
+        Gaussian.
+        """
         return self.precision.rsqrt()
 
 
@@ -41,12 +45,15 @@ def kl(
     mean_p: Float[Tensor, "*batch d"],
     std_p: Float[Tensor, "*batch d"],
 ) -> Float[Tensor, "*batch"]:
-    """Return the Kullback-Leibler divergence KL(q || p) of diagonal Gaussians, summed over the last axis.
+    """Return the Kullback-Leibler divergence KL(q || p) of diagonal Gaussians, summed over the last
+    axis.
 
-    ``sum_j [log(std_p / std_q) + (std_q^2 + (mean_q - mean_p)^2) / (2 std_p^2) - 1/2]``. Only inside the logarithms,
-    deviations are at least 1e-8.
+    ``sum_j [log(std_p / std_q) + (std_q^2 + (mean_q - mean_p)^2) / (2 std_p^2) - 1/2]``. Only
+    inside the logarithms, deviations are at least 1e-8.
     """
-    log_ratio = std_p.clamp_min(_LEAST_IN_LOGARITHM).log() - std_q.clamp_min(_LEAST_IN_LOGARITHM).log()
+    log_ratio = (
+        std_p.clamp_min(_LEAST_IN_LOGARITHM).log() - std_q.clamp_min(_LEAST_IN_LOGARITHM).log()
+    )
     spread = (std_q**2 + (mean_q - mean_p) ** 2) / (2.0 * std_p**2)
     return (log_ratio + spread - 0.5).sum(-1)
 
@@ -60,11 +67,16 @@ def class_products(
 ) -> ClassProducts:
     """Multiply the Gaussians of every class, without any prior, in float64.
 
-    Rows of weight 0 are ignored: they may hold any finite means, any deviations and any labels. A weight of 2 counts a
-    Gaussian twice.
+    Rows of weight 0 are ignored: they may hold any finite means, any deviations and any labels. A
+    weight of 2 counts a Gaussian twice.
     """
     row_weight = weight.double()
     present = (row_weight > 0)[:, None]
-    member = (labels[:, None] == torch.arange(num_classes, device=labels.device)).double() * row_weight[:, None]
+    member = (
+        labels[:, None] == torch.arange(num_classes, device=labels.device)
+    ).double() * row_weight[:, None]
     precision = torch.where(present, std.double(), 1.0) ** -2
-    return ClassProducts(member.mT @ precision, member.mT @ (mean.double() * precision), member.sum(0))
+
+    return ClassProducts(
+        member.mT @ precision, member.mT @ (mean.double() * precision), member.sum(0)
+    )

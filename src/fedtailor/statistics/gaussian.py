@@ -1,8 +1,9 @@
-"""Gaussian class models: one mean per class, one covariance for all classes, and their linear classifier.
+"""Gaussian class models: one mean per class, one covariance for all classes, and their linear
+classifier.
 
-Everything is computed and returned in float64, whatever the type of the inputs. All functions run under
-``torch.func.vmap``: nothing branches on data. Statistics that are not finite never raise an error in a batched
-factorization; the result is NaN for their client alone.
+Everything is computed and returned in float64, whatever the type of the inputs. All functions run
+under ``torch.func.vmap``: nothing branches on data. Statistics that are not finite never raise an
+error in a batched factorization; the result is NaN for their client alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from fedtailor.core.class_means import class_means
 
-_SMALLEST_DEVIATION = 1e-12  # replaces the standard deviation of a constant feature in a correlation
+_SMALLEST_DEVIATION = (
+    1e-12  # replaces the standard deviation of a constant feature in a correlation
+)
 
 
 class ClassMoments(NamedTuple):
@@ -30,22 +33,28 @@ class ClassMoments(NamedTuple):
     """Sum of outer products of the features, each centered by the mean of its class."""
 
 
-def smooth_prior(class_counts: Real[Tensor, "classes"], smoothing: float = 1e-4) -> Float64[Tensor, "classes"]:
-    """Return class frequencies in which no class is impossible: ``(n_c / n + smoothing) / (1 + C smoothing)``.
+def smooth_prior(
+    class_counts: Real[Tensor, "classes"], smoothing: float = 1e-4
+) -> Float64[Tensor, "classes"]:
+    """Return class frequencies in which no class is impossible: ``(n_c / n + smoothing) / (1 + C
+    smoothing)``.
 
     Without any examples all classes are equally likely.
     """
     counts = class_counts.double()
     total = counts.sum()
     num_classes = counts.shape[0]
-    frequencies = torch.where(total > 0, counts / torch.where(total > 0, total, 1.0), 1.0 / num_classes)
+    frequencies = torch.where(
+        total > 0, counts / torch.where(total > 0, total, 1.0), 1.0 / num_classes
+    )
     return (frequencies + smoothing) / (1.0 + num_classes * smoothing)
 
 
 def class_moments(
     z: Float[Tensor, "n d"], labels: Int[Tensor, "n"], weight: Real[Tensor, "n"], num_classes: int
 ) -> ClassMoments:
-    """Compute the moments of features; rows of weight 0 are ignored and may hold any finite numbers.
+    """Compute the moments of features; rows of weight 0 are ignored and may hold any finite
+    numbers.
 
     Labels of rows with weight 0 may be any integers.
     """
@@ -57,11 +66,15 @@ def class_moments(
 def fill_missing_means(
     moments: ClassMoments, fallback: Float[Tensor, "classes d"], min_count: int = 1
 ) -> Float64[Tensor, "classes d"]:
-    """Return the class means, and rows of ``fallback`` for classes with a count below ``min_count``."""
+    """Return the class means, and rows of ``fallback`` for classes with a count below
+    ``min_count``.
+    """
     return torch.where((moments.counts >= min_count)[:, None], moments.means, fallback.double())
 
 
-def scatter_about(moments: ClassMoments, centers: Float[Tensor, "classes d"]) -> Float64[Tensor, "d d"]:
+def scatter_about(
+    moments: ClassMoments, centers: Float[Tensor, "classes d"]
+) -> Float64[Tensor, "d d"]:
     """Return the scatter of the features about other centers than their class means.
 
     The scatter about the means, plus ``sum_c n_c (mean_c - center_c)(mean_c - center_c)^T``.
@@ -79,15 +92,20 @@ def covariance(
 
 
 def symmetric(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
-    """Return a covariance whose lower triangle mirrors the upper one in every bit, so that half of it can be sent.
+    """Return a covariance whose lower triangle mirrors the upper one in every bit, so that half of
+    it can be sent.
 
     The two differ by rounding where they were computed apart.
     """
     return covariance.triu() + covariance.triu(1).mT
 
 
-def shrink(covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4) -> Float64[Tensor, "*batch d d"]:
-    """Pull a covariance towards a multiple of the identity of the same trace; linear in the covariance."""
+def shrink(
+    covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4
+) -> Float64[Tensor, "*batch d d"]:
+    """Pull a covariance towards a multiple of the identity of the same trace; linear in the
+    covariance.
+    """
     matrix = covariance.double()
     d = matrix.shape[-1]
     identity = torch.eye(d, dtype=torch.float64, device=matrix.device)
@@ -98,7 +116,9 @@ def shrink(covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4) -> Flo
 def blend(
     local: Float[Tensor, "*shape"], shared: Float[Tensor, "*shape"], beta: Float[Tensor, ""]
 ) -> Float64[Tensor, "*shape"]:
-    """Return ``beta local + (1 - beta) shared``: exact where beta is 0 or 1, and where the two are equal."""
+    """Return ``beta local + (1 - beta) shared``: exact where beta is 0 or 1, and where the two are
+    equal.
+    """
     return torch.lerp(shared.double(), local.double(), beta.double())
 
 
@@ -110,10 +130,10 @@ def lda_head(
 ) -> tuple[Float64[Tensor, "classes d"], Float64[Tensor, "classes"]]:
     """Return weight and bias of the linear classifier of a Gaussian class model.
 
-    ``weight = S^-1 means``, ``bias_c = -1/2 mean_c . weight_c + log prior_c``: up to a term that all classes
-    share, ``z @ weight.T + bias`` are the logarithms of the joint densities. The covariance is shrunk by
-    ``shrinkage`` first. Where S is singular, the weights are the least-squares solution of smallest norm;
-    where it is not finite, they are NaN.
+    ``weight = S^-1 means``, ``bias_c = -1/2 mean_c . weight_c + log prior_c``: up to a term that
+    all classes share, ``z @ weight.T + bias`` are the logarithms of the joint densities. The
+    covariance is shrunk by ``shrinkage`` first. Where S is singular, the weights are the
+    least-squares solution of smallest norm; where it is not finite, they are NaN.
 
     Reference: Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 4.3.
     """
@@ -131,18 +151,22 @@ def mahalanobis(
     covariance: Float[Tensor, "d d"],
     shrinkage: float = 0.0,
 ) -> Float64[Tensor, "n"]:
-    """Return the distance of features from the nearest class mean, in standard deviations: large for unusual inputs.
+    """Return the distance of features from the nearest class mean, in standard deviations: large
+    for unusual inputs.
 
-    ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage`` first. Directions
-    without any variance do not count; after shrinking there are none. Where S is not finite, the result is NaN.
+    ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage``
+    first. Directions without any variance do not count; after shrinking there are none. Where S is
+    not finite, the result is NaN.
 
-    Reference: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution samples and adversarial
-    attacks", NeurIPS.
+    Reference: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution
+    samples and adversarial attacks", NeurIPS.
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
     whiten = vectors * inverse.clamp_min(0.0).sqrt()
-    distances = torch.cdist(z.double() @ whiten, means.double() @ whiten, compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(
+        z.double() @ whiten, means.double() @ whiten, compute_mode="donot_use_mm_for_euclid_dist"
+    )
     return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
 
 
@@ -152,7 +176,8 @@ class FeatureFit(NamedTuple):
     surprise: Float64[Tensor, ""]
     """Mean negative log-likelihood of the features given their classes, in nats."""
     kurtosis: Float64[Tensor, ""]
-    """Mardia's kurtosis over that of a Gaussian of the same scale: 1 for Gaussian features, more for heavy tails."""
+    """Mardia's kurtosis over that of a Gaussian of the same scale: 1 for Gaussian features, more
+    for heavy tails."""
 
 
 def feature_fit(
@@ -165,13 +190,15 @@ def feature_fit(
 ) -> FeatureFit:
     """Return how well Gaussians describe features. The covariance is shrunk by ``shrinkage`` first.
 
-    With the squared distance ``q = (z - mean_c)^T S^-1 (z - mean_c)`` of an example from its class, the kurtosis is
-    ``E[q^2] / E[q]^2 * d / (d + 2)``. The scale of S does not count. Directions without variance do not count either.
+    With the squared distance ``q = (z - mean_c)^T S^-1 (z - mean_c)`` of an example from its class,
+    the kurtosis is ``E[q^2] / E[q]^2 * d / (d + 2)``. The scale of S does not count. Directions
+    without variance do not count either.
 
-    Where S is singular, the surprise is infinite. Where it is not finite, both are NaN. If the weights are all 0, both
-    are 0.
+    Where S is singular, the surprise is infinite. Where it is not finite, both are NaN. If the
+    weights are all 0, both are 0.
 
-    Reference: Mardia 1970, "Measures of multivariate skewness and kurtosis with applications", Biometrika 57 (3).
+    Reference: Mardia 1970, "Measures of multivariate skewness and kurtosis with applications",
+    Biometrika 57 (3).
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
@@ -183,18 +210,24 @@ def feature_fit(
     total = row_weight.sum()
 
     def mean(values: Tensor) -> Tensor:
-        return torch.where(row_weight > 0, values * row_weight, 0.0).sum() / torch.where(total > 0, total, 1.0)
+        return torch.where(row_weight > 0, values * row_weight, 0.0).sum() / torch.where(
+            total > 0, total, 1.0
+        )
 
     surprise = mean(0.5 * (squares + constant))
     directions = (inverse > 0).sum()
     spread = mean(squares) ** 2
     ratio = mean(squares**2) / torch.where(spread > 0, spread, 1.0) * directions / (directions + 2)
     finite = all_finite(matrix)[0, 0]
-    return FeatureFit(torch.where(finite, surprise, torch.nan), torch.where(finite, ratio, torch.nan))
+
+    return FeatureFit(
+        torch.where(finite, surprise, torch.nan), torch.where(finite, ratio, torch.nan)
+    )
 
 
 def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float64[Tensor, ""]:
-    """Return the ratio of the largest to the smallest eigenvalue of a covariance, shrunk by ``shrinkage`` first.
+    """Return the ratio of the largest to the smallest eigenvalue of a covariance, shrunk by
+    ``shrinkage`` first.
 
     Infinite where it is singular, NaN where it is not finite.
     """
@@ -206,7 +239,8 @@ def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float
 
 
 def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Float64[Tensor, "d d"]]:
-    """Return the inverse eigenvalues (0 for an eigenvalue that vanishes) and the eigenvectors of a matrix.
+    """Return the inverse eigenvalues (0 for an eigenvalue that vanishes) and the eigenvectors of a
+    matrix.
 
     If the matrix is not finite, they are those of the identity.
     """
@@ -219,11 +253,13 @@ def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Floa
     return inverse, vectors
 
 
-def nearest_pd(covariance: Float[Tensor, "d d"], threshold: float = 1e-15) -> Float64[Tensor, "d d"]:
+def nearest_pd(
+    covariance: Float[Tensor, "d d"], threshold: float = 1e-15
+) -> Float64[Tensor, "d d"]:
     """Make a covariance positive definite by clipping the eigenvalues of its correlation matrix.
 
-    Variances stay as they are. A matrix whose correlations have no eigenvalue below ``threshold`` is returned
-    unchanged, and so is one that is not finite.
+    Variances stay as they are. A matrix whose correlations have no eigenvalue below ``threshold``
+    is returned unchanged, and so is one that is not finite.
     """
     matrix = covariance.double()
     identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
@@ -235,11 +271,14 @@ def nearest_pd(covariance: Float[Tensor, "d d"], threshold: float = 1e-15) -> Fl
     own_deviation = clipped.diagonal().sqrt()
     correlation = clipped / (own_deviation[:, None] * own_deviation)
     repaired = torch.where(identity > 0, variance, scale * correlation)
+
     return torch.where((eigenvalues < threshold).any(), repaired, matrix)
 
 
 def all_finite(matrix: Float[Tensor, "*batch rows columns"]) -> Bool[Tensor, "*batch 1 1"]:
-    """Return whether every entry of a matrix is finite, shaped so that it broadcasts over the matrix."""
+    """Return whether every entry of a matrix is finite, shaped so that it broadcasts over the
+    matrix.
+    """
     return torch.isfinite(matrix).all(-1, keepdim=True).all(-2, keepdim=True)
 
 
@@ -248,7 +287,7 @@ def finite_or(
 ) -> Float[Tensor, "*batch rows columns"]:
     """Return the matrix, or ``fallback`` if any entry is not finite.
 
-    A single matrix that is not finite makes a batched factorization raise an error for all of them. The caller marks
-    the result of such a matrix.
+    A single matrix that is not finite makes a batched factorization raise an error for all of them.
+    The caller marks the result of such a matrix.
     """
     return torch.where(all_finite(matrix), matrix, fallback)

@@ -1,7 +1,7 @@
 """Diagonal Gaussians over linear heads: drawing heads, and their joint predictions.
 
-A head is a dict of parameters by name, D numbers in all; several drawn heads have a leading axis. Drawing and
-divergences take any other parameters by name as well, such as those of a whole model.
+A head is a dict of parameters by name, D numbers in all; several drawn heads have a leading axis.
+Drawing and divergences take any other parameters by name as well, such as those of a whole model.
 """
 
 from __future__ import annotations
@@ -40,20 +40,29 @@ class HeadPrior(NamedTuple):
 
 
 def divergence(mean: Params, deviation: Params, prior: HeadPrior) -> Tensor:
-    """Return KL(N(mean, deviation^2) || N(prior mean, rho^2)), summed over the head; see :func:`diagonal.kl`."""
+    """Return KL(N(mean, deviation^2) || N(prior mean, rho^2)), summed over the head; see
+    :func:`diagonal.kl`.
+    """
     parts = [
-        kl(mean[name].flatten(), own.flatten(), prior.mean[name].flatten(), prior.rho.expand(own.numel()))
+        kl(
+            mean[name].flatten(),
+            own.flatten(),
+            prior.mean[name].flatten(),
+            prior.rho.expand(own.numel()),
+        )
         for name, own in deviation.items()
     ]
+
     return torch.stack(parts).sum()
 
 
 def divergence_between(q: HeadPosterior, p: HeadPosterior) -> Tensor:
     """Return KL(q || p), summed over all numbers that have a deviation, ().
 
-    With u = sigma_q / sigma_p - 1 and m the distance of the means in units of sigma_p, it is the sum of
-    ``u + u^2 / 2 - log(1 + u) + m^2 / 2``. Because u is computed from the difference of the raw numbers, all gradients
-    are exactly 0 where q equals p, on any engine. Otherwise Adam would turn rounding errors into steps of full size.
+    With u = sigma_q / sigma_p - 1 and m the distance of the means in units of sigma_p, it is the
+    sum of ``u + u^2 / 2 - log(1 + u) + m^2 / 2``. Because u is computed from the difference of the
+    raw numbers, all gradients are exactly 0 where q equals p, on any engine. Otherwise Adam would
+    turn rounding errors into steps of full size.
     """
     parts = []
     for name, raw in q.raw.items():
@@ -103,24 +112,36 @@ def mean_log_probabilities(task: Task, heads: Params, z: Tensor) -> Tensor:
 def expected_losses(
     task: Task, mean: Params, deviation: Params, z: Tensor, labels: Tensor, key: Key, draws: int
 ) -> Tensor:
-    """Return the cross-entropy of every example (n,), averaged over drawn heads that all examples share."""
+    """Return the cross-entropy of every example (n,), averaged over drawn heads that all examples
+    share.
+    """
     noise = normal(key.fold("heads"), (draws, head_size(mean)))
     logits = logits_of_heads(task, draw_heads(mean, deviation, noise), z)
     return F.nll_loss(torch.log_softmax(logits, -1).mean(0), labels, reduction="none")
 
 
-def expected_loss(task: Task, model: HeadPosterior, batch: Batch, key: Key, draws: int) -> tuple[Tensor, Params]:
-    """Return the mean cross-entropy of a batch under whole models drawn from a Gaussian, and updated buffers.
+def expected_loss(
+    task: Task, model: HeadPosterior, batch: Batch, key: Key, draws: int
+) -> tuple[Tensor, Params]:
+    """Return the mean cross-entropy of a batch under whole models drawn from a Gaussian, and
+    updated buffers.
 
-    Means without a deviation (buffers) are taken as they are; each draw continues from the buffers of the one before.
+    Means without a deviation (buffers) are taken as they are; each draw continues from the buffers
+    of the one before.
     """
     uncertain = {name: model.mean[name] for name in model.raw}
-    drawn = draw_heads(uncertain, model.deviation(), normal(key.fold("weights"), (draws, head_size(uncertain))))
+    drawn = draw_heads(
+        uncertain, model.deviation(), normal(key.fold("weights"), (draws, head_size(uncertain)))
+    )
     losses: list[Tensor] = []
     buffers: Params = {}
+
     for number in range(draws):
         weights = {name: leaf[number] for name, leaf in drawn.items()}
-        output = classification_loss(task, weights, {**model.mean, **buffers}, batch, key.fold(number))
+        output = classification_loss(
+            task, weights, {**model.mean, **buffers}, batch, key.fold(number)
+        )
         losses.append(output.loss)
         buffers.update(output.buffers)
+
     return torch.stack(losses).mean(), buffers

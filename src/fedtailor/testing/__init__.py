@@ -1,1 +1,3 @@
-"""The contract that every algorithm keeps: checks that run on small federations and report problems in sentences."""
+"""The contract that every algorithm keeps: checks that run on small federations and report problems
+in sentences.
+"""

@@ -9,7 +9,11 @@ FEW = (
     "`weighted_mean`, and return what was received if there is nothing to learn from"
 )
 FLOAT64 = "The check runs in float64: do not use `.half()`, `.float()` or `dtype=`; keep the type of received tensors"
-_WEIGHTS = {"num_train": "data.info.num_train", "class_counts": "data.info.class_counts", "equal": "torch.ones(())"}
+_WEIGHTS = {
+    "num_train": "data.info.num_train",
+    "class_counts": "data.info.class_counts",
+    "equal": "torch.ones(())",
+}
 _WORDS_OF_TYPE_ERRORS = ("dtype", "Half", "Float but", "Double")
 
 
@@ -19,18 +23,27 @@ def advice(problem: Problem, messages: Messages) -> str:
         return f" {FEW}."
     if problem.kind == "type":
         return f" {FLOAT64}."
+
     if problem.kind == "fields":
-        entries = [f'"{name}": {_entry(field)}' for name, field in messages.items() if field.reduction != "none"]
+        entries = [
+            f'"{name}": {_entry(field)}'
+            for name, field in messages.items()
+            if field.reduction != "none"
+        ]
+
         return f" Send upload={{{', '.join(entries)}}}, or declare what is sent in messages."
+
     if problem.kind in ("reduction", "leaves", "shape", "weight"):
         return f" Send {_entry(messages[problem.field])}, as declared, or change the declaration."
+
     return ""
 
 
 def advice_on_error(error: BaseException) -> str:
     """Return what to do about an exception, as a sentence to append; empty if there is no advice.
 
-    PyTorch raises a RuntimeError for tensors of different types, as for much else: only its words tell them apart.
+    PyTorch raises a RuntimeError for tensors of different types, as for much else: only its words
+    tell them apart.
     """
     if any(word in str(error) for word in _WORDS_OF_TYPE_ERRORS):
         return f" {FLOAT64}."

@@ -35,7 +35,8 @@ from fedtailor.testing.runs import (
 from fedtailor.testing.spy import SOURCES, Observations, spied
 
 TRAINING = Training(epochs=2, batch_size=5, lr=0.05, momentum=0.5, weight_decay=0.01, clip_norm=3.0)
-"""Shorter last batches, momentum, decay and clipping: everything that padding and stacking could break."""
+"""Shorter last batches, momentum, decay and clipping: everything that padding and stacking could
+break."""
 
 Check = Callable[["Case"], str | None]
 """Returns a sentence that says what is wrong, or None."""
@@ -78,13 +79,17 @@ class Case:
         self._bases: dict[str, Trace] = {}
 
     def task(self, model: str = "mlp") -> Task:
-        """Return the task of a kind of model: mlp, cnn, or a module with batch normalization and dropout."""
+        """Return the task of a kind of model: mlp, cnn, or a module with batch normalization and
+        dropout.
+        """
         if model not in self._tasks:
             self._tasks[model] = _TASKS[model]()
         return self._tasks[model]
 
     def federation(self, model: str = "mlp") -> Federation:
-        """Return a new copy of the uneven federation: an algorithm may have changed an earlier one."""
+        """Return a new copy of the uneven federation: an algorithm may have changed an earlier
+        one.
+        """
         return federations.make_federation(self.task(model))
 
     def run(self, engine: Engine, federation: Federation | None = None, **options: Any) -> Trace:
@@ -103,7 +108,9 @@ class Case:
         """Whether a new client gets no model; the check of what clients return says why."""
         new = set(self.federation().new)
         outputs = self.base().of("personalize")
-        return any(isinstance(output, Failure) for (_, client), output in outputs.items() if client in new)
+        return any(
+            isinstance(output, Failure) for (_, client), output in outputs.items() if client in new
+        )
 
     @cached_property
     def stacked(self) -> Trace | NotStacked:
@@ -125,29 +132,37 @@ class Case:
         return Spied(observed, "")
 
     def wrong_type(self) -> str:
-        """Return which method returns numbers that are not float64, in a run that may fail; empty if none does."""
+        """Return which method returns numbers that are not float64, in a run that may fail; empty
+        if none does.
+        """
         twin, observed = spied(self.algorithm)
         seed_globally(1)
         with suppress(Exception):  # the first run has shown it
             run(twin, Exposed(), self.federation(), rounds=1)
+
         for kind, source in SOURCES.items():
             for value in observed.values[kind]:
                 path, leaf = _first_of_wrong_type(value)
                 if leaf is not None:
                     return f"{source} in which '{path or '.'}' is of type {leaf.dtype}"
+
         return ""
 
     def first_problem(self) -> Problem | None:
-        """Return the first problem with what a client returns, in a run that may fail; None if there is none."""
+        """Return the first problem with what a client returns, in a run that may fail; None if
+        there is none.
+        """
         tracing = TracingEngine(Exposed())
         seed_globally(1)
         with suppress(Exception):  # the first run has shown it
             run(self.algorithm, tracing, self.federation(), rounds=1)
+
         messages = self.algorithm.messages(self.task())
         for output in tracing.trace.of("train").values():
             problem = problem_with_output(output, messages)
             if problem is not None:
                 return problem
+
         return None
 
     @cached_property
@@ -163,15 +178,24 @@ class Case:
 
     def _lessons(self, rounds: int) -> list[Lesson]:
         """Return the lesson of known clients, and that of new clients."""
-        federation = federations.make_federation(self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40)
-        algorithm = replace(self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10))
+        federation = federations.make_federation(
+            self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40
+        )
+        algorithm = replace(
+            self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10)
+        )
         seed_globally(1)
-        trace = run(algorithm, Exposed(), federation, rounds=rounds, evaluate_every=0, personalized_every=0)
+        trace = run(
+            algorithm, Exposed(), federation, rounds=rounds, evaluate_every=0, personalized_every=0
+        )
+
         return [_lesson(federation, trace, "known"), _lesson(federation, trace, "new")]
 
     @cached_property
     def unrepeatable(self) -> str:
-        """Where a second run with the same seed and the same global random states differs, or an empty string."""
+        """Where a second run with the same seed and the same global random states differs, or an
+        empty string.
+        """
         return same_bits(self.base(), self.run(Exposed()))
 
     @cached_property
@@ -182,7 +206,9 @@ class Case:
 
     @property
     def comparable(self) -> bool:
-        """Whether runs can be compared: the algorithm repeats its results, and does not change its inputs."""
+        """Whether runs can be compared: the algorithm repeats its results, and does not change its
+        inputs.
+        """
         return not (self.spied.changed or self.unrepeatable or self.unkeyed)
 
     def size(self, client: int) -> int:
@@ -196,12 +222,16 @@ class Case:
 
 
 def same_bits(first: Trace, second: Trace) -> str:
-    """Return where two runs differ in a bit, or an empty string; clients that fail in the first are left out."""
+    """Return where two runs differ in a bit, or an empty string; clients that fail in the first are
+    left out.
+    """
     return _difference(assert_same_bits, first, second)
 
 
 def close(first: Trace, second: Trace, tolerance: float = 1e-12) -> str:
-    """Return where two runs do not agree, or an empty string; clients that fail in the first are left out."""
+    """Return where two runs do not agree, or an empty string; clients that fail in the first are
+    left out.
+    """
     return _difference(lambda one, other: assert_close(one, other, tolerance), first, second)
 
 
@@ -215,13 +245,17 @@ def _difference(compare: Callable[[Any, Any], None], first: Trace, second: Trace
 
 
 def _finite_numbers(trace: Trace, failed: set[tuple[int, str, int]]) -> dict[str, Tensor]:
-    """Return every tensor of a run but those of failed programs; numbers that are not finite become finite."""
+    """Return every tensor of a run but those of failed programs; numbers that are not finite become
+    finite.
+    """
     sound = Trace([each for each in trace.outputs if each[:3] not in failed])
     return {name: leaf.nan_to_num() for name, leaf in sound.numbers().items()}
 
 
 def _first_of_wrong_type(value: Any) -> tuple[str, Tensor | None]:
-    """Return path and tensor of the first leaf that is not float64; None if all are, or the value is not a tree."""
+    """Return path and tensor of the first leaf that is not float64; None if all are, or the value
+    is not a tree.
+    """
     with suppress(TypeError):  # another check reports what is not a tree
         for path, leaf in tree.paths(value).items():
             if leaf.is_floating_point() and leaf.dtype != torch.float64:

@@ -22,24 +22,29 @@ def check_algorithm(
 ) -> list[str]:
     """Run an algorithm on small uneven federations and return what is wrong with it, in sentences.
 
-    The checks cover: signatures, names and options; uploads against ``messages``; the structure of states and models in
-    every round, and that they can be stored; that inputs do not change; that results are the same for clients one by
-    one, stacked, padded, in threads and in another order; that all randomness comes from the key; clients with 0, 1 and
-    2 examples, clients that miss rounds, and new clients; the metric ``steps``; that the use of a client's data is
-    declared; that nothing depends on test data or on the data of other clients; networks with batch normalization and
-    dropout, and networks for images; and that the algorithm learns. Results of stacked clients must agree to 1e-12.
+    The checks cover: signatures, names and options; uploads against ``messages``; the structure of
+    states and models in every round, and that they can be stored; that inputs do not change; that
+    results are the same for clients one by one, stacked, padded, in threads and in another order;
+    that all randomness comes from the key; clients with 0, 1 and 2 examples, clients that miss
+    rounds, and new clients; the metric ``steps``; that the use of a client's data is declared; that
+    nothing depends on test data or on the data of other clients; networks with batch normalization
+    and dropout, and networks for images; and that the algorithm learns. Results of stacked clients
+    must agree to 1e-12.
 
-    The checks run in float64 on one thread; at the end PyTorch's default type, its threads and all random states are
-    as before. These settings belong to the whole process: one check runs at a time, and other threads should create
-    no tensors in the meantime.
+    The checks run in float64 on one thread; at the end PyTorch's default type, its threads and all
+    random states are as before. These settings belong to the whole process: one check runs at a
+    time, and other threads should create no tensors in the meantime.
 
     Args:
-        algorithm: a class, an instance, or a name: of a built-in algorithm, or ``"package.module:Class"``.
-        options: hyper-parameters that replace those of the class or instance. The checks set ``training`` themselves.
+        algorithm: a class, an instance, or a name: of a built-in algorithm, or
+            ``"package.module:Class"``.
+        options: hyper-parameters that replace those of the class or instance. The checks set
+            ``training`` themselves.
 
     Returns:
-        One sentence for each check that fails; it names the client, the field and the line if there are any. If the
-        algorithm does not run at all, one sentence says why. An empty list if nothing is wrong.
+        One sentence for each check that fails; it names the client, the field and the line if there
+        are any. If the algorithm does not run at all, one sentence says why. An empty list if
+        nothing is wrong.
 
     Raises:
         ConfigError: there is no algorithm of that name.
@@ -50,43 +55,61 @@ def check_algorithm(
     """
     if isinstance(algorithm, str):
         algorithm = _load(algorithm)
+
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     problem = problem_with(cls)
     if problem:
-        suspicions = declared.suspicions(cls) if isinstance(cls, type) and issubclass(cls, Algorithm) else []
+        suspicions = (
+            declared.suspicions(cls) if isinstance(cls, type) and issubclass(cls, Algorithm) else []
+        )
         return [f"The class '{cls.__name__}' {problem}.", *suspicions]
+
     faults = declared.faults(cls)
     if faults:
         return faults + declared.suspicions(cls)
+
     with isolated():
         try:
-            instance = algorithm(**options) if isinstance(algorithm, type) else replace(algorithm, **options)
+            instance = (
+                algorithm(**options)
+                if isinstance(algorithm, type)
+                else replace(algorithm, **options)
+            )
             case = Case(instance)
         except Exception as error:  # a user's class may raise anything
             return [f"{cls.__name__} cannot be built: {_reason(error, cls)}."]
+
         try:
             case.base()
         except Exception as error:  # a user's methods may raise anything
-            sentences = [f"{cls.__name__} does not run: {_why_it_fails(error, case)} Other checks were skipped."]
+            sentences = [
+                f"{cls.__name__} does not run: {_why_it_fails(error, case)} Other checks were skipped."
+            ]
             sentences += declared.suspicions(cls)
             changed = engine_checks.check_attributes(case)
             if changed:
                 sentences.append(changed)
+
             return sentences
+
         return declared.suspicions(cls) + _run_checks(case)
 
 
 def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
-    """Return the class of a name; if its module fails in a dataclass, say where and what to write."""
+    """Return the class of a name; if its module fails in a dataclass, say where and what to
+    write.
+    """
     try:
         return load_algorithm(name)
     except ConfigError as error:
         cause = error.__cause__
         if cause is None:
             raise
+
         frames = traceback.extract_tb(cause.__traceback__)
         if not any(frame.filename == dataclasses.__file__ for frame in frames):
             raise
+
         place = place_of(cause, Algorithm)
         hint = "Write algorithms with @dataclass(frozen=True, kw_only=True)"
         message = f"{error.message.rstrip('.')}, in {place}. {hint}."
@@ -106,15 +129,19 @@ def _why_it_fails(error: Exception, case: Case) -> str:
 
 
 def _hint(error: Exception, case: Case) -> str:
-    """Return advice on an error that stopped a run, as a sentence to append; empty if there is none."""
+    """Return advice on an error that stopped a run, as a sentence to append; empty if there is
+    none.
+    """
     try:
         messages = case.algorithm.messages(case.task())
     except Exception:  # a user's method may raise anything; this may be why nothing runs
         return advice_on_error(root_cause(error))
+
     quarantined = isinstance(error, RunError) and error.__cause__ is None
     problem = case.first_problem() if quarantined else None
     if problem is None:
         return advice_on_error(root_cause(error))
+
     return advice(problem, messages)
 
 
@@ -131,10 +158,12 @@ def _run_checks(case: Case) -> list[str]:
         else:
             if sentence:
                 sentences.append(sentence)
+
     for what, reason in unchecked:
         if not _is_reported(reason, sentences):
             others = f" ({len(unchecked) - 1} more could not be run)" if len(unchecked) > 1 else ""
             return [*sentences, f"{what}: this could not be checked because of {reason}{others}."]
+
     return sentences
 
 

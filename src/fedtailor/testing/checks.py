@@ -1,4 +1,6 @@
-"""Checks of what an algorithm declares, sends and keeps, of what it depends on, and of whether it learns."""
+"""Checks of what an algorithm declares, sends and keeps, of what it depends on, and of whether it
+learns.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from fedtailor.testing.locate import explain, root_cause
 from fedtailor.testing.runs import Trace, assert_same_bits, problem_with_output
 from fedtailor.testing.spy import structure
 
-METHODS = {"train": "local_update", "personalize": "onboard, personalize or predict", "score": "predict"}
+METHODS = {
+    "train": "local_update",
+    "personalize": "onboard, personalize or predict",
+    "score": "predict",
+}
 """Program -> the methods of an algorithm that it calls."""
 
 FIRST = "Fix this first: checks that compare runs were skipped"
@@ -41,30 +47,42 @@ def check_descriptions(case: Case) -> str | None:
     warnings = algorithm.warnings(case.task())
     if not (isinstance(warnings, list) and all(isinstance(sentence, str) for sentence in warnings)):
         return f"warnings must return a list of sentences, got {warnings!r}."
+
     for method, name in {"personalize": "adaptation", "onboard": "onboarding"}.items():
         values = getattr(algorithm, name)
-        if not (isinstance(values, list | tuple) and all(isinstance(value, Adaptation) for value in values)):
+        if not (
+            isinstance(values, list | tuple)
+            and all(isinstance(value, Adaptation) for value in values)
+        ):
             return (
                 f"{name} must be a list of what {method} does with a client's data, such as [FineTuning(epochs=5)] "
                 f'or [WithoutTraining("closed form")], got {values!r}.'
             )
+
     if algorithm.trains not in ("cohort", "all"):
         return f'trains must be "cohort" or "all", got {algorithm.trains!r}.'
+
     point = algorithm.primary_evaluation
     if point not in ("global", "local", "personalized"):
         return f'primary_evaluation must be "global", "local" or "personalized", got {point!r}.'
+
     for preset in algorithm.presets:
         type(algorithm).from_preset(preset)
+
     return None
 
 
 def check_clients(case: Case) -> str | None:
-    """What every client returns can be used, also from clients with few examples and from new clients."""
+    """What every client returns can be used, also from clients with few examples and from new
+    clients.
+    """
     return unusable(case, case.base())
 
 
 def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
-    """Return the first output of a run with a kind of model that cannot be used, in a sentence; None if all can."""
+    """Return the first output of a run with a kind of model that cannot be used, in a sentence;
+    None if all can.
+    """
     messages = case.algorithm.messages(case.task(model))
     for round, program, client, output in trace.outputs:
         if isinstance(output, Failure):
@@ -72,18 +90,22 @@ def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
             hint = advice_on_error(root_cause(output.reason))
             if not hint and case.size(client) <= 2:
                 hint = f" {FEW}."
+
             return f"Round {round}, {case.who(client)}: {METHODS[program]} fails: {reason}.{hint}"
+
     for (round, client), output in trace.of("train").items():
         problem = problem_with_output(output, messages)
         if problem is not None:
             hint = advice(problem, messages)
             return f"Round {round}, {case.who(client)}: what local_update returns cannot be used: {problem}.{hint}"
+
     for (round, client), output in trace.of("personalize").items():
         if round == len(trace.reports) and not all_finite(output):
             personal, _, _, _ = output
             part = "its diagnostics or scores" if all_finite(personal) else "the personal model"
             what = f"{METHODS['personalize']} returns values that are not finite in {part}"
             return f"Round {round}, {case.who(client)}: {what}. {FEW}."
+
     return None
 
 
@@ -94,13 +116,19 @@ def check_weights(case: Case) -> str | None:
     for (round, client), output in case.base().of("train").items():
         if isinstance(output, Failure):
             continue
+
         _, upload, _, _ = output
         for name, entry in upload.items():
             if name not in messages or not isinstance(entry, Mean):
                 continue
+
             kind = messages[name].weight
-            if kind not in ("num_train", "class_counts"):  # "equal" is checked in every run, "own" may be anything
+            if kind not in (
+                "num_train",
+                "class_counts",
+            ):  # "equal" is checked in every run, "own" may be anything
                 continue
+
             weight = to_host(entry.weight, "the comparison with a declared weight")
             expected = getattr(federation.info(client), kind)
             if weight.shape != expected.shape or not torch.equal(weight, expected):
@@ -110,6 +138,7 @@ def check_weights(case: Case) -> str | None:
                     f'Mean(value, data.info.{kind}), or declare another weight; "own" is for weights that the client '
                     "computes."
                 )
+
     return None
 
 
@@ -132,6 +161,7 @@ def check_downloads(case: Case) -> str | None:
     }
     fields = [field for field in algorithm.messages(task).values() if field.down]
     declared = Counter(shape for field in fields for shape in field.leaf_shapes().values())
+
     for method, value in received.items():
         for path, leaf in tree.paths(value).items():
             shape = tuple(leaf.shape)
@@ -140,10 +170,13 @@ def check_downloads(case: Case) -> str | None:
                     f"{method} returns '{path or '.'}' of shape {shape}, but messages declares no such field. Declare "
                     'it (with reduction="none" if clients do not upload it), or return only what is declared.'
                 )
+
             declared[shape] -= 1
+
     missing = sorted(declared.elements())
     if not missing:
         return None
+
     return (
         f"messages declares that clients receive a value of shape {missing[0]}, but broadcast does not return one. "
         "Declare down=False if clients only upload the field."
@@ -151,14 +184,19 @@ def check_downloads(case: Case) -> str | None:
 
 
 def check_structure(case: Case) -> str | None:
-    """States, values for single clients, and personal models have the same leaves in every round."""
+    """States, values for single clients, and personal models have the same leaves in every
+    round.
+    """
     algorithm = case.algorithm
     task = case.task()
     info = case.federation().info(0)
     key = new_key(0)
     values = case.spied.observed.values
-    personal = [model for model in values["personal"] if not (isinstance(model, tuple) and model == ())]
+    personal = [
+        model for model in values["personal"] if not (isinstance(model, tuple) and model == ())
+    ]
     first_personal = personal[0] if personal else ()
+
     return (
         _change_of_structure(
             "The server state",
@@ -175,12 +213,16 @@ def check_structure(case: Case) -> str | None:
             ("init_per_client", algorithm.init_per_client(task, info, key)),
             ("aggregate", values["per_client"]),
         )
-        or _change_of_structure("The personal model", ("the first call", first_personal), ("a later call", personal))
+        or _change_of_structure(
+            "The personal model", ("the first call", first_personal), ("a later call", personal)
+        )
     )
 
 
 def check_storage(case: Case) -> str | None:
-    """States, values for single clients, and personal models can be stored: runs are resumed from files."""
+    """States, values for single clients, and personal models can be stored: runs are resumed from
+    files.
+    """
     values = case.spied.observed.values
     kinds = {
         "server_state": "The server state",
@@ -189,16 +231,20 @@ def check_storage(case: Case) -> str | None:
         "personal": "The personal model",
     }
     modules = readable_modules(case.algorithm)
+
     for kind, what in kinds.items():
         for value in values[kind]:
             try:
                 encode(to_host(value, "a test of whether it can be stored"), modules=modules)
             except TypeError as error:
                 return f"{what} cannot be stored, so that a run could not be resumed: {error}."
+
     return None
 
 
-def _change_of_structure(what: str, first: tuple[str, Any], later: tuple[str, list[Any]]) -> str | None:
+def _change_of_structure(
+    what: str, first: tuple[str, Any], later: tuple[str, list[Any]]
+) -> str | None:
     """Return the first change of structure in a sentence, or None.
 
     Args:
@@ -211,16 +257,16 @@ def _change_of_structure(what: str, first: tuple[str, Any], later: tuple[str, li
     for value in values:
         if structure(value) != structure(expected):
             difference = _difference_of_structure(expected, value, source, later_source)
-            return (
-                f"{what} changes its structure: {difference}. Return the same names, shapes and types in every round."
-            )
+            return f"{what} changes its structure: {difference}. Return the same names, shapes and types in every round."
     return None
 
 
 def _difference_of_structure(first: Any, second: Any, source: str, other_source: str) -> str:
     """Return a leaf in which two trees differ, in words."""
     leaves = {path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(first)}
-    others = {path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(second)}
+    others = {
+        path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(second)
+    }
     for path in [*leaves, *others]:
         if path not in others:
             return f"'{path or '.'}' comes from {source}, but not from {other_source}"
@@ -228,6 +274,7 @@ def _difference_of_structure(first: Any, second: Any, source: str, other_source:
             return f"'{path or '.'}' comes from {other_source}, but not from {source}"
         if leaves[path] != others[path]:
             return f"'{path or '.'}' is {leaves[path]} from {source}, but {others[path]} from {other_source}"
+
     return f"the order of the leaves differs between {source} and {other_source}"
 
 
@@ -247,12 +294,14 @@ def check_test_data(case: Case) -> str | None:
     """Only scores depend on test examples."""
     if not case.comparable:
         return None
+
     federation = case.federation()
     positions = torch.cat([split.test for split in federation.splits])
     changed = case.run(Exposed(), _with_other_examples(federation, positions))
     place = _first_difference(case.base(), changed, range(len(federation.splits)))
     if not place:
         return None
+
     return (
         f"{place} depends on test examples. The tables `data.train.x` and `data.train.y` contain the examples of all "
         "clients: select a client's own with `data.train.rows`, or use `data.train.labels()`, `train` or `forward`."
@@ -263,12 +312,16 @@ def check_own_data(case: Case) -> str | None:
     """What a client returns in the first round does not depend on the examples of other clients."""
     if not case.comparable:
         return None
+
     federation = case.federation()
     other_examples = _with_other_examples(federation, federation.splits[_LAST_CLIENT].train)
     changed = case.run(Exposed(), other_examples, rounds=1)
-    place = _first_difference(case.base(), changed, range(_LAST_CLIENT), rounds=1, programs=("train",))
+    place = _first_difference(
+        case.base(), changed, range(_LAST_CLIENT), rounds=1, programs=("train",)
+    )
     if not place:
         return None
+
     return (
         f"{place} depends on the examples of client {_LAST_CLIENT}, in the first round. A client may use only its own: "
         "the tables `data.train.x` and `data.train.y` contain the examples of all clients; select a client's own with "
@@ -277,7 +330,9 @@ def check_own_data(case: Case) -> str | None:
 
 
 def _with_other_examples(federation: Federation, positions: Tensor) -> Federation:
-    """Return the federation with other inputs and labels at some positions, and the same number of every class."""
+    """Return the federation with other inputs and labels at some positions, and the same number of
+    every class.
+    """
     x = federation.x.clone()
     y = federation.y.clone()
     x[positions] = -2 * x[positions]
@@ -286,7 +341,11 @@ def _with_other_examples(federation: Federation, positions: Tensor) -> Federatio
 
 
 def _first_difference(
-    first: Trace, second: Trace, clients: range, rounds: int = 2, programs: tuple[str, ...] = ("train", "personalize")
+    first: Trace,
+    second: Trace,
+    clients: range,
+    rounds: int = 2,
+    programs: tuple[str, ...] = ("train", "personalize"),
 ) -> str:
     """Return where two runs differ in anything but scores, or an empty string."""
     for program in programs:
@@ -294,16 +353,20 @@ def _first_difference(
         for (round, client), output in first.of(program).items():
             if round > rounds or client not in clients:
                 continue
+
             other = others.get((round, client), output)
             if isinstance(output, Failure) or isinstance(other, Failure):
                 continue
             if not _same_but_for_scores(output, other):
                 return f"Round {round}, client {client}: what {METHODS[program]} returns"
+
     return ""
 
 
 def _same_but_for_scores(first: Any, second: Any) -> bool:
-    """Return whether two outputs, each of them with ``scores``, are the same bit for bit elsewhere."""
+    """Return whether two outputs, each of them with ``scores``, are the same bit for bit
+    elsewhere.
+    """
     rest = tree.map(torch.nan_to_num, first._replace(scores=()))
     other_rest = tree.map(torch.nan_to_num, second._replace(scores=()))
     try:
@@ -317,13 +380,18 @@ def check_buffers(case: Case) -> str | None:
     """Statistics of batch normalization are sent with their layers, or are kept by the client."""
     algorithm = case.algorithm
     task = case.task("module")
-    models = {name: field for name, field in algorithm.messages(task).items() if field.kind == "model"}
+    models = {
+        name: field for name, field in algorithm.messages(task).items() if field.kind == "model"
+    }
     sent = {_last_part(path) for field in models.values() for path in field.leaf_shapes()}
     state = algorithm.init_client(task, case.federation("module").info(0), new_key(0))
     kept = {_last_part(path) for path in tree.paths(state)}
-    missing = [buffer for buffer in task.names("buffer") if buffer not in sent and buffer not in kept]
+    missing = [
+        buffer for buffer in task.names("buffer") if buffer not in sent and buffer not in kept
+    ]
     if not missing or sent.isdisjoint(task.names("body")):
         return None
+
     names = ", ".join(f"'{name}'" for name in models)
     return (
         f"Field {names} of messages: layers of the body are sent without their statistics of batch normalization, such "
@@ -339,7 +407,9 @@ def _last_part(path: str) -> str:
 def check_learning(case: Case) -> str | None:
     """Personal models beat the majority class if classes are easy to tell apart."""
     known, _ = case.lessons
-    return _nothing_learned(known, "Personal models learn nothing", "local_update, aggregate and personalize")
+    return _nothing_learned(
+        known, "Personal models learn nothing", "local_update, aggregate and personalize"
+    )
 
 
 def check_new_clients(case: Case) -> str | None:

@@ -20,12 +20,16 @@ def faults(cls: type[Any]) -> list[str]:
         inherited = inspect.getattr_static(Algorithm, name, None)
         if not isinstance(value, FunctionType):
             continue
+
         if isinstance(inherited, property):
-            sentences.append(f"{base.__name__}.{name} is a method but must be a property: write @property above it.")
+            sentences.append(
+                f"{base.__name__}.{name} is a method but must be a property: write @property above it."
+            )
         elif isinstance(inherited, FunctionType) and not _takes_the_same(value, inherited):
             found = ", ".join(_parameters(value))
             expected = ", ".join(_parameters(inherited))
             sentences.append(f"{base.__name__}.{name} takes ({found}) but must take ({expected}).")
+
     return sentences
 
 
@@ -36,16 +40,20 @@ def suspicions(cls: type[Any]) -> list[str]:
     for base, name, value in _definitions(cls):
         if name in known or name in inspect.get_annotations(base):
             continue
+
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         if isinstance(value, FunctionType | property | classmethod | staticmethod):
             if nearest and nearest[0] not in vars(base):
-                sentences.append(f"{base.__name__}.{name} is never called; perhaps you meant '{nearest[0]}'.")
+                sentences.append(
+                    f"{base.__name__}.{name} is never called; perhaps you meant '{nearest[0]}'."
+                )
         elif isinstance(value, _PLAIN):
             kind = type(value).__name__
             sentences.append(
                 f"{base.__name__}.{name} = {value!r} is not an option because it has no annotation: annotate it, "
                 f"{name}: {kind} = {value!r} (or, if it is a constant, {name}: ClassVar[{kind}] = {value!r})."
             )
+
     return sentences
 
 
@@ -60,7 +68,9 @@ def _definitions(cls: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
 
 
 def _takes_the_same(method: FunctionType, inherited: FunctionType) -> bool:
-    """Return whether a method takes the arguments of the inherited one in the same order; names may differ."""
+    """Return whether a method takes the arguments of the inherited one in the same order; names may
+    differ.
+    """
     parameters = inspect.signature(inherited).parameters.values()
     by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
     by_place = [each.name for each in parameters if each.name not in by_name]
@@ -68,6 +78,7 @@ def _takes_the_same(method: FunctionType, inherited: FunctionType) -> bool:
         inspect.signature(method).bind(*by_place, **by_name)
     except TypeError:
         return False
+
     names = _parameters(method)
     expected = _parameters(inherited)
     return all(names.index(name) == expected.index(name) for name in names if name in expected)

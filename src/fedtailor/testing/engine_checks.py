@@ -1,4 +1,6 @@
-"""Checks that results do not depend on how clients run: stacked, padded, in threads, in another order."""
+"""Checks that results do not depend on how clients run: stacked, padded, in threads, in another
+order.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +43,29 @@ def check_stacked(case: Case) -> str | None:
     """Clients stacked into one vectorized program get the same results as one by one."""
     if not case.comparable:
         return None
+
     for block in (1, 3, 32):
         try:
             found = case.stacked if block == 3 else case.run(Strict(block))
         except NotStacked as error:
             found = error
+
         if isinstance(found, NotStacked):
             return _refusal(case, found)
+
         place = close(case.base(), found)
         if place:
             cause = _PADDED if block > 1 else _SHARED
             return f"Clients stacked in blocks of {block} get different results than one by one: {place}. {cause}."
+
     return None
 
 
 def _refusal(case: Case, error: NotStacked) -> str | None:
     """Return why a program does not run stacked; None if another check reports it."""
-    if any(isinstance(each.output, Failure) for each in case.base().outputs) or check_structure(case):
+    if any(isinstance(each.output, Failure) for each in case.base().outputs) or check_structure(
+        case
+    ):
         return None
     reason = explain(error, type(case.algorithm))
     causes = _RANDOM if "random" in reason else _REFUSED
@@ -73,13 +81,18 @@ def check_padding(case: Case) -> str | None:
     """Examples of weight 0 anywhere in a client's list change nothing."""
     if not case.comparable:
         return None
+
     engines: list[Engine] = [Exposed()]
     if _stacks(case):
         engines.append(Strict(3))
+
     for engine in engines:
         place = close(case.base(), case.run(Padded(engine)))
         if place:
-            return f"Examples of weight 0 in a client's list change the results: {place}. {_PADDED}."
+            return (
+                f"Examples of weight 0 in a client's list change the results: {place}. {_PADDED}."
+            )
+
     return None
 
 
@@ -87,6 +100,7 @@ def check_absence(case: Case) -> str | None:
     """Clients that miss rounds get the same results stacked as one by one."""
     if not (case.comparable and _stacks(case)) or check_structure(case):
         return None
+
     plan = Participation(plan="fixed", count=3, full_last_round=False)
     one_by_one = case.run(Exposed(), rounds=3, participation=plan)
     stacked = case.run(Strict(3), rounds=3, participation=plan)
@@ -95,6 +109,7 @@ def check_absence(case: Case) -> str | None:
         return f"When clients miss rounds, stacked clients get different results than one by one: {place}. {_SHARED}."
     if unusable(case, case.base()):
         return None
+
     problem = unusable(case, one_by_one)
     return f"When clients miss rounds: {problem}" if problem else None
 
@@ -104,34 +119,45 @@ def check_threads(case: Case) -> str | None:
     if not case.comparable:
         return None
     place = same_bits(case.run(Reference()), case.run(Workers(2)))
-    return f"Clients that run in threads get different results: {place}. {_SHARED}." if place else None
+    return (
+        f"Clients that run in threads get different results: {place}. {_SHARED}." if place else None
+    )
 
 
 def check_order(case: Case) -> str | None:
     """The order in which clients run does not matter."""
     if not case.comparable:
         return None
+
     place = same_bits(case.base(), case.run(Shuffled(Exposed())))
     if not place and not isinstance(case.stacked, NotStacked):
         place = same_bits(case.stacked, case.run(Shuffled(Strict(3))))
-    return f"The order in which clients run changes the results: {place}. {_SHARED}." if place else None
+
+    return (
+        f"The order in which clients run changes the results: {place}. {_SHARED}."
+        if place
+        else None
+    )
 
 
 def check_randomness(case: Case) -> str | None:
     """All randomness comes from the key: the same seed gives the same bits."""
     if case.spied.changed:
         return None
+
     if case.unrepeatable:
         return (
             f"Two runs with the same seed differ: {case.unrepeatable}. {_SHARED}; results must not depend on the time "
             f"either. {FIRST}."
         )
+
     if case.unkeyed:
         return (
             "Random numbers do not come from the key: if the global random generators are seeded differently, "
             f"{case.unkeyed}. Instead of torch.rand, numpy.random or random, use `fedtailor.normal` or "
             f"`fedtailor.uniform` with `key.fold(...)`. {FIRST}."
         )
+
     return None
 
 
@@ -141,11 +167,15 @@ def check_seed(case: Case) -> str | None:
     others = case.run(Exposed(), seed=4).reports[-1].personal
     for client, personal in models.items():
         other = others.get(client, personal)
-        if all(torch.equal(*pair) for pair in zip(tree.leaves(personal), tree.leaves(other), strict=True)):
+        if all(
+            torch.equal(*pair)
+            for pair in zip(tree.leaves(personal), tree.leaves(other), strict=True)
+        ):
             return (
                 f"With another seed, {case.who(client)} gets the same personal model. Start from "
                 "`task.initial(key)`, and pass the key to train."
             )
+
     return None
 
 
@@ -153,10 +183,14 @@ def check_attributes(case: Case) -> str | None:
     """Runs do not change the attributes of the algorithm."""
     algorithm = case.algorithm
     for name, value in vars(algorithm).items():
-        if isinstance(inspect.getattr_static(type(algorithm), name, None), functools.cached_property):
+        if isinstance(
+            inspect.getattr_static(type(algorithm), name, None), functools.cached_property
+        ):
             continue
+
         if name not in case.attributes or not _equal(case.attributes[name], value):
             return f"The attribute '{name}' of the algorithm changed during runs. {_SHARED}."
+
     return None
 
 
@@ -178,23 +212,36 @@ def check_images(case: Case) -> str | None:
 
 
 def _other_model(case: Case, model: str, words: str) -> str | None:
-    """Return what goes wrong with another kind of model only: in the run, or for stacked clients."""
-    if not (case.comparable and _stacks(case)) or check_structure(case) or unusable(case, case.base()):
+    """Return what goes wrong with another kind of model only: in the run, or for stacked
+    clients.
+    """
+    if (
+        not (case.comparable and _stacks(case))
+        or check_structure(case)
+        or unusable(case, case.base())
+    ):
         return None
+
     try:
         base = case.base(model)
     except Exception as error:  # a user's methods may raise anything
         return f"The algorithm does not run with {words}: {explain(error, type(case.algorithm))}."
+
     problem = unusable(case, base, model)
     if problem:
         return f"With {words}: {problem}"
+
     try:
         place = close(base, case.run(Strict(32), case.federation(model)))
     except NotStacked as error:
         return f"With {words}: {_refusal(case, error)}"
+
     if not place:
         return None
-    return f"With {words}, stacked clients get different results than one by one: {place}. {_PADDED}."
+
+    return (
+        f"With {words}, stacked clients get different results than one by one: {place}. {_PADDED}."
+    )
 
 
 CHECKS: tuple[Check, ...] = (

@@ -83,7 +83,9 @@ class Padded:
         total = len(common.y)
         padded = []
         for job in jobs:
-            inputs = job.inputs._replace(train=_pad(job.inputs.train, total), test=_pad(job.inputs.test, total))
+            inputs = job.inputs._replace(
+                train=_pad(job.inputs.train, total), test=_pad(job.inputs.test, total)
+            )
             padded.append(job._replace(inputs=inputs))
         return self.engine.map(program, common, padded)
 
@@ -93,7 +95,9 @@ class Padded:
 
 
 def _pad(part: ExampleIndices, total: int) -> ExampleIndices:
-    """Return examples at the places 1, 2, 4, 5, 7, 8, ... and examples of other clients, of weight 0, between them."""
+    """Return examples at the places 1, 2, 4, 5, 7, 8, ... and examples of other clients, of weight
+    0, between them.
+    """
     count = len(part.rows)
     places = torch.arange(count) + torch.arange(count) // 2 + 1
     rows = torch.arange(count + count // 2 + 3) % total
@@ -124,12 +128,14 @@ class Guarding:
         inputs = common._asdict()
         for job in jobs:
             inputs[f"client {job.client}"] = job.inputs
+
         before = tree.map(torch.clone, inputs)
         outputs = self.engine.map(program, common, jobs)
         try:
             assert_same_bits(before, inputs)
         except Disagreement as error:
             raise Disagreement(f"{program_name(program)}: {error}") from None
+
         return outputs
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""Small federations: uneven clients, with every degenerate size, and classes that can be told apart."""
+"""Small federations: uneven clients, with every degenerate size, and classes that can be told
+apart.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,30 @@ def perceptron() -> Task:
 
 
 def convolutional() -> Task:
-    """Return a task with the built-in network of two convolution stages, on the smallest images that it accepts."""
+    """Return a task with the built-in network of two convolution stages, on the smallest images
+    that it accepts.
+    """
     return Task(emnist_cnn((1, 12, 12), CLASSES), CLASSES, (1, 12, 12))
 
 
 def module(*, bias: bool = True) -> Task:
     """Return a task with a user's module that has dropout and batch normalization.
 
-    A ``bias`` before the normalization has a gradient of rounding errors only, of which Adam makes full steps.
+    A ``bias`` before the normalization has a gradient of rounding errors only, of which Adam makes
+    full steps.
     """
-    layers = [nn.Linear(4, 6, bias=bias), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 5), nn.Tanh()]
-    wrapped = from_module(nn.Sequential(*layers, nn.Linear(5, CLASSES)), input_shape=(4,), num_classes=CLASSES)
+    layers = [
+        nn.Linear(4, 6, bias=bias),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(6, 5),
+        nn.Tanh(),
+    ]
+    wrapped = from_module(
+        nn.Sequential(*layers, nn.Linear(5, CLASSES)), input_shape=(4,), num_classes=CLASSES
+    )
+
     return Task(wrapped, CLASSES, (4,))
 
 
@@ -52,9 +67,11 @@ def make_federation(
     distance: float = 1.0,
     seed: int = 0,
 ) -> Federation:
-    """Return a federation of Gaussian classes whose centers are about ``distance`` standard deviations apart.
+    """Return a federation of Gaussian classes whose centers are about ``distance`` standard
+    deviations apart.
 
-    About half of a client's examples are of its favorite class; a client with two examples has no other class.
+    About half of a client's examples are of its favorite class; a client with two examples has no
+    other class.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = []
@@ -69,12 +86,15 @@ def make_federation(
             labels.append(torch.full_like(drawn, favorite))
         else:
             labels.append(torch.where(is_favorite, favorite, drawn))
+
         positions = torch.arange(start, start + count)
         splits.append(Split(positions[:size], positions[:0], positions[size:]))
         start += count
+
     y = torch.cat(labels)
     centers = torch.randn(task.num_classes, *task.input_shape, generator=generator) * distance
     x = centers[y] + torch.randn(len(y), *task.input_shape, generator=generator)
     if len(task.input_shape) == 3:
         x = x.contiguous(memory_format=torch.channels_last)
+
     return Federation(x, y, splits, task, num_new=len(new_sizes))

@@ -17,10 +17,11 @@ _lock = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Make float64 the default type; restore it at the end, with PyTorch's modes, threads and all random states.
+    """Make float64 the default type; restore it at the end, with PyTorch's modes, threads and all
+    random states.
 
-    The default type and the random states belong to the whole process. So one check runs at a time, and tensors that
-    other threads create in the meantime are float64, too.
+    The default type and the random states belong to the whole process. So one check runs at a time,
+    and tensors that other threads create in the meantime are float64, too.
     """
     with _lock, torch.random.fork_rng(devices=[]), one_thread():
         python_state = random.getstate()
@@ -30,6 +31,7 @@ def isolated() -> Iterator[None]:
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.set_default_dtype(torch.float64)
+
         try:
             yield
         finally:

@@ -38,7 +38,8 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def place_of(error: BaseException, cls: type[Any]) -> str:
-    """Return file, line, function and source of the innermost frame of the user's code; empty if there is none.
+    """Return file, line, function and source of the innermost frame of the user's code; empty if
+    there is none.
 
     Frames in the files of the algorithm come first, then frames outside the libraries.
     """
@@ -49,6 +50,7 @@ def place_of(error: BaseException, cls: type[Any]) -> str:
         found = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
     if not found:
         return ""
+
     frame = found[-1]
     place = f"{Path(frame.filename).name}, line {frame.lineno}, {frame.name}"
     return f"{place}: `{frame.line}`" if frame.line else place
@@ -56,9 +58,13 @@ def place_of(error: BaseException, cls: type[Any]) -> str:
 
 def _files_of(cls: type[Any]) -> set[str]:
     """Return the files that contain the methods of an algorithm."""
-    classes = [base for base in cls.__mro__ if issubclass(base, Algorithm) and base is not Algorithm]
+    classes = [
+        base for base in cls.__mro__ if issubclass(base, Algorithm) and base is not Algorithm
+    ]
     functions = [function for base in classes for function in vars(base).values()]
-    files = {function.__code__.co_filename for function in functions if hasattr(function, "__code__")}
+    files = {
+        function.__code__.co_filename for function in functions if hasattr(function, "__code__")
+    }
     return {file for file in files if not file.startswith("<")}
 
 

@@ -64,7 +64,11 @@ class Trace:
 
     def of(self, program: str) -> dict[tuple[int, int], Any]:
         """Return (round, client) -> output of one program: train, personalize or score."""
-        return {(each.round, each.client): each.output for each in self.outputs if each.program == program}
+        return {
+            (each.round, each.client): each.output
+            for each in self.outputs
+            if each.program == program
+        }
 
     def numbers(self) -> dict[str, Tensor]:
         """Return every tensor of the run by name, including the final personal models.
@@ -127,7 +131,8 @@ def run(
     seed: int = 3,
     **options: Any,
 ) -> Trace:
-    """Run an algorithm with evaluation at every point after every round, and class means at the end; return the trace.
+    """Run an algorithm with evaluation at every point after every round, and class means at the
+    end; return the trace.
 
     Args:
         algorithm: to run.
@@ -138,9 +143,14 @@ def run(
         options: fields of the schedule; they replace the evaluation after every round, for example.
     """
     tracing = TracingEngine(engine)
-    everything = {"evaluate_every": 1, "personalized_every": 1, "class_means": type(algorithm).has_features()}
+    everything = {
+        "evaluate_every": 1,
+        "personalized_every": 1,
+        "class_means": type(algorithm).has_features(),
+    }
     schedule = Schedule(rounds=rounds, **{**everything, **options})
     tracing.trace.reports = list(simulate(algorithm, federation, tracing, schedule, seed=seed))
+
     return tracing.trace
 
 
@@ -168,7 +178,8 @@ def assert_same_runs(first: Trace, second: Trace) -> None:
 
 
 def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> None:
-    """Check that two runs agree in float64; differences are relative to the largest number of a tensor, or to 1.
+    """Check that two runs agree in float64; differences are relative to the largest number of a
+    tensor, or to 1.
 
     Raises:
         Disagreement: they do not, or a client's program failed.
@@ -176,8 +187,11 @@ def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> 
     assert_close(first.numbers(), second.numbers(), tolerance)
 
 
-def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-12) -> None:
-    """Check that tensors by name agree; differences are relative to the largest number of a tensor, or to 1.
+def assert_close(
+    first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-12
+) -> None:
+    """Check that tensors by name agree; differences are relative to the largest number of a tensor,
+    or to 1.
 
     Raises:
         Disagreement: they do not.
@@ -186,7 +200,9 @@ def assert_close(first: dict[str, Tensor], second: dict[str, Tensor], tolerance:
     for path, leaf in first.items():
         scale = max(1.0, float(leaf.abs().max())) if leaf.numel() else 1.0
         if not torch.allclose(leaf, second[path], rtol=0, atol=tolerance * scale):
-            raise Disagreement(f"{path} differs by {_distance(leaf, second[path]):.2g}, of {scale:.2g}")
+            raise Disagreement(
+                f"{path} differs by {_distance(leaf, second[path]):.2g}, of {scale:.2g}"
+            )
 
 
 def _assert_same_structure(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -194,9 +210,11 @@ def _assert_same_structure(first: dict[str, Tensor], second: dict[str, Tensor]) 
     missing = sorted(set(first) ^ set(second))
     if missing:
         raise Disagreement(f"{missing[0]} is in only one of them")
+
     for path, other_path in zip(first, second, strict=True):
         if path != other_path:
             raise Disagreement(f"{path} is in another place")
+
     for path, leaf in first.items():
         other = second[path]
         if leaf.shape != other.shape or leaf.dtype != other.dtype:

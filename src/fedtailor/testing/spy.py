@@ -1,4 +1,6 @@
-"""A copy of an algorithm that keeps what its methods return, and checks that methods of the server change no inputs."""
+"""A copy of an algorithm that keeps what its methods return, and checks that methods of the server
+change no inputs.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,23 @@ class Observations:
     values: dict[str, list[Any]] = field(default_factory=lambda: {kind: [] for kind in SOURCES})
     """Kind of value, as in ``SOURCES`` -> all values of it, in order."""
     steps: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Method -> for every call the steps that it reports, and the steps that ``train`` took in it."""
+    """Method -> for every call the steps that it reports, and the steps that ``train`` took in
+    it."""
 
 
 def spied(algorithm: A) -> tuple[A, Observations]:
     """Return a copy of an algorithm, and where the copy keeps what its methods return.
 
-    The class of the copy is a subclass made for this purpose: the algorithm and its class do not change.
+    The class of the copy is a subclass made for this purpose: the algorithm and its class do not
+    change.
     """
     cls = type(algorithm)
     observed = Observations()
     values = observed.values
 
-    def spy_on(name: str, keep: Callable[..., None], guarded: tuple[str, ...] = ()) -> Callable[..., Any]:
+    def spy_on(
+        name: str, keep: Callable[..., None], guarded: tuple[str, ...] = ()
+    ) -> Callable[..., Any]:
         method = getattr(cls, name)
 
         def wrapper(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -59,6 +65,7 @@ def spied(algorithm: A) -> tuple[A, Observations]:
             before = tree.map(torch.clone, inputs)
             with counted() as taken:
                 result = method(self, *arguments, **named)
+
             _check_inputs(name, before, inputs)
             observed.steps[name].append((_reported_steps(result), sum(taken)))
             keep(result, *arguments)
@@ -102,6 +109,7 @@ def spied(algorithm: A) -> tuple[A, Observations]:
         "onboard": spy_on("onboard", keep_onboarded),
         "personalize": spy_on("personalize", keep_personal),
     }
+
     return with_methods(algorithm, methods), observed
 
 
@@ -115,7 +123,9 @@ def with_methods(algorithm: A, methods: dict[str, Any]) -> A:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Collect the gradient steps of every call of ``train`` for a single client within the block."""
+    """Collect the gradient steps of every call of ``train`` for a single client within the
+    block.
+    """
     taken: list[int] = []
     original = vars(blocks)["train_one"]
 
@@ -130,7 +140,9 @@ def counted() -> Iterator[list[int]]:
 
 def _inputs(names: tuple[str, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:
     """Return the arguments by name; of a cohort its ids, which are its only tensor."""
-    return {name: getattr(value, "ids", value) for name, value in zip(names, arguments, strict=False)}
+    return {
+        name: getattr(value, "ids", value) for name, value in zip(names, arguments, strict=False)
+    }
 
 
 def _check_inputs(name: str, before: Any, inputs: Any) -> None:
@@ -148,7 +160,9 @@ def _values_of(upload: Any) -> dict[str, Any]:
 
 
 def _reported_steps(result: Any) -> float:
-    """Return the steps that a :class:`ClientUpdate` or :class:`Onboarded` reports; -1 if it reports no number."""
+    """Return the steps that a :class:`ClientUpdate` or :class:`Onboarded` reports; -1 if it reports
+    no number.
+    """
     if isinstance(result, ClientUpdate):
         steps = result.metrics.get("steps", -1)
     else:
@@ -160,7 +174,9 @@ def _reported_steps(result: Any) -> float:
 
 
 def _by_client(for_clients: Any, count: int) -> list[Any]:
-    """Return the values that ``aggregate`` returns for single clients; unsplit if their number is not ``count``."""
+    """Return the values that ``aggregate`` returns for single clients; unsplit if their number is
+    not ``count``.
+    """
     lengths = {len(leaf) if leaf.dim() else 0 for leaf in tree.leaves(for_clients)}
     if not lengths:
         return [()]
@@ -170,5 +186,9 @@ def _by_client(for_clients: Any, count: int) -> list[Any]:
 
 
 def structure(value: Any) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """Return path, shape and type of every leaf; leaves with an entry per example count without those entries."""
-    return [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.paths(cut(value, 0)).items()]
+    """Return path, shape and type of every leaf; leaves with an entry per example count without
+    those entries.
+    """
+    return [
+        (path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.paths(cut(value, 0)).items()
+    ]

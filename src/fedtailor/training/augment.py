@@ -1,7 +1,8 @@
-"""Augmentation of images: shifts by some pixels and mirroring, drawn by key for every example and epoch.
+"""Augmentation of images: shifts by some pixels and mirroring, drawn by key for every example and
+epoch.
 
-Images are moved when they are gathered from the table. So 8-bit images are never copied as floats in between, and the
-pixels that come in at the border are black whatever the normalization.
+Images are moved when they are gathered from the table. So 8-bit images are never copied as floats
+in between, and the pixels that come in at the border are black whatever the normalization.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fedtailor.core.rng import Key
 from fedtailor.core.task import Training
 
 _DIGIT = np.uint64(2**21)
-"""A random word is three numbers: two of 21 bits for the shifts, and its highest bit for mirroring."""
+"""A random word is three numbers: two of 21 bits for the shifts, and its highest bit for
+mirroring."""
 
 
 class Moving(NamedTuple):
@@ -29,7 +31,9 @@ class Moving(NamedTuple):
     flip: bool
 
     def draw(self, epoch: int, count: int) -> Tensor:
-        """Return moves (count, 3) of an epoch: pixels down, pixels to the right, and 1 where mirrored."""
+        """Return moves (count, 3) of an epoch: pixels down, pixels to the right, and 1 where
+        mirrored.
+        """
         words = rng.words((*self.key[:3], epoch, self.key[4]), count)
         span = np.uint64(2 * self.padding + 1)
         down = (words % _DIGIT) * span // _DIGIT
@@ -64,8 +68,11 @@ def move(images: Tensor, moves: Tensor) -> Tensor:
     padded = F.pad(images, (0, 0, border, border, border, border))
     down, right, mirrored = moves.to(images.device)[:, :, None].unbind(1)  # (n, 1) each
     across = torch.arange(width)
-    lines = torch.arange(height) - down + border  # (n, height): the line that each line of the result comes from
+    lines = (
+        torch.arange(height) - down + border
+    )  # (n, height): the line that each line of the result comes from
     columns = torch.where(mirrored > 0, width - 1 - across, across) - right + border
     first = torch.arange(count)[:, None, None] * (padded.shape[1] * padded.shape[2])
     places = first + lines[:, :, None] * padded.shape[2] + columns[:, None, :]
+
     return padded.view(-1, channels).index_select(0, places.flatten()).view(images.shape)

@@ -29,7 +29,9 @@ class Amount(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The batches of a phase: positions in the example set, on the host, and where the last epoch starts."""
+    """The batches of a phase: positions in the example set, on the host, and where the last epoch
+    starts.
+    """
 
     batches: list[Tensor]
     last_epoch: int
@@ -43,19 +45,24 @@ class Plan(NamedTuple):
 
 
 def plan_batches(
-    weight: Tensor, key: tuple[int, int, int, int, int], amount: Amount, moving: Moving | None = None
+    weight: Tensor,
+    key: tuple[int, int, int, int, int],
+    amount: Amount,
+    moving: Moving | None = None,
 ) -> Plan:
     """Plan the batches of one client.
 
-    An epoch sorts the examples by random words. The k-th example of positive weight gets the k-th word, so examples of
-    weight 0 neither appear nor change the order of the others. A batch has ``min(batch_size, n)`` examples; the last
-    batch of an epoch is shorter, or left out with ``drop_last`` unless it is the only one. If a step uses several
-    batches, they wrap around into the next epoch.
+    An epoch sorts the examples by random words. The k-th example of positive weight gets the k-th
+    word, so examples of weight 0 neither appear nor change the order of the others. A batch has
+    ``min(batch_size, n)`` examples; the last batch of an epoch is shorter, or left out with
+    ``drop_last`` unless it is the only one. If a step uses several batches, they wrap around into
+    the next epoch.
     """
     present = np.flatnonzero(weight.numpy() > 0)
     n = len(present)
     if n == 0 or (amount.steps == 0 and amount.epochs == 0):
         return Plan([], 0)
+
     size = min(amount.batch_size or n, n)
     per_epoch = n // size if amount.drop_last else -(-n // size)
     steps_per_epoch = -(-per_epoch // amount.per_step)
@@ -63,6 +70,7 @@ def plan_batches(
     needed = steps * amount.per_step
     batches: list[Tensor] = []
     moves: list[Tensor] = []
+
     for epoch in range(-(-needed // per_epoch)):
         words = rng.words((*key[:3], epoch, key[4]), n)
         order = np.argsort(words, kind="stable")
@@ -70,6 +78,7 @@ def plan_batches(
         if moving is not None:
             drawn = moving.draw(epoch, n)[torch.from_numpy(order)]
             moves.extend(torch.split(drawn, size)[:per_epoch])
+
     last_epoch = max(steps - steps_per_epoch, 0) * amount.per_step
     return Plan(batches[:needed], last_epoch, moves[:needed] if moving is not None else None)
 
@@ -79,13 +88,19 @@ _MOST_NUMBERS = 2**24
 
 
 def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
-    """Gather rows (...) of a table; images keep their channels-last memory, and are moved by ``moves``."""
+    """Gather rows (...) of a table; images keep their channels-last memory, and are moved by
+    ``moves``.
+    """
     if table.dim() < 4:
         return table[rows]
-    flat = table.permute(0, 2, 3, 1).flatten(1)  # a view of channels-last memory; whole rows are copied fastest
+
+    flat = table.permute(0, 2, 3, 1).flatten(
+        1
+    )  # a view of channels-last memory; whole rows are copied fastest
     picked = flat.index_select(0, rows.flatten()).view(-1, *table.shape[2:], table.shape[1])
     if moves is not None:
         picked = move(picked, moves.flatten(0, -2))
+
     return picked.view(*rows.shape, *picked.shape[1:]).movedim(-1, -3)
 
 
@@ -93,16 +108,21 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Normalize images gathered from a table; return other values as they are.
 
     Args:
-        stored: (..., channels, height, width), channels last in memory; or anything with fewer than four axes.
+        stored: (..., channels, height, width), channels last in memory; or anything with fewer than
+            four axes.
         scale: white, mean and deviation, (3, channels or 1), or ``UNSCALED``.
         dtype: of the result.
     """
     if stored.dim() < 4 or scale.shape[1] == 0:
         return stored
+
     images = stored.movedim(-3, -1)
     repeats = images.shape[-3] * images.shape[-2] if scale.shape[1] > 1 else 1
-    white, mean, deviation = scale.repeat(1, repeats)  # a whole image long: much faster than one value per channel
+    white, mean, deviation = scale.repeat(
+        1, repeats
+    )  # a whole image long: much faster than one value per channel
     values = images.flatten(-3).to(dtype).div_(white).sub_(mean).div_(deviation)
+
     return values.view(images.shape).movedim(-1, -3)
 
 
@@ -115,10 +135,12 @@ class Batches:
         self.scale = data.scale
         self.normalized: Tensor | None = None
         """The client's images as rows of numbers, if they are normalized before the first step."""
+
         if _normalize_first(data, plan):
             self.x = to_values(take(data.x, rows), data.scale, data.weight.dtype)
             self.normalized = self.x.permute(0, 2, 3, 1).flatten(1)
             rows = torch.arange(len(rows))
+
         self.columns: list[tuple[Tensor, Tensor, Tensor]] = []
         """Rows, labels and weights of every batch."""
         if plan.batches:
@@ -127,8 +149,11 @@ class Batches:
             row_parts = torch.split(rows[positions], sizes)
             label_parts = torch.split(data.labels()[positions], sizes)
             weight_parts = torch.split(data.weight[positions], sizes)
-            weights = [part.clone() for part in weight_parts]  # aligned alike, because sums depend on the alignment
+            weights = [
+                part.clone() for part in weight_parts
+            ]  # aligned alike, because sums depend on the alignment
             self.columns = list(zip(row_parts, label_parts, weights, strict=True))
+
         self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(plan.batches)
 
     def __getitem__(self, number: int) -> Batch:
@@ -142,7 +167,9 @@ class Batches:
 
 
 def _normalize_first(data: ExampleSet, plan: Plan) -> bool:
-    """Return whether to normalize all images before the first step: each is used about once, and they fit."""
+    """Return whether to normalize all images before the first step: each is used about once, and
+    they fit.
+    """
     if data.x.dim() != 4 or data.scale.shape[1] == 0 or len(data.x) == 0:
         return False
     if plan.moves is not None:

@@ -1,9 +1,9 @@
 """The building blocks of a client's program: ``train`` and ``forward``.
 
-Each block has an implementation for one client (``one_client``) and one for a stack of clients (``stacked``). Under
-``torch.func.vmap`` PyTorch hands the block the stacked tensors, so an algorithm still reads as the program of one
-client. Losses and steps are module-level functions; every tensor they use comes in through ``params``, ``context``,
-``batch`` or ``key``.
+Each block has an implementation for one client (``one_client``) and one for a stack of clients
+(``stacked``). Under ``torch.func.vmap`` PyTorch hands the block the stacked tensors, so an
+algorithm still reads as the program of one client. Losses and steps are module-level functions;
+every tensor they use comes in through ``params``, ``context``, ``batch`` or ``key``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from fedtailor.training.augment import moving
 from fedtailor.training.batches import Amount, Plan, plan_batches
 from fedtailor.training.one_client import chunk_size, forward_one, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
-from fedtailor.training.stacked import Stacked, StackedExamples, StackedKey, forward_stack, train_stack
+from fedtailor.training.stacked import (
+    Stacked,
+    StackedExamples,
+    StackedKey,
+    forward_stack,
+    train_stack,
+)
 
 NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
 """A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
@@ -53,9 +59,16 @@ class Trained(NamedTuple):
         Raises:
             TypeError: the phase collected nothing.
         """
-        if isinstance(self.outputs, tuple) or isinstance(self.labels, tuple) or isinstance(self.weight, tuple):
+        if (
+            isinstance(self.outputs, tuple)
+            or isinstance(self.labels, tuple)
+            or isinstance(self.weight, tuple)
+        ):
             raise TypeError("nothing was collected: call train with collect='all' or 'last'")
-        return ExampleSet(self.outputs, self.labels, torch.arange(self.labels.shape[0]), self.weight)
+
+        return ExampleSet(
+            self.outputs, self.labels, torch.arange(self.labels.shape[0]), self.weight
+        )
 
 
 def train(
@@ -77,8 +90,9 @@ def train(
 
     Args:
         task: passed on to ``loss``.
-        loss: ``loss(task, params, context, batch, key) -> LossOutput``; None with a custom step. Model buffers
-            among ``params`` are replaced by what it returns in ``buffers`` (by path), never trained.
+        loss: ``loss(task, params, context, batch, key) -> LossOutput``; None with a custom step.
+            Model buffers among ``params`` are replaced by what it returns in ``buffers`` (by path),
+            never trained.
         params: tree of tensors to train.
         context: tree of tensors that the loss uses and that stay as they are; by default ``{}``.
         data: the examples; weight 0 leaves one out.
@@ -86,26 +100,42 @@ def train(
         training: optimizer, learning rate, batch size and so on, in place of those of ``task``.
         epochs: replaces the epochs or steps of ``training``; a 0-d tensor may differ by client.
         steps: replaces them too, by a number of steps.
-        collect: keep the ``outputs`` of every batch of ``all`` epochs or of the ``last``, with labels and weights.
-        step: ``step(task, params, context, batch, key) -> StepOutput``, used instead of loss and optimizer.
-        batches_per_step: if more than one, loss and step receive a tuple of batches, which wrap around.
+        collect: keep the ``outputs`` of every batch of ``all`` epochs or of the ``last``, with
+            labels and weights.
+        step: ``step(task, params, context, batch, key) -> StepOutput``, used instead of loss and
+            optimizer.
+        batches_per_step: if more than one, loss and step receive a tuple of batches, which wrap
+            around.
 
     Raises:
         TypeError: ``loss`` or ``step`` holds a tensor, or returns a value of the wrong type.
     """
     if (loss is None) == (step is None):
         raise TypeError("train needs a loss or a step, and not both")
+
     training = training or task.training
     refuse_captured_tensors(loss or step)  # type: ignore[arg-type]  # one of them is not None
     if epochs is None and steps is None:
         epochs = training.epochs
         steps = training.steps  # used in place of epochs if positive
+
     amount = Amount(0, 0, training.batch_size, training.drop_last, batches_per_step)
-    phase = Phase(task, loss, step, training, amount, collect, key.purpose, structure(params), structure(context))
+    phase = Phase(
+        task,
+        loss,
+        step,
+        training,
+        amount,
+        collect,
+        key.purpose,
+        structure(params),
+        structure(context),
+    )
     limits = [_on_host_if_number(limit) for limit in (epochs, steps)]
     leaves = tree.leaves(params)
     outputs = _runner_of(_Train)(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)
     trained = tree.rebuild(params, iter(outputs[: len(leaves)]))
+
     return Trained(trained, *outputs[len(leaves) :])
 
 
@@ -115,7 +145,9 @@ def _on_host_if_number(limit: int | Tensor | None) -> Tensor:
 
 
 def _runner_of(block: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return what runs a block. Only ``vmap`` needs what PyTorch does around it, which takes 0.1 ms."""
+    """Return what runs a block. Only ``vmap`` needs what PyTorch does around it, which takes 0.1
+    ms.
+    """
     active: bool = torch._C._are_functorch_transforms_active()
     return block.apply if active else block.forward
 
@@ -136,7 +168,14 @@ class _Inputs(NamedTuple):
     def of(cls, phase: Phase, values: Sequence[Any]) -> _Inputs:
         """Sort the inputs of a phase, which come in the order of the fields."""
         remaining = iter(values)
-        counts = (len(tree.leaves(phase.params)), len(tree.leaves(phase.context)), len(ExampleSet._fields), 4, 2)
+        counts = (
+            len(tree.leaves(phase.params)),
+            len(tree.leaves(phase.context)),
+            len(ExampleSet._fields),
+            4,
+            2,
+        )
+
         return cls(*(list(islice(remaining, count)) for count in counts))
 
 
@@ -144,10 +183,14 @@ _PLAN = "the examples that count, from which batches are planned"
 
 
 def _plan(phase: Phase, weight: Tensor, x: Tensor, key: Key, limits: Sequence[Tensor]) -> Plan:
-    """Plan one client's batches. All but the table of examples lies on the host, where the plan is made."""
+    """Plan one client's batches. All but the table of examples lies on the host, where the plan is
+    made.
+    """
     epochs, steps = limits
     amount = phase.amount._replace(epochs=int(epochs), steps=int(steps))
-    return plan_batches(weight, rng.plain(key.fold("order")), amount, moving(phase.training, x, key))
+    return plan_batches(
+        weight, rng.plain(key.fold("order")), amount, moving(phase.training, x, key)
+    )
 
 
 class _Train(torch.autograd.Function):
@@ -170,18 +213,25 @@ class _Train(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], phase: Phase, *inputs: Tensor) -> tuple[Any, Any]:
-        given = _Inputs.of(phase, [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)])
+        given = _Inputs.of(
+            phase, [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
+        )
         data = StackedExamples(*given.examples)
         key = StackedKey(given.key, phase.purpose)
         planned = to_host((data.weight, *given.limits), _PLAN)
         plans = []
+
         for client_index in range(info.batch_size):
             weight = planned[0].of_client(client_index)
             limits = [limit.of_client(client_index) for limit in planned[1:]]
             x = data.x.of_client(client_index)
             plans.append(_plan(phase, weight, x, key.of_client(client_index), limits))
-        with placed(data.weight.tensor.device):  # PyTorch leaves the context of a program when it comes here
+
+        with placed(
+            data.weight.tensor.device
+        ):  # PyTorch leaves the context of a program when it comes here
             result = tuple(train_stack(phase, given.params, given.context, data, key, plans))
+
         return result, (0,) * len(result)
 
 
@@ -194,10 +244,11 @@ def forward(
     key: Key,
     context: tree.Tree = NO_CONTEXT,
 ) -> Tensor:
-    """Run ``function(task, params, context, batch, key)`` over a client's examples, without gradients.
+    """Run ``function(task, params, context, batch, key)`` over a client's examples, without
+    gradients.
 
-    The function returns one row per example of the batch. Rows come back in the order of the examples; those of
-    padding hold arbitrary finite values.
+    The function returns one row per example of the batch. Rows come back in the order of the
+    examples; those of padding hold arbitrary finite values.
     """
     refuse_captured_tensors(function)
     forward_pass = _Pass(task, function, structure(params), structure(context), key.purpose)
@@ -242,7 +293,9 @@ class _Forward(torch.autograd.Function):
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], forward_pass: _Pass, *inputs: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], forward_pass: _Pass, *inputs: Tensor
+    ) -> tuple[Tensor, int]:
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
         count = len(StackedExamples._fields)
         data = StackedExamples(*stacked[:count])

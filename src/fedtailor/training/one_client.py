@@ -28,8 +28,14 @@ class GradientSteps:
     def __init__(self, phase: Phase, buffers: StepBuffers) -> None:
         self.phase = phase
         self.buffers = buffers
-        self.trained = [leaf for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True) if not is_buffer]
-        self.model_buffers = [leaf for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True) if is_buffer]
+        self.trained = [
+            leaf
+            for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True)
+            if not is_buffer
+        ]
+        self.model_buffers = [
+            leaf for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True) if is_buffer
+        ]
         self.differentiated = [leaf.detach().requires_grad_() for leaf in self.trained]
         self.optimizer = Optimizer(phase.training, self.trained)
         self.loss_sum = torch.zeros((), dtype=self.trained[0].dtype if self.trained else None)
@@ -45,31 +51,41 @@ class GradientSteps:
         first_output = first_buffer + len(self.model_buffers)
         gradients = rest[:first_buffer]
         clip_norm = self.phase.training.clip_norm
+
         if clip_norm and gradients:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
             gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
+
         self.loss_sum += loss
         self.optimizer.update(self.trained, gradients, step)
         write(self.model_buffers, rest[first_buffer:first_output])
         outputs = rest[first_output:]
+
         return outputs[0] if outputs else ()
 
     def loss_and_gradients(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the loss, the gradients, the updated buffers and the values to collect, if any.
 
-        A gradient has the memory layout of its parameter; it is 0 where the loss does not depend on the parameter.
+        A gradient has the memory layout of its parameter; it is 0 where the loss does not depend on
+        the parameter.
         """
         with torch.enable_grad():
             params = merge(self.differentiated, self.model_buffers, self.phase.buffers)
             loss, buffers, outputs = self.phase.evaluate(params, self.buffers.context, batch, key)
             if loss.requires_grad and self.trained:
-                found = torch.autograd.grad(loss, self.differentiated, allow_unused=True, materialize_grads=True)
+                found = torch.autograd.grad(
+                    loss, self.differentiated, allow_unused=True, materialize_grads=True
+                )
             else:
                 found = tuple(torch.zeros_like(leaf) for leaf in self.trained)
+
             gradients = [
-                gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
+                gradient
+                if gradient.stride() == leaf.stride()
+                else torch.empty_like(leaf).copy_(gradient)
                 for gradient, leaf in zip(found, self.trained, strict=True)
             ]
+
         kept = [*buffers, outputs] if isinstance(outputs, Tensor) else buffers
         return [loss.detach(), *gradients, *self.buffers.separate(kept)]
 
@@ -97,7 +113,9 @@ class CustomSteps:
     def new_params(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the new parameters, and the values to collect, if any."""
         with torch.no_grad():
-            params, outputs = self.phase.advance(self.buffers.params, self.buffers.context, batch, key)
+            params, outputs = self.phase.advance(
+                self.buffers.params, self.buffers.context, batch, key
+            )
         kept = [*params, outputs] if isinstance(outputs, Tensor) else params
         return self.buffers.separate(kept)
 
@@ -121,25 +139,33 @@ class Collected:
 
 
 def train_one(
-    phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor], data: ExampleSet, key: Key, plan: Plan
+    phase: Phase,
+    params: Sequence[Tensor],
+    context: Sequence[Tensor],
+    data: ExampleSet,
+    key: Key,
+    plan: Plan,
 ) -> list[Tensor]:
     """Train one client.
 
-    Returns the parameter leaves, the number of steps, the mean loss over the steps, and with ``collect`` the
-    collected values, labels and weights.
+    Returns the parameter leaves, the number of steps, the mean loss over the steps, and with
+    ``collect`` the collected values, labels and weights.
     """
     per_step = phase.amount.per_step
     count = len(plan.batches) // per_step
     numbers = torch.arange(max(count, 1), device=HOST).unbind()
     source = Batches(data, plan)
     kept = Collected()
+
     with current_runner().lend(phase, params, context) as buffers:
         steps: GradientSteps | CustomSteps
         if phase.step is None:
             steps = GradientSteps(phase, buffers)
         else:
             steps = CustomSteps(phase, buffers)
-        # kept here and not in the steps, which it refers to: a cycle would keep the tensors of finished phases alive
+
+        # kept here and not in the steps, which it refers to: a cycle would keep the tensors of
+        # finished phases alive
         evaluate = buffers.prepare(steps.function())
         for step in range(count):
             first = step * per_step
@@ -148,11 +174,14 @@ def train_one(
             outputs = steps.take(evaluate, step, batch, key.at(numbers[step]))
             if phase.collect == "all" or (phase.collect == "last" and first >= plan.last_epoch):
                 kept.add(outputs, batches)
+
         result = [*buffers.result(), torch.tensor(count), steps.loss_sum / max(count, 1)]
+
     if phase.collect == "none":
         return result
     if not kept.rows:
         kept.rows.append(nothing_collected(phase, params, context, data, key))
+
     return [*result, *kept.tensors()]
 
 
@@ -160,7 +189,9 @@ def nothing_collected(
     phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor], data: ExampleSet, key: Key
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty collected values of the right shape, for a client that takes no step."""
-    blank = Batch(data.weight.new_zeros((1, *data.x.shape[1:])), data.y.new_zeros(1), data.weight.new_zeros(1))
+    blank = Batch(
+        data.weight.new_zeros((1, *data.x.shape[1:])), data.y.new_zeros(1), data.weight.new_zeros(1)
+    )
     batch = blank if phase.amount.per_step == 1 else (blank,) * phase.amount.per_step
     evaluate = phase.advance if phase.step is not None else phase.evaluate
     with torch.no_grad():
@@ -168,7 +199,9 @@ def nothing_collected(
     return outputs[:0], blank.y[:0], blank.weight[:0]
 
 
-def merge(trained: Sequence[Tensor], buffers: Sequence[Tensor], is_buffer: Sequence[bool]) -> list[Tensor]:
+def merge(
+    trained: Sequence[Tensor], buffers: Sequence[Tensor], is_buffer: Sequence[bool]
+) -> list[Tensor]:
     """Join trained leaves and buffers in their original order."""
     if not buffers:
         return list(trained)
@@ -176,8 +209,12 @@ def merge(trained: Sequence[Tensor], buffers: Sequence[Tensor], is_buffer: Seque
     return [next(sources[fixed]) for fixed in is_buffer]
 
 
-def forward_one(function: Callable[..., Tensor], data: ExampleSet, chunk: int, arguments: Sequence[Any]) -> Tensor:
-    """Run ``function(*arguments, batch)`` over all examples in chunks; rows in the order of the examples."""
+def forward_one(
+    function: Callable[..., Tensor], data: ExampleSet, chunk: int, arguments: Sequence[Any]
+) -> Tensor:
+    """Run ``function(*arguments, batch)`` over all examples in chunks; rows in the order of the
+    examples.
+    """
     count = len(data.rows)
     outputs = []
     with torch.no_grad():
@@ -188,5 +225,7 @@ def forward_one(function: Callable[..., Tensor], data: ExampleSet, chunk: int, a
 
 
 def chunk_size(example_shape: Sequence[int]) -> int:
-    """Return how many examples a forward pass takes at once: about 2 million input numbers, 50 to 1000."""
+    """Return how many examples a forward pass takes at once: about 2 million input numbers, 50 to
+    1000.
+    """
     return max(50, min(1000, 2_000_000 // max(math.prod(example_shape), 1)))

@@ -20,8 +20,8 @@ _TINY = 1e-8
 class Optimizer:
     """Optimizer state of one phase, for tensors shaped like ``params``.
 
-    An update may be of the first ``active`` rows of every tensor only (the clients that have not finished). The other
-    rows and their momentum stay as they are.
+    An update may be of the first ``active`` rows of every tensor only (the clients that have not
+    finished). The other rows and their momentum stay as they are.
     """
 
     def __init__(self, training: Training, params: Sequence[Tensor]) -> None:
@@ -31,13 +31,22 @@ class Optimizer:
         self.second = [torch.zeros_like(p) for p in params] if adam else []
 
     def update(
-        self, params: Sequence[Tensor], gradients: Sequence[Tensor], step: int, active: int | None = None
+        self,
+        params: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        step: int,
+        active: int | None = None,
     ) -> None:
-        """Change ``params`` in place, but no gradient: two gradients may be one tensor. ``step`` counts from 0."""
+        """Change ``params`` in place, but no gradient: two gradients may be one tensor. ``step``
+        counts from 0.
+        """
         training = self.training
         if not params:
             return
-        if active is None and training.optimizer == "sgd":  # tensors are dense and laid out alike: one pass over memory
+
+        if (
+            active is None and training.optimizer == "sgd"
+        ):  # tensors are dense and laid out alike: one pass over memory
             torch._fused_sgd_(
                 list(params),
                 list(gradients),
@@ -50,10 +59,13 @@ class Optimizer:
                 maximize=False,
                 is_first_step=False,
             )
+
             return
+
         for number, (param, gradient) in enumerate(zip(params, gradients, strict=True)):
             if training.weight_decay:
                 gradient = gradient.add(param, alpha=training.weight_decay)
+
             if training.optimizer == "adam":
                 self._adam(number, param, gradient, step, active)
             elif training.momentum:
@@ -62,10 +74,16 @@ class Optimizer:
             else:
                 param.add_(gradient, alpha=-training.lr)
 
-    def _adam(self, number: int, param: Tensor, gradient: Tensor, step: int, active: int | None) -> None:
+    def _adam(
+        self, number: int, param: Tensor, gradient: Tensor, step: int, active: int | None
+    ) -> None:
         """Kingma and Ba 2015, with PyTorch's defaults."""
         mean = self.first[number][:active].mul_(_DECAY1).add_(gradient, alpha=1 - _DECAY1)
-        square = self.second[number][:active].mul_(_DECAY2).addcmul_(gradient, gradient, value=1 - _DECAY2)
+        square = (
+            self.second[number][:active]
+            .mul_(_DECAY2)
+            .addcmul_(gradient, gradient, value=1 - _DECAY2)
+        )
         size = self.training.lr / (1 - _DECAY1 ** (step + 1))
         scale = square.sqrt().div_((1 - _DECAY2 ** (step + 1)) ** 0.5).add_(_TINY)
         param.addcdiv_(mean, scale, value=-size)
@@ -91,10 +109,15 @@ def adam_step(
     Gradients have the structure of the parameters; ``step`` () counts from 0.
     """
     mean = tree.map(lambda old, g: _DECAY1 * old + (1 - _DECAY1) * g, moments.mean, gradients)
-    square = tree.map(lambda old, g: _DECAY2 * old + (1 - _DECAY2) * g * g, moments.square, gradients)
+    square = tree.map(
+        lambda old, g: _DECAY2 * old + (1 - _DECAY2) * g * g, moments.square, gradients
+    )
     size = lr / (1 - _DECAY1 ** (step + 1))
     scale = (1 - _DECAY2 ** (step + 1)) ** 0.5
-    moved = tree.map(lambda p, m, s: p - size * m / (s.sqrt() / scale + _TINY), params, mean, square)
+    moved = tree.map(
+        lambda p, m, s: p - size * m / (s.sqrt() / scale + _TINY), params, mean, square
+    )
+
     return moved, Moments(mean, square)
 
 
@@ -104,9 +127,14 @@ def clip_factor(norm: Tensor, bound: float) -> Tensor:
 
 
 def sgd_step(
-    params: Mapping[str, Tensor], momentum: Mapping[str, Tensor], gradient: Mapping[str, Tensor], training: Training
+    params: Mapping[str, Tensor],
+    momentum: Mapping[str, Tensor],
+    gradient: Mapping[str, Tensor],
+    training: Training,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return parameters and momentum after a step of SGD, for custom steps; parameters without a gradient stay."""
+    """Return parameters and momentum after a step of SGD, for custom steps; parameters without a
+    gradient stay.
+    """
     if training.clip_norm:
         norm = torch.stack([leaf.square().sum() for leaf in gradient.values()]).sum().sqrt()
         factor = clip_factor(norm, training.clip_norm)

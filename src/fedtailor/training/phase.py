@@ -1,4 +1,6 @@
-"""Training phases: the common part of the one-client and the stacked implementation of ``train``."""
+"""Training phases: the common part of the one-client and the stacked implementation of
+``train``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _LEAF = torch.empty(0)
 
 
 class StepOutput(NamedTuple):
-    """The result of a custom step: new parameters (the whole tree), and values to collect per example."""
+    """The result of a custom step: new parameters (the whole tree), and values to collect per
+    example.
+    """
 
     params: tree.Tree
     outputs: Tensor | tuple[()] = ()
@@ -43,7 +47,9 @@ class Phase:
 
     @functools.cached_property
     def buffers(self) -> list[bool]:
-        """Whether each leaf of the parameters is a buffer: the loss returns its new value, it is never trained."""
+        """Whether each leaf of the parameters is a buffer: the loss returns its new value, it is
+        never trained.
+        """
         groups = self.task.model.groups
         return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
 
@@ -53,7 +59,9 @@ class Phase:
         return any(self.buffers)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return the context for the arithmetic of a step; parameters, gradients and losses keep their type."""
+        """Return the context for the arithmetic of a step; parameters, gradients and losses keep
+        their type.
+        """
         if self.training.precision == "full":
             return nullcontext()
         return torch.autocast(current().type, torch.bfloat16)
@@ -61,15 +69,19 @@ class Phase:
     def evaluate(
         self, params: Sequence[Tensor], context: Sequence[Tensor], batch: Any, key: Any
     ) -> tuple[Tensor, list[Tensor], Tensor | tuple[()]]:
-        """Return the loss, the updated buffers in leaf order, and the collected values of a batch."""
+        """Return the loss, the updated buffers in leaf order, and the collected values of a
+        batch.
+        """
         assert self.loss is not None
         params_tree = tree.rebuild(self.params, iter(params))
         context_tree = tree.rebuild(self.context, iter(context))
         with self.precision():
             output = self.loss(self.task, params_tree, context_tree, batch, key)
+
         _check_output(self.loss, output)
         if not (output.buffers or self.has_buffers):
             return output.loss, [], output.outputs
+
         updated = tree.paths(params_tree)
         _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
         buffers = [
@@ -77,6 +89,7 @@ class Phase:
             for (path, leaf), is_buffer in zip(updated.items(), self.buffers, strict=True)
             if is_buffer
         ]
+
         return output.loss, buffers, output.outputs
 
     def advance(
@@ -88,8 +101,12 @@ class Phase:
         context_tree = tree.rebuild(self.context, iter(context))
         with self.precision():
             output = self.step(self.task, params_tree, context_tree, batches, key)
+
         if not isinstance(output, StepOutput):
-            raise TypeError(f"step {_name(self.step)} must return StepOutput, got {type(output).__name__}")
+            raise TypeError(
+                f"step {_name(self.step)} must return StepOutput, got {type(output).__name__}"
+            )
+
         old = tree.paths(params_tree)
         new = tree.paths(output.params)
         old_shapes = {path: leaf.shape for path, leaf in old.items()}
@@ -99,6 +116,7 @@ class Phase:
                 f"step {_name(self.step)} must return parameters with the names and shapes that it received, "
                 f"{_describe(old_shapes)}, got {_describe(new_shapes)}"
             )
+
         return [new[path] for path in old], output.outputs
 
 
@@ -132,16 +150,32 @@ def _name(function: Callable[..., Any]) -> str:
 def _check_output(function: Callable[..., Any], output: Any) -> None:
     """Refuse a result of the wrong type, which would be an opaque error of PyTorch later."""
     if not isinstance(output, LossOutput):
-        raise TypeError(f"loss {_name(function)} must return LossOutput, got {type(output).__name__}")
+        raise TypeError(
+            f"loss {_name(function)} must return LossOutput, got {type(output).__name__}"
+        )
+
     if not isinstance(output.loss, Tensor) or output.loss.dim() != 0:
-        got = tuple(output.loss.shape) if isinstance(output.loss, Tensor) else type(output.loss).__name__
-        raise TypeError(f"loss {_name(function)} must return a scalar tensor as its loss, got {got}")
+        got = (
+            tuple(output.loss.shape)
+            if isinstance(output.loss, Tensor)
+            else type(output.loss).__name__
+        )
+        raise TypeError(
+            f"loss {_name(function)} must return a scalar tensor as its loss, got {got}"
+        )
+
     if not isinstance(output.outputs, Tensor) and output.outputs != ():
-        raise TypeError(f"loss {_name(function)}: outputs must be a tensor or (), got {type(output.outputs).__name__}")
+        raise TypeError(
+            f"loss {_name(function)}: outputs must be a tensor or (), got {type(output.outputs).__name__}"
+        )
 
 
-def _check_buffers(function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
-    """Refuse buffers of unknown names: with several models in one tree, a name needs the path in front."""
+def _check_buffers(
+    function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]
+) -> None:
+    """Refuse buffers of unknown names: with several models in one tree, a name needs the path in
+    front.
+    """
     unknown = sorted(set(buffers) - set(known))
     if unknown:
         raise TypeError(
@@ -151,10 +185,12 @@ def _check_buffers(function: Callable[..., Any], buffers: Mapping[str, Tensor], 
 
 
 def refuse_captured_tensors(function: Callable[..., Any]) -> None:
-    """Refuse a loss or step that holds a tensor: clients of a stack are sorted, and would get another client's tensor.
+    """Refuse a loss or step that holds a tensor: clients of a stack are sorted, and would get
+    another client's tensor.
 
     Raises:
-        TypeError: a tensor was found in a closure, in arguments of a partial, in a default or on a bound object.
+        TypeError: a tensor was found in a closure, in arguments of a partial, in a default or on a
+            bound object.
     """
     found = _captured(function, set())
     if found:
@@ -164,7 +200,9 @@ def refuse_captured_tensors(function: Callable[..., Any]) -> None:
         )
 
 
-_HOLD_NOTHING = frozenset({str, bytes, bool, int, float, complex, type(None), types.ModuleType, type})
+_HOLD_NOTHING = frozenset(
+    {str, bytes, bool, int, float, complex, type(None), types.ModuleType, type}
+)
 """Types of values in which no tensor is looked for: most of the options of an algorithm."""
 
 
@@ -176,11 +214,13 @@ def _captured(value: Any, seen: set[int]) -> str:
         return "tensor"
     if id(value) in seen or isinstance(value, types.ModuleType | type):
         return ""
+
     seen.add(id(value))
     for place, inner in _held(value):
         found = _captured(inner, seen)
         if found:
             return place if found == "tensor" else f"{place} > {found}"
+
     return ""
 
 
@@ -190,19 +230,32 @@ def _held(value: Any) -> list[tuple[str, Any]]:
         positional = [("partial argument", inner) for inner in value.args]
         named = [(f"partial argument '{name}'", inner) for name, inner in value.keywords.items()]
         return [("function", value.func), *positional, *named]
+
     if isinstance(value, types.MethodType):
         return [("bound object", value.__self__), ("function", value.__func__)]
+
     if isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         captured = [(f"closure variable '{name}'", _cell(cell)) for name, cell in cells]
         defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         return captured + [("default argument", inner) for inner in defaults]
+
     if isinstance(value, Mapping):
         return [(f"entry '{name}'", inner) for name, inner in value.items()]
     if isinstance(value, list | tuple | set):
         return [("item", inner) for inner in value]
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
-    attributes = {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
+
+    slots = [
+        name
+        for cls in type(value).__mro__
+        for name in getattr(cls, "__slots__", ())
+        if hasattr(value, name)
+    ]
+    attributes = {
+        **{name: getattr(value, name) for name in slots},
+        **getattr(value, "__dict__", {}),
+    }
+
     return [(f"attribute '{name}'", inner) for name, inner in attributes.items()]
 
 

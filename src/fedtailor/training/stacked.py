@@ -1,7 +1,8 @@
-"""``train`` and ``forward`` for a stack of clients: one vectorized step for all that have not finished.
+"""``train`` and ``forward`` for a stack of clients: one vectorized step for all that have not
+finished.
 
-Clients are sorted by their number of steps, so that those still training are a prefix of the stack, which
-shrinks; a finished client's parameters and momentum are not touched again.
+Clients are sorted by their number of steps, so that those still training are a prefix of the stack,
+which shrinks; a finished client's parameters and momentum are not touched again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from fedtailor.training.step_runner import memory_of, separate_from, write
 
 
 class Stacked(NamedTuple):
-    """A tensor that has a leading client axis (``dim`` 0), or is the same for all clients (``dim`` None)."""
+    """A tensor that has a leading client axis (``dim`` 0), or is the same for all clients (``dim``
+    None).
+    """
 
     tensor: Tensor
     dim: int | None
@@ -45,7 +48,11 @@ class Stacked(NamedTuple):
 
     def full(self, count: int) -> Tensor:
         """Return a copy with a client axis of ``count``."""
-        return self.tensor.clone() if self.dim == 0 else self.tensor.expand(count, *self.tensor.shape).clone()
+        return (
+            self.tensor.clone()
+            if self.dim == 0
+            else self.tensor.expand(count, *self.tensor.shape).clone()
+        )
 
     def joined(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tables of all clients as one table, and the ``rows`` (clients, n) in it."""
@@ -75,7 +82,9 @@ class StackedExamples(NamedTuple):
         return ExampleSet(*(part.of_client(client_index) for part in self))
 
     def gather(self, positions: Tensor, present: Tensor, moves: Tensor | None = None) -> Batch:
-        """Return batches (clients, b, ...) at positions (clients, b); rows with ``present`` 0 are padding."""
+        """Return batches (clients, b, ...) at positions (clients, b); rows with ``present`` 0 are
+        padding.
+        """
         rows = _pick(self.rows, positions)
         weight = _pick(self.weight, positions) * present
         values = to_values(_pick(self.x, rows, moves), self.scale.tensor, weight.dtype)
@@ -117,10 +126,14 @@ def train_stack(
     key: StackedKey,
     plans: Sequence[Plan],
 ) -> list[Tensor]:
-    """Train the clients of a stack, one per plan; return what ``train_one`` returns, with a leading client axis."""
+    """Train the clients of a stack, one per plan; return what ``train_one`` returns, with a leading
+    client axis.
+    """
     count = len(plans)
     device = data.weight.tensor.device
-    lengths = torch.tensor([len(plan.batches) // phase.amount.per_step for plan in plans], device=HOST)
+    lengths = torch.tensor(
+        [len(plan.batches) // phase.amount.per_step for plan in plans], device=HOST
+    )
     order = torch.argsort(lengths, descending=True, stable=True)
     order_there = order.to(device)
     run = _Run(
@@ -134,11 +147,17 @@ def train_stack(
     )
     for step in range(int(lengths.max())):
         run.step(step)
+
     steps = run.lengths.to(device)
     losses = run.loss_sum / torch.clamp(steps, min=1)
     result = [*run.params, steps, losses]
     if phase.collect != "none":
-        result += run.collected() if run.rows else _nothing_collected(phase, params, context, data, key, count)
+        result += (
+            run.collected()
+            if run.rows
+            else _nothing_collected(phase, params, context, data, key, count)
+        )
+
     back = torch.argsort(order).to(device)
     return [tensor[back] for tensor in result]
 
@@ -166,8 +185,12 @@ class _Run:
         self.lengths = lengths
         """Steps of every client, the most first; on the host."""
         self.is_buffer = phase.buffers if phase.loss is not None else [False] * len(params)
-        self.trained = [leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if not is_buffer]
-        self.model_buffers = [leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if is_buffer]
+        self.trained = [
+            leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if not is_buffer
+        ]
+        self.model_buffers = [
+            leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if is_buffer
+        ]
         self.optimizer = Optimizer(phase.training, self.trained)
         self.loss_sum = torch.zeros(len(plans), dtype=params[0].dtype if params else None)
         self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -190,26 +213,35 @@ class _Run:
             chosen = [plan.batch(number) for plan in self.plans[:active]]
             rows = [rows for rows, _ in chosen]
             present_rows = [torch.ones(len(each), device=HOST) for each in rows]
-            padded = (pad_sequence(rows, batch_first=True), pad_sequence(present_rows, batch_first=True))
+            padded = (
+                pad_sequence(rows, batch_first=True),
+                pad_sequence(present_rows, batch_first=True),
+            )
             positions, present = to_device(padded, device)
             drawn = [moves for _, moves in chosen if moves is not None]
             moves = pad_sequence(drawn, batch_first=True) if drawn else None
             batches.append(data.gather(positions, present.to(data.weight.tensor.dtype), moves))
+
         return tuple(batches)
 
     def _advance(self, step: int, active: int, batches: tuple[Batch, ...]) -> Tensor | tuple[()]:
-        """Run the vectorized step, write its result into the first ``active`` rows; return the values to collect."""
+        """Run the vectorized step, write its result into the first ``active`` rows; return the
+        values to collect.
+        """
         phase = self.phase
         leaves = [leaf[:active] for leaf in self.params]
         context = [leaf.first(active) for leaf in self.context]
         words = [word.first(active) for word in self.key.words[:3]]
         step_word = torch.tensor(step, device=HOST)
 
-        def one_client(params: list[Tensor], context: list[Tensor], words: list[Tensor], batches: Any) -> Any:
+        def one_client(
+            params: list[Tensor], context: list[Tensor], words: list[Tensor], batches: Any
+        ) -> Any:
             key = join_key([*words, step_word], self.key.purpose)
             batch = batches[0] if phase.amount.per_step == 1 else batches
             if phase.step is not None:
                 return phase.advance(params, context, batch, key)
+
             return _gradients(phase, params, self.is_buffer, context, batch, key)
 
         in_dims = (0, [leaf.dim for leaf in context], [word.dim for word in words], 0)
@@ -217,14 +249,17 @@ class _Run:
             leaves, [leaf.tensor for leaf in context], [word.tensor for word in words], batches
         )
         outputs: Tensor | tuple[()]
+
         if phase.step is not None:
             new_leaves, outputs = output
             write(leaves, separate_from(self.param_memory, new_leaves))
             return outputs
+
         gradients, loss, buffers, outputs = output
         self.loss_sum[:active] += loss
         self._descend(step, active, gradients)
         write([leaf[:active] for leaf in self.model_buffers], buffers)
+
         return outputs
 
     def _descend(self, step: int, active: int, gradients: Sequence[Tensor]) -> None:
@@ -232,12 +267,19 @@ class _Run:
         gradients = [gradient.clone() for gradient in gradients]
         clip_norm = self.phase.training.clip_norm
         if clip_norm and gradients:
-            norm = torch.cat([gradient.reshape(active, -1) for gradient in gradients], 1).norm(dim=1)
+            norm = torch.cat([gradient.reshape(active, -1) for gradient in gradients], 1).norm(
+                dim=1
+            )
             factor = clip_factor(norm, clip_norm)
-            gradients = [gradient * factor.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]
+            gradients = [
+                gradient * factor.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients
+            ]
+
         self.optimizer.update([leaf[:active] for leaf in self.trained], gradients, step, active)
 
-    def _collect(self, step: int, active: int, batches: Sequence[Batch], outputs: Tensor | tuple[()]) -> None:
+    def _collect(
+        self, step: int, active: int, batches: Sequence[Batch], outputs: Tensor | tuple[()]
+    ) -> None:
         """Keep the values of a step, with their labels and weights."""
         labels = torch.cat([batch.y for batch in batches], 1)
         weight = torch.cat([batch.weight for batch in batches], 1)
@@ -245,7 +287,10 @@ class _Run:
             last_epochs = torch.tensor([plan.last_epoch for plan in self.plans[:active]])
             in_last_epoch = last_epochs <= step * self.phase.amount.per_step
             weight = weight * in_last_epoch[:, None]
-        self.rows.append((self._filled(collected(outputs)), self._filled(labels), self._filled(weight)))
+
+        self.rows.append(
+            (self._filled(collected(outputs)), self._filled(labels), self._filled(weight))
+        )
 
     def _filled(self, active: Tensor) -> Tensor:
         """Extend the rows of the active clients by zeros for those that have finished."""
@@ -254,19 +299,32 @@ class _Run:
         return result
 
     def collected(self) -> list[Tensor]:
-        """Return collected values, labels and weights: (clients, steps x batch, ...), padding of weight 0."""
+        """Return collected values, labels and weights: (clients, steps x batch, ...), padding of
+        weight 0.
+        """
         return [torch.cat(column, 1) for column in zip(*self.rows, strict=True)]
 
 
 def _gradients(
-    phase: Phase, params: list[Tensor], is_buffer: list[bool], context: list[Tensor], batch: Any, key: Key
+    phase: Phase,
+    params: list[Tensor],
+    is_buffer: list[bool],
+    context: list[Tensor],
+    batch: Any,
+    key: Key,
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor | tuple[()]]:
-    """Return gradients of the trained leaves, the loss, the updated buffers and the collected values."""
+    """Return gradients of the trained leaves, the loss, the updated buffers and the collected
+    values.
+    """
     trained = [leaf for leaf, fixed in zip(params, is_buffer, strict=True) if not fixed]
     buffers = [leaf for leaf, fixed in zip(params, is_buffer, strict=True) if fixed]
 
-    def objective(leaves: list[Tensor]) -> tuple[Tensor, tuple[Tensor, list[Tensor], Tensor | tuple[()]]]:
-        loss, updated, outputs = phase.evaluate(merge(leaves, buffers, is_buffer), context, batch, key)
+    def objective(
+        leaves: list[Tensor],
+    ) -> tuple[Tensor, tuple[Tensor, list[Tensor], Tensor | tuple[()]]]:
+        loss, updated, outputs = phase.evaluate(
+            merge(leaves, buffers, is_buffer), context, batch, key
+        )
         return loss, (loss, updated, outputs)
 
     gradients, (loss, updated, outputs) = torch.func.grad(objective, has_aux=True)(trained)
@@ -295,15 +353,19 @@ def _nothing_collected(
 def forward_stack(
     function: Callable[..., Tensor], count: int, data: StackedExamples, arguments: Sequence[Stacked]
 ) -> Tensor:
-    """Run ``function(*arguments, batch)`` over all examples of ``count`` clients: rows (clients, n, ...)."""
+    """Run ``function(*arguments, batch)`` over all examples of ``count`` clients: rows (clients, n,
+    ...).
+    """
     total = data.rows.tensor.shape[-1]
     chunk = chunk_size(data.x.tensor.shape[1 if data.x.dim is None else 2 :])
     present = torch.ones((), dtype=data.weight.tensor.dtype)
     tensors = [argument.tensor for argument in arguments]
     run_on = torch.func.vmap(function, in_dims=(*(argument.dim for argument in arguments), 0))
     outputs = []
+
     with torch.no_grad():
         for start in range(0, max(total, 1), chunk):
             positions = torch.arange(start, min(start + chunk, total)).expand(count, -1)
             outputs.append(run_on(*tensors, data.gather(positions, present)))
+
     return torch.cat(outputs, 1)

@@ -1,7 +1,8 @@
 """Step runners: how the steps of a training phase are carried out.
 
-A runner lends every phase the tensors that its steps read and write, and may run a step in another way that gives the
-same bits. The engine that runs a client's program chooses the runner; by default every step runs as it is written.
+A runner lends every phase the tensors that its steps read and write, and may run a step in another
+way that gives the same bits. The engine that runs a client's program chooses the runner; by default
+every step runs as it is written.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from fedtailor.core.rng import Key
 from fedtailor.training.phase import Phase
 
 StepFunction = Callable[[Any, Key], list[Tensor]]
-"""``function(batch or tuple of batches, key)``: the tensors that a step gives; it reads the buffers of its phase."""
+"""``function(batch or tuple of batches, key)``: the tensors that a step gives; it reads the buffers
+of its phase."""
 
 
 class StepBuffers:
-    """The tensors of a phase: a copy of its parameters, which is trained in place, and its context."""
+    """The tensors of a phase: a copy of its parameters, which is trained in place, and its
+    context.
+    """
 
     def __init__(self, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
         self.params = [_copy_to_train(leaf) for leaf in params]
-        self.context = [leaf if _has_standard_layout(leaf) else leaf.detach().clone() for leaf in context]
+        self.context = [
+            leaf if _has_standard_layout(leaf) else leaf.detach().clone() for leaf in context
+        ]
         self._param_memory = {memory_of(leaf) for leaf in self.params}
 
     def prepare(self, function: StepFunction) -> StepFunction:
@@ -34,7 +40,9 @@ class StepBuffers:
         return function
 
     def separate(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Return values detached, and copied where they share memory with parameters, which are about to change."""
+        """Return values detached, and copied where they share memory with parameters, which are
+        about to change.
+        """
         return separate_from(self._param_memory, values)
 
     def result(self) -> list[Tensor]:
@@ -49,13 +57,19 @@ def _copy_to_train(leaf: Tensor) -> Tensor:
 
 
 def _has_standard_layout(leaf: Tensor) -> bool:
-    """Return whether a copy would lie in memory as the tensor does, so that arithmetic gives the same bits for both."""
-    dense = leaf.is_contiguous() or (leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last))
+    """Return whether a copy would lie in memory as the tensor does, so that arithmetic gives the
+    same bits for both.
+    """
+    dense = leaf.is_contiguous() or (
+        leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last)
+    )
     return dense and leaf.data_ptr() % 64 == 0
 
 
 def separate_from(memory: Container[int], values: Sequence[Tensor]) -> list[Tensor]:
-    """Return values detached, and copied where they lie in pieces of memory; see :func:`memory_of`."""
+    """Return values detached, and copied where they lie in pieces of memory; see
+    :func:`memory_of`.
+    """
     results = []
     for value in values:
         value = value.detach()
@@ -88,7 +102,9 @@ class PlainRunner:
     """Runs every step as it is written."""
 
     @contextmanager
-    def lend(self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> Iterator[StepBuffers]:
+    def lend(
+        self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]
+    ) -> Iterator[StepBuffers]:
         """Lend a phase its buffers, which hold these parameters and this context."""
         yield StepBuffers(params, context)
 

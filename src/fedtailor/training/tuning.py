@@ -1,4 +1,6 @@
-"""Training beside or after the federated rounds: a head alone, fine-tuning of a copy, a new client's catching up."""
+"""Training beside or after the federated rounds: a head alone, fine-tuning of a copy, a new
+client's catching up.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,26 @@ def train_head(
         key: decides the order of the examples.
         epochs: passes over the examples.
         training: in place of the options of ``task``.
-        features: the examples' features in evaluation mode, if the caller has them already. They are computed once
-            otherwise, unless the options augment images: then features differ by epoch.
+        features: the examples' features in evaluation mode, if the caller has them already. They
+            are computed once otherwise, unless the options augment images: then features differ by
+            epoch.
     """
     training = training or task.training
     if is_moved(training, data.x):
-        return train(task, frozen_body_loss, head, context=body, data=data, key=key, training=training, epochs=epochs)
+        return train(
+            task,
+            frozen_body_loss,
+            head,
+            context=body,
+            data=data,
+            key=key,
+            training=training,
+            epochs=epochs,
+        )
+
     if features is None:
         features = cached_features(task, body, data, key=key)
+
     return train(task, head_loss, head, data=features, key=key, training=training, epochs=epochs)
 
 
@@ -64,16 +78,22 @@ def fine_tune(
     layers: Layers = "all",
     training: Training | None = None,
 ) -> FineTuned:
-    """Train a copy of a whole model, or of its head alone, by cross-entropy; without epochs it is the model itself."""
+    """Train a copy of a whole model, or of its head alone, by cross-entropy; without epochs it is
+    the model itself.
+    """
     if epochs == 0:
         return untuned(model)
+
     key = key.fold("finetune")
     if layers == "head":
         body = task.pick(model, *BODY)
         head = task.pick(model, "head")
         trained = train_head(task, body, head, data, key=key, training=training, epochs=epochs)
     else:
-        trained = train(task, classification_loss, model, data=data, key=key, training=training, epochs=epochs)
+        trained = train(
+            task, classification_loss, model, data=data, key=key, training=training, epochs=epochs
+        )
+
     return FineTuned({**model, **trained.params}, trained.steps)
 
 
@@ -88,11 +108,18 @@ def train_rounds(
     context: tree.Tree = NO_CONTEXT,
     training: Training | None = None,
 ) -> Trained:
-    """Train for as long as a number of rounds (), in one phase: how a new client catches up with the others."""
+    """Train for as long as a number of rounds (), in one phase: how a new client catches up with
+    the others.
+    """
     training = training or task.training
     rounds = rounds.round().long()
     if training.steps > 0:
         steps = rounds * training.steps
-        return train(task, loss, params, context=context, data=data, key=key, training=training, steps=steps)
+        return train(
+            task, loss, params, context=context, data=data, key=key, training=training, steps=steps
+        )
+
     epochs = rounds * training.epochs
-    return train(task, loss, params, context=context, data=data, key=key, training=training, epochs=epochs)
+    return train(
+        task, loss, params, context=context, data=data, key=key, training=training, epochs=epochs
+    )

@@ -21,7 +21,8 @@ def rows() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def small(images: np.ndarray) -> np.ndarray:
-    """Return two images (2, 9, 12, 3) for slow computations, with black, white and gray pixels among others."""
+    """Return two images (2, 9, 12, 3) for slow computations, with black, white and gray pixels
+    among others."""
     cut = images[:2, 5:14, 8:20].copy()
     cut[0, 0, 0], cut[0, 1, 1], cut[0, 2, 2], cut[1, 3, 3] = 0, 255, 90, (255, 0, 128)
     return cut

@@ -51,7 +51,9 @@ def test_progress_counts_copies(images, cache, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 2)
     done = []
     copies = run(images, progress=done.append)
-    np.testing.assert_array_equal(copies, corrupt(images[ROWS], "gaussian_noise", 2, rows=ROWS, seed=4))
+    np.testing.assert_array_equal(
+        copies, corrupt(images[ROWS], "gaussian_noise", 2, rows=ROWS, seed=4)
+    )
     assert done == [2, 3]
 
 

@@ -15,9 +15,11 @@ KINDS = list(CORRUPTIONS)
 
 
 def change(kind, clean, corrupted):
-    """Return how much images changed: the mean absolute difference, or for frost what is not explained by the image.
+    """Return how much images changed: the mean absolute difference, or for frost what is not
+    explained by the image.
 
-    Frost takes away brightness as it adds its own, so that the difference shrinks where the picture is lost.
+    Frost takes away brightness as it adds its own, so that the difference shrinks where the picture
+    is lost.
     """
     if kind == "frost":
         pairs = zip(clean.reshape(len(clean), -1), corrupted.reshape(len(clean), -1), strict=True)
@@ -26,10 +28,16 @@ def change(kind, clean, corrupted):
 
 
 def assert_grows(kind, images, rows, frost):
-    changes = [change(kind, images, corrupt(images, kind, s, rows=rows, seed=42, frost=frost)) for s in range(1, 6)]
-    # at severities 3 and 4 motion blur has weights that differ beyond 12 pixels only, where they are near 0
+    changes = [
+        change(kind, images, corrupt(images, kind, s, rows=rows, seed=42, frost=frost))
+        for s in range(1, 6)
+    ]
+    # at severities 3 and 4 motion blur has weights that differ beyond 12 pixels only, where they
+    # are near 0
     least = 0.97 if kind == "motion_blur" else 1.0
-    assert changes[0] > 0 and all(after > least * before for before, after in pairwise(changes)), changes
+    assert changes[0] > 0 and all(after > least * before for before, after in pairwise(changes)), (
+        changes
+    )
     assert changes[4] > 1.3 * changes[0]
 
 
@@ -60,8 +68,12 @@ def test_an_image_does_not_depend_on_what_is_corrupted_with_it(kind, channels, i
     some = images[..., :channels]
     together = corrupt(some, kind, 3, rows=rows, seed=1)
     order = np.random.default_rng(0).permutation(len(rows))[:9]
-    np.testing.assert_array_equal(corrupt(some[order], kind, 3, rows=rows[order], seed=1), together[order])
-    np.testing.assert_array_equal(corrupt(some[5:6], kind, 3, rows=rows[5:6], seed=1), together[5:6])
+    np.testing.assert_array_equal(
+        corrupt(some[order], kind, 3, rows=rows[order], seed=1), together[order]
+    )
+    np.testing.assert_array_equal(
+        corrupt(some[5:6], kind, 3, rows=rows[5:6], seed=1), together[5:6]
+    )
     assert together.dtype == np.uint8 and together.shape == some.shape
 
 
@@ -72,7 +84,9 @@ def test_many_images_are_corrupted_in_parts(images, rows):
         np.testing.assert_array_equal(out[60:], out[:120])
 
 
-@pytest.mark.parametrize("kind", ["motion_blur", "gaussian_noise", "shot_noise", "impulse_noise", "frost", "fog"])
+@pytest.mark.parametrize(
+    "kind", ["motion_blur", "gaussian_noise", "shot_noise", "impulse_noise", "frost", "fog"]
+)
 def test_draws_depend_on_seed_severity_and_row(kind, images, rows):
     def run(seed=1, places=rows):
         return corrupt(images, kind, 3, rows=places, seed=seed)
@@ -80,7 +94,9 @@ def test_draws_depend_on_seed_severity_and_row(kind, images, rows):
     first = run()
     assert (run() == first).all()
     for other in (run(seed=2), run(places=rows + 1), run(seed=2**64 + 1)):
-        assert (other != first).any(axis=(1, 2, 3)).mean() > 0.8  # two angles can mean the same whole pixels
+        assert (other != first).any(
+            axis=(1, 2, 3)
+        ).mean() > 0.8  # two angles can mean the same whole pixels
 
 
 def test_what_was_there_does_not_change(images, rows):
@@ -107,7 +123,12 @@ def test_any_size_can_be_corrupted(kind, shape):
 
 
 def test_no_images_are_no_error():
-    assert corrupt(np.zeros((0, 8, 8, 3), np.uint8), "fog", 1, rows=np.arange(0), seed=0).shape == (0, 8, 8, 3)
+    assert corrupt(np.zeros((0, 8, 8, 3), np.uint8), "fog", 1, rows=np.arange(0), seed=0).shape == (
+        0,
+        8,
+        8,
+        3,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,7 +35,10 @@ def test_motion_blur(small, level):
         for y, x in np.ndindex(small.shape[1:3]):
             total = np.zeros(3)
             for i, weight in enumerate(weights):
-                dy, dx = -math.ceil(i * math.sin(angle) - 0.5), -math.ceil(i * math.cos(angle) - 0.5)
+                dy, dx = (
+                    -math.ceil(i * math.sin(angle) - 0.5),
+                    -math.ceil(i * math.cos(angle) - 0.5),
+                )
                 total += weight * small[n, clip(y - dy, 0, 8), clip(x - dx, 0, 11)]
             expected[n, y, x] = total / sum(weights)
     actual = corrupt(small, "motion_blur", level, rows=ROWS, seed=SEED)
@@ -69,26 +72,36 @@ def test_gaussian_noise(images, rows, level, std):
     gray = np.full_like(images, 127)
     noise = corrupt(gray, "gaussian_noise", level, rows=rows, seed=SEED).astype(float) + 0.5 - 127
     assert noise.std() == pytest.approx(255 * std, rel=0.01) and abs(noise.mean()) < 0.25
-    assert abs(np.corrcoef(noise[..., 0].ravel(), noise[..., 1].ravel())[0, 1]) < 0.02  # per channel
+    assert (
+        abs(np.corrcoef(noise[..., 0].ravel(), noise[..., 1].ravel())[0, 1]) < 0.02
+    )  # per channel
     assert abs(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1]) < 0.08  # per image
 
 
 @pytest.mark.parametrize(("level", "photons"), list(enumerate([500, 250, 100, 75, 50], 1)))
 @pytest.mark.parametrize("gray", [30, 127])
 def test_shot_noise(images, rows, level, photons, gray):
-    out = corrupt(np.full_like(images, gray), "shot_noise", level, rows=rows, seed=SEED).astype(float)
+    out = corrupt(np.full_like(images, gray), "shot_noise", level, rows=rows, seed=SEED).astype(
+        float
+    )
     whole = {min(255 * count // photons, 255) for count in range(2 * photons)}
     assert set(out.ravel().tolist()) <= whole
-    assert out.mean() == pytest.approx(gray - 0.45, abs=0.15)  # truncation takes a little less than a half
+    assert out.mean() == pytest.approx(
+        gray - 0.45, abs=0.15
+    )  # truncation takes a little less than a half
     # of a Poisson number with mean m = photons * gray / 255 the variance is m
-    assert out.var() == pytest.approx(255 * gray / photons, rel=0.05)  # 250: floor(1.02 n) is n below 50
+    assert out.var() == pytest.approx(
+        255 * gray / photons, rel=0.05
+    )  # 250: floor(1.02 n) is n below 50
 
 
 def test_no_photons_come_from_black(small):
     assert (corrupt(np.zeros_like(small), "shot_noise", 5, rows=ROWS, seed=SEED) == 0).all()
 
 
-@pytest.mark.parametrize(("level", "probability"), list(enumerate([0.01, 0.02, 0.03, 0.05, 0.07], 1)))
+@pytest.mark.parametrize(
+    ("level", "probability"), list(enumerate([0.01, 0.02, 0.03, 0.05, 0.07], 1))
+)
 def test_impulse_noise(images, rows, level, probability):
     clean = np.clip(images, 1, 254)
     out = corrupt(clean, "impulse_noise", level, rows=rows, seed=SEED)
@@ -104,9 +117,13 @@ def test_impulse_noise(images, rows, level, probability):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_frost(small, level):
-    image_share, frost_share = [("1", "0.2"), ("1", "0.3"), ("0.9", "0.4"), ("0.85", "0.4"), ("0.75", "0.45")][
-        level - 1
-    ]
+    image_share, frost_share = [
+        ("1", "0.2"),
+        ("1", "0.3"),
+        ("0.9", "0.4"),
+        ("0.85", "0.4"),
+        ("0.75", "0.45"),
+    ][level - 1]
     generator = np.random.default_rng(0)
     pictures = [generator.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8) for i in range(5)]
     expected = np.empty_like(small)
@@ -178,7 +195,8 @@ def test_fog(small, level):
     np.testing.assert_array_equal(corrupt(small, "fog", level, rows=ROWS, seed=SEED), expected)
 
 
-# Annex K of the JPEG standard (ITU-T T.81): quantization of luminance, which is the table of quality 50
+# Annex K of the JPEG standard (ITU-T T.81): quantization of luminance, which is the table of
+# quality 50
 QUANTIZATION = np.array(
     [
         [16, 11, 10, 16, 24, 40, 51, 61],
@@ -205,7 +223,9 @@ def test_jpeg_of_a_gray_image(images, level, quality):
         expected[block] = fft.idctn(np.round(waves / table) * table, norm="ortho") + 128
     actual = corrupt(gray, "jpeg", level, rows=np.array([0]), seed=SEED)[0, :, :, 0]
     difference = np.abs(actual - np.clip(expected, 0, 255))
-    assert np.median(difference) < 0.5 and (difference < 1.5).mean() > 0.9  # whole-number transforms round differently
+    assert (
+        np.median(difference) < 0.5 and (difference < 1.5).mean() > 0.9
+    )  # whole-number transforms round differently
 
 
 @pytest.mark.parametrize(("level", "added"), list(enumerate([0.05, 0.1, 0.15, 0.2, 0.3], 1)))
@@ -215,10 +235,14 @@ def test_brightness(small, level, added):
         hue, saturation, value = colorsys.rgb_to_hsv(*(small[place] / 255))
         brighter = colorsys.hsv_to_rgb(hue, saturation, clip(value + added, 0, 1))
         expected[place] = [as_byte(255 * each) for each in brighter]
-    np.testing.assert_array_equal(corrupt(small, "brightness", level, rows=ROWS, seed=SEED), expected)
+    np.testing.assert_array_equal(
+        corrupt(small, "brightness", level, rows=ROWS, seed=SEED), expected
+    )
 
 
-@pytest.mark.parametrize(("level", "kept"), list(enumerate(["0.75", "0.5", "0.4", "0.3", "0.15"], 1)))
+@pytest.mark.parametrize(
+    ("level", "kept"), list(enumerate(["0.75", "0.5", "0.4", "0.3", "0.15"], 1))
+)
 def test_contrast(small, level, kept):
     expected = np.empty_like(small)
     for n, channel in np.ndindex(2, 3):

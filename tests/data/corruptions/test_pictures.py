@@ -32,13 +32,17 @@ def test_photographs_are_scaled_by_a_fifth_without_averaging(folder):
     for number, picture in enumerate(pictures[:4], 1):
         with Image.open(folder / f"frost{number}.png") as image:
             pixels = np.asarray(image)
-        # bilinear without averaging: the value at 5 (i + 1/2) - 1/2 = 5 i + 2, a pixel; 203 / 5 rounds to 41
+        # bilinear without averaging: the value at 5 (i + 1/2) - 1/2 = 5 i + 2, a pixel; 203 / 5
+        # rounds to 41
         assert picture.shape == (41, 33, 3)
         for y, x in [(0, 0), (40, 32), (7, 11)]:
             np.testing.assert_array_equal(picture[y, x], pixels[5 * y + 2, 5 * x + 2, :3])
     assert len(pictures) == 5 and (pictures[4] == 99).all() and pictures[4].shape == (14, 12, 3)
     assert list(sources) == [f"frost/frost{n}.png" for n in range(1, 5)] + ["frost/frost5.jpg"]
-    assert sources["frost/frost1.png"] == hashlib.sha256((folder / "frost1.png").read_bytes()).hexdigest()
+    assert (
+        sources["frost/frost1.png"]
+        == hashlib.sha256((folder / "frost1.png").read_bytes()).hexdigest()
+    )
 
 
 def test_none_at_all_are_no_error(tmp_path):
@@ -54,7 +58,11 @@ def test_some_missing_are_an_error_that_names_them(folder):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "an intact PNG or JPEG"), (b"GIF89a", "an intact PNG or JPEG"), (None, "an intact PNG or JPEG")],
+    [
+        (b"", "an intact PNG or JPEG"),
+        (b"GIF89a", "an intact PNG or JPEG"),
+        (None, "an intact PNG or JPEG"),
+    ],
 )
 def test_a_damaged_photograph_is_an_error_that_names_it(folder, content, message):
     path = folder / "frost3.png"
@@ -73,7 +81,9 @@ def test_sizes_out_of_range_are_refused(folder):
         load_frost(folder, {})
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root can read everything")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root can read everything"
+)
 def test_a_photograph_that_cannot_be_read_is_an_error(folder):
     (folder / "frost1.png").chmod(0)
     with pytest.raises(DataError, match="frost1"):

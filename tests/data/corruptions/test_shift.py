@@ -6,7 +6,14 @@ from PIL import Image
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.corruptions import CORRUPTIONS, corrupt
-from fedtailor.data.corruptions.shift import NEW_PAIRS, CifarS, Pair, apply_shift, pairs, parse_shift
+from fedtailor.data.corruptions.shift import (
+    NEW_PAIRS,
+    CifarS,
+    Pair,
+    apply_shift,
+    pairs,
+    parse_shift,
+)
 from fedtailor.data.dataset import Dataset
 
 KINDS = list(CORRUPTIONS)
@@ -38,7 +45,9 @@ def dataset(images):
 def test_options_are_read():
     assert parse_shift("") is None and parse_shift("  ") is None
     assert parse_shift("cifar_s") == CifarS(50, "release", "clean")
-    assert parse_shift("cifar_s(clients=0, pairing='unique', new='all')") == CifarS(0, "unique", "all")
+    assert parse_shift("cifar_s(clients=0, pairing='unique', new='all')") == CifarS(
+        0, "unique", "all"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,8 @@ def test_unique_pairs_start_anew_after_fifty():
 
 def test_more_corrupted_clients_than_clients_are_refused():
     with pytest.raises(
-        ConfigError, match=r"cifar_s\.clients must be at most 20, the number of clients that are not new"
+        ConfigError,
+        match=r"cifar_s\.clients must be at most 20, the number of clients that are not new",
     ):
         pairs(CifarS(), 20)
     assert pairs(CifarS(0), 2) == [None, None]
@@ -103,18 +113,26 @@ def test_clients_get_copies_of_their_rows(dataset, tmp_path):
             expected = corrupt(dataset.x[rows], *pair, rows=rows, seed=6)
             np.testing.assert_array_equal(corrupted.x[copies], expected)
         for column in ("y", "subclasses", "domains"):
-            np.testing.assert_array_equal(getattr(corrupted, column)[copies], getattr(dataset, column)[rows])
-    assert len(corrupted.y) == 60 + 4 + 2 and moved[0][1] == moved[3][0]  # row 1 under fog is copied once
+            np.testing.assert_array_equal(
+                getattr(corrupted, column)[copies], getattr(dataset, column)[rows]
+            )
+    assert (
+        len(corrupted.y) == 60 + 4 + 2 and moved[0][1] == moved[3][0]
+    )  # row 1 under fog is copied once
     assert progress == [(4, 6), (6, 6)]
 
 
 def test_what_is_known_of_a_data_set_stays(dataset, tmp_path):
-    corrupted, _ = apply_shift(dataset, [np.arange(5)], [Pair("jpeg", 1)], seed=0, frost_folder=tmp_path)
+    corrupted, _ = apply_shift(
+        dataset, [np.arange(5)], [Pair("jpeg", 1)], seed=0, frost_folder=tmp_path
+    )
     assert corrupted.num_official_train == 50 and not dataset.subset and not corrupted.subset
     assert corrupted.sources == dataset.sources and corrupted.notes == dataset.notes
     assert corrupted.digest != dataset.digest
     part = Dataset(name="part", x=dataset.x, y=dataset.y, num_classes=4, official_size=100)
-    corrupted, _ = apply_shift(part, [np.arange(5)], [Pair("jpeg", 1)], seed=0, frost_folder=tmp_path)
+    corrupted, _ = apply_shift(
+        part, [np.arange(5)], [Pair("jpeg", 1)], seed=0, frost_folder=tmp_path
+    )
     assert corrupted.subset
 
 
@@ -126,7 +144,9 @@ def test_without_corrupted_clients_nothing_changes(dataset, tmp_path):
 
 def test_a_client_without_examples_gets_none(dataset, tmp_path):
     rows = [np.arange(0), np.arange(3)]
-    corrupted, moved = apply_shift(dataset, rows, [Pair("fog", 1), Pair("jpeg", 1)], seed=0, frost_folder=tmp_path)
+    corrupted, moved = apply_shift(
+        dataset, rows, [Pair("fog", 1), Pair("jpeg", 1)], seed=0, frost_folder=tmp_path
+    )
     assert len(moved[0]) == 0 and len(corrupted.y) == 63
 
 
@@ -142,10 +162,15 @@ def test_notes_say_what_is_not_as_in_the_release(dataset, tmp_path):
 def test_photographs_of_frost_are_sources(dataset, tmp_path):
     (tmp_path / "frost").mkdir()
     for number in range(1, 6):
-        Image.new("RGB", (200, 200), (250, 250, 250)).save(tmp_path / "frost" / f"frost{number}.png")
+        Image.new("RGB", (200, 200), (250, 250, 250)).save(
+            tmp_path / "frost" / f"frost{number}.png"
+        )
     arguments = {"seed": 0, "frost_folder": tmp_path / "frost"}
     corrupted, moved = apply_shift(dataset, [np.arange(3)], [Pair("frost", 1)], **arguments)
-    assert set(corrupted.sources) == {"file", *(f"frost/frost{number}.png" for number in range(1, 6))}
+    assert set(corrupted.sources) == {
+        "file",
+        *(f"frost/frost{number}.png" for number in range(1, 6)),
+    }
     assert corrupted.notes == ("a note.",)
     expected = np.minimum(dataset.x[:3].astype(int) + 50, 255)
     np.testing.assert_array_equal(corrupted.x[moved[0]], expected)

@@ -31,7 +31,10 @@ def two_sites(folder, *, images=10, layout="{site}/{label}"):
     """Write sites A and B with classes cat and dog, every image another."""
     for place, (site, label) in enumerate([("A", "cat"), ("A", "dog"), ("B", "cat"), ("B", "dog")]):
         for number in range(images):
-            save(folder / layout.format(site=site, label=label) / f"{site}{number}.png", pixels(1000 * place + number))
+            save(
+                folder / layout.format(site=site, label=label) / f"{site}{number}.png",
+                pixels(1000 * place + number),
+            )
     return folder
 
 
@@ -39,7 +42,10 @@ def arrays(folder, site, part="train", **changes):
     """Write ``SITE/train.npz`` with 12 images of two classes."""
     (folder / site).mkdir(parents=True, exist_ok=True)
     content = {"x": pixels(len(site), (12, 8, 8)), "y": np.arange(12) % 2} | changes
-    np.savez(folder / site / f"{part}.npz", **{name: value for name, value in content.items() if value is not None})
+    np.savez(
+        folder / site / f"{part}.npz",
+        **{name: value for name, value in content.items() if value is not None},
+    )
 
 
 def table(folder, site, text=None):
@@ -53,10 +59,17 @@ def png_header(width, height):
     """Return a PNG of that size in a few bytes, with no pixels in it."""
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 def _empty_site(folder):
@@ -106,7 +119,9 @@ def _one_size_off(folder):
 
 def _put(content, name="odd.png"):
     def build(folder):
-        (two_sites(folder) / "A" / "cat" / name).write_bytes(content() if callable(content) else content)
+        (two_sites(folder) / "A" / "cat" / name).write_bytes(
+            content() if callable(content) else content
+        )
 
     return build
 
@@ -143,7 +158,10 @@ def _not_utf8(folder):
     name = os.fsdecode(b"caf\xe9")
     for site in "AB":
         for number in range(3):
-            save(two_sites(folder) / site / name / os.fsdecode(b"%d\xff.png" % number), pixels(ord(site) * 50 + number))
+            save(
+                two_sites(folder) / site / name / os.fsdecode(b"%d\xff.png" % number),
+                pixels(ord(site) * 50 + number),
+            )
 
 
 def _named(site, label):
@@ -162,7 +180,9 @@ def _two_forms(folder):
 
 def _link(target, name):
     def build(folder):
-        (two_sites(folder) / "A" / name).symlink_to(target if target.startswith("/") else folder / target)
+        (two_sites(folder) / "A" / name).symlink_to(
+            target if target.startswith("/") else folder / target
+        )
 
     return build
 
@@ -297,7 +317,12 @@ class Broken(NamedTuple):
 BROKEN = [
     Broken("empty folder", "error", "empty_folder", lambda folder: folder.mkdir()),
     Broken("no folder", "error", "not_found", lambda folder: None),
-    Broken("a file of another kind", "error", "unknown_layout", lambda folder: folder.write_text("text")),
+    Broken(
+        "a file of another kind",
+        "error",
+        "unknown_layout",
+        lambda folder: folder.write_text("text"),
+    ),
     Broken("images at the top", "error", "unknown_layout", _top),
     Broken("parts beside sites", "error", "ambiguous_layout", _part_and_site),
     Broken("a part under another name", "error", "ambiguous_layout", _train_and_holdout),
@@ -322,7 +347,10 @@ BROKEN = [
     Broken("truncated jpeg", "skipped", "truncated_image", _put(_truncated("jpeg"), "odd.jpg")),
     Broken("damaged webp", "skipped", "damaged_image", _put(_truncated("webp"), "odd.webp")),
     Broken(
-        "postscript named png", "skipped", "not_an_image", _put(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+        "postscript named png",
+        "skipped",
+        "not_an_image",
+        _put(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n"),
     ),
     Broken("bomb", "skipped", "image_too_large", _put(png_header(8000, 8000))),
     Broken("larger bomb", "skipped", "image_too_large", _put(png_header(100_000, 100_000))),
@@ -330,12 +358,39 @@ BROKEN = [
     Broken("12 bits in 16", "warning", "dark_16_bit", _dark),
     Broken("4 bits in 8", "warning", "dark_8_bit", _dark_8_bit),
     Broken("4 bits in arrays", "warning", "dark_8_bit", _arrays_of(pixels(1, (12, 8, 8)) // 16)),
-    Broken("12 bits in arrays", "warning", "dark_16_bit", _arrays_of(pixels(1, (12, 8, 8)).astype(np.uint16) * 16)),
-    Broken("duplicate in arrays", "warning", "duplicate_in_site", _arrays_of(np.full((12, 8, 8), 99, np.uint8))),
-    Broken("duplicate row", "warning", "duplicate_in_site", _table("a,b,label\n9,9,1\n9,9,1\n8,8,0\n")),
-    Broken("duplicate in site", "warning", "duplicate_in_site", _duplicate("A/cat/A1.png", "A/cat/odd.png")),
-    Broken("duplicate at sites", "warning", "duplicate_across_sites", _duplicate("A/cat/A1.png", "B/cat/odd.png")),
-    Broken("duplicate of other class", "warning", "duplicate_other_class", _duplicate("A/cat/A1.png", "A/dog/odd.png")),
+    Broken(
+        "12 bits in arrays",
+        "warning",
+        "dark_16_bit",
+        _arrays_of(pixels(1, (12, 8, 8)).astype(np.uint16) * 16),
+    ),
+    Broken(
+        "duplicate in arrays",
+        "warning",
+        "duplicate_in_site",
+        _arrays_of(np.full((12, 8, 8), 99, np.uint8)),
+    ),
+    Broken(
+        "duplicate row", "warning", "duplicate_in_site", _table("a,b,label\n9,9,1\n9,9,1\n8,8,0\n")
+    ),
+    Broken(
+        "duplicate in site",
+        "warning",
+        "duplicate_in_site",
+        _duplicate("A/cat/A1.png", "A/cat/odd.png"),
+    ),
+    Broken(
+        "duplicate at sites",
+        "warning",
+        "duplicate_across_sites",
+        _duplicate("A/cat/A1.png", "B/cat/odd.png"),
+    ),
+    Broken(
+        "duplicate of other class",
+        "warning",
+        "duplicate_other_class",
+        _duplicate("A/cat/A1.png", "A/dog/odd.png"),
+    ),
     Broken(
         "duplicate in test",
         "warning",
@@ -345,7 +400,12 @@ BROKEN = [
     Broken("name not UTF-8", "warning", "non_utf8_name", _not_utf8),
     Broken("name with HTML", "warning", "unsafe_name", _named("<b>site<!-- ", "dog&cat")),
     Broken("name like a formula", "warning", "unsafe_name", _named("=HYPERLINK(1)", "bird")),
-    Broken("name with terminal escapes", "warning", "unsafe_name", _named("\x1b[31mred\x07", "bi\rrd\u202e")),
+    Broken(
+        "name with terminal escapes",
+        "warning",
+        "unsafe_name",
+        _named("\x1b[31mred\x07", "bi\rrd\u202e"),
+    ),
     Broken("names that differ by case", "warning", "similar_names", _named("A", "Cat")),
     Broken("names that differ by Unicode form", "warning", "similar_names", _two_forms),
     Broken("link to itself", "skipped", "symlink_loop", _link("A/odd", "odd")),
@@ -359,9 +419,19 @@ BROKEN = [
     Broken("stray file", "skipped", "stray_file", _stray),
     Broken("misplaced file", "skipped", "misplaced_file", _misplaced),
     Broken("label -1", "error", "negative_label", _arrays(y=np.arange(12) - 1)),
-    Broken("label beyond classes", "error", "label_out_of_range", _arrays(class_names=np.array(["cat"]))),
+    Broken(
+        "label beyond classes",
+        "error",
+        "label_out_of_range",
+        _arrays(class_names=np.array(["cat"])),
+    ),
     Broken("float labels", "error", "float_label", _arrays(y=np.arange(12) / 2)),
-    Broken("NaN values", "error", "not_finite", _arrays(x=np.full((12, 8, 8), np.nan, dtype=np.float32))),
+    Broken(
+        "NaN values",
+        "error",
+        "not_finite",
+        _arrays(x=np.full((12, 8, 8), np.nan, dtype=np.float32)),
+    ),
     Broken("other shape", "error", "shape_differs", _arrays(x=pixels(1, (12, 9, 9)))),
     Broken("missing array", "error", "missing_array", _arrays(y=None)),
     Broken("objects", "error", "object_array", _arrays(y=np.array([None] * 12))),
@@ -372,8 +442,18 @@ BROKEN = [
     Broken("text and numbers", "warning", "mixed_column", _table("a,b,label\n1,x,0\n3,4,1\n")),
     Broken("a column without values", "skipped", "empty_column", _empty_column),
     Broken("dates", "error", "dates", _table("a,b,label\n1,2020-01-31,0\n3,2020-02-01,1\n")),
-    Broken("several labels", "error", "several_labels", _table("a,label\n1,flu|covid\n3,flu\n4,covid\n")),
-    Broken("series in cells", "error", "time_series", _table('a,b,label\n1,"[1, 2, 3]",0\n3,"[1, 5]",1\n')),
+    Broken(
+        "several labels",
+        "error",
+        "several_labels",
+        _table("a,label\n1,flu|covid\n3,flu\n4,covid\n"),
+    ),
+    Broken(
+        "series in cells",
+        "error",
+        "time_series",
+        _table('a,b,label\n1,"[1, 2, 3]",0\n3,"[1, 5]",1\n'),
+    ),
     Broken("notes", "error", "free_text", _table(f"a,b,label\n{_notes()}")),
     Broken("names", "error", "too_many_categories", _table(f"a,b,label\n{_names()}")),
     Broken("paths of images", "error", "image_paths", _table("a,b,label\n1,1.png,0\n3,2.png,1\n")),
@@ -404,7 +484,8 @@ def broken(request, folder, monkeypatch):
 
 @pytest.fixture
 def make():
-    """Return the functions that write small folders: an ``images`` tree, ``arrays``, ``table``, and ``save``."""
+    """Return the functions that write small folders: an ``images`` tree, ``arrays``, ``table``, and
+    ``save``."""
 
     class Make:
         images = staticmethod(two_sites)

@@ -1,4 +1,5 @@
-"""Arrays of sites: scales and axes are told apart, and every broken archive is a problem of a kind that stays."""
+"""Arrays of sites: scales and axes are told apart, and every broken archive is a problem of a kind
+that stays."""
 
 from __future__ import annotations
 
@@ -28,8 +29,13 @@ def save(folder: Path, site: str, part: str = "train", **arrays: Any) -> Path:
 
 def read(folder: Path, **options: Any) -> tuple[Dataset | None, Findings]:
     findings = Findings()
-    sites = [(site.name, {path.stem: path for path in sorted(site.iterdir())}) for site in sorted(folder.iterdir())]
-    return read_npz_sites(folder, sites, DataOptions(path=str(folder), **options), findings), findings
+    sites = [
+        (site.name, {path.stem: path for path in sorted(site.iterdir())})
+        for site in sorted(folder.iterdir())
+    ]
+    return read_npz_sites(
+        folder, sites, DataOptions(path=str(folder), **options), findings
+    ), findings
 
 
 def kinds(findings: Findings) -> list[tuple[str, str, str]]:
@@ -42,9 +48,22 @@ def test_sites_are_put_in_order_with_all_test_rows_last(tmp_path: Path) -> None:
     save(tmp_path, "b", "test", x=X[2:] + 2, y=Y[2:].astype(np.uint8))
     dataset, findings = read(tmp_path)
     assert findings.problems == [] and dataset is not None and dataset.domains is not None
-    assert dataset.x.dtype == np.uint8 and dataset.x.shape == (8, 6, 5, 1) and dataset.num_official_train == 4
+    assert (
+        dataset.x.dtype == np.uint8
+        and dataset.x.shape == (8, 6, 5, 1)
+        and dataset.num_official_train == 4
+    )
     np.testing.assert_array_equal(dataset.x[..., 0], np.concatenate([X, X[:2] + 1, X[2:] + 2]))
-    assert dataset.y.tolist() == [0, 1, 2, 1, 0, 1, 2, 1] and dataset.domains.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert dataset.y.tolist() == [0, 1, 2, 1, 0, 1, 2, 1] and dataset.domains.tolist() == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
     assert dataset.class_names == ("cat", "dog", "=1+1") and dataset.domain_names == ("a", "b")
     assert [(site.train, site.test) for site in findings.sites] == [
         ({"cat": 1, "dog": 2, "=1+1": 1}, {"cat": 1, "dog": 1}),
@@ -64,7 +83,15 @@ def test_sites_are_put_in_order_with_all_test_rows_last(tmp_path: Path) -> None:
         (X.reshape(4, 30).astype(np.int32), np.float32, 1.0, 0.0),
         (X.reshape(4, 30) > 7, np.float32, 1.0, 0.0),
     ],
-    ids=["8 bits", "64 bits", "16 bits", "floats to 1", "floats from -1", "table", "table of truths"],
+    ids=[
+        "8 bits",
+        "64 bits",
+        "16 bits",
+        "floats to 1",
+        "floats from -1",
+        "table",
+        "table of truths",
+    ],
 )
 def test_white_is_told_from_type_and_range(
     tmp_path: Path, x: np.ndarray, kind: type, white: float, mean: float
@@ -74,7 +101,9 @@ def test_white_is_told_from_type_and_range(
     assert dataset is not None and (dataset.x.dtype, dataset.white) == (kind, white)
     assert dataset.normalize.mean == (mean,)
     np.testing.assert_array_equal(dataset.x, x.reshape(dataset.x.shape).astype(kind))
-    kinds = {problem.kind for problem in findings.problems if not problem.kind.startswith("duplicate")}
+    kinds = {
+        problem.kind for problem in findings.problems if not problem.kind.startswith("duplicate")
+    }
     assert kinds == ({"values_unscaled"} if x.min() < 0 else set())
 
 
@@ -92,7 +121,9 @@ def test_white_is_told_from_type_and_range(
         (16384, np.uint16, ""),
     ],
 )
-def test_images_far_from_white_are_pointed_out(tmp_path: Path, peak: int, kind: type, warned: str) -> None:
+def test_images_far_from_white_are_pointed_out(
+    tmp_path: Path, peak: int, kind: type, warned: str
+) -> None:
     x = np.zeros((4, 6, 5), kind)
     save(tmp_path, "a", x=x, y=Y)
     x[1, 2, 3] = peak
@@ -100,9 +131,12 @@ def test_images_far_from_white_are_pointed_out(tmp_path: Path, peak: int, kind: 
     dataset, findings = read(tmp_path)
     assert dataset is not None
     dark = [problem for problem in findings.problems if problem.kind.startswith("dark")]
-    assert [(problem.severity, problem.kind) for problem in dark] == ([("warning", warned)] if warned else [])
+    assert [(problem.severity, problem.kind) for problem in dark] == (
+        [("warning", warned)] if warned else []
+    )
     assert all(
-        f"is {peak}," in problem.message and 'data.normalize = "training"' in problem.message for problem in dark
+        f"is {peak}," in problem.message and 'data.normalize = "training"' in problem.message
+        for problem in dark
     )
 
 
@@ -116,12 +150,16 @@ def test_duplicates_are_one_warning_per_kind(tmp_path: Path) -> None:
         return np.array(grays)[:, None, None] * np.ones((1, 6, 5), int)
 
     save(tmp_path, "a", x=x(1, 2, 1, 1, 1, 1, 200), y=np.array([0, 0, 0, 0, 0, 0, 1]))
-    save(tmp_path, "a", "test", x=x(9, 2).astype(np.uint8), y=np.array([1, 0]))  # the same, in another type
+    save(
+        tmp_path, "a", "test", x=x(9, 2).astype(np.uint8), y=np.array([1, 0])
+    )  # the same, in another type
     save(tmp_path, "b", x=x(7, 200, 2), y=np.array([0, 0, 0]))
     dataset, findings = read(tmp_path)
     assert dataset is not None and len(dataset.y) == 12, "all are kept"
     messages = {problem.kind: problem.message for problem in findings.problems}
-    assert len(findings.problems) == 4 and {problem.severity for problem in findings.problems} == {"warning"}
+    assert len(findings.problems) == 4 and {problem.severity for problem in findings.problems} == {
+        "warning"
+    }
     assert "1 found: 'a/test:1' as 'a/train:1'." in messages["duplicate_train_test"]
     assert "1 found: 'b/train:1' as 'a/train:6'." in messages["duplicate_other_class"]
     assert "1 found: 'b/train:2' as 'a/train:1'." in messages["duplicate_across_sites"]
@@ -129,7 +167,9 @@ def test_duplicates_are_one_warning_per_kind(tmp_path: Path) -> None:
     assert messages["duplicate_in_site"].endswith("and 1 more.")
 
 
-def test_duplicates_are_not_looked_for_among_too_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicates_are_not_looked_for_among_too_many_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, "a", x=np.full((4, 6, 5), 200), y=Y)
     monkeypatch.setattr("fedtailor.data.own.duplicates.MAX_ROWS", 3)
     dataset, findings = read(tmp_path)
@@ -177,13 +217,21 @@ NAMES = np.array(["x", "y"])
 
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "no y": ({"x": X, "images": X}, "missing_array", "b/train.npz"),
-    "objects": ({"x": np.array([[1], None, "a", 2], dtype=object), "y": Y}, "object_array", "b/train.npz"),
+    "objects": (
+        {"x": np.array([[1], None, "a", 2], dtype=object), "y": Y},
+        "object_array",
+        "b/train.npz",
+    ),
     "other rows": ({"x": X, "y": Y[:3]}, "wrong_shape", "b/train.npz"),
     "one-hot": ({"x": X, "y": np.eye(3)[Y]}, "wrong_shape", "b/train.npz"),
     "a number": ({"x": np.float64(3), "y": Y}, "wrong_shape", "b/train.npz"),
     "five axes": ({"x": X[:, None, None], "y": Y}, "wrong_shape", "b/train.npz"),
     "no pixels": ({"x": X[:, :0], "y": Y}, "wrong_shape", "b/train.npz"),
-    "channels in the middle": ({"x": np.zeros((4, 8, 2, 8), np.uint8), "y": Y}, "wrong_shape", "b/train.npz"),
+    "channels in the middle": (
+        {"x": np.zeros((4, 8, 2, 8), np.uint8), "y": Y},
+        "wrong_shape",
+        "b/train.npz",
+    ),
     "other size": ({"x": X[:, 1:], "y": Y}, "shape_differs", "b/train.npz"),
     "other type": ({"x": FLOATS, "y": Y}, "type_differs", "b/train.npz"),
     "NaN": ({"x": WITH_NAN, "y": Y}, "not_finite", "b/train.npz:1"),
@@ -195,9 +243,21 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "label -1": ({"x": X, "y": Y - 1}, "negative_label", "b/train.npz:0"),
     "float label": ({"x": X, "y": Y + 0.5}, "float_label", "b/train.npz:0"),
     "NaN label": ({"x": X, "y": np.where(Y == 2, np.nan, Y)}, "float_label", "b/train.npz:2"),
-    "huge label": ({"x": X, "y": Y.astype(np.uint64) * 2**62}, "label_out_of_range", "b/train.npz:1"),
-    "label >= classes": ({"x": X, "y": Y, "class_names": NAMES}, "label_out_of_range", "a/train.npz:2"),
-    "a name twice": ({"x": X, "y": Y, "class_names": np.array(["x", "y", "x"])}, "wrong_class_names", "b/train.npz"),
+    "huge label": (
+        {"x": X, "y": Y.astype(np.uint64) * 2**62},
+        "label_out_of_range",
+        "b/train.npz:1",
+    ),
+    "label >= classes": (
+        {"x": X, "y": Y, "class_names": NAMES},
+        "label_out_of_range",
+        "a/train.npz:2",
+    ),
+    "a name twice": (
+        {"x": X, "y": Y, "class_names": np.array(["x", "y", "x"])},
+        "wrong_class_names",
+        "b/train.npz",
+    ),
     "numbers for names": ({"x": X, "y": Y, "class_names": Y}, "wrong_class_names", "b/train.npz"),
 }
 
@@ -261,7 +321,9 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, content: bytes, kind: str
     assert dataset is None and kinds(findings) == [("error", kind, "a/train.npz")]
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedtailor.data.own.arrays.MAX_TOTAL_BYTES", 10_000)
     save(tmp_path, "a", x=X, y=Y)
     save(tmp_path, "b", x=np.zeros((1000, 30)), y=np.zeros(1000, dtype=int))
@@ -271,7 +333,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
 
 def test_a_member_never_unpacks_to_more_than_it_announces(tmp_path: Path) -> None:
     content = bytearray(archive(header("(4, 6, 5)") + bytes(200_000)))
-    central = content.index(b"PK\x01\x02")  # the first entry of the central directory, that of x.npy
+    central = content.index(
+        b"PK\x01\x02"
+    )  # the first entry of the central directory, that of x.npy
     content[central + 24 : central + 28] = (1000).to_bytes(4, "little")
     save(tmp_path, "a", x=X, y=Y).write_bytes(content)
     dataset, findings = read(tmp_path)
@@ -292,21 +356,34 @@ def test_no_damage_ends_in_another_exception(tmp_path: Path) -> None:
         assert dataset is not None or findings.errors
 
 
-def test_an_error_after_many_warnings_is_still_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_many_warnings_is_still_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedtailor.data.own.findings.MAX_PROBLEMS", 1)
     save(tmp_path, "a", x=X, y=Y, extra=Y, more=Y)
     save(tmp_path, "b", x=X, y=Y - 1)
     dataset, findings = read(tmp_path)
-    assert dataset is None and [p.kind for p in findings.problems] == ["unused_array", "negative_label"]
+    assert dataset is None and [p.kind for p in findings.problems] == [
+        "unused_array",
+        "negative_label",
+    ]
     assert findings.counts["error", "negative_label"] == 1
 
 
-def test_whole_numbers_with_few_examples_each_are_refused_as_a_likely_regression(tmp_path: Path) -> None:
+def test_whole_numbers_with_few_examples_each_are_refused_as_a_likely_regression(
+    tmp_path: Path,
+) -> None:
     x = np.arange(80, dtype=np.float32).reshape(40, 2)
     save(tmp_path, "a", x=x, y=np.arange(40) * 3)
     dataset, findings = read(tmp_path)
     assert dataset is None and ("error", "likely_regression", "") in kinds(findings)
     assert "class_names" in findings.errors[0].message
-    save(tmp_path, "a", x=x, y=np.arange(40), class_names=np.array([f"class {number}" for number in range(40)]))
+    save(
+        tmp_path,
+        "a",
+        x=x,
+        y=np.arange(40),
+        class_names=np.array([f"class {number}" for number in range(40)]),
+    )
     dataset, findings = read(tmp_path)
     assert dataset is not None and dataset.num_classes == 40

@@ -14,7 +14,9 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 
 
 def kinds_in_docs():
-    rows = re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([a-z, ]+) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     return {(severity, kind) for kind, severities in rows for severity in severities.split(", ")}
 
 
@@ -37,4 +39,6 @@ def test_a_broken_folder_is_reported_and_loads_accordingly(broken):
     else:
         assert dataset is not None and loaded.digest == dataset.digest
         np.testing.assert_array_equal(loaded.x, dataset.x)
-        assert not CONTROL.search("".join((*loaded.class_names, *loaded.domain_names, loaded.name, *loaded.notes)))
+        assert not CONTROL.search(
+            "".join((*loaded.class_names, *loaded.domain_names, loaded.name, *loaded.notes))
+        )

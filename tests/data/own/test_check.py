@@ -1,4 +1,5 @@
-"""What the check says of sites, classes and names, and that its words are those of the documentation."""
+"""What the check says of sites, classes and names, and that its words are those of the
+documentation."""
 
 import re
 from pathlib import Path
@@ -23,7 +24,10 @@ def kinds(findings):
 
 def test_names_lose_what_rewrites_a_terminal():
     assert safe_name("Zürich 東京 é\u200dx") == "Zürich 東京 é\u200dx"
-    assert safe_name("a\x1b[31m\n\u202eb\udce9\x9b\u2028") == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
+    assert (
+        safe_name("a\x1b[31m\n\u202eb\udce9\x9b\u2028")
+        == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
+    )
 
 
 @pytest.mark.parametrize("name", ["<script>", "a&b", 'a"b', "=1+1", "@cmd", "-x", "a\\x1bb"])
@@ -33,7 +37,9 @@ def test_names_that_need_care_are_pointed_out(name):
     assert kinds(findings) == {"unsafe_name"} and len(findings.problems) == 1
 
 
-@pytest.mark.parametrize("names", [["-1", "+2.5"], ["straße", "Stra"], ["0", "1"], ["site A", "site B"]])
+@pytest.mark.parametrize(
+    "names", [["-1", "+2.5"], ["straße", "Stra"], ["0", "1"], ["site A", "site B"]]
+)
 def test_plain_names_are_not(names):
     findings = Findings()
     check_names("Site", names, findings)
@@ -54,7 +60,10 @@ def test_spaces_and_unicode_work(folder, make):
                 make.save(folder / site / label / f"Bild {number} ü.png", array)
     dataset, findings = read_own(str(folder), DataOptions())
     assert not findings.problems
-    assert dataset.domain_names == ("Klinik Süd", "東京 病院") and dataset.class_names == ("mit Befund", "o.B. – 无")
+    assert dataset.domain_names == ("Klinik Süd", "東京 病院") and dataset.class_names == (
+        "mit Befund",
+        "o.B. – 无",
+    )
 
 
 def test_class_names_of_a_file_are_made_safe(folder, make):
@@ -62,7 +71,9 @@ def test_class_names_of_a_file_are_made_safe(folder, make):
         make.arrays(folder, site, class_names=np.array(["a\x1b[1m", "b"]))
     dataset, findings = read_own(str(folder), DataOptions())
     assert dataset.class_names == ("a\\x1b[1m", "b")
-    assert findings.sites[0].train == {"a\\x1b[1m": 6, "b": 6} and kinds(findings) == {"unsafe_name"}
+    assert findings.sites[0].train == {"a\\x1b[1m": 6, "b": 6} and kinds(findings) == {
+        "unsafe_name"
+    }
 
 
 def test_sites_are_compared():
@@ -75,8 +86,14 @@ def test_sites_are_compared():
     )
     cross_check(findings)
     found = {(problem.kind, problem.site) for problem in findings.problems}
-    assert found == {("class_in_test_only", ""), ("class_not_trained", "B"), ("class_at_one_site", "B")}
-    assert "'w', 'z'" in next(one.message for one in findings.problems if one.kind == "class_at_one_site")
+    assert found == {
+        ("class_in_test_only", ""),
+        ("class_not_trained", "B"),
+        ("class_at_one_site", "B"),
+    }
+    assert "'w', 'z'" in next(
+        one.message for one in findings.problems if one.kind == "class_at_one_site"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +183,9 @@ def test_an_error_after_many_other_problems_is_still_one(folder, make, monkeypat
 
 def test_every_kind_in_the_documentation_is_in_the_code():
     page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/fedtailor/data/own").glob("*.py"))
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src/fedtailor/data/own").glob("*.py")
+    )
     documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
     assert len(documented) == len(set(documented)) > 60
     assert [kind for kind in documented if f'"{kind}"' not in source] == []

@@ -34,7 +34,9 @@ def test_orientation_is_applied(orientation, folder, make):
     exif = Image.Exif()
     exif[0x0112] = orientation
     for end in ("png", "tiff"):
-        image = decoded(make.save(folder / f"{orientation}.{end}", np.ascontiguousarray(stored), exif=exif))
+        image = decoded(
+            make.save(folder / f"{orientation}.{end}", np.ascontiguousarray(stored), exif=exif)
+        )
         np.testing.assert_array_equal(image.pixels[..., 0], upright)
         assert ("turned" in image.traits) == (orientation > 1)
 
@@ -60,7 +62,9 @@ def test_other_kinds_of_pixels(folder, make):
     bit = decoded(make.save(folder / "1.png", Image.fromarray(np.eye(4) > 0)))
     np.testing.assert_array_equal(bit.pixels[..., 0], 255 * np.eye(4))
     assert bit.traits == ("1-bit",)
-    frames = decoded(make.save(folder / "f.gif", plain, save_all=True, append_images=[Image.new("RGB", (4, 4))]))
+    frames = decoded(
+        make.save(folder / "f.gif", plain, save_all=True, append_images=[Image.new("RGB", (4, 4))])
+    )
     np.testing.assert_array_equal(frames.pixels, red)
     assert "several frames" in frames.traits
 
@@ -86,7 +90,9 @@ def test_the_central_square_is_taken(size, make):
     middle = array[top : top + edge, left : left + edge]
     np.testing.assert_array_equal(square(array, edge), middle)
     half = square(array, 2)
-    expected = np.asarray(Image.fromarray(np.ascontiguousarray(middle)).resize((2, 2), Image.Resampling.BILINEAR))
+    expected = np.asarray(
+        Image.fromarray(np.ascontiguousarray(middle)).resize((2, 2), Image.Resampling.BILINEAR)
+    )
     np.testing.assert_array_equal(half, expected)
     np.testing.assert_array_equal(square(array[..., :1], 2)[..., 0], half[..., 0])
 
@@ -104,7 +110,9 @@ def test_every_file_that_is_read_is_reported(folder, make):
     paths = [make.save(folder / f"{number}.png", make.pixels(number)) for number in range(3)]
     paths[1].write_text("no picture")
     told = []
-    read_pictures(pictures(paths), DataOptions(path="mine"), Findings(), lambda *values: told.append(values))
+    read_pictures(
+        pictures(paths), DataOptions(path="mine"), Findings(), lambda *values: told.append(values)
+    )
     assert told == [("reading pictures", done, 3) for done in (1, 2, 3)]
 
 
@@ -169,7 +177,9 @@ def test_images_far_from_white_are_pointed_out(peak, warned, folder, make):
     dark = [problem for problem in findings.problems if problem.kind == "dark_8_bit"]
     assert len(dark) == warned and all(f"is {peak}," in one.message for one in dark)
     _, findings = read([*paths, make.save(folder / "bright.png", make.pixels(1))])
-    assert "dark_8_bit" not in {problem.kind for problem in findings.problems}, "one bright image: white is known"
+    assert "dark_8_bit" not in {problem.kind for problem in findings.problems}, (
+        "one bright image: white is known"
+    )
 
 
 def test_images_of_1_bit_are_not_dark_and_16_bits_are_told_as_such(folder, make):

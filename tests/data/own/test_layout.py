@@ -46,7 +46,9 @@ def test_rows_are_in_order_training_first(folder, make):
     np.testing.assert_array_equal(dataset.y, [*np.repeat([0, 1, 0, 1], 10), 1, 0])
     np.testing.assert_array_equal(dataset.domains, [*np.repeat([0, 1], 20), 0, 1])
     np.testing.assert_array_equal(dataset.x[40, ..., 0], make.pixels(9))
-    assert findings.sites[0].train == {"cat": 10, "dog": 10} and findings.sites[0].test == {"dog": 1}
+    assert findings.sites[0].train == {"cat": 10, "dog": 10} and findings.sites[0].test == {
+        "dog": 1
+    }
     assert dataset.input_shape == (1, 8, 8) and dataset.name == "mine"
     assert list(dataset.sources) == ["mine (42 files)"]
 
@@ -60,7 +62,13 @@ def test_classes_may_be_called_train_or_test(folder, make):
 
 @pytest.mark.parametrize(
     "folders",
-    [("train", "holdout"), ("Training", "holdout"), ("test", "B"), ("train", "test", "B"), ("A/train", "A/holdout")],
+    [
+        ("train", "holdout"),
+        ("Training", "holdout"),
+        ("test", "B"),
+        ("train", "test", "B"),
+        ("A/train", "A/holdout"),
+    ],
 )
 def test_a_part_beside_other_names_is_refused(folders, folder, make):
     for place in folders:
@@ -69,7 +77,10 @@ def test_a_part_beside_other_names_is_refused(folders, folder, make):
     found, findings = layout_of(folder)
     assert found is None and [problem.kind for problem in findings.errors] == ["ambiguous_layout"]
     last = folders[-1].rpartition("/")[2].lower()
-    assert f"are beside '{last}'" in findings.errors[0].message and "train and test" in findings.errors[0].message
+    assert (
+        f"are beside '{last}'" in findings.errors[0].message
+        and "train and test" in findings.errors[0].message
+    )
 
 
 def test_a_class_may_be_called_train(folder, make):
@@ -85,14 +96,19 @@ def test_a_site_may_be_called_train_where_parts_are_below(folder, make):
     assert layout_of(folder)[0].words == LAYOUTS[1]
 
 
-@pytest.mark.parametrize("text", ["file,age\n1.png,3\n", "file,label\n1.png,cat\n2.png,dog\n", ",file\n0,1.png\n"])
+@pytest.mark.parametrize(
+    "text", ["file,age\n1.png,3\n", "file,label\n1.png,cat\n2.png,dog\n", ",file\n0,1.png\n"]
+)
 def test_a_table_that_hides_images_is_named(text, folder, make):
     make.images(folder)
     (folder / "metadata.csv").write_text(text)
     dataset, findings = read_own(str(folder), DataOptions())
     assert dataset is None and len(findings.errors) == 1
     message = findings.errors[0].message
-    assert "read as tables because 'metadata.csv' is at its top" in message and "40 other files" in message
+    assert (
+        "read as tables because 'metadata.csv' is at its top" in message
+        and "40 other files" in message
+    )
     assert "move it out" in message
     with pytest.raises(DataError, match="move it out"):
         load_own(str(folder), DataOptions())
@@ -126,9 +142,9 @@ def test_arrays_and_tables(folder, make):
         make.arrays(arrays, "A", part)
     (arrays / "B").mkdir()
     found, _ = layout_of(arrays)
-    assert found.words == LAYOUTS[4] and [(site, sorted(files)) for site, files in found.arrays] == [
-        ("A", ["test", "train"])
-    ]
+    assert found.words == LAYOUTS[4] and [
+        (site, sorted(files)) for site, files in found.arrays
+    ] == [("A", ["test", "train"])]
     dataset, findings = read_own(str(arrays), DataOptions())
     assert dataset.num_official_train == 12 and len(dataset.y) == 24
     assert findings.counts["skipped", "empty_site"] == 1
@@ -136,7 +152,16 @@ def test_arrays_and_tables(folder, make):
 
 def test_a_function_is_recognized_by_its_form(folder):
     assert layout_of("my.module:function")[0].target == "my.module:function"
-    for wrong in ("my.module", "my.module:", ":function", "my..module:function", "a b:c", "", "x" * 5000, "a\0b"):
+    for wrong in (
+        "my.module",
+        "my.module:",
+        ":function",
+        "my..module:function",
+        "a b:c",
+        "",
+        "x" * 5000,
+        "a\0b",
+    ):
         found, findings = layout_of(wrong)
         assert found is None and findings.errors[0].kind == "not_found"
 
@@ -197,7 +222,9 @@ def test_files_that_change_places_are_noticed(folder, make):
     (folder / "dog").rename(folder / "cat")
     (folder / "other").rename(folder / "dog")
     second = load_own(str(folder), DataOptions())
-    assert (first.x[0, 0, 0, 0], second.x[0, 0, 0, 0]) == (100, 200), "names, sizes and times are the same"
+    assert (first.x[0, 0, 0, 0], second.x[0, 0, 0, 0]) == (100, 200), (
+        "names, sizes and times are the same"
+    )
 
 
 def test_content_put_back_to_its_time_and_another_folder_are_noticed(folder, make):
@@ -231,4 +258,8 @@ def test_decoded_images_are_kept(folder, make, monkeypatch):
     first = load_own(str(folder), DataOptions())
     monkeypatch.setattr("fedtailor.data.own.read.read_pictures", None)  # not called again
     again = load_own(str(folder), DataOptions())
-    assert again.digest == first.digest and again.notes == first.notes and again.domain_names == ("A", "B")
+    assert (
+        again.digest == first.digest
+        and again.notes == first.notes
+        and again.domain_names == ("A", "B")
+    )

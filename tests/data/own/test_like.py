@@ -14,7 +14,10 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.like import read_frame_like, read_table_like
 
 PLAN = Columns(
-    (Column("age", "number", fill=61.5), Column("sex", "category", ("f", "m", "missing"), "missing")),
+    (
+        Column("age", "number", fill=61.5),
+        Column("sex", "category", ("f", "m", "missing"), "missing"),
+    ),
     ("label", "patient"),
 )
 
@@ -45,18 +48,29 @@ def kinds(table):
 
 
 @pytest.mark.parametrize(
-    "text", ["age,sex\n50,m\n60.5,f\n", "sex;age\nm;50\n\nf;60.5\n", "label,sex,patient,age\n,m,1,50\n,f,,60.5\n"]
+    "text",
+    [
+        "age,sex\n50,m\n60.5,f\n",
+        "sex;age\nm;50\n\nf;60.5\n",
+        "label,sex,patient,age\n,m,1,50\n,f,,60.5\n",
+    ],
 )
 def test_any_order_and_unused_columns_are_read(tmp_path, text):
     x, lines, problems = predict(tmp_path, text)
-    assert x.dtype == np.float32 and x.tolist() == [[50, 0, 1, 0], [60.5, 1, 0, 0]] and problems == []
+    assert (
+        x.dtype == np.float32 and x.tolist() == [[50, 0, 1, 0], [60.5, 1, 0, 0]] and problems == []
+    )
     assert list(lines) == ([2, 4] if ";" in text else [2, 3])
 
 
 def test_empty_and_unseen_cells_are_counted(tmp_path):
     table = predict(tmp_path, "age,sex\nNA,diverse\n60,\n,f\n")
     assert table.x.tolist() == [[61.5, 0, 0, 0], [60, 0, 0, 1], [61.5, 1, 0, 0]]
-    assert sorted(kind for _, kind, _ in kinds(table)) == ["missing_value", "missing_value", "unseen_category"]
+    assert sorted(kind for _, kind, _ in kinds(table)) == [
+        "missing_value",
+        "missing_value",
+        "unseen_category",
+    ]
     assert "'age' has 2 empty cells" in table.problems[0].message
     assert {one.severity for one in table.problems} == {"warning"}
 
@@ -64,7 +78,11 @@ def test_empty_and_unseen_cells_are_counted(tmp_path):
 def test_numbers_only_in_a_column_of_categories_are_unseen_and_many_are_no_error(tmp_path):
     text = "age,sex\n" + "".join(f"1,{number}\n" for number in range(3000))
     table = predict(tmp_path, text)
-    assert table.x[:, 1:].sum() == 0 and len(table.x) == 3000 and "3000 cells" in table.problems[0].message
+    assert (
+        table.x[:, 1:].sum() == 0
+        and len(table.x) == 3000
+        and "3000 cells" in table.problems[0].message
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,8 +103,12 @@ def test_what_does_not_fit_is_an_error(tmp_path, text, problem, words):
 
 
 def test_a_file_that_is_no_table_is_an_error(tmp_path):
-    assert kinds(predict(tmp_path, "age,sex\n", "new.txt")) == [("error", "unknown_layout", "new.txt")]
-    assert kinds(read_table_like(tmp_path / "none.csv", PLAN)) == [("error", "unreadable_file", "none.csv")]
+    assert kinds(predict(tmp_path, "age,sex\n", "new.txt")) == [
+        ("error", "unknown_layout", "new.txt")
+    ]
+    assert kinds(read_table_like(tmp_path / "none.csv", PLAN)) == [
+        ("error", "unreadable_file", "none.csv")
+    ]
 
 
 def test_a_table_without_rows_is_read(tmp_path):
@@ -96,21 +118,29 @@ def test_a_table_without_rows_is_read(tmp_path):
 def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
     ages = [50.1, None, 1 / 3]
     sexes = ["m", None, "f"]
-    pq.write_table(pa.table({"sex": sexes, "age": ages, "label": [1, 2, 3]}), tmp_path / "new.parquet")
+    pq.write_table(
+        pa.table({"sex": sexes, "age": ages, "label": [1, 2, 3]}), tmp_path / "new.parquet"
+    )
     from_parquet = read_table_like(tmp_path / "new.parquet", PLAN)
     numbers = np.array([50.1, np.nan, 1 / 3])
-    frame = read_frame_like(Frame({"age": numbers, "sex": np.array(["m", None, "f"], dtype=object)}), PLAN)
+    frame = read_frame_like(
+        Frame({"age": numbers, "sex": np.array(["m", None, "f"], dtype=object)}), PLAN
+    )
     texts = predict(tmp_path, f"age,sex\n{ages[0]},m\n,\n{ages[2]!r},f\n")
     np.testing.assert_array_equal(from_parquet.x, texts.x)
     np.testing.assert_array_equal(frame.x, texts.x)
     assert list(from_parquet.lines) == [1, 2, 3] and list(frame.lines) == [0, 1, 2]
     missing = np.array(["f", np.nan, "m"], dtype=object)
-    objects = read_frame_like(Frame({"sex": missing, "age": np.array([1, "2", None], dtype=object)}), PLAN)
+    objects = read_frame_like(
+        Frame({"sex": missing, "age": np.array([1, "2", None], dtype=object)}), PLAN
+    )
     assert objects.x.tolist() == [[1, 1, 0, 0], [2, 0, 0, 1], [61.5, 0, 1, 0]]
 
 
 def test_a_data_frame_that_does_not_fit_is_an_error():
-    assert kinds(read_frame_like(Frame({"age": np.ones(2)}), PLAN)) == [("error", "missing_column", "data frame")]
+    assert kinds(read_frame_like(Frame({"age": np.ones(2)}), PLAN)) == [
+        ("error", "missing_column", "data frame")
+    ]
     texts = Frame({"age": np.array(["old"], dtype=object), "sex": np.array(["f"], dtype=object)})
     assert kinds(read_frame_like(texts, PLAN)) == [("error", "not_a_number", "data frame:0")]
     for other in (None, 3, [1], {"age": 1}, np.ones(2)):
@@ -137,7 +167,9 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
             for row in range(40)
         ]
         with (folder / f"{site}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["v", "sex", "mixed", "flag", "patient", "label"], *tables[site]])
+            csv.writer(file).writerows(
+                [["v", "sex", "mixed", "flag", "patient", "label"], *tables[site]]
+            )
     divided = build(DataOptions(path=str(folder), group="patient"), run_seed=0)
     plan = Columns.from_json(divided.dataset.columns.to_json())
     again = [read_table_like(folder / f"{site}.csv", plan) for site in "abc"]
@@ -149,4 +181,6 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
             header = ["v", "sex", "mixed", "flag"]
             picked = [[row[place] for place in order] for row in tables["b"][:rows]]
             csv.writer(file).writerows([[header[place] for place in order], *picked])
-        np.testing.assert_array_equal(read_table_like(tmp_path / "part.csv", plan).x, again[1].x[:rows])
+        np.testing.assert_array_equal(
+            read_table_like(tmp_path / "part.csv", plan).x, again[1].x[:rows]
+        )

@@ -1,4 +1,5 @@
-"""Tables as hospitals have them: empty cells, text, dates, patients, and columns that are not features."""
+"""Tables as hospitals have them: empty cells, text, dates, patients, and columns that are not
+features."""
 
 import csv
 import os
@@ -56,12 +57,18 @@ def test_every_word_for_an_empty_cell_is_replaced_by_the_median_of_training_rows
     for number, part in enumerate(["train", "train", "train", "train", "test"]):
         rows[number + 1].append(part)
     rows[0].append("split")
-    folder = write(tmp_path / "d", a=rows, b=[rows[0], [50, 9, "y", "train"], [60, 10, "x", "train"]])
+    folder = write(
+        tmp_path / "d", a=rows, b=[rows[0], [50, 9, "y", "train"], [60, 10, "x", "train"]]
+    )
     dataset, findings = read(folder)
-    assert not findings.errors and any("1 empty cell in 7 rows, by column: 'c' 1." in note for note in findings.notes)
+    assert not findings.errors and any(
+        "1 empty cell in 7 rows, by column: 'c' 1." in note for note in findings.notes
+    )
     divided = build(DataOptions(path=str(folder)), run_seed=0)
     place = int(np.flatnonzero(np.isnan(dataset.x[:, 0]))[0])
-    assert divided.dataset.x[place, 0] == 2  # of 1, 2 and 4, which outweigh 50 and 60; not of the test row
+    assert (
+        divided.dataset.x[place, 0] == 2
+    )  # of 1, 2 and 4, which outweigh 50 and 60; not of the test row
     assert divided.dataset.columns.columns[0] == Column("c", "number", fill=2.0)
     assert np.isfinite(divided.dataset.x).all()
 
@@ -74,7 +81,9 @@ def test_empty_cells_can_be_refused(tmp_path):
 
 
 def test_new_clients_have_no_part_in_medians_and_categories(tmp_path):
-    folder = write(tmp_path / "d", a=column([1, 3, "", 3, 3]), b=column([1000, 1000, 1000, 1000, ""]))
+    folder = write(
+        tmp_path / "d", a=column([1, 3, "", 3, 3]), b=column([1000, 1000, 1000, 1000, ""])
+    )
     divided = build(DataOptions(path=str(folder), new_clients=1, test_share=0.0), run_seed=0)
     assert divided.dataset.columns.columns[0].fill == 3
     folder = write(tmp_path / "e", a=column(["u", "v", "u", "v"]), b=column(["w", "w", "u", "w"]))
@@ -107,16 +116,28 @@ def test_a_column_without_values_at_one_site_only_is_kept(tmp_path):
     texts = write(tmp_path / "d", a=column(["", "", ""]), b=column(["u", "v", "u"]))
     divided = build(DataOptions(path=str(texts), test_share=0.0), run_seed=0)
     assert divided.dataset.columns.feature_names == ("c=missing", "c=u", "c=v", "n")
-    assert divided.dataset.x[:3, 0].tolist() == [1, 1, 1] and divided.dataset.x[3:, 0].tolist() == [0, 0, 0]
+    assert divided.dataset.x[:3, 0].tolist() == [1, 1, 1] and divided.dataset.x[3:, 0].tolist() == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_none_is_a_category_where_another_site_has_text(tmp_path):
     folder = write(tmp_path / "d", a=column(["none", "", "none"]), b=column(["u", "none", ""]))
     dataset, _ = read(folder)
     assert dataset.raw.columns[0].texts == ("none", "u")
-    np.testing.assert_array_equal(dataset.x[:, 0], np.array([0, np.nan, 0, 1, 0, np.nan], np.float32))
-    dataset, findings = read(write(tmp_path / "e", a=column(["none", "", "3"]), b=column([1, "none", 2])))
-    assert not dataset.raw.columns[0].texts and np.isnan(dataset.x[:, 0]).sum() == 3 and not findings.errors
+    np.testing.assert_array_equal(
+        dataset.x[:, 0], np.array([0, np.nan, 0, 1, 0, np.nan], np.float32)
+    )
+    dataset, findings = read(
+        write(tmp_path / "e", a=column(["none", "", "3"]), b=column([1, "none", 2]))
+    )
+    assert (
+        not dataset.raw.columns[0].texts
+        and np.isnan(dataset.x[:, 0]).sum() == 3
+        and not findings.errors
+    )
 
 
 def test_a_site_that_lacks_a_column_is_an_error(tmp_path):
@@ -134,12 +155,21 @@ def test_text_is_a_category_whatever_the_order_of_sites_and_columns(tmp_path):
     folder = write(tmp_path / "d", a=one, b=other)
     dataset, findings = read(folder)
     assert not findings.errors
-    assert [each.texts for each in dataset.raw.columns] == [("diverse", "f", "m"), (), ("current", "never", "none")]
+    assert [each.texts for each in dataset.raw.columns] == [
+        ("diverse", "f", "m"),
+        (),
+        ("current", "never", "none"),
+    ]
     assert dataset.x[:, 0].tolist() == [2, 1, 2, 0, 1, 2]
     divided = build(DataOptions(path=str(folder), test_share=0.0), run_seed=0)
     plan = divided.dataset.columns
     assert plan.feature_names[:4] == ("sex=diverse", "sex=f", "sex=m", "age")
-    assert plan.feature_names[4:] == ("smoker=current", "smoker=missing", "smoker=never", "smoker=none")
+    assert plan.feature_names[4:] == (
+        "smoker=current",
+        "smoker=missing",
+        "smoker=never",
+        "smoker=none",
+    )
     assert divided.dataset.x[4].tolist() == [0, 1, 0, 61, 0, 0, 1, 0]
     assert plan.unused == ("label",)
     assert any("1 column of numbers and 2 columns of categories" in note for note in findings.notes)
@@ -147,16 +177,26 @@ def test_text_is_a_category_whatever_the_order_of_sites_and_columns(tmp_path):
 
 
 def test_parquet_and_csv_hold_the_same_categories(tmp_path):
-    cells = {"sex": ["m", None, "f", "m"], "stage": [1.0, 2.0, None, 3.0], "label": ["x", "y", "x", "y"]}
+    cells = {
+        "sex": ["m", None, "f", "m"],
+        "stage": [1.0, 2.0, None, 3.0],
+        "label": ["x", "y", "x", "y"],
+    }
     write(
         tmp_path / "d",
-        a=[[*cells], *zip(*([c if c is not None else "" for c in v] for v in cells.values()), strict=True)],
+        a=[
+            [*cells],
+            *zip(*([c if c is not None else "" for c in v] for v in cells.values()), strict=True),
+        ],
     )
     (tmp_path / "e").mkdir()
     columns = {name: pa.array(values) for name, values in cells.items()}
     columns["sex"] = columns["sex"].dictionary_encode()
     pq.write_table(pa.table(columns), tmp_path / "e" / "a.parquet")
-    pq.write_table(pa.table({**columns, "stage": pa.array(["1", "2.0", "", "3"])}), tmp_path / "e" / "b.parquet")
+    pq.write_table(
+        pa.table({**columns, "stage": pa.array(["1", "2.0", "", "3"])}),
+        tmp_path / "e" / "b.parquet",
+    )
     first, _ = read(tmp_path / "d")
     second, findings = read(tmp_path / "e")
     assert not findings.errors and first.raw == second.raw
@@ -166,25 +206,36 @@ def test_parquet_and_csv_hold_the_same_categories(tmp_path):
 def test_numbers_that_could_be_codes_and_truth_values_stay_numbers(tmp_path):
     dataset, _ = read(write(tmp_path / "d", a="code,flag,label\n101,true,x\n202,FALSE,y\n101,,x\n"))
     assert not any(each.texts for each in dataset.raw.columns)
-    np.testing.assert_array_equal(dataset.x, np.array([[101, 1], [202, 0], [101, np.nan]], np.float32))
+    np.testing.assert_array_equal(
+        dataset.x, np.array([[101, 1], [202, 0], [101, np.nan]], np.float32)
+    )
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_column_of_numbers_and_text_is_categories_with_a_warning(tmp_path, first):
-    """Also if one site has only numbers: they are read again as text, and 1, 1.0 and 01 are one category."""
-    tables = {"a": column(["1", "1.0", "01", "2.5", "True"]), "b": column(["1", "abc", "2.50", "", "true"])}
+    """Also if one site has only numbers: they are read again as text, and 1, 1.0 and 01 are one
+    category."""
+    tables = {
+        "a": column(["1", "1.0", "01", "2.5", "True"]),
+        "b": column(["1", "abc", "2.50", "", "true"]),
+    }
     if first == "b":
         tables = {"a": tables["b"], "b": tables["a"]}
     dataset, findings = read(write(tmp_path / "d", **tables))
-    assert [(one.severity, one.kind) for one in findings.problems if one.kind != "few_examples"][:1] == [
-        ("warning", "mixed_column")
-    ]
+    assert [(one.severity, one.kind) for one in findings.problems if one.kind != "few_examples"][
+        :1
+    ] == [("warning", "mixed_column")]
     assert "numbers such as '1' and text such as 'abc'" in findings.problems[0].message
     assert dataset.raw.columns[0].texts == ("1", "2.5", "abc", "true")
 
 
 def test_text_far_down_in_a_column_of_numbers_is_found(tmp_path):
-    cells = [*(number % 7 for number in range(500)), "low", *(number % 5 for number in range(300)), "high"]
+    cells = [
+        *(number % 7 for number in range(500)),
+        "low",
+        *(number % 5 for number in range(300)),
+        "high",
+    ]
     dataset, _ = read(write(tmp_path / "d", a=column(cells)))
     assert dataset.raw.columns[0].texts == ("0", "1", "2", "3", "4", "5", "6", "high", "low")
     assert (dataset.x[:, 0] == 8).sum() == 1 and len(dataset.x) == 802
@@ -192,7 +243,9 @@ def test_text_far_down_in_a_column_of_numbers_is_found(tmp_path):
 
 
 def test_categories_of_the_same_name_in_another_case_are_a_warning(tmp_path):
-    _, findings = read(write(tmp_path / "d", a=column(["Male", "female"] * 9), b=column(["male", "female"] * 9)))
+    _, findings = read(
+        write(tmp_path / "d", a=column(["Male", "female"] * 9), b=column(["male", "female"] * 9))
+    )
     (problem,) = [one for one in findings.problems if one.kind == "similar_names"]
     assert "'Male', 'male'" in problem.message and "'c'" in problem.message
 
@@ -203,7 +256,10 @@ def test_categories_of_the_same_name_in_another_case_are_a_warning(tmp_path):
         ([f"patient {number}" for number in range(60)], "60 different texts.*--set data.group=c"),
         ([f"ward {number % 60}" for number in range(600)], "60 different texts.*fewer"),
         ([*range(100), "n.d."], "101 different texts, such as 'n.d.'.*Most are numbers.*1 text"),
-        ([f"patient {number}" for number in range(10_000)], "more than 1000 different texts.*identifier"),
+        (
+            [f"patient {number}" for number in range(10_000)],
+            "more than 1000 different texts.*identifier",
+        ),
     ],
 )
 def test_too_many_categories_are_refused_with_the_likely_reason(tmp_path, cells, words):
@@ -216,13 +272,19 @@ def test_too_many_categories_are_refused_with_the_likely_reason(tmp_path, cells,
 
 
 def test_fifty_categories_are_read(tmp_path):
-    dataset, _ = read(write(tmp_path / "d", a=column([f"ward {number % 50}" for number in range(300)])))
+    dataset, _ = read(
+        write(tmp_path / "d", a=column([f"ward {number % 50}" for number in range(300)]))
+    )
     assert len(dataset.raw.columns[0].texts) == 50
 
 
 def test_hostile_names_of_columns_and_categories_are_made_safe(tmp_path):
     header = ["=1+1", "a\nb", "<script>", "label"]
-    rows = [["@x", 1, "\x1b[31m", "x"], ["@x", 2, "\u202e", "y"], *(["-", number, "ok", "x"] for number in range(20))]
+    rows = [
+        ["@x", 1, "\x1b[31m", "x"],
+        ["@x", 2, "\u202e", "y"],
+        *(["-", number, "ok", "x"] for number in range(20)),
+    ]
     folder = write(tmp_path / "d", a=[header, *rows])
     dataset, findings = read(folder)
     assert [each.name for each in dataset.raw.columns] == ["=1+1", "a\\x0ab", "<script>"]
@@ -263,7 +325,9 @@ def test_dates_are_refused_with_what_to_do_instead(tmp_path, cells):
 )
 def test_lists_in_cells_are_refused(tmp_path, cells):
     _, findings = read(write(tmp_path / "d", a=column(cells)))
-    assert [one.kind for one in findings.errors] == ["time_series"] and "Time series" in findings.errors[0].message
+    assert [one.kind for one in findings.errors] == [
+        "time_series"
+    ] and "Time series" in findings.errors[0].message
 
 
 @pytest.mark.parametrize("cells", [["1,5", "2,25"], ["1.234,5", "7"], ["1,234,567.5", "12"]])
@@ -274,14 +338,17 @@ def test_numbers_with_commas_are_refused(tmp_path, cells):
 
 
 @pytest.mark.parametrize(
-    "cells", [["120/80", "130/85"], ["G2P1", "10-12"], ["N0 M1", "type II b"], ["+", "-"], [".", "<5"]]
+    "cells",
+    [["120/80", "130/85"], ["G2P1", "10-12"], ["N0 M1", "type II b"], ["+", "-"], [".", "<5"]],
 )
 def test_other_short_texts_are_categories(tmp_path, cells):
     dataset, findings = read(write(tmp_path / "d", a=column(cells)))
     assert not findings.errors and dataset.raw.columns[0].texts == tuple(sorted(cells))
 
 
-@pytest.mark.parametrize("text", ["1" + " " * 100_000 + "x", "1" * 100_000 + "x", "1," * 50_000 + "x", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["1" + " " * 100_000 + "x", "1" * 100_000 + "x", "1," * 50_000 + "x", "[" * 100_000]
+)
 def test_a_hostile_text_takes_no_time(tmp_path, text):
     start = time.process_time()
     read(write(tmp_path / "d", a=column([text, "y"])))
@@ -291,15 +358,24 @@ def test_a_hostile_text_takes_no_time(tmp_path, text):
 
 @pytest.mark.parametrize(
     "labels",
-    [["flu", "covid", "flu|covid"], ["a;b", "b;c", "a;c"], ["flu", "covid", "covid, flu"], ["[1, 0]", "[0, 1]"]],
+    [
+        ["flu", "covid", "flu|covid"],
+        ["a;b", "b;c", "a;c"],
+        ["flu", "covid", "covid, flu"],
+        ["[1, 0]", "[0, 1]"],
+    ],
 )
 def test_several_labels_per_example_are_refused(tmp_path, labels):
     rows = [["n", "label"], *([number, label] for number, label in enumerate(labels))]
     _, findings = read(write(tmp_path / "d", a=rows))
-    assert [one.kind for one in findings.errors] == ["several_labels"] and "multi-label" in findings.errors[0].message
+    assert [one.kind for one in findings.errors] == [
+        "several_labels"
+    ] and "multi-label" in findings.errors[0].message
 
 
-@pytest.mark.parametrize("labels", [["benign, type 1", "benign, type 2"], ["a;b", "c;d"], ["I/II", "III/IV"]])
+@pytest.mark.parametrize(
+    "labels", [["benign, type 1", "benign, type 2"], ["a;b", "c;d"], ["I/II", "III/IV"]]
+)
 def test_labels_with_punctuation_are_single(tmp_path, labels):
     rows = [["n", "label"], *([number, label] for number, label in enumerate(labels))]
     dataset, _ = read(write(tmp_path / "d", a=rows))
@@ -310,16 +386,25 @@ def test_a_dicom_file_alone_is_refused(tmp_path):
     for name in ("scan.dcm", "IM1"):
         (tmp_path / name).write_bytes(b"\0" * 128 + b"DICM")
         _, findings = read_own(str(tmp_path / name), DataOptions())
-        assert [one.kind for one in findings.errors] == ["dicom"] and "PNG" in findings.errors[0].message
+        assert [one.kind for one in findings.errors] == ["dicom"] and "PNG" in findings.errors[
+            0
+        ].message
 
 
 # The column of the labels
 
 
-@pytest.mark.parametrize("name", ["label", "Diagnosis", "TARGET", "class", "y", "outcome", "Class_Label", "labels"])
+@pytest.mark.parametrize(
+    "name", ["label", "Diagnosis", "TARGET", "class", "y", "outcome", "Class_Label", "labels"]
+)
 def test_an_obvious_column_of_labels_is_taken(tmp_path, name):
-    dataset, findings = read(write(tmp_path / "d", a=f"n,{name},m\n1,u,3\n2,v,4\n", b=f"{name},m,n\nu,3,5\nv,4,6\n"))
-    assert dataset.class_names == ("u", "v") and [each.name for each in dataset.raw.columns] == ["n", "m"]
+    dataset, findings = read(
+        write(tmp_path / "d", a=f"n,{name},m\n1,u,3\n2,v,4\n", b=f"{name},m,n\nu,3,5\nv,4,6\n")
+    )
+    assert dataset.class_names == ("u", "v") and [each.name for each in dataset.raw.columns] == [
+        "n",
+        "m",
+    ]
     assert any(f"column '{name}'" in note for note in findings.notes) == (name != "label")
 
 
@@ -330,9 +415,18 @@ def test_an_obvious_column_of_labels_is_taken(tmp_path, name):
             "age,sex,tumor stage\n50,f,I\n60,m,II\n70,f,I\n80,m,II\n",
             "No column is obviously.*--set 'data.label_column=tumor stage' .2 values. or --set data.label_column=sex",
         ),
-        ("class,outcome,n\nu,x,1\nv,y,2\n", "Several columns.*'class', 'outcome'.*--set data.label_column=class"),
-        ("y,group,n\n0.5,a,1\n0.7,b,2\n0.1,a,3\n0.2,b,4\n", "No column is obviously.*--set data.label_column=group"),
-        ("a,b\n0.5,1.5\n0.7,2.5\n", "the columns are: 'a', 'b'. Say which one it is: --set data.label_column=NAME"),
+        (
+            "class,outcome,n\nu,x,1\nv,y,2\n",
+            "Several columns.*'class', 'outcome'.*--set data.label_column=class",
+        ),
+        (
+            "y,group,n\n0.5,a,1\n0.7,b,2\n0.1,a,3\n0.2,b,4\n",
+            "No column is obviously.*--set data.label_column=group",
+        ),
+        (
+            "a,b\n0.5,1.5\n0.7,2.5\n",
+            "the columns are: 'a', 'b'. Say which one it is: --set data.label_column=NAME",
+        ),
     ],
 )
 def test_otherwise_the_error_says_what_to_type(tmp_path, text, words):
@@ -366,7 +460,9 @@ def patients(count, start=0):
 def test_a_column_of_groups_is_no_feature_and_keeps_patients_together(tmp_path):
     head = ["patient", "n", "label"]
     folder = write(
-        tmp_path / "d", a=[head, *patients(60)], b=[head[::-1], *(row[::-1] for row in patients(60, start=100))]
+        tmp_path / "d",
+        a=[head, *patients(60)],
+        b=[head[::-1], *(row[::-1] for row in patients(60, start=100))],
     )
     options = DataOptions(path=str(folder), group="patient", val_fraction=0.2)
     dataset, findings = read_own(str(folder), options)
@@ -375,7 +471,9 @@ def test_a_column_of_groups_is_no_feature_and_keeps_patients_together(tmp_path):
     assert any("40 groups" in note for note in findings.notes)
     assert {one.kind for one in findings.problems} == {"duplicate_across_sites"}
     for changes in ({}, {"partition": "iid", "clients": 5}):
-        divided = build(DataOptions(path=str(folder), group="patient", val_fraction=0.2, **changes), run_seed=0)
+        divided = build(
+            DataOptions(path=str(folder), group="patient", val_fraction=0.2, **changes), run_seed=0
+        )
         for rows in divided.rows:
             used = [set(dataset.groups[part]) for part in rows]
             assert all(used) and sum(map(len, used)) == len(set.union(*used))
@@ -396,19 +494,27 @@ def test_an_identifier_that_is_a_feature_is_a_warning(tmp_path, name):
 def test_a_row_without_a_group_is_named(tmp_path):
     folder = write(tmp_path / "d", a="p,n,label\n1,1,x\n,2,y\nNA,3,x\n")
     _, findings = read(folder, group="p")
-    assert errors(findings) == [("missing_group", "a.csv:3")] and "2 rows have no group" in findings.errors[0].message
+    assert (
+        errors(findings) == [("missing_group", "a.csv:3")]
+        and "2 rows have no group" in findings.errors[0].message
+    )
 
 
-@pytest.mark.parametrize(("group", "words"), [("patent", "did you mean 'patient'"), ("label", "holds the labels")])
+@pytest.mark.parametrize(
+    ("group", "words"), [("patent", "did you mean 'patient'"), ("label", "holds the labels")]
+)
 def test_a_column_of_groups_that_is_not_there_is_an_error(tmp_path, group, words):
     folder = write(tmp_path / "d", a=[["patient", "n", "label"], *patients(6)])
     _, findings = read(folder, group=group, label_column="label")
-    assert [one.kind for one in findings.errors] == ["missing_group_column"] and words in findings.errors[0].message
+    assert [one.kind for one in findings.errors] == [
+        "missing_group_column"
+    ] and words in findings.errors[0].message
 
 
 def test_groups_in_training_and_in_test_are_counted(tmp_path):
     rows = [
-        [number // 2, number, "xy"[number % 2], "test" if number in (3, 5, 8, 9) else "train"] for number in range(12)
+        [number // 2, number, "xy"[number % 2], "test" if number in (3, 5, 8, 9) else "train"]
+        for number in range(12)
     ]
     folder = write(tmp_path / "d", a=[["p", "n", "label", "split"], *rows])
     dataset, findings = read(folder, group="p")
@@ -450,16 +556,19 @@ def test_an_expression_finds_the_group_of_a_picture_in_its_path(folder, make):
     divided = build(DataOptions(partition="iid", clients=3, **options), run_seed=0)
     groups = [set(dataset.groups[np.concatenate(rows)]) for rows in divided.rows]
     assert sum(map(len, groups)) == 24
-    assert all(not set(dataset.groups[rows.train]) & set(dataset.groups[rows.test]) for rows in divided.rows)
+    assert all(
+        not set(dataset.groups[rows.train]) & set(dataset.groups[rows.test])
+        for rows in divided.rows
+    )
 
 
 @pytest.mark.parametrize("group", ["patient", "(", "(a)(b)", "(?P<x>", "(a){99999999999}"])
 def test_an_expression_must_have_one_group(folder, make, group):
     photos(folder, make)
     _, findings = read_own(str(folder), DataOptions(path=str(folder), group=group))
-    assert [one.kind for one in findings.errors] == ["wrong_group"] and "such as 'patient(\\d+)'" in findings.errors[
-        0
-    ].message
+    assert [one.kind for one in findings.errors] == [
+        "wrong_group"
+    ] and "such as 'patient(\\d+)'" in findings.errors[0].message
 
 
 def test_pictures_without_a_group_are_named(folder, make):
@@ -505,7 +614,10 @@ def test_a_function_may_return_groups(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     options = DataOptions(path="with_groups:good", partition="iid", clients=2)
     divided = build(options, run_seed=0)
-    train, test = (divided.dataset.groups[np.concatenate([each[part] for each in divided.rows])] for part in (0, 2))
+    train, test = (
+        divided.dataset.groups[np.concatenate([each[part] for each in divided.rows])]
+        for part in (0, 2)
+    )
     assert not set(train) & set(test)
     _, findings = read_own("with_groups:divided", options)
     assert [one.kind for one in findings.errors] == ["group_in_train_and_test"]
@@ -522,7 +634,10 @@ def test_arrays_have_no_groups(folder, make):
 
 def test_the_cache_knows_the_options_and_keeps_what_was_read(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
-    rows = [[f"p{number // 2}", number % 3 or "", "uvw"[number % 3], "xy"[number % 2]] for number in range(20)]
+    rows = [
+        [f"p{number // 2}", number % 3 or "", "uvw"[number % 3], "xy"[number % 2]]
+        for number in range(20)
+    ]
     folder = write(tmp_path / "d", a=[["patient", "n", "t", "label"], *rows])
     os.utime(folder / "a.csv", (1e9, 1e9))
     monkeypatch.setattr("fedtailor.data.own.layout._TOO_FRESH", -1.0)

@@ -1,4 +1,5 @@
-"""Data as what a function of the user's returns: accepted as arrays of files are, refused with what was returned."""
+"""Data as what a function of the user's returns: accepted as arrays of files are, refused with what
+was returned."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_sites_with_and_without_a_test_part_are_read(read: Reader) -> None:
 
 
 def test_tensors_are_arrays_too(read: Reader) -> None:
-    dataset, findings, _ = read("import torch; return {'a': (torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))}")
+    dataset, findings, _ = read(
+        "import torch; return {'a': (torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))}"
+    )
     assert findings.problems == [] and dataset is not None and dataset.input_shape == (3, 8, 8)
 
 
@@ -92,9 +95,13 @@ def test_a_data_set_is_used_as_it_is(read: Reader) -> None:
         ("return {str(k): None for k in range(10_001)}", "too_many_sites", "10001"),
     ],
 )
-def test_anything_else_is_an_error_that_says_what_was_returned(read: Reader, body: str, kind: str, words: str) -> None:
+def test_anything_else_is_an_error_that_says_what_was_returned(
+    read: Reader, body: str, kind: str, words: str
+) -> None:
     dataset, findings, name = read(body)
-    assert dataset is None and [(p.severity, p.kind) for p in findings.problems] == [("error", kind)]
+    assert dataset is None and [(p.severity, p.kind) for p in findings.problems] == [
+        ("error", kind)
+    ]
     problem = findings.problems[0]
     assert words in problem.message and (problem.path.startswith(name) or kind == "no_examples")
 
@@ -113,12 +120,16 @@ def test_an_exception_of_the_function_is_an_error_that_names_it(read: Reader) ->
 
 
 @pytest.mark.parametrize("body", ["import sys; sys.exit(3)", "raise SystemExit"])
-def test_a_function_that_ends_the_program_is_an_error_that_names_it(read: Reader, body: str) -> None:
+def test_a_function_that_ends_the_program_is_an_error_that_names_it(
+    read: Reader, body: str
+) -> None:
     with pytest.raises(DataError, match=r"own_data_\d+:load\(\) raised SystemExit"):
         read(body)
 
 
-def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_ends_the_program_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_script.py").write_text("import sys\n\nsys.exit('usage: own_script.py FILE')\n")
     with pytest.raises(ConfigError, match="own_script:load"):
@@ -146,7 +157,9 @@ def test_what_a_function_returns_is_looked_at_as_files_are(read: Reader) -> None
         ("np.uint8", ", normalize=Normalization((0.01,), (0.02,))", []),
     ],
 )
-def test_a_data_set_is_looked_at_too(read: Reader, kind: str, options: str, dark: list[str]) -> None:
+def test_a_data_set_is_looked_at_too(
+    read: Reader, kind: str, options: str, dark: list[str]
+) -> None:
     _, findings, name = read(
         "from fedtailor.data.dataset import Dataset, Normalization\n"
         f"    x = np.array([5, 6, 5], {kind})[:, None, None, None] * np.ones((1, 4, 4, 1), {kind})\n"

@@ -9,7 +9,9 @@ from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.dirichlet import Dirichlet
 from fedtailor.data.partitions.domains import DomainLabels, Domains, Natural
 
-DOMAINS = np.random.default_rng(0).permutation(np.repeat([0, 2, 3, 4, 7], [2000, 1500, 400, 1000, 1100]))
+DOMAINS = np.random.default_rng(0).permutation(
+    np.repeat([0, 2, 3, 4, 7], [2000, 1500, 400, 1000, 1100])
+)
 DIGIT5 = Annotations(np.random.default_rng(1).integers(0, 10, len(DOMAINS)), None, DOMAINS)
 assert DIGIT5.domains is not None
 
@@ -33,11 +35,15 @@ def test_fewer_natural_clients_are_the_first_domains() -> None:
 def test_domains_are_divided_among_their_own_clients() -> None:
     assert Domains().default_clients(DIGIT5) == 20
     parts = Domains().divide(DIGIT5, clients=20, seed=42)
-    assert [domains_of(part) for part in parts] == [[each] for each in (0, 2, 3, 4, 7) for _ in range(4)]
+    assert [domains_of(part) for part in parts] == [
+        [each] for each in (0, 2, 3, 4, 7) for _ in range(4)
+    ]
     assert min(map(len, parts)) >= 10 and sum(map(len, parts)) == 6000
     first = np.flatnonzero(DOMAINS == 0)  # the first domain is divided as a data set of its own
     alone = Dirichlet(alpha=0.5).divide(Annotations(DIGIT5.labels[first]), clients=4, seed=42)
-    assert all(np.array_equal(first[one], other) for one, other in zip(alone, parts[:4], strict=True))
+    assert all(
+        np.array_equal(first[one], other) for one, other in zip(alone, parts[:4], strict=True)
+    )
 
 
 def test_a_client_has_one_domain_and_k_labels() -> None:
@@ -54,7 +60,10 @@ def test_all_of_a_label_goes_to_those_who_drew_it() -> None:
     cells = DOMAINS * 10 + DIGIT5.labels
     drawn = np.unique(cells[np.concatenate(parts)])
     assert len(np.concatenate(parts)) == np.isin(cells, drawn).sum()
-    sizes = [[int((cells[part] == cell).sum()) for part in parts if (cells[part] == cell).any()] for cell in drawn]
+    sizes = [
+        [int((cells[part] == cell).sum()) for part in parts if (cells[part] == cell).any()]
+        for cell in drawn
+    ]
     assert any(len(set(each)) > 1 for each in sizes)
 
 
@@ -73,15 +82,55 @@ SMALL = Annotations(np.array([0, 1, 2, 0, 0, 0, 0, 0]), None, np.array([0, 0, 0,
 @pytest.mark.parametrize(
     ("partition", "annotations", "clients", "sentence"),
     [
-        (Natural(), WITHOUT, 2, "partition natural: needs domains (writers or sites), got a data set without them"),
+        (
+            Natural(),
+            WITHOUT,
+            2,
+            "partition natural: needs domains (writers or sites), got a data set without them",
+        ),
         (Domains(), WITHOUT, 20, "needs domains (writers or sites), got a data set without them"),
-        (DomainLabels(), WITHOUT, 20, "needs domains (writers or sites), got a data set without them"),
-        (Natural(), DIGIT5, 6, "needs at most 5 clients, one for each domain with examples, got 6 clients."),
-        (Domains(), DIGIT5, 10, "needs 4 x 5 = 20 clients, per_domain for each domain with examples, got 10."),
-        (Domains(per_domain=4, min_size=0), SMALL, 8, "needs at least 4 examples of domain 0, got 3."),
-        (Domains(per_domain=2), SMALL, 4, "needs at least 10 x 2 = 20 examples of domain 0 for 2 clients, got 3."),
-        (DomainLabels(k=2), SMALL, 4, "needs at least 2 labels in every domain, got 1 in domain 1."),
-        (DomainLabels(k=1), SMALL, 8, "of class 1 in domain 0, one for each client that holds it, got 1."),
+        (
+            DomainLabels(),
+            WITHOUT,
+            20,
+            "needs domains (writers or sites), got a data set without them",
+        ),
+        (
+            Natural(),
+            DIGIT5,
+            6,
+            "needs at most 5 clients, one for each domain with examples, got 6 clients.",
+        ),
+        (
+            Domains(),
+            DIGIT5,
+            10,
+            "needs 4 x 5 = 20 clients, per_domain for each domain with examples, got 10.",
+        ),
+        (
+            Domains(per_domain=4, min_size=0),
+            SMALL,
+            8,
+            "needs at least 4 examples of domain 0, got 3.",
+        ),
+        (
+            Domains(per_domain=2),
+            SMALL,
+            4,
+            "needs at least 10 x 2 = 20 examples of domain 0 for 2 clients, got 3.",
+        ),
+        (
+            DomainLabels(k=2),
+            SMALL,
+            4,
+            "needs at least 2 labels in every domain, got 1 in domain 1.",
+        ),
+        (
+            DomainLabels(k=1),
+            SMALL,
+            8,
+            "of class 1 in domain 0, one for each client that holds it, got 1.",
+        ),
     ],
 )
 def test_what_cannot_be_met_is_refused(

@@ -16,10 +16,13 @@ from fedtailor.data.partitions.text import parse_partition
 
 
 def some_annotations(rows: int = 480, seed: int = 0, skew: float = 0.0) -> Annotations:
-    """Return 4 labels with 3 subclasses each in 2 domains; with ``skew``, later classes are rarer."""
+    """Return 4 labels with 3 subclasses each in 2 domains; with ``skew``, later classes are
+    rarer."""
     generator = np.random.default_rng(seed)
     weights = np.exp(-skew * np.arange(12) / 12)
-    subclasses = generator.permutation(np.repeat(np.arange(12), (rows * weights / weights.sum()).astype(int)))
+    subclasses = generator.permutation(
+        np.repeat(np.arange(12), (rows * weights / weights.sum()).astype(int))
+    )
     domains = generator.integers(0, 2, len(subclasses))
     return Annotations(subclasses // 3, subclasses, domains)
 
@@ -54,13 +57,21 @@ def test_every_partition_is_among_the_examples() -> None:
 @settings(deadline=None, max_examples=8)
 @given(st.integers(0, 2**40), st.sampled_from([0.0, 1.0]))
 def test_parts_are_disjoint_and_reproducible(text: str, seed: int, skew: float) -> None:
-    partition, annotations, clients = parse_partition(text), some_annotations(skew=skew), EXAMPLES[text]
+    partition, annotations, clients = (
+        parse_partition(text),
+        some_annotations(skew=skew),
+        EXAMPLES[text],
+    )
     columns = [column for column in annotations if column is not None]
     before = [column.copy() for column in columns]
     parts = partition.divide(annotations, clients=clients, seed=seed)
     assert len(parts) == clients and all(part.dtype == np.int64 for part in parts)
     used = np.concatenate(parts)
-    assert len(np.unique(used)) == len(used) and used.min() >= 0 and used.max() < len(annotations.labels)
+    assert (
+        len(np.unique(used)) == len(used)
+        and used.min() >= 0
+        and used.max() < len(annotations.labels)
+    )
     if partition.hands_out_all:
         assert len(used) == len(annotations.labels)
     if text not in EMPTY_ALLOWED:
@@ -74,7 +85,10 @@ def test_parts_are_disjoint_and_reproducible(text: str, seed: int, skew: float) 
 def test_another_seed_gives_another_partition(text: str) -> None:
     divide = parse_partition(text).divide
     one, other = (divide(some_annotations(), clients=EXAMPLES[text], seed=seed) for seed in (0, 1))
-    assert any(set(first.tolist()) != set(second.tolist()) for first, second in zip(one, other, strict=True))
+    assert any(
+        set(first.tolist()) != set(second.tolist())
+        for first, second in zip(one, other, strict=True)
+    )
 
 
 def test_a_partition_of_ten_thousand_clients_hands_out_all() -> None:
@@ -90,10 +104,16 @@ def test_a_partition_of_ten_thousand_clients_hands_out_all() -> None:
         assert len(parts) == 10_000 and len(np.unique(np.concatenate(parts))) == 60_000
 
 
-@pytest.mark.parametrize("text", ["iid", "dirichlet(alpha=1, min_size=0)", "dirichlet_quota(alpha=1)", "natural"])
+@pytest.mark.parametrize(
+    "text", ["iid", "dirichlet(alpha=1, min_size=0)", "dirichlet_quota(alpha=1)", "natural"]
+)
 def test_there_must_be_an_example_for_each_client(text: str) -> None:
-    with pytest.raises(DataError, match="needs at most 20 clients, one for each example, got 21 clients"):
-        parse_partition(text).divide(Annotations(np.arange(20), None, np.arange(20)), clients=21, seed=0)
+    with pytest.raises(
+        DataError, match="needs at most 20 clients, one for each example, got 21 clients"
+    ):
+        parse_partition(text).divide(
+            Annotations(np.arange(20), None, np.arange(20)), clients=21, seed=0
+        )
 
 
 def default(text: str) -> Callable[[Annotations], int | None]:
@@ -111,7 +131,11 @@ def test_only_partitions_by_domain_have_their_own_number_of_clients() -> None:
 
 def test_positions_are_grouped_by_value() -> None:
     present, groups = positions_by_value(np.array([5, 2, 5, 9, 2]))
-    assert present.tolist() == [2, 5, 9] and [group.tolist() for group in groups] == [[1, 4], [0, 2], [3]]
+    assert present.tolist() == [2, 5, 9] and [group.tolist() for group in groups] == [
+        [1, 4],
+        [0, 2],
+        [3],
+    ]
 
 
 def test_examples_are_handed_out_in_the_order_of_the_pools() -> None:

@@ -16,7 +16,8 @@ CIFAR10 = Annotations(np.random.default_rng(0).permutation(np.repeat(np.arange(1
 
 
 def with_subclasses(labels: int, subclasses: int, size: int) -> Annotations:
-    """Return ``labels`` labels of ``subclasses`` subclasses with ``size`` examples each; they are interleaved."""
+    """Return ``labels`` labels of ``subclasses`` subclasses with ``size`` examples each; they are
+    interleaved."""
     fine = np.random.default_rng(0).permutation(np.repeat(np.arange(labels * subclasses), size))
     return Annotations(fine % labels, fine)
 
@@ -34,7 +35,9 @@ def held(values: np.ndarray | None, parts: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("clients", [50, 100, 200])
 def test_every_label_is_held_by_equally_many(clients: int) -> None:
     counts = held(CIFAR10.labels, LabelSlices().divide(CIFAR10, clients=clients, seed=0))
-    assert ((counts > 0).sum(axis=1) == 5).all() and ((counts > 0).sum(axis=0) == clients // 2).all()
+    assert ((counts > 0).sum(axis=1) == 5).all() and (
+        (counts > 0).sum(axis=0) == clients // 2
+    ).all()
     assert (counts.sum(axis=0) == 5000).all()
     pairs = (counts > 0).reshape(-1, 2, 10).sum(axis=1)
     assert (pairs == 1).all()  # the two clients of a group hold different labels
@@ -61,7 +64,9 @@ def transcribed(labels: np.ndarray, clients: int, k: int, seed: int) -> list[lis
     blocks = {}
     for label in range(num_labels):
         order = random.permutation(np.flatnonzero(labels == label)).tolist()
-        blocks[label] = [order[start:end] for start, end in zip([0, *points], [*points, size], strict=True)]
+        blocks[label] = [
+            order[start:end] for start, end in zip([0, *points], [*points, size], strict=True)
+        ]
     parts: list[list[int]] = []
     for own in wanted:
         taken = {label: blocks[label].pop() for label in own}
@@ -80,14 +85,18 @@ def test_cut_points_are_uniform() -> None:
     random, size, blocks = np.random.default_rng(0), 12, 4
     points = np.array([cut_points(size, blocks, random) for _ in range(4000)])
     assert points.min() == 1 and points.max() == 11 and (np.diff(points, axis=1) > 0).all()
-    # each way to cut is equally likely: the first block has n examples in C(11 - n, 2) of C(11, 3) ways
-    expected = np.array([comb(size - 1 - n, blocks - 2) for n in range(1, 10)]) / comb(size - 1, blocks - 1)
+    # each way to cut is equally likely: the first block has n examples in C(11 - n, 2) of C(11, 3)
+    # ways
+    expected = np.array([comb(size - 1 - n, blocks - 2) for n in range(1, 10)]) / comb(
+        size - 1, blocks - 1
+    )
     assert chisquare(np.bincount(points[:, 0], minlength=10)[1:10], expected * 4000).pvalue > 0.01
     assert cut_points(1, 1, random).tolist() == cut_points(9, 1, random).tolist() == []
 
 
 def test_sizes_of_cifar10_are_as_in_the_paper() -> None:
-    # Figure 4: near a negative binomial with one success, mean 50,000 / 50; below the mean with chance 1 - 1/e
+    # Figure 4: near a negative binomial with one success, mean 50,000 / 50; below the mean with
+    # chance 1 - 1/e
     divided = [LabelSlices().divide(CIFAR10, clients=50, seed=seed) for seed in range(20)]
     sizes = np.array([[len(part) for part in parts] for parts in divided])
     assert (sizes.sum(axis=1) == 50_000).all()
@@ -99,7 +108,9 @@ def test_sizes_of_cifar10_are_as_in_the_paper() -> None:
 def test_larger_classes_are_cut_in_proportion() -> None:
     labels = np.repeat(np.arange(4), [30, 30, 60, 90])
     counts = held(labels, LabelSlices(k=2).divide(Annotations(labels), clients=60, seed=0))
-    assert ((counts > 0).sum(axis=0) == 30).all()  # 30 clients hold each, also of the smallest: one example each
+    assert (
+        (counts > 0).sum(axis=0) == 30
+    ).all()  # 30 clients hold each, also of the smallest: one example each
     assert [set(column[column > 0]) for column in counts.T] == [{1}, {1}, {2}, {3}]
 
 
@@ -124,19 +135,25 @@ def test_subclasses_of_one_client_are_drawn_independently() -> None:
 def test_the_rule_of_sun397_is_that_of_groups_of_fifty() -> None:
     one = held(SUN397.subclasses, SubclassSlices().divide(SUN397, clients=50, seed=0))
     assert set(one.sum(axis=1)) == {240} and ((one > 0).sum(axis=0) == 1).all()
-    two = held(SUN397.subclasses, SubclassSlices(shared_cuts=False).divide(SUN397, clients=100, seed=0))
+    two = held(
+        SUN397.subclasses, SubclassSlices(shared_cuts=False).divide(SUN397, clients=100, seed=0)
+    )
     assert ((two > 0).sum(axis=1) == 3).all() and ((two > 0).sum(axis=0) == 2).all()
     assert len(np.unique(two[two > 0])) > 50  # uniform from 1 to 79
 
 
 def test_homogeneous_clients_hold_all_subclasses() -> None:
-    counts = held(CIFAR100.subclasses, SubclassSlices(homogeneous=True).divide(CIFAR100, clients=50, seed=0))
+    counts = held(
+        CIFAR100.subclasses, SubclassSlices(homogeneous=True).divide(CIFAR100, clients=50, seed=0)
+    )
     assert (counts > 0).all() and (counts.sum(axis=0) == 500).all()
     assert len(set(counts.sum(axis=1))) > 20
 
 
 def test_equal_blocks_are_equal() -> None:
-    counts = held(CIFAR100.subclasses, SubclassSlices(equal=True).divide(CIFAR100, clients=50, seed=0))
+    counts = held(
+        CIFAR100.subclasses, SubclassSlices(equal=True).divide(CIFAR100, clients=50, seed=0)
+    )
     assert set(counts[counts > 0]) == {50} and set(counts.sum(axis=1)) == {1000}
 
 
@@ -146,14 +163,26 @@ LABELS = np.arange(36) % 6
 @pytest.mark.parametrize(
     ("partition", "clients", "sentence"),
     [
-        (LabelSlices(k=4), 6, "needs a k that divides 6, the number of classes with examples, got k=4."),
-        (LabelSlices(k=7), 6, "needs a k that divides 6, the number of classes with examples, got k=7."),
+        (
+            LabelSlices(k=4),
+            6,
+            "needs a k that divides 6, the number of classes with examples, got k=4.",
+        ),
+        (
+            LabelSlices(k=7),
+            6,
+            "needs a k that divides 6, the number of classes with examples, got k=7.",
+        ),
         (
             LabelSlices(),
             7,
             "needs a number of clients that 2 divides, since a client holds 3 of 6 classes, got 7 clients.",
         ),
-        (LabelSlices(), 14, "needs at least 7 examples of class 0, one for each client that holds it, got 6."),
+        (
+            LabelSlices(),
+            14,
+            "needs at least 7 examples of class 0, one for each client that holds it, got 6.",
+        ),
         (SubclassSlices(), 6, "needs subclasses, got a data set without them."),
     ],
 )
@@ -164,9 +193,13 @@ def test_what_cannot_be_met_is_refused(partition: Partition, clients: int, sente
 
 
 def test_clients_must_fill_the_groups_of_subclasses() -> None:
-    with pytest.raises(DataError, match="a number of clients that 5 divides, the number of subclasses of a label"):
+    with pytest.raises(
+        DataError, match="a number of clients that 5 divides, the number of subclasses of a label"
+    ):
         SubclassSlices().divide(CIFAR100, clients=52, seed=0)
-    with pytest.raises(DataError, match="at least 501 examples of subclass 0, one for each client that holds it"):
+    with pytest.raises(
+        DataError, match="at least 501 examples of subclass 0, one for each client that holds it"
+    ):
         SubclassSlices().divide(CIFAR100, clients=2505, seed=0)
     with pytest.raises(DataError, match="at least 501 examples of subclass 0"):
         SubclassSlices(homogeneous=True).divide(CIFAR100, clients=501, seed=0)
@@ -176,7 +209,8 @@ def test_labels_must_have_equally_many_subclasses() -> None:
     fine = np.arange(50) % 5
     uneven = Annotations(fine // 3, fine)
     with pytest.raises(
-        DataError, match="the same number of subclasses in every label, 3 as in label 0, got 2 in label 1"
+        DataError,
+        match="the same number of subclasses in every label, 3 as in label 0, got 2 in label 1",
     ):
         SubclassSlices().divide(uneven, clients=6, seed=0)
     assert len(SubclassSlices(homogeneous=True).divide(uneven, clients=6, seed=0)) == 6

@@ -27,7 +27,10 @@ from fedtailor.data.partitions.text import parse_partition, read_expression
         ("cyclic_classes", CyclicClasses(k=5)),
         ("dirichlet_quota(alpha=0.5)", DirichletQuota(alpha=0.5, quota=0)),
         ("label_slices", LabelSlices(k=0, shared_cuts=True)),
-        ("subclass_slices(equal=True)", SubclassSlices(homogeneous=False, equal=True, shared_cuts=True)),
+        (
+            "subclass_slices(equal=True)",
+            SubclassSlices(homogeneous=False, equal=True, shared_cuts=True),
+        ),
         ("natural", Natural()),
         ("domains", Domains(per_domain=4, alpha=0.5, min_size=10)),
         ("domain_labels()", DomainLabels(k=5)),
@@ -50,7 +53,9 @@ PARTITION = st.one_of(
     st.builds(DirichletQuota, alpha=POSITIVE, quota=WHOLE),
     st.builds(CyclicClasses, k=WHOLE),
     st.builds(LabelSlices, k=WHOLE, shared_cuts=st.booleans()),
-    st.builds(SubclassSlices, homogeneous=st.booleans(), equal=st.booleans(), shared_cuts=st.booleans()),
+    st.builds(
+        SubclassSlices, homogeneous=st.booleans(), equal=st.booleans(), shared_cuts=st.booleans()
+    ),
     st.builds(Domains, per_domain=WHOLE, alpha=POSITIVE, min_size=st.floats(0, 1e6)),
     st.builds(Iid),
 )
@@ -122,7 +127,9 @@ def test_wrong_options_are_named(text: str, sentence: str) -> None:
     ],
 )
 def test_text_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="must be a name with named options, such as dirichlet") as caught:
+    with pytest.raises(
+        ConfigError, match="must be a name with named options, such as dirichlet"
+    ) as caught:
         parse_partition(text)
     assert caught.value.key == "data.partition"
 
@@ -134,4 +141,6 @@ def test_expressions_hold_numbers_texts_and_truth_values() -> None:
     assert options == {"clients": 50, "pairing": "release", "strength": -0.5, "all": True}
     with pytest.raises(ConfigError) as caught:
         read_expression("cifar_s(50)", key="data.shift", example="cifar_s(clients=50)")
-    assert caught.value.message.startswith("data.shift must be a name with named options, such as cifar_s(clients=50)")
+    assert caught.value.message.startswith(
+        "data.shift must be a name with named options, such as cifar_s(clients=50)"
+    )

@@ -1,4 +1,5 @@
-"""A ServerApp that exchanges messages until a file ``stop`` appears, and writes down what happened."""
+"""A ServerApp that exchanges messages until a file ``stop`` appears, and writes down what
+happened."""
 
 import hashlib
 import json
@@ -30,7 +31,9 @@ def exchange(transport, requests):
                 failures.append([client, *reply])
         if time.monotonic() - sent > RESEND:
             sent = time.monotonic()
-            transport.send({client: request for client, request in requests.items() if client not in replies})
+            transport.send(
+                {client: request for client, request in requests.items() if client not in replies}
+            )
     transport.forget()
     return replies, failures, time.monotonic() - begun
 
@@ -38,7 +41,10 @@ def exchange(transport, requests):
 def main(grid: Grid, context: Context) -> None:
     """Exchange messages with the sites of ``nodes.json``."""
     folder = Path(str(context.run_config["folder"]))
-    node_of = {int(client): node for client, node in json.loads((folder / "nodes.json").read_text()).items()}
+    node_of = {
+        int(client): node
+        for client, node in json.loads((folder / "nodes.json").read_text()).items()
+    }
     transport = GridTransport(grid, node_of)
     while transport.online() != set(node_of):
         time.sleep(0.2)
@@ -48,7 +54,10 @@ def main(grid: Grid, context: Context) -> None:
         while not (folder / "stop").exists():
             head = {"number": number, "site_that_fails": "site0" if number == 1 else None}
             own = {client: os.urandom(100) for client in node_of}
-            requests = {client: Envelope(head, {"shared": blob, "own": own[client], "none": b""}) for client in node_of}
+            requests = {
+                client: Envelope(head, {"shared": blob, "own": own[client], "none": b""})
+                for client in node_of
+            }
             replies, failures, seconds = exchange(transport, requests)
             record = {
                 "number": number,
@@ -56,7 +65,9 @@ def main(grid: Grid, context: Context) -> None:
                 "failures": failures,
                 "heads": {client: reply.head for client, reply in replies.items()},
                 "same": {
-                    client: reply.blobs == requests[client].blobs for client, reply in replies.items() if reply.blobs
+                    client: reply.blobs == requests[client].blobs
+                    for client, reply in replies.items()
+                    if reply.blobs
                 },
                 "digest": hashlib.sha256(blob).hexdigest(),
             }

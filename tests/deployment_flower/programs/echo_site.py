@@ -1,4 +1,5 @@
-"""A resident process that echoes what it is asked, with its process id: python echo_site.py FOLDER."""
+"""A resident process that echoes what it is asked, with its process id: python echo_site.py
+FOLDER."""
 
 import os
 import signal
@@ -15,7 +16,9 @@ def answer(envelope: Envelope) -> Envelope:
     """Return the message, or do what its head says."""
     if envelope.head.get("site_that_fails") == folder.name:
         raise ValueError("I was told to fail")
-    return Envelope({"site": folder.name, "pid": os.getpid(), "asked": envelope.head}, envelope.blobs)
+    return Envelope(
+        {"site": folder.name, "pid": os.getpid(), "asked": envelope.head}, envelope.blobs
+    )
 
 
 signal.signal(signal.SIGTERM, _end)

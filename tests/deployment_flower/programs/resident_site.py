@@ -1,7 +1,8 @@
-"""A site that behaves as a file says, see ``BAD``: python resident_site.py FOLDER is its resident process.
+"""A site that behaves as a file says, see ``BAD``: python resident_site.py FOLDER is its resident
+process.
 
-``FOLDER/behaves.json`` names what is wrong with the answer to a round of training, by the number of the round.
-``FOLDER/version.txt`` gives the site another version of fedtailor.
+``FOLDER/behaves.json`` names what is wrong with the answer to a round of training, by the number of
+the round. ``FOLDER/version.txt`` gives the site another version of fedtailor.
 """
 
 import json
@@ -46,7 +47,9 @@ BAD = {
     "nan": with_upload(poked),
     "another shape": with_upload(lambda tensor: tensor.new_zeros(3, 3, 3)),
     "garbage": lambda answer: Envelope(answer.head, {"out": b"garbage" * 1000}),
-    "another round": lambda answer: Envelope({**answer.head, "round": answer.head["round"] - 1}, answer.blobs),
+    "another round": lambda answer: Envelope(
+        {**answer.head, "round": answer.head["round"] - 1}, answer.blobs
+    ),
     "failed": lambda answer: Envelope({"failed": "the process does not answer"}),
 }
 

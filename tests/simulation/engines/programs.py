@@ -41,7 +41,9 @@ def job(client, size=1, task=None, state=()):
 def data(x, y=None, shared=()):
     """Return what is common, with these tables."""
     words = torch.tensor(0), torch.tensor(1)
-    return SharedInputs(x, torch.arange(len(x)) if y is None else y, torch.empty(3, 0), *words, shared)
+    return SharedInputs(
+        x, torch.arange(len(x)) if y is None else y, torch.empty(3, 0), *words, shared
+    )
 
 
 def total(task, common, inputs):
@@ -97,8 +99,11 @@ def look(task, common, inputs):
 
 
 def layouts(task, common, inputs):
-    """Return the layout of every tensor of the common part as it arrived, and the tensors themselves."""
-    return {name: (t.stride(), t.data_ptr() % 64, t) for name, t in common.items() if not t.is_complex()}
+    """Return the layout of every tensor of the common part as it arrived, and the tensors
+    themselves."""
+    return {
+        name: (t.stride(), t.data_ptr() % 64, t) for name, t in common.items() if not t.is_complex()
+    }
 
 
 def tables(task, common, inputs):
@@ -168,7 +173,10 @@ def same(found, tensor):
     assert (found.shape, found.stride()) == (tensor.shape, tensor.resolve_conj().stride())
     if tensor.numel():
         assert found.data_ptr() % 64 == tensor.resolve_conj().data_ptr() % 64
-    assert found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
+    assert (
+        found.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+        or not tensor.numel()
+    )
 
 
 class Moody(namedtuple("Moody", "value")):

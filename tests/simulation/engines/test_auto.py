@@ -46,7 +46,9 @@ def test_long_steps_get_threads(seconds):
 
 def test_a_run_must_earn_the_start():
     rounds = 1000  # of 4 clients with 15 steps each
-    assert chosen(0.0007, Schedule(rounds=rounds)).engine.name == "processes"  # 21 s for each of two processes
+    assert (
+        chosen(0.0007, Schedule(rounds=rounds)).engine.name == "processes"
+    )  # 21 s for each of two processes
     choice = chosen(0.0006, Schedule(rounds=rounds))
     assert (
         choice.engine.name == "workers"
@@ -70,7 +72,9 @@ def test_what_cannot_be_sent_gets_threads(monkeypatch):
     choice = chosen(0.0003, algorithm=Nearby(training=TRAINING))
     assert choice.engine.name == "workers" and "cannot send the algorithm 'Nearby'" in choice.reason
     task = WORLD.common_task._replace(model=lambda: 0)
-    assert "the model 'function'" in obstacle(FedAvg(), dataclasses.replace(WORLD, client_tasks=[task]))
+    assert "the model 'function'" in obstacle(
+        FedAvg(), dataclasses.replace(WORLD, client_tasks=[task])
+    )
     assert obstacle(FedAvg(), WORLD) == ""
 
 
@@ -119,7 +123,10 @@ def test_a_step_that_fails_is_left_to_the_run():
         raise RuntimeError("no such layer")
 
     choice = choose(FedAvg(training=TRAINING), WORLD, LONG, 2, measure=broken)
-    assert (choice.engine.name, choice.seconds) == ("workers", None) and "no such layer" in choice.reason
+    assert (choice.engine.name, choice.seconds) == (
+        "workers",
+        None,
+    ) and "no such layer" in choice.reason
 
 
 def test_named_engines_are_taken_as_they_are():
@@ -141,15 +148,25 @@ def test_a_run_says_what_was_chosen_and_writes_the_engine(tmp_path, monkeypatch)
     monkeypatch.setattr(auto, "physical_cores", lambda: 2)
     monkeypatch.setattr(auto, "WORTH_A_START", 1e-9)
     monkeypatch.setattr(auto, "step_seconds", lambda *_: 0.002)
-    config = make_config({"data": {"clients": 3}, "federation": {"rounds": 1}, "algorithm": {"name": "fedavg"}})
+    config = make_config(
+        {"data": {"clients": 3}, "federation": {"rounds": 1}, "algorithm": {"name": "fedavg"}}
+    )
     parts = assemble(config, 0)
     notes = Notes()
     closed = []
     monkeypatch.setattr(type(parts.engine), "close", lambda self: closed.append(self))
     result = run_seed(parts, tmp_path / "run", notes)
     assert parts.choice.reason in notes.texts and "2 ms" in parts.choice.reason
-    assert (parts.config.engine.name, result["engine"], closed) == ("workers", "workers", [parts.engine])
-    kept = {path.name for path in (tmp_path / "run").rglob("*.json*") if parts.choice.reason in path.read_text()}
+    assert (parts.config.engine.name, result["engine"], closed) == (
+        "workers",
+        "workers",
+        [parts.engine],
+    )
+    kept = {
+        path.name
+        for path in (tmp_path / "run").rglob("*.json*")
+        if parts.choice.reason in path.read_text()
+    }
     assert kept == {"provenance.json"}, "what was timed stands in no record that must not change"
 
 
@@ -158,14 +175,23 @@ LIMITED = dataclasses.replace(LONG, client_timeout=2.5)
 
 def test_a_limit_of_time_needs_processes():
     choice = choose_engine(EngineOptions(workers=3), FedAvg(), WORLD, LIMITED)
-    assert (choice.engine.name, choice.engine.workers, choice.engine.timeout) == ("processes", 3, 2.5)
+    assert (choice.engine.name, choice.engine.workers, choice.engine.timeout) == (
+        "processes",
+        3,
+        2.5,
+    )
     assert choice.reason == "engine processes: federation.client_timeout needs it."
-    assert choose_engine(EngineOptions(name="processes"), FedAvg(), WORLD, LIMITED).engine.timeout == 2.5
+    assert (
+        choose_engine(EngineOptions(name="processes"), FedAvg(), WORLD, LIMITED).engine.timeout
+        == 2.5
+    )
 
 
 @pytest.mark.parametrize("name", ["reference", "workers", "batched"])
 def test_other_engines_refuse_a_limit_of_time(name):
-    with pytest.raises(ConfigError, match=f"client_timeout needs engine.name = 'processes'.*'{name}' cannot") as caught:
+    with pytest.raises(
+        ConfigError, match=f"client_timeout needs engine.name = 'processes'.*'{name}' cannot"
+    ) as caught:
         choose_engine(EngineOptions(name=name), FedAvg(), WORLD, LIMITED)
     assert caught.value.key == "federation.client_timeout"
 

@@ -39,7 +39,9 @@ def test_neighbors_are_all_clients_below_a_node(sizes, most):
         clients = [jobs[position].client for position in block]
         assert clients == sorted(clients)
         level = (clients[0] ^ clients[-1]).bit_length()
-        assert clients == sorted(client for client in sizes if client >> level == clients[0] >> level)
+        assert clients == sorted(
+            client for client in sizes if client >> level == clients[0] >> level
+        )
         assert max(sizes[client] for client in clients) <= largest, "a larger one came later"
         largest = max(sizes[client] for client in clients)
 

@@ -22,7 +22,12 @@ from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.reference import Reference, one_thread
 from fedtailor.simulation.engines.workers import Workers, keep_pages, physical_cores
 
-ENGINES = {"reference": Reference(), "workers 1": Workers(1), "workers 3": Workers(3), "batched": Batched(2)}
+ENGINES = {
+    "reference": Reference(),
+    "workers 1": Workers(1),
+    "workers 3": Workers(3),
+    "batched": Batched(2),
+}
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
 
 
@@ -36,7 +41,12 @@ def job(client, size=None, task=None):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
     size = client if size is None else size
     examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
-    return Job(client, task or TASK, Inputs(torch.tensor(client), examples, {"a": (torch.ones(2),), "b": ()}), size)
+    return Job(
+        client,
+        task or TASK,
+        Inputs(torch.tensor(client), examples, {"a": (torch.ones(2),), "b": ()}),
+        size,
+    )
 
 
 TASK = perceptron()
@@ -60,8 +70,12 @@ COMMON = {"factor": torch.tensor(2.0)}
 def test_outputs_come_in_the_order_of_the_jobs(engine):
     outputs = engine.map(total, COMMON, jobs())
     assert [int(output["client"]) for output in outputs] == list(range(6))
-    assert [float(output["sum"][0]) for output in outputs] == [float(size * (size + 1)) for size in SIZES]
-    assert all(output["state"]["b"] == () and isinstance(output["state"]["a"], tuple) for output in outputs)
+    assert [float(output["sum"][0]) for output in outputs] == [
+        float(size * (size + 1)) for size in SIZES
+    ]
+    assert all(
+        output["state"]["b"] == () and isinstance(output["state"]["a"], tuple) for output in outputs
+    )
 
 
 @every_engine
@@ -85,8 +99,13 @@ def faulty(task, common, inputs):
 @every_engine
 def test_a_failing_client_fails_alone(engine):
     outputs = engine.map(faulty, COMMON, jobs())
-    failed = {position: output for position, output in enumerate(outputs) if isinstance(output, Failure)}
-    assert {position: str(failure.reason) for position, failure in failed.items()} == {1: "client 1", 4: "client 4"}
+    failed = {
+        position: output for position, output in enumerate(outputs) if isinstance(output, Failure)
+    }
+    assert {position: str(failure.reason) for position, failure in failed.items()} == {
+        1: "client 1",
+        4: "client 4",
+    }
     assert isinstance(failed[1].reason, ValueError)
     assert [float(outputs[n]["sum"][0]) for n in (0, 2, 3, 5)] == [12.0, 56.0, 2.0, 6.0]
 
@@ -126,7 +145,9 @@ def terminate(number, frame):
 def test_what_the_handler_of_a_signal_raises_is_no_failure_of_a_client(engine):
     """A program may raise the same exception: then it is its own failure."""
 
-    signals = [signal.SIGTERM]  # one only: a second one could arrive when the engine has ended its work
+    signals = [
+        signal.SIGTERM
+    ]  # one only: a second one could arrive when the engine has ended its work
 
     def terminated(task, common, inputs):
         if signals:
@@ -170,7 +191,9 @@ def test_a_client_of_another_thread_cannot_interrupt():
     def interrupted(task, common, inputs):
         raise KeyboardInterrupt
 
-    assert all(isinstance(output, Failure) for output in Workers(2).map(interrupted, COMMON, jobs()))
+    assert all(
+        isinstance(output, Failure) for output in Workers(2).map(interrupted, COMMON, jobs())
+    )
 
 
 @every_engine
@@ -266,7 +289,10 @@ def test_stacks_are_run_once(monkeypatch):
         return total(task, common, inputs)
 
     Batched(4).map(count, COMMON, jobs())
-    assert calls == [(7,), (1,)]  # six clients in blocks of four and two, padded to the longest of each
+    assert calls == [
+        (7,),
+        (1,),
+    ]  # six clients in blocks of four and two, padded to the longest of each
 
 
 def test_outputs_do_not_share_memory():
@@ -281,7 +307,8 @@ def test_outputs_do_not_share_memory():
 
 @pytest.mark.filterwarnings("ignore:engine .batched. runs clients one by one:RuntimeWarning")
 def test_rows_of_other_structure_run_one_by_one():
-    """States may differ in shape where tasks do; such clients cannot be stacked, but they can be run."""
+    """States may differ in shape where tasks do; such clients cannot be stacked, but they can be
+    run."""
     odd = job(3)
     odd = odd._replace(inputs=odd.inputs._replace(state={"a": (torch.ones(5),), "b": ()}))
     outputs = Batched(8).map(total, COMMON, [job(1), odd])
@@ -300,7 +327,9 @@ def test_table_options_and_classes_agree():
     names = get_args(get_type_hints(EngineOptions)["name"])
     assert sorted(names) == sorted(engines.ENGINES) == list(engines.ENGINES)
     for name in sorted(set(engines.ENGINES) - {"ray"}):  # an extra, with tests of its own
-        assert build_engine(EngineOptions(name=name)).name == ("workers" if name == "auto" else name)
+        assert build_engine(EngineOptions(name=name)).name == (
+            "workers" if name == "auto" else name
+        )
     assert build_engine(EngineOptions(name="workers", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="processes", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="batched", block=5)).block == 5
@@ -319,7 +348,11 @@ def test_listing_engines_does_not_import_torch():
         "EngineOptions(); print(len(ENGINES), 'torch' in sys.modules)"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.split() == ["6", "False"]
 
@@ -340,7 +373,11 @@ def test_threads_stay_until_the_engine_is_closed_and_a_forked_process_has_its_ow
     assert 1 <= len(started) <= 2
     child = os.fork()
     if child == 0:
-        os._exit(0 if [float(output) for output in engine.map(given, (), jobs)] == [0.0, 1.0, 2.0, 3.0] else 1)
+        os._exit(
+            0
+            if [float(output) for output in engine.map(given, (), jobs)] == [0.0, 1.0, 2.0, 3.0]
+            else 1
+        )
     assert os.waitpid(child, 0)[1] == 0
     engine.close()
     assert not any(thread.is_alive() for thread in started)
@@ -373,6 +410,8 @@ def needs_much_memory(task, common, inputs):
 
 def test_too_much_memory_for_a_stack_is_answered_by_the_block_to_set():
     jobs = [Job(client, TASK, torch.tensor(float(client)), 1) for client in range(6)]
-    with pytest.warns(RuntimeWarning, match=r"not enough memory to stack 6\. Set engine\.block = 3 \(it is 8\)\."):
+    with pytest.warns(
+        RuntimeWarning, match=r"not enough memory to stack 6\. Set engine\.block = 3 \(it is 8\)\."
+    ):
         outputs = Batched(8).map(needs_much_memory, torch.tensor(0.0), jobs)
     assert [float(output) for output in outputs] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

@@ -1,4 +1,5 @@
-"""What a program returns is copied into plain values, or refused with the place where it is wrong."""
+"""What a program returns is copied into plain values, or refused with the place where it is
+wrong."""
 
 import threading
 from typing import NamedTuple
@@ -18,12 +19,22 @@ class Pair(NamedTuple):
 
 def test_structures_stay_and_memory_is_new():
     weight = torch.arange(6.0).reshape(2, 3)
-    value = Pair({"w": weight, "n": ()}, (weight.t(), PerExample(weight[:1]), 3, "text", None, True))
+    value = Pair(
+        {"w": weight, "n": ()}, (weight.t(), PerExample(weight[:1]), 3, "text", None, True)
+    )
     found = plain(value)
-    assert type(found) is Pair and type(found.second[1]) is PerExample and found.second[2:] == (3, "text", None, True)
+    assert (
+        type(found) is Pair
+        and type(found.second[1]) is PerExample
+        and found.second[2:] == (3, "text", None, True)
+    )
     assert torch.equal(found.first["w"], weight) and torch.equal(found.second[0], weight.t())
     weight.zero_()
-    assert found.first["w"].sum() == 15 and found.second[0].sum() == 15 and found.second[1].value.sum() == 3
+    assert (
+        found.first["w"].sum() == 15
+        and found.second[0].sum() == 15
+        and found.second[1].value.sum() == 3
+    )
 
 
 def test_layouts_stay():

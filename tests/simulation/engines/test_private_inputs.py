@@ -39,9 +39,17 @@ def federation(float64):
 
 def inputs_of(federation, *clients):
     common = SharedInputs(
-        federation.x, federation.y, federation.scale, torch.tensor(0), torch.tensor(1), {"w": torch.ones(2)}
+        federation.x,
+        federation.y,
+        federation.scale,
+        torch.tensor(0),
+        torch.tensor(1),
+        {"w": torch.ones(2)},
     )
-    own = [client_inputs(client, federation.splits[client], federation.info(client), (), ()) for client in clients]
+    own = [
+        client_inputs(client, federation.splits[client], federation.info(client), (), ())
+        for client in clients
+    ]
     return common, own
 
 
@@ -49,7 +57,9 @@ def inputs_of(federation, *clients):
 def test_an_algorithm_sees_the_examples_of_its_clients_only(federation, clients):
     common, own = inputs_of(federation, *clients)
     private = PrivateInputs(common, own)
-    assert len(private.common.visible.x) == sum(len(each.train.rows) + len(each.val.rows) for each in own)
+    assert len(private.common.visible.x) == sum(
+        len(each.train.rows) + len(each.val.rows) for each in own
+    )
     for before, after in zip(own, private.inputs, strict=True):
         for part in ("train", "val"):
             old, new = getattr(before, part).rows, getattr(after, part).rows
@@ -71,7 +81,11 @@ def test_nothing_that_a_program_receives_is_the_memory_of_others(federation):
 def leaves(value):
     if isinstance(value, torch.Tensor):
         return [value]
-    return [leaf for child in (value.values() if isinstance(value, dict) else value) for leaf in leaves(child)]
+    return [
+        leaf
+        for child in (value.values() if isinstance(value, dict) else value)
+        for leaf in leaves(child)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +98,9 @@ class Scales(FedAvg):
         return super().local_update(task, download, state, data, key)
 
 
-@pytest.mark.parametrize("engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    "engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name
+)
 def test_examples_too_large_to_copy_are_guarded(engine, monkeypatch, federation):
     """Nothing can undo the change, so the run ends; it does not go on with other data."""
     monkeypatch.setattr(private_inputs, "LARGEST_COPY", 64)
@@ -97,7 +113,9 @@ def test_examples_too_large_to_copy_are_guarded(engine, monkeypatch, federation)
 
 def test_what_all_clients_do_wrong_ends_the_run_with_the_reason(federation):
     with pytest.raises(RunError, match=r"every client failed.*changed its examples in place"):
-        list(simulate(Scales(training=TRAINING), federation, Batched(3), Schedule(rounds=2), seed=1))
+        list(
+            simulate(Scales(training=TRAINING), federation, Batched(3), Schedule(rounds=2), seed=1)
+        )
 
 
 class Heavy(FedAvg):

@@ -36,7 +36,10 @@ TASK = perceptron()
 
 
 def jobs():
-    return [job(client, size, state={"a": (torch.ones(2),), "b": ()}) for client, size in enumerate(SIZES)]
+    return [
+        job(client, size, state={"a": (torch.ones(2),), "b": ()})
+        for client, size in enumerate(SIZES)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +51,22 @@ def pool():
 # The same bits
 
 
-@pytest.mark.parametrize("algorithm", ["pfedfda", "fedrep", "fedpac", "knn_per", "scaffold", "pfedvem", "fedcr"])
+@pytest.mark.parametrize(
+    "algorithm", ["pfedfda", "fedrep", "fedpac", "knn_per", "scaffold", "pfedvem", "fedcr"]
+)
 def test_same_bits_as_reference(pool, algorithm):
     federation = make_federation(perceptron())
-    assert_same_runs(run(build(algorithm), Reference(), federation), run(build(algorithm), pool, federation))
+    assert_same_runs(
+        run(build(algorithm), Reference(), federation), run(build(algorithm), pool, federation)
+    )
 
 
 @pytest.mark.parametrize("model", ["cnn", "module"])
 def test_same_bits_with_convolutions_and_dropout(pool, model):
     federation = make_federation(TASKS[model]())
-    assert_same_runs(run(build("fedavg_ft"), Reference(), federation), run(build("fedavg_ft"), pool, federation))
+    assert_same_runs(
+        run(build("fedavg_ft"), Reference(), federation), run(build("fedavg_ft"), pool, federation)
+    )
 
 
 def test_same_bits_in_float64(pool, float64):
@@ -71,14 +80,20 @@ def test_two_federations_in_turn(pool):
     both = [make_federation(perceptron(), seed=seed) for seed in (1, 2)]
     for federation in (*both, *both):
         engines = Reference(), pool
-        assert_same_runs(*(run(build("fedavg"), engine, federation, rounds=1) for engine in engines))
+        assert_same_runs(
+            *(run(build("fedavg"), engine, federation, rounds=1) for engine in engines)
+        )
 
 
 def test_clients_with_tasks_of_their_own(pool):
     federation = make_federation(perceptron())
     others = [TASKS["mlp"](), TASKS["module"]()]
-    federation = replace(federation, client_tasks=[others[client % 2] for client in range(len(federation.splits))])
-    assert_same_runs(run(build("local"), Reference(), federation), run(build("local"), pool, federation))
+    federation = replace(
+        federation, client_tasks=[others[client % 2] for client in range(len(federation.splits))]
+    )
+    assert_same_runs(
+        run(build("local"), Reference(), federation), run(build("local"), pool, federation)
+    )
 
 
 # What an engine does
@@ -87,8 +102,12 @@ def test_clients_with_tasks_of_their_own(pool):
 def test_outputs_come_in_the_order_of_the_jobs(pool):
     outputs = pool.map(programs.total, COMMON, jobs())
     assert [int(output["client"]) for output in outputs] == list(range(6))
-    assert [float(output["sum"][0]) for output in outputs] == [float(size * (size + 1)) for size in SIZES]
-    assert all(output["state"]["b"] == () and isinstance(output["state"]["a"], tuple) for output in outputs)
+    assert [float(output["sum"][0]) for output in outputs] == [
+        float(size * (size + 1)) for size in SIZES
+    ]
+    assert all(
+        output["state"]["b"] == () and isinstance(output["state"]["a"], tuple) for output in outputs
+    )
     assert pool.map(programs.total, COMMON, []) == []
 
 
@@ -114,9 +133,12 @@ def test_processes_are_like_their_parent(pool):
     assert all(output == expected for output in outputs)
     assert len(seen) <= 2 and os.getpid() not in seen
     now = pool.map(programs.look, COMMON, jobs())
-    assert {output["process"] for output in now} <= {worker._process.pid for worker in pool._pool.workers}
+    assert {output["process"] for output in now} <= {
+        worker._process.pid for worker in pool._pool.workers
+    }
     assert all(
-        (output["deterministic"], output["precision"], output["mkldnn"]) == (False, "highest", True) for output in now
+        (output["deterministic"], output["precision"], output["mkldnn"]) == (False, "highest", True)
+        for output in now
     )
 
 
@@ -124,7 +146,9 @@ def test_a_task_is_sent_once_and_never_mistaken(pool):
     first = perceptron()
     seen = {}
     for _ in range(2):
-        for number, process, identity in pool.map(programs.classes, COMMON, [job(n, task=first) for n in range(4)]):
+        for number, process, identity in pool.map(
+            programs.classes, COMMON, [job(n, task=first) for n in range(4)]
+        ):
             assert number == 3 and seen.setdefault(process, identity) == identity
     for number in range(10, 20):  # each may come to lie where the last one was
         task = first._replace(num_classes=number)
@@ -140,7 +164,11 @@ def test_a_task_is_sent_once_and_never_mistaken(pool):
 
 def test_a_failing_client_fails_alone(pool):
     outputs = pool.map(programs.faulty, COMMON, jobs())
-    failed = {position: output.reason for position, output in enumerate(outputs) if isinstance(output, Failure)}
+    failed = {
+        position: output.reason
+        for position, output in enumerate(outputs)
+        if isinstance(output, Failure)
+    }
     assert isinstance(failed[1], ValueError) and str(failed[1]) == "client 1"
     assert type(failed[4]) is ProgramError and describe(outputs[4]) == "Picky: client 4 is picky"
     assert sorted(failed) == [1, 4] and float(outputs[2]["sum"][0]) == 56.0
@@ -159,14 +187,18 @@ def test_a_client_whose_process_dies_fails_alone():
     with Processes(1) as engine:
         outputs = engine.map(programs.deadly, data(torch.ones(2)), [job(n) for n in range(5)])
         reason = outputs.pop(2).reason
-        assert str(reason).startswith("the process of this client was ended by signal 9 (SIGKILL), possibly because")
+        assert str(reason).startswith(
+            "the process of this client was ended by signal 9 (SIGKILL), possibly because"
+        )
         assert [int(output) for output in outputs] == [0, 1, 3, 4]
 
 
 @pytest.mark.slow
 def test_a_client_that_takes_too_long_fails_alone(tmp_path):
     started = tmp_path / "started"
-    with Processes(1, timeout=30.0) as engine:  # a process that starts imports PyTorch, which may take long
+    with Processes(
+        1, timeout=30.0
+    ) as engine:  # a process that starts imports PyTorch, which may take long
         assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0)])] == [0]
         engine.timeout = 0.3
         (output,) = engine.map(programs.slow, data(torch.ones(2), shared=str(started)), [job(0)])
@@ -174,7 +206,9 @@ def test_a_client_that_takes_too_long_fails_alone(tmp_path):
         assert describe(output) == "no answer within 0.3 s (federation.client_timeout)"
         assert isinstance(output.reason, NoAnswer) and not alive(slow)
         engine.timeout = 30.0
-        assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0), job(1)])] == [0, 1]
+        assert [
+            int(output) for output in engine.map(programs.deadly, COMMON, [job(0), job(1)])
+        ] == [0, 1]
 
 
 @pytest.mark.slow
@@ -182,14 +216,19 @@ def test_a_client_that_writes_to_the_data_of_others_ends_its_process_only(tmp_pa
     x = torch.ones(4, 3)
     with Processes(1) as engine:
         outputs = engine.map(programs.writes_to_tables, data(x), [job(n) for n in range(3)])
-    assert "SIGSEGV), possibly because its program wrote to the data, which are read-only" in describe(outputs[1])
+    assert (
+        "SIGSEGV), possibly because its program wrote to the data, which are read-only"
+        in describe(outputs[1])
+    )
     assert [float(outputs[n]) for n in (0, 2)] == [12.0, 12.0] and float(x.sum()) == 12
 
 
 @pytest.mark.slow
 def test_a_process_that_closes_its_connection_does_not_remove_the_files_of_the_data():
     with Processes(1) as engine:
-        outputs = engine.map(programs.closes_files, data(torch.ones(4, 3)), [job(n) for n in range(3)])
+        outputs = engine.map(
+            programs.closes_files, data(torch.ones(4, 3)), [job(n) for n in range(3)]
+        )
         assert describe(outputs[1]) == "the process of this client closed its connection"
         assert [float(outputs[n]) for n in (0, 2)] == [12.0, 12.0]
 
@@ -202,7 +241,9 @@ def test_an_interruption_ends_clients_and_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path))
     started = tmp_path / "started"
     main = threading.main_thread().ident
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where tests run in the background
 
     def interrupt():
         wait_until(lambda: len(pids(started)) == 1)
@@ -213,14 +254,20 @@ def test_an_interruption_ends_clients_and_processes(tmp_path, monkeypatch):
     try:
         engine = Processes(1)
         with pytest.raises(KeyboardInterrupt):
-            engine.map(programs.slow, data(torch.ones(2), shared=str(started)), [job(n) for n in range(5)])
+            engine.map(
+                programs.slow, data(torch.ones(2), shared=str(started)), [job(n) for n in range(5)]
+            )
             helper.join()
     finally:
         helper.join()
         signal.signal(signal.SIGINT, before)
-    assert len(pids(started)) == 1 and not alive(pids(started)[0]), "no further client starts, and its process ended"
+    assert len(pids(started)) == 1 and not alive(pids(started)[0]), (
+        "no further client starts, and its process ended"
+    )
     assert not list(tmp_path.glob("fedtailor-*"))
-    with engine:  # it starts anew; Ctrl-C does not reach it, so an interruption is the program's own failure
+    with (
+        engine
+    ):  # it starts anew; Ctrl-C does not reach it, so an interruption is the program's own failure
         (output,) = engine.map(programs.interrupted, COMMON, [job(0)])
         assert isinstance(output, Failure) and isinstance(output.reason, KeyboardInterrupt)
 
@@ -237,7 +284,8 @@ print("done")
 
 
 def parent(tmp_path, program):
-    """Return a process with an engine that it never closes: a script without ``if __name__ == "__main__"``."""
+    """Return a process with an engine that it never closes: a script without ``if __name__ ==
+    "__main__"``."""
     script = tmp_path / "script.py"
     script.write_text(ORPHAN)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -265,7 +313,9 @@ def test_processes_end_with_the_interpreter_without_a_word(tmp_path):
     assert not list(tmp_path.glob("fedtailor-*"))
 
 
-@pytest.mark.parametrize(("command", "how"), [("false", "ended with exit code 1"), ("nowhere", "No such file")])
+@pytest.mark.parametrize(
+    ("command", "how"), [("false", "ended with exit code 1"), ("nowhere", "No such file")]
+)
 def test_processes_that_cannot_start_end_the_run(command, how, tmp_path, monkeypatch):
     monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "executable", command)
@@ -277,7 +327,9 @@ def test_processes_that_cannot_start_end_the_run(command, how, tmp_path, monkeyp
 
 def test_data_that_cannot_be_written_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped_tables.tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(RunError, match=r"cannot write the data for its processes to .*none.*TMPDIR"):
+    with pytest.raises(
+        RunError, match=r"cannot write the data for its processes to .*none.*TMPDIR"
+    ):
         Processes(2).map(programs.total, data(torch.ones(2)), jobs())
 
 
@@ -349,23 +401,42 @@ def test_what_cannot_be_sent_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr(Homeless, "__module__", "__main__")
     engine = Processes(1)
     mine = client_program(Homeless(), TrainRequest())
-    refused(lambda: engine.map(mine, data(torch.ones(1)), [job(0)]), "algorithm 'Homeless'", "main script")
+    refused(
+        lambda: engine.map(mine, data(torch.ones(1)), [job(0)]),
+        "algorithm 'Homeless'",
+        "main script",
+    )
     refused(lambda: engine.map(lambda *_: 0, COMMON, [job(0)]), "program '<lambda>'")
     closed = TASK._replace(model=Closed())
-    refused(lambda: engine.map(programs.total, COMMON, [job(0, task=closed)]), "model 'Closed'", "lambda")
+    refused(
+        lambda: engine.map(programs.total, COMMON, [job(0, task=closed)]),
+        "model 'Closed'",
+        "lambda",
+    )
     common = {"factor": lambda: 0}
-    refused(lambda: engine.map(programs.total, common, [job(0)]), "the shared inputs of the program 'total'")
+    refused(
+        lambda: engine.map(programs.total, common, [job(0)]),
+        "the shared inputs of the program 'total'",
+    )
 
 
 def test_a_model_of_the_current_folder_is_found(pool, tmp_path, monkeypatch):
-    lines = ["from torch import nn", "class Own(nn.Sequential): pass", "def network(input_shape, num_classes):"]
+    lines = [
+        "from torch import nn",
+        "class Own(nn.Sequential): pass",
+        "def network(input_shape, num_classes):",
+    ]
     layers = "nn.Flatten(), nn.Linear(input_shape[0], 6), nn.Tanh(), nn.Linear(6, num_classes)"
     (tmp_path / "my_own_network.py").write_text("\n".join([*lines, f"    return Own({layers})\n"]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pool.map(programs.total, COMMON, [job(0), job(1)])  # its processes run already
-    federation = make_federation(TASK._replace(model=build_model("my_own_network:network", (4,), 3)))
-    assert_same_runs(run(build("fedavg"), Reference(), federation), run(build("fedavg"), pool, federation))
+    federation = make_federation(
+        TASK._replace(model=build_model("my_own_network:network", (4,), 3))
+    )
+    assert_same_runs(
+        run(build("fedavg"), Reference(), federation), run(build("fedavg"), pool, federation)
+    )
 
 
 def test_the_longest_starts_first():
@@ -378,7 +449,9 @@ def test_the_longest_starts_first():
 
 @pytest.mark.slow
 def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
-    refused(lambda: pool.map(programs.total, COMMON, [job(3, state=(lambda: 0,))]), "state of client 3")
+    refused(
+        lambda: pool.map(programs.total, COMMON, [job(3, state=(lambda: 0,))]), "state of client 3"
+    )
     ghost = ModuleType("ghost")
     exec("def program(task, common, inputs): pass", ghost.__dict__)
     monkeypatch.setitem(sys.modules, "ghost", ghost)
@@ -387,7 +460,8 @@ def test_what_cannot_be_sent_later_is_named_too(pool, monkeypatch):
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_while_its_process_starts_runs_nothing(monkeypatch):
-    """An interruption finds no process to end yet; the one that comes then must not work for minutes."""
+    """An interruption finds no process to end yet; the one that comes then must not work for
+    minutes."""
     worker = WorkerProcess()
     original = subprocess.Popen
 

@@ -19,7 +19,12 @@ from fedtailor.simulation.engines.serialization import (
     tensor_from_bytes,
     tensor_to_bytes,
 )
-from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest, client_program
+from fedtailor.simulation.programs import (
+    PersonalizeRequest,
+    ScoreRequest,
+    TrainRequest,
+    client_program,
+)
 from simulation.engines.programs import TENSORS, Inputs, same
 
 
@@ -35,7 +40,12 @@ def test_tables_are_written_once_and_removed():
     files = tables.put(x, y)
     assert tables.put(x, y) is files and tables.version == 1
     again = tables.put(x.clone(), y)
-    assert tables.version == 2 and [Path(file.path).exists() for file in (*files, *again)] == [False, False, True, True]
+    assert tables.version == 2 and [Path(file.path).exists() for file in (*files, *again)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert oct(tables.folder.stat().st_mode)[-3:] == "700"
     folder = tables.folder
     tables.remove()
@@ -49,11 +59,16 @@ def test_structures_and_parameters_travel():
     }
     found = decode(encode(value | {"same": value["p"]}))
     assert isinstance(found["inputs"].train, ExampleIndices) and found["inputs"].state == ()
-    assert type(found["p"]) is nn.Parameter and not found["p"].requires_grad and found["same"] is found["p"]
+    assert (
+        type(found["p"]) is nn.Parameter
+        and not found["p"].requires_grad
+        and found["same"] is found["p"]
+    )
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.ones(2).to_sparse(), torch.empty(2, device="meta"), torch.ones(2).untyped_storage()]
+    "tensor",
+    [torch.ones(2).to_sparse(), torch.empty(2, device="meta"), torch.ones(2).untyped_storage()],
 )
 def test_other_tensors_do_not(tensor):
     with pytest.raises(SerializationError):
@@ -69,7 +84,11 @@ def test_a_layout_says_where_memory_begins():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_can_be_sent(name):
     algorithm = build(name)
-    for request in (TrainRequest(evaluate=True), PersonalizeRequest(new=False, validate=True), ScoreRequest()):
+    for request in (
+        TrainRequest(evaluate=True),
+        PersonalizeRequest(new=False, validate=True),
+        ScoreRequest(),
+    ):
         program = client_program(algorithm, request)
         again = decode(encode(program))
         assert again.func is program.func and again.keywords == program.keywords

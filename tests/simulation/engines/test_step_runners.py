@@ -17,7 +17,11 @@ def test_a_runner_lasts_as_long_as_a_run(make):
     engine = make(1)
     for _ in range(2):
         engine.begin_run()
-        assert engine.map(runner_is_new, {}, [job(client) for client in range(3)]) == [True, False, False]
+        assert engine.map(runner_is_new, {}, [job(client) for client in range(3)]) == [
+            True,
+            False,
+            False,
+        ]
         assert engine.map(runner_is_new, {}, [job(0)]) == [False]
     engine.close()
 

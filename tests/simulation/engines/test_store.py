@@ -24,11 +24,18 @@ class State(NamedTuple):
 
 
 def state(seed, classes=3):
-    """Return a state whose convolution lies channels last, and whose head is a view into something larger."""
+    """Return a state whose convolution lies channels last, and whose head is a view into something
+    larger."""
     generator = torch.Generator().manual_seed(seed)
-    convolution = torch.randn(4, 3, 5, 5, generator=generator).contiguous(memory_format=torch.channels_last)
+    convolution = torch.randn(4, 3, 5, 5, generator=generator).contiguous(
+        memory_format=torch.channels_last
+    )
     whole = torch.randn(1000, generator=generator)
-    model = {"conv.weight": convolution, "head.bias": whole[10 : 10 + classes], "flags": torch.tensor([True, False])}
+    model = {
+        "conv.weight": convolution,
+        "head.bias": whole[10 : 10 + classes],
+        "flags": torch.tensor([True, False]),
+    }
     return State(model, torch.tensor(seed), ())
 
 
@@ -106,7 +113,9 @@ def test_clients_can_be_forgotten(tmp_path):
     store = new_store(tmp_path / "a", in_memory=0)
     store.update({1: state(1), 2: state(2), 3: (), 4: state(4, classes=5), 5: state(5)})
     del store[1], store[4]
-    assert 1 not in store and list(store) == [2, 3, 5] and store[3] == () and int(store[2].count) == 2
+    assert (
+        1 not in store and list(store) == [2, 3, 5] and store[3] == () and int(store[2].count) == 2
+    )
     with pytest.raises(KeyError):
         store[1]
     store.close()
@@ -182,27 +191,36 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     store = new_store(tmp_path / "file" / "states", in_memory=0)
     store[1] = state(1)
-    with pytest.raises(RunError, match=r"cannot write '.*states-000000\.trees', which stores data of client"):
+    with pytest.raises(
+        RunError, match=r"cannot write '.*states-000000\.trees', which stores data of client"
+    ):
         store[2] = state(2)
     store = new_store(tmp_path / "states", in_memory=0)
     store[1] = state(1)
     store[2] = state(2)
     (tmp_path / "states" / "states-000000.trees").write_bytes(b"damaged")
-    with pytest.raises(RunError, match=r"cannot read '.*states-000000\.trees', which stores data of client 1"):
+    with pytest.raises(
+        RunError, match=r"cannot read '.*states-000000\.trees', which stores data of client 1"
+    ):
         store[1]
 
 
 def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_written(tmp_path):
     store = Store(tmp_path, "states", modules=["fedtailor"])
     store[7] = state(7)
-    with pytest.raises(RunError, match=r"data of client 7 cannot be stored: .*State, which cannot be read back"):
+    with pytest.raises(
+        RunError, match=r"data of client 7 cannot be stored: .*State, which cannot be read back"
+    ):
         store.commit()
     assert files(store) == []
 
 
-@pytest.mark.parametrize("name", ["fedrep", "fedpac", "scaffold", "knn_per", "pfedvem", "fedproto", "fedbabu"])
+@pytest.mark.parametrize(
+    "name", ["fedrep", "fedpac", "scaffold", "knn_per", "pfedvem", "fedproto", "fedbabu"]
+)
 def test_runs_do_not_depend_on_it(tmp_path, float64, name):
-    """States, the rows of FedPAC, and personal models, of which those of kNN-Per hold rows per example."""
+    """States, the rows of FedPAC, and personal models, of which those of kNN-Per hold rows per
+    example."""
     federation = make_federation(perceptron())
     algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1, batch_size=5))
     expected = run(algorithm, Reference(), federation, rounds=3).reports[-1].personal

@@ -11,12 +11,18 @@ from fedtailor.simulation.engines.options import EngineOptions
 
 def test_what_is_missing_is_named(monkeypatch):
     spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else spec(name))
-    with pytest.raises(ConfigError, match=r"engine 'ray' needs the package ray: pip install 'fedtailor\[ray\]'"):
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else spec(name)
+    )
+    with pytest.raises(
+        ConfigError, match=r"engine 'ray' needs the package ray: pip install 'fedtailor\[ray\]'"
+    ):
         build_engine(EngineOptions(name="ray"))
 
 
 def test_an_address_is_for_ray_only():
-    with pytest.raises(ConfigError, match=r"engine\.ray_address is for engine\.name = 'ray' only, got 'workers'"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.ray_address is for engine\.name = 'ray' only, got 'workers'"
+    ):
         EngineOptions(name="workers", ray_address="auto")
     assert EngineOptions(name="ray", ray_address="auto").ray_address == "auto"

@@ -19,7 +19,9 @@ def show_comparison(comparison: Comparison) -> None:
         columns = [name.replace(" ", "\n", 1) for name in each.columns]
         table(each.title, columns, each.rows, below="" if each.below in explained else each.below)
         explained.add(each.below)
+
     for sentence in comparison.notes:
         say(f"note: {sentence}")
+
     for sentence in comparison.warnings:
         say(f"warning: {sentence}", style="yellow")

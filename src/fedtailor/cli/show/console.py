@@ -26,11 +26,18 @@ def say(text: str, *, style: str = "") -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(Text(printable(text), style=style))
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, below: str = "") -> None:
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    below: str = "",
+) -> None:
     """Print a table to stdout.
 
-    It fits the width of the terminal, or ``COLUMNS``: text is folded, and columns that do not fit follow in a further
-    block below, which repeats the first column.
+    It fits the width of the terminal, or ``COLUMNS``: text is folded, and columns that do not fit
+    follow in a further block below, which repeats the first column.
 
     Args:
         title: printed above it.
@@ -44,33 +51,46 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     is_limited = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     if not is_limited:
         console.width = _WIDTH_OF_A_FILE
+
     widest = [
         max([*map(len, name.split("\n")), *(Text(line[number]).cell_len for line in lines)])
         for number, name in enumerate(columns)
     ]
-    least = [min(width, _NARROWEST_TEXT) if 0 < number < left else width for number, width in enumerate(widest)]
+    least = [
+        min(width, _NARROWEST_TEXT) if 0 < number < left else width
+        for number, width in enumerate(widest)
+    ]
+
     if is_limited:
         least[0] = min(least[0], max(_NARROWEST_TEXT, console.width // 2))
         blocks = _blocks(least, console.width)
     else:
         blocks = [list(range(len(columns)))]
         console.width = max(console.width, _width_of(least))
+
     console.print(Text(printable(title), style="bold"), soft_wrap=not is_limited)
     for block in blocks:
         grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for number in block:
             name = columns[number]
             width = least[number]
-            grid.add_column(name, justify="left" if number < left else "right", overflow="fold", min_width=width)
+            grid.add_column(
+                name, justify="left" if number < left else "right", overflow="fold", min_width=width
+            )
+
         for line in lines:
             grid.add_row(*(Text(line[number]) for number in block))
+
         console.print(grid)
+
     if below:
         console.print(Text(printable(below)), soft_wrap=not is_limited)
 
 
 def _blocks(least: Sequence[int], width: int) -> list[list[int]]:
-    """Return the numbers of the columns of each block, as many as fit; every block begins with the first column."""
+    """Return the numbers of the columns of each block, as many as fit; every block begins with the
+    first column.
+    """
     blocks = [[0]]
     for number in range(1, len(least)):
         tried = [*blocks[-1], number]
@@ -82,7 +102,9 @@ def _blocks(least: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _width_of(widths: Sequence[int]) -> int:
-    """Return the width of a table from those of its columns: each has two blanks beside it, and the table one more."""
+    """Return the width of a table from those of its columns: each has two blanks beside it, and the
+    table one more.
+    """
     return sum(widths) + 2 * len(widths) + 1
 
 

@@ -40,7 +40,9 @@ class _Curve:
 
 
 class Curves:
-    """The mean accuracy and that of the worst tenth of clients, for each kind of models that is tested."""
+    """The mean accuracy and that of the worst tenth of clients, for each kind of models that is
+    tested.
+    """
 
     def __init__(self) -> None:
         self._curves: dict[str, _Curve] = {}
@@ -51,8 +53,11 @@ class Curves:
         """Add the accuracies of a round; ``record`` is its line in ``rounds.jsonl``."""
         for evaluation in record["evaluations"]:
             accuracy = evaluation["metrics"].get("accuracy")
-            if accuracy is None or not (math.isfinite(accuracy["mean"]) and math.isfinite(accuracy["worst10"])):
+            if accuracy is None or not (
+                math.isfinite(accuracy["mean"]) and math.isfinite(accuracy["worst10"])
+            ):
                 continue
+
             curve = self._curves.setdefault(name_of(evaluation), _Curve())
             curve.rounds.append(record["round"])
             curve.mean.append(100 * accuracy["mean"])
@@ -60,7 +65,8 @@ class Curves:
             self._count += 1
 
     def draw(self, width: int, height: int, *, ascii_only: bool) -> list[Text]:
-        """Return the lines of pictures that fit, one picture for each kind of models that was tested twice or more.
+        """Return the lines of pictures that fit, one picture for each kind of models that was
+        tested twice or more.
 
         Args:
             width: columns of the terminal.
@@ -83,16 +89,20 @@ class Curves:
         names = sorted(names, key=_importance)[:most]
         if not names or width < _LEAST_WIDTH:
             return []
+
         rows = min(height // len(names) - _FRAME_ROWS, _MOST_ROWS)
         lines = []
         for name in reversed(names):
             curve = self._curves[name]
             lines += _picture(name, curve, width, rows, ascii_only=ascii_only)
+
         return lines
 
 
 def _importance(name: str) -> int:
-    """Return the place of a kind of models in the order in which they are shown where room is scarce."""
+    """Return the place of a kind of models in the order in which they are shown where room is
+    scarce.
+    """
     return _MOST_IMPORTANT.index(name) if name in _MOST_IMPORTANT else len(_MOST_IMPORTANT)
 
 
@@ -106,28 +116,37 @@ def name_of(evaluation: Mapping[str, Any]) -> str:
 
 def knows_ascii_only(console: Console) -> bool:
     """Return whether a terminal shows ASCII characters only, as far as its environment says."""
-    if console.options.ascii_only or os.environ.get("TERM") == "linux":  # the text console of Linux has no braille
+    if (
+        console.options.ascii_only or os.environ.get("TERM") == "linux"
+    ):  # the text console of Linux has no braille
         return True
+
     characters = os.environ.get("LC_CTYPE", "")
     if characters == "C.UTF-8":  # Python itself sets it where the locale is C
         characters = ""
+
     locale = os.environ.get("LC_ALL") or characters or os.environ.get("LANG", "")
     return locale in ("C", "POSIX")
 
 
 def _picture(name: str, curve: _Curve, width: int, rows: int, *, ascii_only: bool) -> list[Text]:
-    """Return the lines of one picture: the latest values, ``rows`` lines of curves, and the axis of rounds."""
+    """Return the lines of one picture: the latest values, ``rows`` lines of curves, and the axis of
+    rounds.
+    """
     low, high, digits = _ends(min(curve.worst), max(curve.mean))
     labels = {0: f"{high:.{digits}f}", rows - 1: f"{low:.{digits}f}"}
     margin = max(map(len, labels.values()))
     columns = width - margin - 2
     draw = _draw_ascii if ascii_only else _draw_braille
     lines = [_title(name, curve, width, ascii_only=ascii_only)]
+
     for row, cells in enumerate(draw(curve, columns, rows, low, high)):
         line = Text(f"{labels.get(row, ''):>{margin}} {'|' if ascii_only else '│'}", no_wrap=True)
         for style, group in itertools.groupby(cells, key=lambda cell: cell[1]):
             line.append("".join(character for character, _ in group), style)
+
         lines.append(line)
+
     lines.append(_axis(curve, margin, columns, ascii_only=ascii_only))
     return lines
 
@@ -154,7 +173,9 @@ def _axis(curve: _Curve, margin: int, columns: int, *, ascii_only: bool) -> Text
 
 
 def _ends(least: float, most: float) -> tuple[float, float, int]:
-    """Return the ends of an axis that holds two values, in percent, and how many digits their labels need."""
+    """Return the ends of an axis that holds two values, in percent, and how many digits their
+    labels need.
+    """
     step = next((step for step in _STEPS if 8 * step >= most - least), _STEPS[-1])
     low = math.floor(least / step) * step
     high = math.ceil(most / step) * step
@@ -163,21 +184,33 @@ def _ends(least: float, most: float) -> tuple[float, float, int]:
     return low, high, 0 if step >= 1 else 1
 
 
-def _heights(curve: _Curve, values: Sequence[float], width: int, height: int, low: float, high: float) -> list[range]:
-    """Return which of ``height`` dots a line covers, from below, for each of ``width`` columns of dots."""
+def _heights(
+    curve: _Curve, values: Sequence[float], width: int, height: int, low: float, high: float
+) -> list[range]:
+    """Return which of ``height`` dots a line covers, from below, for each of ``width`` columns of
+    dots.
+    """
     places = np.linspace(curve.rounds[0], curve.rounds[-1], width)
     shares = (np.interp(places, curve.rounds[: len(values)], values) - low) / (high - low)
     dots = np.clip(np.rint(shares * (height - 1)), 0, height - 1).astype(int).tolist()
     covered = []
     before = dots[0]
+
     for dot in dots:  # a steep line covers what is between a column and the next
-        covered.append(range(before + 1, dot + 1) if dot > before else range(dot, max(before, dot + 1)))
+        covered.append(
+            range(before + 1, dot + 1) if dot > before else range(dot, max(before, dot + 1))
+        )
         before = dot
+
     return covered
 
 
-def _draw_braille(curve: _Curve, columns: int, rows: int, low: float, high: float) -> list[list[tuple[str, str]]]:
-    """Return characters and their styles, by row from above and column: eight dots in each character."""
+def _draw_braille(
+    curve: _Curve, columns: int, rows: int, low: float, high: float
+) -> list[list[tuple[str, str]]]:
+    """Return characters and their styles, by row from above and column: eight dots in each
+    character.
+    """
     bits = [[0] * columns for _ in range(rows)]
     styles = [[""] * columns for _ in range(rows)]
     for values, style in ((curve.worst, _WORST), (curve.mean, _MEAN)):
@@ -187,13 +220,19 @@ def _draw_braille(curve: _Curve, columns: int, rows: int, low: float, high: floa
                 row = rows - 1 - dot // 4
                 bits[row][column] |= _DOTS[place % 2][dot % 4]
                 styles[row][column] = style
+
     return [
-        [(chr(_BRAILLE + each) if each else " ", style) for each, style in zip(row, of_row, strict=True)]
+        [
+            (chr(_BRAILLE + each) if each else " ", style)
+            for each, style in zip(row, of_row, strict=True)
+        ]
         for row, of_row in zip(bits, styles, strict=True)
     ]
 
 
-def _draw_ascii(curve: _Curve, columns: int, rows: int, low: float, high: float) -> list[list[tuple[str, str]]]:
+def _draw_ascii(
+    curve: _Curve, columns: int, rows: int, low: float, high: float
+) -> list[list[tuple[str, str]]]:
     """Return characters and their styles, by row from above and column."""
     cells = [[(" ", "")] * columns for _ in range(rows)]
     for values, style, mark in ((curve.worst, _WORST, "o"), (curve.mean, _MEAN, "*")):

@@ -51,6 +51,7 @@ def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
     synthetic = [record["name"] for record in records if record["tested_on"] == "synthetic"]
     if synthetic:
         below += f" Readers tested on synthetic files only: {', '.join(synthetic)}."
+
     columns = ["name", "description", "state", "get it", "license", "on disk"]
     table(f"Data sets, looked for in {folder}", columns, rows, left=5, below=below)
 
@@ -76,8 +77,12 @@ def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
         "examples": "not known" if examples is None else f"{examples:,}",
         "state": _state(record),
         "looked for in": folder,
-        "files there": f"{record['files']:,} ({size(record['bytes'])})" if record["files"] else "none",
-        "get it": f"fedtailor data fetch {name}" if record["fetchable"] else record["elsewhere"] or "nothing to get",
+        "files there": f"{record['files']:,} ({size(record['bytes'])})"
+        if record["files"]
+        else "none",
+        "get it": f"fedtailor data fetch {name}"
+        if record["fetchable"]
+        else record["elsewhere"] or "nothing to get",
         "published at": "\n".join(record["urls"]) or "-",
         "license": record["license"],
         "citation": record["citation"],
@@ -85,10 +90,12 @@ def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
     }
     if record["fetchable"] and record["elsewhere"]:
         facts["by hand"] = record["elsewhere"]
+
     rows = []
     for what, text in facts.items():
         first, *others = text.split("\n")
         rows += [[what, first], *(["", line] for line in others)]
+
     table(name, ["what", "found"], rows, left=2)
 
 
@@ -111,21 +118,36 @@ def show_check(record: Mapping[str, Any]) -> None:
     for site in record["sites"][:_MOST_ROWS]:
         train = sum(site["train"].values())
         test = sum(site["test"].values())
-        classes = len({name for part in ("train", "test") for name, count in site[part].items() if count})
+        classes = len(
+            {name for part in ("train", "test") for name, count in site[part].items() if count}
+        )
         name = shortened(site["name"]) or "(no sites)"
         rows.append([name, f"{train:,}", f"{test:,}", str(classes), str(site["problems"])])
+
     hidden = len(record["sites"]) - len(rows)
     below = f"{hidden} more sites: --json lists all." if hidden else ""
     title = f"{record['path']}: {record['layout'] or 'no layout recognized'}"
     if rows:
-        table(title, ["site", "training\nexamples", "test\nexamples", "classes", "problems"], rows, below=below)
+        table(
+            title,
+            ["site", "training\nexamples", "test\nexamples", "classes", "problems"],
+            rows,
+            below=below,
+        )
+
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
         say(f"{group['severity']}: {count_in_words(group['kind'], group['count'])}", style=style)
         for problem in group["first"]:
-            say(f"  {problem['path']}: {problem['message']}" if problem["path"] else f"  {problem['message']}")
+            say(
+                f"  {problem['path']}: {problem['message']}"
+                if problem["path"]
+                else f"  {problem['message']}"
+            )
+
     for note in record["notes"]:
         say(f"note: {note}")
+
     say("The data can be used." if record["usable"] else "The data cannot be used as it is.")
 
 
@@ -134,9 +156,12 @@ def show_partition(record: Mapping[str, Any]) -> None:
     rows = []
     for client in record["clients"][:_MOST_ROWS]:
         counts = sorted(client["class_counts"].items(), key=lambda item: -item[1])
-        largest = ", ".join(f"{shortened(name)} ({count:,})" for name, count in counts[:_MOST_CLASSES])
+        largest = ", ".join(
+            f"{shortened(name)} ({count:,})" for name, count in counts[:_MOST_CLASSES]
+        )
         numbers = (f"{client[part]:,}" for part in ("train", "val", "test"))
         rows.append([shortened(client["name"]), largest, *numbers, str(len(counts))])
+
     hidden = len(record["clients"]) - len(rows)
     more = f"{hidden} more clients: --json lists all. " if hidden else ""
     sizes = record["sizes"]
@@ -146,9 +171,16 @@ def show_partition(record: Mapping[str, Any]) -> None:
         f"SHA-256 of data: {record['data_sha256']}, of split: {record['split_sha256']}."
     )
     columns = ["client", "most frequent classes", "training", "validation", "test", "classes"]
-    table(f"{record['dataset']}: {record['partition']}, seed {record['seed']}", columns, rows, left=2, below=below)
+    table(
+        f"{record['dataset']}: {record['partition']}, seed {record['seed']}",
+        columns,
+        rows,
+        left=2,
+        below=below,
+    )
     for note in record["notes"]:
         say(f"note: {note}")
+
     if record["out"]:
         say(f"The split is in {record['out']}; use it with: {record['use']}")
 
@@ -158,7 +190,9 @@ def show_cache(folder: str, entries: Sequence[Mapping[str, Any]]) -> None:
     if not entries:
         say(f"The cache in {folder} is empty.")
         return
-    rows = [[entry["name"], entry["kind"], entry["path"], size(entry["bytes"])] for entry in entries]
+    rows = [
+        [entry["name"], entry["kind"], entry["path"], size(entry["bytes"])] for entry in entries
+    ]
     below = f"{size(sum(entry['bytes'] for entry in entries))} in all. To delete them: fedtailor cache clear"
     table("Cache", ["name", "kind", "path", "size"], rows, left=3, below=below)
 
@@ -173,11 +207,17 @@ def show_cleared(record: Mapping[str, Any]) -> None:
 
 
 class FetchLine:
-    """The progress of downloads: a line that changes on a terminal, some ten lines per file elsewhere."""
+    """The progress of downloads: a line that changes on a terminal, some ten lines per file
+    elsewhere.
+    """
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
-        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, refresh_per_second=8, transient=True)
+            if console.is_terminal
+            else None
+        )
         self._what = ""
         self._pace = Pace()
 
@@ -198,6 +238,7 @@ class FetchLine:
             text = f"{what}: {size(done)} of {size(total)}, {100 * done / total:.0f} %"
         else:
             text = f"{what}: {size(done)}"
+
         if self._live is not None:
             self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
         elif what != self._what:

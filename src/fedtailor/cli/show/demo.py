@@ -34,7 +34,9 @@ NEXT_STEPS = (
 
 
 def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
-    """Print the comparison of the demo: the accuracy of the clients' models, and the gradient steps that they took."""
+    """Print the comparison of the demo: the accuracy of the clients' models, and the gradient steps
+    that they took.
+    """
     first = results[0]
     baseline = first["metrics"]["personalized"]["accuracy"]["mean"]
     rows = []
@@ -44,8 +46,13 @@ def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
         explained = _EXPLAINED.get(name, personalized["adaptation"])
         rows.append(_row(result, explained, personalized, None if result is first else baseline))
         if name in _GLOBAL_EXPLAINED:
-            rows.append(_row(result, _GLOBAL_EXPLAINED[name], result["metrics"]["global"], baseline))
-    counts = sorted({scored_clients(result["metrics"]["personalized"]) for result in results}, key=float)
+            rows.append(
+                _row(result, _GLOBAL_EXPLAINED[name], result["metrics"]["global"], baseline)
+            )
+
+    counts = sorted(
+        {scored_clients(result["metrics"]["personalized"]) for result in results}, key=float
+    )
     below = (
         f"After round {first['rounds']}; {' to '.join(counts)} clients, seed {first['seeds'][0]}; {seconds:.0f} s. "
         f"Runs: {Path(first['run']).parent}"
@@ -63,7 +70,13 @@ def _row(
     """Return the cells of a model; no gain if there is no baseline."""
     accuracy = metrics["accuracy"]
     gain = "" if baseline is None else f"{100 * (accuracy['mean'] - baseline):+.1f}"
-    figures = [percent(accuracy["mean"]), percent(accuracy["worst10"]), gain, f"{result['steps']:,}"]
+    figures = [
+        percent(accuracy["mean"]),
+        percent(accuracy["worst10"]),
+        gain,
+        f"{result['steps']:,}",
+    ]
+
     return [result["algorithm"], explained, *figures]
 
 

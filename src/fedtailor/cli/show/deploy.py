@@ -19,7 +19,9 @@ def show_server(folder: Path, certificate: Path, address: str) -> None:
     place = shlex.quote(str(folder))
     say(f"The server's folder is {place}. What comes next:")
     say(f"1. Edit {place}/{FEDERATION_FILE}: the method, the number of rounds, the deadline.")
-    say(f"2. Send every site the address {address} and the file {shlex.quote(str(certificate))}, which is no secret.")
+    say(
+        f"2. Send every site the address {address} and the file {shlex.quote(str(certificate))}, which is no secret."
+    )
     say("3. Every site sends back its public key, site.key.pub, and its name. Register it:")
     say(f"   fedtailor deploy add {place} NAME site.key.pub")
     say(f"4. Start: fedtailor serve {place}")
@@ -29,7 +31,9 @@ def show_added(name: str, key: PublicKey) -> None:
     """Print that a site is registered, and what to do with its fingerprint."""
     say(f"{name} is registered with the key {key.fingerprint}.")
     say("Compare this fingerprint with the one that the site has seen, for instance by telephone.")
-    say(f"{name} belongs to the runs that begin from now on. A server that is running must be started again for it.")
+    say(
+        f"{name} belongs to the runs that begin from now on. A server that is running must be started again for it."
+    )
 
 
 def show_sites(sites: Sequence[Registered], attendance: Mapping[str, Mapping[str, Any]]) -> None:
@@ -37,6 +41,7 @@ def show_sites(sites: Sequence[Registered], attendance: Mapping[str, Mapping[str
     if not sites:
         say("No site is registered yet: fedtailor deploy add FOLDER NAME KEY")
         return
+
     now = time.time()
     rows = []
     for site in sites:
@@ -51,6 +56,7 @@ def show_sites(sites: Sequence[Registered], attendance: Mapping[str, Mapping[str
                 str(seen.get("problem", "")),
             ]
         )
+
     table("Sites", ["site", "role", "connected", "last heard", "problem"], rows, left=5)
 
 

@@ -28,5 +28,7 @@ def show_estimate(found: Mapping[str, Any]) -> None:
 
 def _parts(found: Mapping[str, Any], show: Callable[[Any], str]) -> str:
     """Return the parts of a total that are not 0."""
-    named = {name.replace("_", " "): value for name, value in found.items() if name != "total" and value}
+    named = {
+        name.replace("_", " "): value for name, value in found.items() if name != "total" and value
+    }
     return ", ".join(f"{name} {show(value)}" for name, value in named.items())

@@ -14,17 +14,33 @@ _CELLS = "A cell is one method on one data set and setting."
 def show_papers(papers: Sequence[Mapping[str, Any]]) -> None:
     """Print the papers that have experiments."""
     rows = [
-        [each["paper"], f"{each['title']} ({each['authors']} {each['year']}, {each['venue']})", *_counts(each)]
+        [
+            each["paper"],
+            f"{each['title']} ({each['authors']} {each['year']}, {each['venue']})",
+            *_counts(each),
+        ]
         for each in papers
     ]
     columns = ["paper", "title", "cells", "can\nrun", "have\nrecords"]
-    table("Experiments of the papers", columns, rows, left=2, below=f"{_CELLS} More: fedtailor experiments list PAPER")
+    table(
+        "Experiments of the papers",
+        columns,
+        rows,
+        left=2,
+        below=f"{_CELLS} More: fedtailor experiments list PAPER",
+    )
 
 
 def show_paper(paper: Mapping[str, Any]) -> None:
     """Print the tables of a paper with their columns and methods, and what is missing."""
     rows = [
-        [each["table"], each["title"], ", ".join(each["columns"]), ", ".join(each["methods"]), *_counts(each)]
+        [
+            each["table"],
+            each["title"],
+            ", ".join(each["columns"]),
+            ", ".join(each["methods"]),
+            *_counts(each),
+        ]
         for each in paper["tables"]
     ]
     columns = ["table", "title", "columns", "methods", "cells", "can\nrun", "have\nrecords"]
@@ -38,7 +54,9 @@ def _counts(entry: Mapping[str, Any]) -> list[str]:
 
 
 def show_agenda(runs: Sequence[Mapping[str, Any]]) -> None:
-    """Print the runs of a table or plan in their order: state, time, and what the time is derived from."""
+    """Print the runs of a table or plan in their order: state, time, and what the time is derived
+    from.
+    """
     columns = ["", "paper", "table", "column", "method", "state", "time from", "seed", "time"]
     rows = [
         [
@@ -79,7 +97,11 @@ def _total_time(runs: Sequence[Mapping[str, Any]]) -> str:
 def show_start(run: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> None:
     """Print which run starts, how long it will take, and how long those after it will."""
     cell = f"{run['paper']}, table {run['table']}: {run['column']}, {run['method']}, seed {run['seed']}"
-    time = "time not known" if run["seconds"] is None else f"about {duration(run['seconds'])}, judged by {run['basis']}"
+    time = (
+        "time not known"
+        if run["seconds"] is None
+        else f"about {duration(run['seconds'])}, judged by {run['basis']}"
+    )
     to_run = [each for each in later if each["state"] == "to run"]
     rest = f"; then {len(to_run)} more ({_total_time(to_run)})" if to_run else ""
     say(f"{cell}: {time}{rest}")
@@ -94,7 +116,9 @@ def show_outcome(outcome: Mapping[str, Any]) -> None:
         kept = f"record: {outcome['record']}" if outcome["record"] else "a trial: no record is kept"
         say(f"{cell}: {numbers} ({kept})")
     elif state == "too long":
-        say(f"{cell}: left out, would take about {duration(outcome['seconds'])} (judged by {outcome['basis']})")
+        say(
+            f"{cell}: left out, would take about {duration(outcome['seconds'])} (judged by {outcome['basis']})"
+        )
     else:
         reason = "; ".join(outcome["reasons"])
         say(f"{cell}: {state}{': ' if reason else ''}{reason}")
@@ -107,9 +131,23 @@ def _number(score: Mapping[str, Any]) -> str:
 
 
 def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
-    """Print the papers' numbers beside ours where there is a record, and how many numbers have none."""
-    columns = ["column", "method", "score", "model", "figure", "clients", "seeds", "paper", "ours", "difference"]
+    """Print the papers' numbers beside ours where there is a record, and how many numbers have
+    none.
+    """
+    columns = [
+        "column",
+        "method",
+        "score",
+        "model",
+        "figure",
+        "clients",
+        "seeds",
+        "paper",
+        "ours",
+        "difference",
+    ]
     columns += ["tolerance", "verdict"]
+
     for each in tables:
         found = [row for row in each["rows"] if row["value"] is not None]
         missing = len(each["rows"]) - len(found)
@@ -118,6 +156,7 @@ def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
             sentences.append(f"{missing} of {len(each['rows'])} numbers have no record yet.")
         if any(row["inferred"] for row in found):
             sentences.append("Some settings are inferred: fedtailor experiments show says which.")
+
         sentences += _splits(found)
         below = " ".join(sentences)
         title = f"{each['paper']}, table {each['table']}: {each['title']}; accuracy in %"
@@ -125,6 +164,7 @@ def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
             table(title, columns, [_row(row) for row in found], left=5, below=below)
         else:
             say(f"{title}: {below}")
+
         for note in each["notes"]:
             say(f"note: {note}")
 
@@ -132,12 +172,18 @@ def show_comparison(tables: Sequence[Mapping[str, Any]]) -> None:
 def show_difference(record: Mapping[str, Any]) -> None:
     """Print the difference between two methods: of each seed, and the mean with its intervals."""
     place = f"{record['paper']}, table {record['table']}, {record['column']}"
-    methods = [f"{name} ({point})" for name, point in zip(record["methods"], record["points"], strict=True)]
+    methods = [
+        f"{name} ({point})" for name, point in zip(record["methods"], record["points"], strict=True)
+    ]
     rows = [[f"seed {seed}", _points(value), "", ""] for seed, value in record["by_seed"].items()]
     intervals = [_interval(record[f"interval_over_{what}"]) for what in ("clients", "seeds")]
     rows.append(["mean", _points(record["difference"]), *intervals])
     title = f"{place}: accuracy of {' minus '.join(methods)}, in points"
-    weights = "weighted by their test examples" if record["figure"] == "pooled" else "all with the same weight"
+    weights = (
+        "weighted by their test examples"
+        if record["figure"] == "pooled"
+        else "all with the same weight"
+    )
     below = (
         f"{record['clients']} clients, {weights}. 95 % intervals: over clients, for the models of these seeds; over "
         "seeds, for these clients."

@@ -11,12 +11,27 @@ from fedtailor.cli.show.console import table
 def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
     """Print the entries of a table."""
     title = {"datasets": "Data sets"}.get(kind, kind.capitalize())
-    table(title, ["name", "description"], [[each["name"], each["description"]] for each in entries], left=2)
+    table(
+        title,
+        ["name", "description"],
+        [[each["name"], each["description"]] for each in entries],
+        left=2,
+    )
 
 
 def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
-    """Print the table of algorithms: what clients send and keep, and the bytes per round and client."""
-    columns = ["name", "description", "clients send", "clients keep", "primary\nevaluation", "KiB\ndown", "KiB\nup"]
+    """Print the table of algorithms: what clients send and keep, and the bytes per round and
+    client.
+    """
+    columns = [
+        "name",
+        "description",
+        "clients send",
+        "clients keep",
+        "primary\nevaluation",
+        "KiB\ndown",
+        "KiB\nup",
+    ]
     rows = [
         [
             entry["name"],
@@ -40,7 +55,10 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
 
 def _sent(entry: Mapping[str, Any]) -> str:
     """Return the fields of an upload, with a star where the server sees those of single clients."""
-    names = [f"{field}*" if reduction == "each" else field for field, reduction in entry["uploads"].items()]
+    names = [
+        f"{field}*" if reduction == "each" else field
+        for field, reduction in entry["uploads"].items()
+    ]
     return ", ".join(names) or "-"
 
 
@@ -52,9 +70,16 @@ def show_report(report: Mapping[str, Any]) -> None:
     rows = [
         ["fedtailor", f"{versions['fedtailor']}{commit}"],
         ["Python", versions["python"]],
-        ["torch", f"{machine['torch']}, {machine['torch_threads']} threads, {machine['torch_cpu_capability']}"],
+        [
+            "torch",
+            f"{machine['torch']}, {machine['torch_threads']} threads, {machine['torch_cpu_capability']}",
+        ],
     ]
-    rows += [[name, found] for name, found in versions.items() if name not in ("fedtailor", "python", "torch")]
+    rows += [
+        [name, found]
+        for name, found in versions.items()
+        if name not in ("fedtailor", "python", "torch")
+    ]
     rows += [
         ["system", machine["system"]],
         ["processor", f"{machine['processor']}, {_cores(machine)}"],
@@ -62,13 +87,17 @@ def show_report(report: Mapping[str, Any]) -> None:
         ["devices", ", ".join(report["devices"])],
         [
             "freed memory",
-            "kept for the next step" if report["keeps_freed_pages"] else "returned to the system (slower)",
+            "kept for the next step"
+            if report["keeps_freed_pages"]
+            else "returned to the system (slower)",
         ],
     ]
+
     if report["data_folder"] == report["cache_folder"]:
         rows.append(["data and cache folder", report["data_folder"]])
     else:
         rows += [["data folder", report["data_folder"]], ["cache folder", report["cache_folder"]]]
+
     for state, label in (
         ("included", "data sets that need no files"),
         ("present", "present data sets"),
@@ -78,7 +107,14 @@ def show_report(report: Mapping[str, Any]) -> None:
         names = [name for name, found in report["datasets"].items() if found == state]
         if names:
             rows.append([label, ", ".join(names)])
-    table("This machine", ["what", "found"], rows, left=2, below="How to get a data set: fedtailor data list")
+
+    table(
+        "This machine",
+        ["what", "found"],
+        rows,
+        left=2,
+        below="How to get a data set: fedtailor data list",
+    )
 
 
 def _cores(machine: Mapping[str, Any]) -> str:

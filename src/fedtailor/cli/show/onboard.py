@@ -26,9 +26,13 @@ def show_onboarded(result: Mapping[str, Any]) -> None:
         examples = f"{validation['examples']} examples{groups}"
         below = f"{validation['folds']}-fold cross-validation on {examples}. {validation['advice']}"
         table(f"Models for {name}", ["model", "accuracy %", "95 % interval"], rows, below=below)
+
     examples = f"{result['examples']} examples, {result['steps']} gradient steps"
     say(f"{name}: a model of {result['algorithm']} from {examples}.")
     if "metrics" in result:
-        say(f"accuracy on its test examples: {percent(result['metrics']['personalized']['accuracy'])} %")
+        say(
+            f"accuracy on its test examples: {percent(result['metrics']['personalized']['accuracy'])} %"
+        )
+
     folder = shlex.quote(result["run"])
     say(f"To use it: fedtailor predict {folder} --client {shlex.quote(name)} PATH...")

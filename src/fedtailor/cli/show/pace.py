@@ -10,11 +10,14 @@ from typing import Any
 
 _SECONDS_BETWEEN = 5.0
 _LATEST = 10
-"""How many of the latest rounds, and of the latest evaluations of a kind, decide the time that is left."""
+"""How many of the latest rounds, and of the latest evaluations of a kind, decide the time that is
+left."""
 
 
 class Pace:
-    """Whether a line about long work is due: at the end, and at most every few seconds and every tenth."""
+    """Whether a line about long work is due: at the end, and at most every few seconds and every
+    tenth.
+    """
 
     def __init__(self) -> None:
         self._said = time.monotonic()
@@ -33,6 +36,7 @@ class Pace:
         is_further = tenths > self._tenths or not total
         if not is_done and not (is_further and now - self._said > _SECONDS_BETWEEN):
             return False
+
         self._said = now
         self._tenths = tenths
         return True
@@ -41,8 +45,9 @@ class Pace:
 class TimeLeft:
     """How long a run, and the runs after it, will still take, by the latest rounds.
 
-    Evaluations are counted apart, because only some rounds have one: the median of the latest of each kind, times how
-    often it comes. A kind is which models are tested. The following runs count as if they were like the latest rounds.
+    Evaluations are counted apart, because only some rounds have one: the median of the latest of
+    each kind, times how often it comes. A kind is which models are tested. The following runs count
+    as if they were like the latest rounds.
     """
 
     def __init__(self) -> None:
@@ -63,13 +68,21 @@ class TimeLeft:
         self._rounds.append(max(now - self._last - evaluating, 0.0))
         self._last = now
         self._seen += 1
-        kind = tuple(sorted(f"{each['point']} {each['test_set']} {each['group']}" for each in record["evaluations"]))
+        kind = tuple(
+            sorted(
+                f"{each['point']} {each['test_set']} {each['group']}"
+                for each in record["evaluations"]
+            )
+        )
+
         if kind:
             self._evaluations.setdefault(kind, deque(maxlen=_LATEST)).append(evaluating)
             self._times[kind] += 1
 
     def of_rounds(self, rounds: int) -> float:
-        """Return the seconds that so many more rounds will take; at least one must have been counted."""
+        """Return the seconds that so many more rounds will take; at least one must have been
+        counted.
+        """
         each = statistics.median(self._rounds)
         for kind, seconds in self._evaluations.items():
             each += statistics.median(seconds) * self._times[kind] / self._seen

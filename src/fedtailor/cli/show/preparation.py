@@ -16,7 +16,9 @@ _SHORT = 1.0
 
 
 class Preparation:
-    """Counts images: a line that changes on a terminal; elsewhere a line every few seconds and every tenth."""
+    """Counts images: a line that changes on a terminal; elsewhere a line every few seconds and
+    every tenth.
+    """
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
@@ -38,15 +40,18 @@ class Preparation:
             self._what = what
             self._start = time.monotonic()
             self._pace = Pace()
+
         text = f"{what}: {done:,} of {total:,}"
         if self._console is None:
             is_short = done == total and time.monotonic() - self._start < _SHORT
             if self._pace.is_due(done, total) and not is_short:
                 say(text)
             return
+
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
+
         self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
         if done == total:
             self.close()

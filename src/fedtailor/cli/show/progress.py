@@ -1,4 +1,6 @@
-"""The progress of a run, on stderr: curves and a line that change on a terminal, about ten lines elsewhere."""
+"""The progress of a run, on stderr: curves and a line that change on a terminal, about ten lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ _REDRAWN = 4
 
 
 class PlainProgress:
-    """About ten lines in all, for logs and pipes: the first round, then rounds at equal distances to the last one.
+    """About ten lines in all, for logs and pipes: the first round, then rounds at equal distances
+    to the last one.
 
-    The distances are those of all rounds of all runs. Up to ten runs have a line at the end of each.
+    The distances are those of all rounds of all runs. Up to ten runs have a line at the end of
+    each.
     """
 
     def __init__(self, runs: int = 1) -> None:
@@ -58,10 +62,12 @@ class PlainProgress:
         if measured:
             self._measured = measured
             self._measured_at = done
+
         is_first = done == self._done_before + 1 and self._runs_before == 0
         if is_first or self._part(done) > self._part(done - 1):
             if self._measured and self._measured_at < done:
                 self._measured[0] = f"at round {self._measured_at}: {self._measured[0]}"
+
             self.line(", ".join([self.describe(done), *self._measured]))
             self._measured = []
 
@@ -71,16 +77,20 @@ class PlainProgress:
         return done_in_all * self._lines // (self._runs * self._rounds)
 
     def describe(self, done: int) -> str:
-        """Return the number of a round, and the time that is left: of its run, and of this run and all after it."""
+        """Return the number of a round, and the time that is left: of its run, and of this run and
+        all after it.
+        """
         place = f"{self._title}: round {done}/{self._rounds}"
         if done == self._rounds:
             return place
+
         left = self._rounds - done
         text = f"{place}, {duration(self._time_left.of_rounds(left))} left"
         following = self._runs - self._runs_before - 1
         if following > 0:
             every = self._time_left.of_rounds(left + following * self._rounds)
             text += f" ({duration(every)} for all runs)"
+
         return text
 
     def prepare(self, what: str, done: int, total: int) -> None:
@@ -88,7 +98,9 @@ class PlainProgress:
         self._preparation(what, done, total)
 
     def note(self, text: str) -> None:
-        """Print something that a user should know; after some notes, only where to read the others."""
+        """Print something that a user should know; after some notes, only where to read the
+        others.
+        """
         self._notes += 1
         if self._notes < _MOST_NOTES:
             self.line(f"note: {text}")
@@ -122,7 +134,9 @@ class LiveProgress(PlainProgress):
         self._screen = _Screen()
         self._screen.line = printable(f"{title}: round {done + 1}/{num_rounds}")
         console = Console(stderr=True, highlight=False)
-        self._live = Live(self._screen, console=console, refresh_per_second=_REDRAWN, transient=True)
+        self._live = Live(
+            self._screen, console=console, refresh_per_second=_REDRAWN, transient=True
+        )
         self._live.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
@@ -155,7 +169,9 @@ class LiveProgress(PlainProgress):
 
 
 class _Screen:
-    """What a terminal shows of a run. It is drawn when the terminal is redrawn, not after every round."""
+    """What a terminal shows of a run. It is drawn when the terminal is redrawn, not after every
+    round.
+    """
 
     def __init__(self) -> None:
         self.line = ""
@@ -170,12 +186,16 @@ class _Screen:
         width = options.max_width
         line = self.line
         status = [self.status] if self.status else []
-        lines_below = console.size.height - sum(_lines_of(each, width) for each in (line, *status)) - 1
+        lines_below = (
+            console.size.height - sum(_lines_of(each, width) for each in (line, *status)) - 1
+        )
         curves = self.curves.draw(width, lines_below, ascii_only=knows_ascii_only(console))
         if self.latest and not curves:
             line = f"{line}, {self.latest}"
+
         for text in (line, *status):
             yield Text(text, overflow="fold")
+
         yield from curves
 
 
@@ -185,7 +205,8 @@ def _lines_of(text: str, width: int) -> int:
 
 
 def make_progress(runs: int = 1) -> PlainProgress:
-    """Return what changes in place where stderr is a terminal that can do so, plain lines elsewhere.
+    """Return what changes in place where stderr is a terminal that can do so, plain lines
+    elsewhere.
 
     Args:
         runs: how many runs it is for, such as one per seed.

@@ -17,6 +17,8 @@ def show_report(record: Mapping[str, Any], folder: str) -> None:
         folder: of the figures; empty if they were not asked for.
     """
     figures = record["figures"]
-    say(f"{record['report']}: {len(figures)} figures, {size(record['bytes'])}. Open it in any browser.")
+    say(
+        f"{record['report']}: {len(figures)} figures, {size(record['bytes'])}. Open it in any browser."
+    )
     if folder:
         say(f"{len(figures)} figures as PNG, SVG and CSV are in {folder}")

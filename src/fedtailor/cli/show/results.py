@@ -18,8 +18,13 @@ def show_result(result: Mapping[str, Any]) -> None:
     rows = [_result_row(point, metrics) for point, metrics in result["metrics"].items()]
     for point, metrics in new_clients.items():
         rows.append(_result_row(f"{point}, new clients", metrics))
+
     for metrics in new_clients.values():
-        rows += [_result_row(f"- {condition}", part) for condition, part in metrics.get("conditions", {}).items()]
+        rows += [
+            _result_row(f"- {condition}", part)
+            for condition, part in metrics.get("conditions", {}).items()
+        ]
+
     columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", "loss", "ECE"]
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
@@ -33,7 +38,9 @@ def _which_seeds(result: Mapping[str, Any]) -> str:
     seeds = result["seeds"]
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
-    splits = "the same split in all" if result["shared_split"] else "a different split for each seed"
+    splits = (
+        "the same split in all" if result["shared_split"] else "a different split for each seed"
+    )
     return f"mean of {len(seeds)} seeds ± standard error, {splits}"
 
 
@@ -44,15 +51,25 @@ def _explanation(result: Mapping[str, Any]) -> str:
     sentences = [f"{_which_round(result)}, on each client's own test examples."]
     if "validation" in metrics:
         sentences.append("validation: the personalized models on validation examples.")
+
     if "personalized" in metrics:
         words = metrics["personalized"]["adaptation"]
-        sentences.append(f"personalized: {'as trained, without adaptation' if words == 'none' else words}.")
+        sentences.append(
+            f"personalized: {'as trained, without adaptation' if words == 'none' else words}."
+        )
+
     if "personalized" in new_clients:
         words = new_clients["personalized"]["adaptation"]
         sentences.append(f"New clients: {'no training' if words == 'none' else words}.")
+
     if any(_has_few_examples(each) for each in (*metrics.values(), *new_clients.values())):
-        sentences.append("In brackets: 95 % interval (Wilson) of an accuracy from few test examples.")
-    sentences.append("ECE: expected calibration error in %, the gap between confidence and accuracy.")
+        sentences.append(
+            "In brackets: 95 % interval (Wilson) of an accuracy from few test examples."
+        )
+
+    sentences.append(
+        "ECE: expected calibration error in %, the gap between confidence and accuracy."
+    )
     return " ".join(sentences)
 
 
@@ -70,18 +87,28 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
     """Print a row per site, if the clients have names."""
     if not sites:
         return
+
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]
-    below = "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
+    below = (
+        "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
+    )
     positive = _positive_class(sites)
+
     if positive:
-        intervals = ", with their intervals" if any("accuracy_interval" in site for site in sites.values()) else ""
+        intervals = (
+            ", with their intervals"
+            if any("accuracy_interval" in site for site in sites.values())
+            else ""
+        )
         columns += ["AUROC", "sensi-\ntivity", "speci-\nficity"]
         below += (
             f" AUROC (0 to 1), sensitivity and specificity (in %) are of the class {shortened(positive)}; "
             f"result.json holds them for both classes{intervals}."
         )
+
     if len(sites) > _MOST_SITES:
         below = f"and {len(sites) - _MOST_SITES:,} more, in clients.jsonl. {below}"
+
     rows = []
     for name, site in list(sites.items())[:_MOST_SITES]:
         row = [
@@ -91,11 +118,14 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
             *_site_accuracy(site),
         ]
         rows.append(row + _site_of_two_classes(site) if positive else row)
+
     table("Personalized models by site: accuracy in %", columns, rows, below=below)
 
 
 def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the last of two classes; empty if there are more, or no site has test examples."""
+    """Return the name of the last of two classes; empty if there are more, or no site has test
+    examples.
+    """
     for site in sites.values():
         classes = site.get("by_class", {})
         if len(classes) == 2:
@@ -104,7 +134,9 @@ def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
-    """Return AUROC, sensitivity and specificity of the last of two classes; a dash where there is none."""
+    """Return AUROC, sensitivity and specificity of the last of two classes; a dash where there is
+    none.
+    """
     found = site.get("by_class", {}).get("1", {})
     area = found.get("auroc")
     shares = [found.get(name) for name in ("sensitivity", "specificity")]
@@ -113,7 +145,9 @@ def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
 
 
 def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
-    """Return the accuracy of a site and its interval; a dash where there is none, as for a mean over seeds."""
+    """Return the accuracy of a site and its interval; a dash where there is none, as for a mean
+    over seeds.
+    """
     if "accuracy" not in site:
         return ["-", "-"]
     interval = _interval(site["accuracy_interval"]) if "accuracy_interval" in site else "-"
@@ -133,18 +167,29 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     accuracy = metrics.get("accuracy")
     if accuracy is None:
         return [f"{name} (no test examples)", "0", *["-"] * 6]
+
     errors = accuracy.get("sem", {})
     cells = []
     for figure in ("mean", "worst10", "smallest10", "pooled"):
         error = f" ± {100 * errors[figure]:.1f}" if figure in errors else ""
         cells.append(f"{percent(accuracy[figure])}{error}")
+
     if _has_few_examples(metrics):
         cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"
-    return [name, scored_clients(metrics), *cells, f"{metrics['loss']['mean']:.3f}", percent(metrics["ece"]["mean"])]
+
+    return [
+        name,
+        scored_clients(metrics),
+        *cells,
+        f"{metrics['loss']['mean']:.3f}",
+        percent(metrics["ece"]["mean"]),
+    ]
 
 
 def scored_clients(metrics: Mapping[str, Any]) -> str:
-    """Return the number of clients that the figures are over. A mean over seeds need not be whole."""
+    """Return the number of clients that the figures are over. A mean over seeds need not be
+    whole.
+    """
     return f"{metrics['clients']['evaluated']:.1f}".removesuffix(".0")
 
 
@@ -157,7 +202,11 @@ def warn(results: Sequence[Mapping[str, Any]]) -> None:
     affected = [result for result in results if any(result["events"][kind] for kind in _LOST_WORK)]
     if not affected:
         return
+
     left_out = sum(result["events"]["quarantine"] for result in affected)
     failed = sum(result["events"]["failed"] + result["events"]["absent"] for result in affected)
     folders = ", ".join(str(result["run"]) for result in affected)
-    say(f"warning: uploads left out: {left_out}, failures: {failed}; see events.jsonl in {folders}", style="yellow")
+    say(
+        f"warning: uploads left out: {left_out}, failures: {failed}; see events.jsonl in {folders}",
+        style="yellow",
+    )

@@ -29,7 +29,9 @@ class ServeMessages:
         self._online: dict[str, bool] = {}
 
     def say(self, text: str) -> None:
-        """Say a sentence; unlike notes of a simulation, each of them counts, however long the server runs."""
+        """Say a sentence; unlike notes of a simulation, each of them counts, however long the
+        server runs.
+        """
         self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
@@ -60,15 +62,23 @@ class ServeMessages:
     def _say_late(self, sites: Mapping[str, Mapping[str, Any]], now: float) -> None:
         """Say who is late, from time to time, and who has answered at last."""
         late = {name for name, seen in sites.items() if _waited(seen, now) >= _LATE}
-        named = [name for name in sites if name in late and now - self._named.get(name, -_AGAIN) >= _AGAIN]
+        named = [
+            name
+            for name in sites
+            if name in late and now - self._named.get(name, -_AGAIN) >= _AGAIN
+        ]
+
         if named:
             self._named.update(dict.fromkeys(named, now))
             self.say(f"waiting for {_in_words(named, sites, now)}")
+
         for name in sorted(self._late - late):
             heard = sites.get(name, {}).get("heard")
             if heard is not None and now - heard < _LATE:
                 self.say(f"{name} has answered")
+
             self._named.pop(name, None)
+
         self._late = late
 
     def close(self) -> None:
@@ -84,7 +94,11 @@ def _waited(seen: Mapping[str, Any], now: float) -> float:
 
 def _last_heard(seen: Mapping[str, Any], now: float) -> str:
     heard = seen.get("heard")
-    return "never heard of yet" if heard is None else f"last heard of {duration(max(now - heard, 0.0))} ago"
+    return (
+        "never heard of yet"
+        if heard is None
+        else f"last heard of {duration(max(now - heard, 0.0))} ago"
+    )
 
 
 def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now: float) -> str:
@@ -93,12 +107,16 @@ def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now:
     for name in names[:_MOST_NAMED]:
         seen = sites[name]
         state = "connected" if seen.get("online") else "not connected"
-        is_told = seen.get("online") and seen.get("problem")  # without a connection, that is the problem
+        is_told = seen.get("online") and seen.get(
+            "problem"
+        )  # without a connection, that is the problem
         problem = f", {seen['problem']}" if is_told else ""
         described.append(f"{name} ({state}, {_last_heard(seen, now)}{problem})")
+
     more = len(names) - _MOST_NAMED
     if more > 0:
         described.append(f"{more} more")
+
     return ", ".join(described)
 
 
@@ -115,9 +133,19 @@ def show_finished(folder: str, result: Mapping[str, Any]) -> None:
     rows = []
     for name, site in result.get("sites", {}).items():
         accuracy = percent(site["accuracy"]) if "accuracy" in site else "-"
-        rows.append([name, "new" if site["new"] else "", str(site["num_train"]), str(site["num_test"]), accuracy])
+        rows.append(
+            [
+                name,
+                "new" if site["new"] else "",
+                str(site["num_train"]),
+                str(site["num_test"]),
+                accuracy,
+            ]
+        )
+
     if rows:
         columns = ["site", "", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
         table(f"{result['algorithm']}, {result['rounds']} rounds", columns, rows, left=2)
+
     say(f"The run is in {shlex.quote(str(result['run']))}. Every site keeps its own model.")
     say(f"Another run: fedtailor serve {shlex.quote(folder)} --new")

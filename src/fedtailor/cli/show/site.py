@@ -14,11 +14,15 @@ from fedtailor.deployment.site_check import Check
 
 
 def show_made(made: NewSite, name: str, server: str) -> None:
-    """Print what was made for a site, and what comes next; ``server`` is empty if it is not known yet."""
+    """Print what was made for a site, and what comes next; ``server`` is empty if it is not known
+    yet.
+    """
     place = shlex.quote(str(made.folder))
     say(f"The folder of {name} is {place}. What comes next:")
     address = "" if server else f', and its address as server = "HOST:PORT" into {place}/site.toml'
-    say(f"1. Send {shlex.quote(str(made.public_key))} to the server. Its fingerprint: {made.key.fingerprint}")
+    say(
+        f"1. Send {shlex.quote(str(made.public_key))} to the server. Its fingerprint: {made.key.fingerprint}"
+    )
     say(f"2. Put the server's file {CERTIFICATE} into {place}{address}.")
     say(f"3. Check: fedtailor site check {place}")
     say(f"4. Start: fedtailor site start {place}")
@@ -35,6 +39,7 @@ def show_models(folder: str, name: str, found: Sequence[Mapping[str, Any]]) -> N
     if not found:
         say("There is no model yet: it is made when a run ends.")
         return
+
     rows = []
     for each in found:
         accuracy = each["accuracy"]
@@ -48,12 +53,15 @@ def show_models(folder: str, name: str, found: Sequence[Mapping[str, Any]]) -> N
                 "-" if accuracy is None else percent(accuracy),
             ]
         )
+
     table("Models", ["version", "", "method", "made", "round", "accuracy %"], rows, left=4)
     say(f"To use one: fedtailor predict {shlex.quote(folder)}/model --client {name} PATH...")
 
 
 class SiteMessages:
-    """What ``fedtailor site start`` says: a sentence on stderr for a person, or a line of JSON on stdout."""
+    """What ``fedtailor site start`` says: a sentence on stderr for a person, or a line of JSON on
+    stdout.
+    """
 
     def __init__(self, *, json: bool) -> None:
         """Say it as lines of JSON, or as sentences."""

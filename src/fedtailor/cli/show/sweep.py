@@ -15,16 +15,29 @@ _MOST_TRIALS = 30
 
 
 def show_sweep(result: Mapping[str, Any]) -> None:
-    """Print the result of a sweep: the trials of every method, what was chosen, and the spread of what was tried."""
+    """Print the result of a sweep: the trials of every method, what was chosen, and the spread of
+    what was tried.
+    """
     for method in result["methods"]:
         is_last = method is result["methods"][-1]
         _show_trials(method, result, below=_explanation(result) if is_last else "")
+
     _show_methods(result)
-    steps = [step for method in result["methods"] for trial in method["trials"] for step in trial["steps"]]
+    steps = [
+        step
+        for method in result["methods"]
+        for trial in method["trials"]
+        for step in trial["steps"]
+    ]
     warn([{"events": step["events"], "run": Path(result["sweep"]) / step["run"]} for step in steps])
     all_rounds = result["trained_rounds"] + result["reused_rounds"]
-    reused = "" if result["reused_rounds"] == 0 else f"; the other {result['reused_rounds']} were reused"
-    say(f"Trained {result['trained_rounds']} of {all_rounds} rounds{reused}. Everything is in {result['sweep']}")
+    reused = (
+        "" if result["reused_rounds"] == 0 else f"; the other {result['reused_rounds']} were reused"
+    )
+    say(
+        f"Trained {result['trained_rounds']} of {all_rounds} rounds{reused}. Everything is in {result['sweep']}"
+    )
+
     if result["best"] is not None:
         path = Path(result["sweep"]) / result["best"]["config"]
         say(f"The best: fedtailor run {shlex.quote(str(path))}")
@@ -33,22 +46,30 @@ def show_sweep(result: Mapping[str, Any]) -> None:
 def _explanation(result: Mapping[str, Any]) -> str:
     """Return what the columns of the trials are."""
     seeds = result["seeds"]
-    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
+    which = (
+        f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
+    )
     sentences = [
         f"validation: mean accuracy of personalized models over clients, {which}.",
         "trained: rounds that were trained for this trial, over all seeds. It took over the other rounds from the "
         "trials under 'reused from', which have trained the same.",
         "seconds: of the trial's own work.",
     ]
+
     if result["halving"]:
-        sentences.append("A trial that went on continued its own training, and is ahead of those that did not.")
+        sentences.append(
+            "A trial that went on continued its own training, and is ahead of those that did not."
+        )
+
     return " ".join(sentences)
 
 
 def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below: str) -> None:
     """Print the trials of a method, the best first, and what the columns are."""
     keys = list(method["trials"][0]["values"])
-    ranked = sorted(method["trials"], key=lambda trial: (trial["rank"] is None, trial["rank"] or trial["trial"]))
+    ranked = sorted(
+        method["trials"], key=lambda trial: (trial["rank"] is None, trial["rank"] or trial["trial"])
+    )
     rows = [_trial_row(trial, keys) for trial in ranked[:_MOST_TRIALS]]
     names = [key.removeprefix("algorithm.") for key in keys]
     columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds", "reused from"]
@@ -56,9 +77,13 @@ def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below:
     title = f"{method['method']} on {result['dataset']}: {number} trials, accuracy in % on validation examples"
     more = f"And {number - _MOST_TRIALS} more, in sweep.json. " if number > _MOST_TRIALS else ""
     table(title, columns, rows, below=more + below)
+
     for trial in ranked:
         if trial["error"]:
-            say(f"trial {trial['trial']} of {method['method']} failed: {trial['error']}", style="yellow")
+            say(
+                f"trial {trial['trial']} of {method['method']} failed: {trial['error']}",
+                style="yellow",
+            )
 
 
 def _trial_row(trial: Mapping[str, Any], keys: list[str]) -> list[str]:
@@ -85,12 +110,18 @@ def _score(trial: Mapping[str, Any]) -> str:
 
 def _show_methods(result: Mapping[str, Any]) -> None:
     """Print what was chosen for every method, the best first, and the spread of what was tried."""
-    methods = sorted(result["methods"], key=lambda method: -(method["best"] or {"validation": -1.0})["validation"])
+    methods = sorted(
+        result["methods"],
+        key=lambda method: -(method["best"] or {"validation": -1.0})["validation"],
+    )
     rows = []
+
     for method in methods:
         spread = method["spread"]
         names = ("min", "lower_quartile", "median", "upper_quartile", "max")
-        figures = ["-"] * len(names) if spread is None else [percent(spread[name]) for name in names]
+        figures = (
+            ["-"] * len(names) if spread is None else [percent(spread[name]) for name in names]
+        )
         best = method["best"]
         chosen = ["-", "-"] if best is None else [str(best["trial"]), _score(best)]
         failed = f" ({method['failed']} failed)" if method["failed"] else ""
@@ -104,16 +135,32 @@ def _show_methods(result: Mapping[str, Any]) -> None:
                 _test(method),
             ]
         )
-    columns = ["method", "best configuration", "trials", "min", "lower\nquartile", "median", "upper\nquartile", "max"]
+
+    columns = [
+        "method",
+        "best configuration",
+        "trials",
+        "min",
+        "lower\nquartile",
+        "median",
+        "upper\nquartile",
+        "max",
+    ]
     columns += ["best\ntrial", "validation", "test"]
-    sentences = ["Validation scores chose; test scores did not decide, and are read after the choice."]
+    sentences = [
+        "Validation scores chose; test scores did not decide, and are read after the choice."
+    ]
+
     if result["halving"]:
         sentences.append(
             "min to max: of all trials that did not fail, after the first rounds, whose number is the same for all."
         )
     else:
         sentences.append("min to max: of all trials that did not fail, on validation examples.")
-    sentences.append("The best of many validation scores is too high by chance; its test score is not.")
+
+    sentences.append(
+        "The best of many validation scores is too high by chance; its test score is not."
+    )
     table("What was chosen: accuracy in %", columns, rows, left=2, below=" ".join(sentences))
 
 

@@ -1,8 +1,9 @@
 """The ten image corruptions of CIFAR-S at five severities, in the order of its release.
 
-Hendrycks and Dietterich 2019 (ICLR) define them; the parameters are those for images of 32 x 32 pixels, which pFedFDA
-(McLaughlin and Su 2024, NeurIPS) uses. Every random draw depends only on seed, corruption, severity and the image's row
-in the data set, so that an image is corrupted the same way for every client and in every batch.
+Hendrycks and Dietterich 2019 (ICLR) define them; the parameters are those for images of 32 x 32
+pixels, which pFedFDA (McLaughlin and Su 2024, NeurIPS) uses. Every random draw depends only on
+seed, corruption, severity and the image's row in the data set, so that an image is corrupted the
+same way for every client and in every batch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Corruption(NamedTuple):
 
 CORRUPTIONS: Mapping[str, Corruption] = {
     "motion_blur": Corruption(motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
-    "defocus_blur": Corruption(defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "defocus_blur": Corruption(
+        defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
+    ),
     "gaussian_noise": Corruption(gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))),
     "shot_noise": Corruption(shot_noise, ((500,), (250,), (100,), (75,), (50,))),
     "impulse_noise": Corruption(impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
@@ -67,7 +70,8 @@ def corrupt(
         severity: 1 to 5.
         rows: (n,), each image's position in the data set, on which its random numbers depend.
         seed: seed of all random numbers.
-        frost: pictures of frost, (height, width, 3), uint8, from :func:`.pictures.load_frost`; None: drawn ones.
+        frost: pictures of frost, (height, width, 3), uint8, from :func:`.pictures.load_frost`;
+            None: drawn ones.
 
     Returns:
         An array like ``images``.
@@ -85,18 +89,21 @@ def corrupt(
     corruption = CORRUPTIONS[kind]
     if kind == "frost" and not frost:
         frost = draw_frost()
+
     out = np.empty_like(images, order="C")
     chunk = max(1, _CHUNK_VALUES // max(1, int(np.prod(images.shape[1:]))))
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
         batch = Batch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost or ())
         out[part] = corruption.apply(batch, *corruption.levels[severity - 1])
+
     return out
 
 
 def _check(images: np.ndarray, kind: str, severity: int, rows: np.ndarray) -> None:
     if kind not in CORRUPTIONS:
         raise unknown_name("corruption", kind, CORRUPTIONS)
+
     if severity not in SEVERITIES:
         raise ConfigError(
             f"severity must be a whole number from 1 to 5, got {severity}.",
@@ -104,10 +111,22 @@ def _check(images: np.ndarray, kind: str, severity: int, rows: np.ndarray) -> No
             allowed="1 to 5",
             got=severity,
         )
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
+
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[3] not in (1, 3)
+        or 0 in images.shape[1:]
+    ):
         allowed = "of type uint8 and shape (rows, height, width, 1 or 3)"
         got = f"{images.dtype}, {images.shape}"
-        raise DataError(f"images to corrupt must be {allowed}, got {got}.", key="images", allowed=allowed, got=got)
+        raise DataError(
+            f"images to corrupt must be {allowed}, got {got}.",
+            key="images",
+            allowed=allowed,
+            got=got,
+        )
+
     if rows.shape != images.shape[:1] or rows.dtype.kind not in "iu" or (rows < 0).any():
         allowed = f"{len(images)} positions >= 0, one for each image"
         got = f"type {rows.dtype} of shape {rows.shape}"

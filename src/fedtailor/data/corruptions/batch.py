@@ -1,4 +1,6 @@
-"""The input of a corruption (images, their random numbers, pictures of frost), and the conversion back to bytes."""
+"""The input of a corruption (images, their random numbers, pictures of frost), and the conversion
+back to bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _ROUNDING = 1e-6  # of a gray level: far above the rounding errors of float64, a
 
 
 class Draws:
-    """The random numbers of some images: one stream per image, which depends only on seed, purpose and row.
+    """The random numbers of some images: one stream per image, which depends only on seed, purpose
+    and row.
 
-    The generator is Philox (Salmon et al. 2011, SC), keyed by seed and purpose; the row is part of its counter.
+    The generator is Philox (Salmon et al. 2011, SC), keyed by seed and purpose; the row is part of
+    its counter.
 
     Args:
         seed: any whole number.
@@ -55,10 +59,11 @@ class Batch(NamedTuple):
 
 
 def to_bytes(values: np.ndarray) -> np.ndarray:
-    """Clip gray levels (any shape, float64, overwritten) to 0..255 and truncate them to uint8, as CIFAR-S does.
+    """Clip gray levels (any shape, float64, overwritten) to 0..255 and truncate them to uint8, as
+    CIFAR-S does.
 
-    A level less than 1e-6 below a whole number counts as whole, so that the result does not depend on a machine's
-    rounding or order of summation.
+    A level less than 1e-6 below a whole number counts as whole, so that the result does not depend
+    on a machine's rounding or order of summation.
     """
     np.clip(values, 0.0, WHITE, out=values)
     values += _ROUNDING

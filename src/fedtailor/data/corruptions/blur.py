@@ -15,11 +15,13 @@ _NEGLIGIBLE = 1e-8  # a weight that changes white by far less than a gray level
 
 
 def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
-    """Blur along a line: image (n, height, width, channels) -> the same shape, uint8, rounded to nearest.
+    """Blur along a line: image (n, height, width, channels) -> the same shape, uint8, rounded to
+    nearest.
 
-    The angle is uniform in [-45, 45) degrees for each image. The i-th of ``2 radius + 1`` weights is proportional to
-    ``exp(-i^2 / (2 sigma^2))`` and belongs to the image shifted by ``i`` pixels along the line, in whole pixels; edges
-    are continued. The release of CIFAR-S calls ImageMagick for the same sum.
+    The angle is uniform in [-45, 45) degrees for each image. The i-th of ``2 radius + 1`` weights
+    is proportional to ``exp(-i^2 / (2 sigma^2))`` and belongs to the image shifted by ``i`` pixels
+    along the line, in whole pixels; edges are continued. The release of CIFAR-S calls ImageMagick
+    for the same sum.
     """
     images = batch.images
     count, height, width, channels = images.shape
@@ -29,21 +31,27 @@ def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
     pixels = images.reshape(count * height * width, channels).astype(np.float64)
     first = (np.arange(count) * height * width)[:, None, None]
     total = np.zeros_like(pixels)
+
     for i, weight in enumerate(weights):
         if weight < _NEGLIGIBLE:
             break
+
         down = np.ceil(i * np.sin(angle) - 0.5).astype(np.int64)[:, None]
         right = np.ceil(i * np.cos(angle) - 0.5).astype(np.int64)[:, None]
-        y = np.clip(np.arange(height) + down, 0, height - 1)  # (n, height): the row that is shifted to each row
+        y = np.clip(
+            np.arange(height) + down, 0, height - 1
+        )  # (n, height): the row that is shifted to each row
         x = np.clip(np.arange(width) + right, 0, width - 1)
         total += weight * pixels[(first + y[:, :, None] * width + x[:, None, :]).ravel()]
+
     return to_bytes(total.reshape(images.shape) + 0.5)
 
 
 def defocus_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
     """Blur with a small disk: image (n, height, width, channels) -> the same shape, uint8.
 
-    Every channel is filtered with :func:`disk`; at the border the image is mirrored without repeating the edge.
+    Every channel is filtered with :func:`disk`; at the border the image is mirrored without
+    repeating the edge.
     """
     from scipy import ndimage
 
@@ -52,7 +60,9 @@ def defocus_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
 
 
 def disk(radius: float, sigma: float) -> np.ndarray:
-    """Return a disk (side, side) that sums to 1: the pixels within ``radius``, smoothed by 3 x 3 Gaussian weights."""
+    """Return a disk (side, side) that sums to 1: the pixels within ``radius``, smoothed by 3 x 3
+    Gaussian weights.
+    """
     from scipy import ndimage
 
     reach = int(radius) + 1  # all is 0 beyond it
@@ -61,4 +71,5 @@ def disk(radius: float, sigma: float) -> np.ndarray:
     side = np.exp(-0.5 / sigma**2)
     weights = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
     smooth = ndimage.correlate(inside / inside.sum(), np.outer(weights, weights), mode="constant")
+
     return np.asarray(smooth)

@@ -1,8 +1,8 @@
 """The cache of corrupted copies of examples, kept on disk between runs.
 
-An entry is ``corrupted/KIND-SEVERITY-KEY.npy`` in the cache folder with its SHA-256 beside it; it appears whole, by
-renaming, and is compared with the SHA-256 when it is read. The cache only saves time: if it cannot be written, copies
-are made again.
+An entry is ``corrupted/KIND-SEVERITY-KEY.npy`` in the cache folder with its SHA-256 beside it; it
+appears whole, by renaming, and is compared with the SHA-256 when it is read. The cache only saves
+time: if it cannot be written, copies are made again.
 """
 
 from __future__ import annotations
@@ -70,42 +70,56 @@ def corrupted_copies(
         copies = np.empty((len(rows), *x.shape[1:]), np.uint8)
         for start in range(0, len(rows), _CHUNK):
             part = rows[start : start + _CHUNK]
-            copies[start : start + _CHUNK] = corrupt(x[part], kind, severity, rows=part, seed=seed, frost=frost)
+            copies[start : start + _CHUNK] = corrupt(
+                x[part], kind, severity, rows=part, seed=seed, frost=frost
+            )
             if progress:
                 progress(start + len(part))
+
         with contextlib.suppress(OSError):
             _save(path, copies)
     elif progress:
         progress(len(rows))
+
     return copies
 
 
-def _key(digest: str, rows: np.ndarray, kind: str, severity: int, seed: int, frost: Sequence[np.ndarray]) -> str:
+def _key(
+    digest: str, rows: np.ndarray, kind: str, severity: int, seed: int, frost: Sequence[np.ndarray]
+) -> str:
     """Return a digest of everything that copies depend on."""
     content = hashlib.sha256(rows.astype("<i8").tobytes())
     if kind == "frost":
         for picture in frost:
             content.update(str(picture.shape).encode() + picture.tobytes())
+
     libraries = [
         version(name) for name in ("numpy", "scipy", "pillow")
     ]  # versions may draw, round or encode differently
     parts = [COPIES_VERSION, *libraries, digest, kind, severity, seed, content.hexdigest()]
+
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the copies of an entry; None if there is no entry, or it differs from what was written."""
+    """Return the copies of an entry; None if there is no entry, or it differs from what was
+    written.
+    """
     try:
         raw = read_file(path, limit=math.prod(shape) + _LONGEST_HEADER)
         if hashlib.sha256(raw).hexdigest().encode() != read_file(_beside(path), limit=100):
             return None
+
         copies = np.load(io.BytesIO(raw), allow_pickle=False)
     except (DataError, ValueError, EOFError):
         return None
+
     if copies.shape != shape or copies.dtype != np.uint8:
         return None
+
     with contextlib.suppress(OSError):
         os.utime(path)  # used just now
+
     return np.asarray(copies)
 
 
@@ -130,18 +144,23 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the least recently used entries, and unfinished ones, until the rest is within ``MAX_BYTES``."""
+    """Remove the least recently used entries, and unfinished ones, until the rest is within
+    ``MAX_BYTES``.
+    """
     files = []
     for path in folder.iterdir():
         if path.suffix == ".sha256":
             continue
+
         with contextlib.suppress(OSError):  # another process may have removed it
             status = path.stat()
             files.append((status.st_mtime, status.st_size, path))
+
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
         if total <= MAX_BYTES:
             break
+
         with contextlib.suppress(OSError):
             _beside(path).unlink(missing_ok=True)
             path.unlink()

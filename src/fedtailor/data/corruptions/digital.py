@@ -20,16 +20,19 @@ def jpeg(batch: Batch, quality: float) -> np.ndarray:
     decoded = np.empty_like(batch.images)
     for image, out in zip(batch.images, decoded, strict=True):
         stream = io.BytesIO()
-        Image.fromarray(image if channels == 3 else image[..., 0]).save(stream, "JPEG", quality=int(quality))
+        Image.fromarray(image if channels == 3 else image[..., 0]).save(
+            stream, "JPEG", quality=int(quality)
+        )
         out[:] = np.asarray(Image.open(stream)).reshape(out.shape)
+
     return decoded
 
 
 def brightness(batch: Batch, added: float) -> np.ndarray:
     """Increase the value in HSV color space, up to 1: image -> the same shape, uint8.
 
-    Since hue and saturation stay, red, green and blue grow by the same factor as their maximum, the value; black
-    becomes gray.
+    Since hue and saturation stay, red, green and blue grow by the same factor as their maximum, the
+    value; black becomes gray.
     """
     images = batch.images.astype(np.float64)
     value = images.max(axis=3, keepdims=True)
@@ -38,7 +41,9 @@ def brightness(batch: Batch, added: float) -> np.ndarray:
 
 
 def contrast(batch: Batch, kept: float) -> np.ndarray:
-    """Move every value towards the mean of its channel over the image: image -> the same shape, uint8."""
+    """Move every value towards the mean of its channel over the image: image -> the same shape,
+    uint8.
+    """
     height, width = batch.images.shape[1:3]
     # a sum of whole numbers does not depend on the order
     mean = batch.images.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (height * width)

@@ -30,8 +30,8 @@ _SIDE = 128
 def load_frost(folder: Path, sources: dict[str, str]) -> list[np.ndarray]:
     """Return the photographs ``frost1`` to ``frost5`` of a folder, each side scaled by 0.2.
 
-    Bilinear interpolation at a fifth of the size, as in the release's OpenCV, takes the middle one of every five pixels
-    and does not average. Transparency is ignored.
+    Bilinear interpolation at a fifth of the size, as in the release's OpenCV, takes the middle one
+    of every five pixels and does not average. Transparency is ignored.
 
     Args:
         folder: folder with files .png, .jpg or .jpeg.
@@ -48,6 +48,7 @@ def load_frost(folder: Path, sources: dict[str, str]) -> list[np.ndarray]:
     found = [next((path for path in paths if path.is_file()), None) for paths in places]
     if not any(found):
         return []
+
     absent = [name for name, path in zip(names, found, strict=True) if path is None]
     if absent:
         allowed = ", ".join(f"{absent[0]}{suffix}" for suffix in _SUFFIXES)
@@ -58,6 +59,7 @@ def load_frost(folder: Path, sources: dict[str, str]) -> list[np.ndarray]:
             allowed=allowed,
             got="missing",
         )
+
     return [_decode(path, sources) for path in found if path is not None]
 
 
@@ -71,7 +73,10 @@ def draw_frost() -> list[np.ndarray]:
     fine = plasma(uniform[NUM_PICTURES:], 1.25)
     ridges = 1.0 - np.abs(2.0 * fine - 1.0)
     gray = 50.0 + 110.0 * coarse + 90.0 * ridges**2
-    tint = np.array([0.9, 1.02, 1.1])  # red, green and blue of the photographs relative to their mean
+    tint = np.array(
+        [0.9, 1.02, 1.1]
+    )  # red, green and blue of the photographs relative to their mean
+
     return list(np.clip(gray[..., None] * tint, 0.0, 255.0).astype(np.uint8))
 
 
@@ -82,14 +87,20 @@ def _decode(path: Path, sources: dict[str, str]) -> np.ndarray:
     raw = read_bytes(path, sources, folder=path.parent.parent)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of bad metadata; the size is checked here
+            warnings.simplefilter(
+                "ignore"
+            )  # Pillow warns of bad metadata; the size is checked here
             with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
                 if image.width * image.height > _MAX_PIXELS or min(image.size) < _STEP:
                     allowed = f"at most {_MAX_PIXELS} pixels and sides of at least {_STEP}"
                     raise damaged(path, allowed, f"{image.width}x{image.height}")
+
                 pixels = np.asarray(image.convert("RGB"))
     except DataError:
         raise
     except Exception as error:  # Pillow raises almost any exception on damaged files
-        raise damaged(path, "an intact PNG or JPEG", f"{type(error).__name__}: {error!s:.200}") from error
+        raise damaged(
+            path, "an intact PNG or JPEG", f"{type(error).__name__}: {error!s:.200}"
+        ) from error
+
     return np.ascontiguousarray(pixels[_STEP // 2 :: _STEP, _STEP // 2 :: _STEP])

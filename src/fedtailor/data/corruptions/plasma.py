@@ -8,16 +8,19 @@ _FIRST_AMPLITUDE = 100.0
 
 
 def num_draws(side: int) -> int:
-    """Return the number of random numbers in a fractal: one per point of ``side`` x ``side``, without the first."""
+    """Return the number of random numbers in a fractal: one per point of ``side`` x ``side``,
+    without the first.
+    """
     return side * side - 1
 
 
 def plasma(uniform: np.ndarray, decay: float) -> np.ndarray:
     """Return fractals on a torus, one for each row of random numbers, by the diamond-square method.
 
-    Starting from one corner of height 0, points halfway between known ones get the mean of their four neighbors plus
-    noise in [-w^2, w^2); ``w`` starts at 100 and is divided by ``decay`` after each level. Squares come first, then
-    the points between columns, then those between rows (Fournier et al. 1982, Communications of the ACM).
+    Starting from one corner of height 0, points halfway between known ones get the mean of their
+    four neighbors plus noise in [-w^2, w^2); ``w`` starts at 100 and is divided by ``decay`` after
+    each level. Squares come first, then the points between columns, then those between rows
+    (Fournier et al. 1982, Communications of the ACM).
 
     Args:
         uniform: (n, side^2 - 1), float64 in [0, 1); ``side`` is a power of two, at least 2.
@@ -33,6 +36,7 @@ def plasma(uniform: np.ndarray, decay: float) -> np.ndarray:
     used = 0  # random numbers of each fractal
     step = side
     amplitude = _FIRST_AMPLITUDE
+
     while step >= 2:
         half = step // 2
         cells = side // step
@@ -42,11 +46,16 @@ def plasma(uniform: np.ndarray, decay: float) -> np.ndarray:
         rows = corners + np.roll(corners, -1, axis=1)
         centers = (columns + np.roll(columns, -1, axis=1)) / 4 + waves[:, 0]
         grid[:, half::step, half::step] = centers
-        grid[:, ::step, half::step] = (columns + centers + np.roll(centers, 1, axis=1)) / 4 + waves[:, 1]
-        grid[:, half::step, ::step] = (rows + centers + np.roll(centers, 1, axis=2)) / 4 + waves[:, 2]
+        grid[:, ::step, half::step] = (columns + centers + np.roll(centers, 1, axis=1)) / 4 + waves[
+            :, 1
+        ]
+        grid[:, half::step, ::step] = (rows + centers + np.roll(centers, 1, axis=2)) / 4 + waves[
+            :, 2
+        ]
         used += 3 * cells**2
         step = half
         amplitude /= decay
+
     grid -= grid.min(axis=(1, 2), keepdims=True)
     grid /= grid.max(axis=(1, 2), keepdims=True)
     return grid

@@ -41,11 +41,12 @@ NEW_PAIRS = tuple(Pair(kind, 3) for kind in CORRUPTIONS)
 
 @dataclass(frozen=True)
 class CifarS:
-    """CIFAR-S (McLaughlin and Su 2024, NeurIPS, section 5.1): all images of the first clients are corrupted.
+    """CIFAR-S (McLaughlin and Su 2024, NeurIPS, section 5.1): all images of the first clients are
+    corrupted.
 
-    With the pairing ``release`` client ``i``, counted from 0, gets corruption ``i mod 10`` and severity ``i mod 5 +
-    1``. These are only ten pairs, since 5 divides 10. With ``unique``, as in the paper, it gets corruption ``i div 5``:
-    50 pairs, which repeat from client 50 on.
+    With the pairing ``release`` client ``i``, counted from 0, gets corruption ``i mod 10`` and
+    severity ``i mod 5 + 1``. These are only ten pairs, since 5 divides 10. With ``unique``, as in
+    the paper, it gets corruption ``i div 5``: 50 pairs, which repeat from client 50 on.
     """
 
     clients: Annotated[int, Range(ge=0)] = 50
@@ -62,7 +63,8 @@ def parse_shift(text: str) -> CifarS | None:
     """Read a shift such as ``cifar_s(clients=50, pairing='unique')``; empty: None.
 
     Raises:
-        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value is wrong.
+        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value
+            is wrong.
     """
     if not text.strip():
         return None
@@ -84,14 +86,19 @@ def pairs(shift: CifarS, num_known: int) -> list[Pair | None]:
     if shift.clients > num_known:
         allowed = f"at most {num_known}, the number of clients that are not new"
         raise ConfigError(
-            f"cifar_s.clients must be {allowed}, got {shift.clients}.", key=KEY, allowed=allowed, got=shift.clients
+            f"cifar_s.clients must be {allowed}, got {shift.clients}.",
+            key=KEY,
+            allowed=allowed,
+            got=shift.clients,
         )
+
     kinds = list(CORRUPTIONS)
     divisor = 1 if shift.pairing == "release" else len(SEVERITIES)
     found: list[Pair | None] = [None] * num_known
     for client in range(shift.clients):
         kind = kinds[client // divisor % len(kinds)]
         found[client] = Pair(kind, SEVERITIES[client % len(SEVERITIES)])
+
     return found
 
 
@@ -106,28 +113,32 @@ def apply_shift(
 ) -> tuple[Dataset, list[np.ndarray]]:
     """Append corrupted copies of clients' examples to a data set.
 
-    An example that two clients have under the same pair is copied once. ``num_official_train`` stays, since it counts
-    published rows. Copies follow the published rows and are neither official training nor test examples, so a data set
-    must be divided among clients before it gets copies.
+    An example that two clients have under the same pair is copied once. ``num_official_train``
+    stays, since it counts published rows. Copies follow the published rows and are neither official
+    training nor test examples, so a data set must be divided among clients before it gets copies.
 
     Args:
         dataset: images as published.
         rows_by_client: each client's rows of the data set, (n,) each.
         pairs: the corruption of each client; None: its images stay clean.
         seed: seed of everything random in the corruptions.
-        frost_folder: folder for photographs of frost; without them a drawn texture approximates frost.
+        frost_folder: folder for photographs of frost; without them a drawn texture approximates
+            frost.
         progress: called with the number of copies made so far, and of all.
 
     Returns:
-        The data set with its copies, and for each client the rows of its copies, in the order of ``rows_by_client``.
+        The data set with its copies, and for each client the rows of its copies, in the order of
+        ``rows_by_client``.
 
     Raises:
-        DataError: the examples are not 8-bit images, or a photograph of frost is missing or damaged.
+        DataError: the examples are not 8-bit images, or a photograph of frost is missing or
+            damaged.
     """
     check_images(dataset)
     used = _rows_by_pair(rows_by_client, pairs)
     if not used:
         return dataset, list(rows_by_client)
+
     sources = dict(dataset.sources)
     notes = list(dataset.notes)
     frost = _frost(used, frost_folder, sources, notes)
@@ -147,15 +158,19 @@ def apply_shift(
         notes=tuple(notes),
     )
     moved = []
+
     for rows, pair in zip(rows_by_client, pairs, strict=True):
         if pair is None:
             moved.append(rows)
         else:
             moved.append(first[pair] + np.searchsorted(used[pair], rows))
+
     return corrupted, moved
 
 
-def _rows_by_pair(rows_by_client: Sequence[np.ndarray], pairs: Sequence[Pair | None]) -> dict[Pair, np.ndarray]:
+def _rows_by_pair(
+    rows_by_client: Sequence[np.ndarray], pairs: Sequence[Pair | None]
+) -> dict[Pair, np.ndarray]:
     """Return the rows that are corrupted by each pair, sorted and without repetition."""
     rows_of: dict[Pair, list[np.ndarray]] = {}
     for rows, pair in zip(rows_by_client, pairs, strict=True):
@@ -173,9 +188,11 @@ def _frost(
         notes.append(MOTION_NOTE)
     if "frost" not in kinds:
         return []
+
     photographs = load_frost(folder, sources)
     if photographs:
         return photographs
+
     notes.append(APPROXIMATE_NOTE)
     return draw_frost()
 
@@ -193,6 +210,7 @@ def _append(
     x[: len(dataset.x)] = dataset.x
     first: dict[Pair, int] = {}
     start = len(dataset.x)
+
     for pair, rows in used.items():
         first[pair] = start
         report = partial(_report, progress, start - len(dataset.x), total) if progress else None
@@ -200,6 +218,7 @@ def _append(
             dataset.x, rows, *pair, digest=dataset.digest, seed=seed, frost=frost, progress=report
         )
         start += len(rows)
+
     return x, first
 
 
@@ -215,8 +234,16 @@ def check_images(dataset: Dataset) -> None:
     """
     allowed = "8-bit images, gray or RGB, with 255 for white"
     shape = dataset.x.shape
-    if dataset.x.dtype != np.uint8 or len(shape) != 4 or shape[-1] not in (1, 3) or dataset.white != WHITE:
+    if (
+        dataset.x.dtype != np.uint8
+        or len(shape) != 4
+        or shape[-1] not in (1, 3)
+        or dataset.white != WHITE
+    ):
         got = f"examples of type {dataset.x.dtype} and shape {shape[1:]} with {dataset.white:g} for white"
         raise DataError(
-            f"{KEY} needs {allowed}; data set '{dataset.name}' has {got}.", key=KEY, allowed=allowed, got=got
+            f"{KEY} needs {allowed}; data set '{dataset.name}' has {got}.",
+            key=KEY,
+            allowed=allowed,
+            got=got,
         )

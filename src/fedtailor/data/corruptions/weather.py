@@ -12,10 +12,12 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
 def frost(batch: Batch, image_share: float, frost_share: float) -> np.ndarray:
-    """Add part of a random picture of frost: image (n, height, width, channels) -> the same shape, uint8.
+    """Add part of a random picture of frost: image (n, height, width, channels) -> the same shape,
+    uint8.
 
-    Picture and position are random for each image; as in the release of CIFAR-S a crop never reaches the last row or
-    column of the picture. A picture smaller than the image is extended by reflection; for gray images it is gray.
+    Picture and position are random for each image; as in the release of CIFAR-S a crop never
+    reaches the last row or column of the picture. A picture smaller than the image is extended by
+    reflection; for gray images it is gray.
     """
     height, width, channels = batch.images.shape[1:]
     pictures = [_fit(picture, height, width, channels) for picture in batch.frost]
@@ -25,6 +27,7 @@ def frost(batch: Batch, image_share: float, frost_share: float) -> np.ndarray:
         top = int(down * max(picture.shape[0] - height, 1))
         left = int(right * max(picture.shape[1] - width, 1))
         crop[:] = picture[top : top + height, left : left + width]
+
     crops *= frost_share
     crops += image_share * batch.images
     return to_bytes(crops)
@@ -33,8 +36,9 @@ def frost(batch: Batch, image_share: float, frost_share: float) -> np.ndarray:
 def fog(batch: Batch, thickness: float, decay: float) -> np.ndarray:
     """Mix a plasma fractal into the image: (n, height, width, channels) -> the same shape, uint8.
 
-    The sum is scaled so that the highest possible value is the highest value of the original image. The fractal's side
-    is the smallest power of two that covers the image (32 for CIFAR); smaller images get its corner.
+    The sum is scaled so that the highest possible value is the highest value of the original image.
+    The fractal's side is the smallest power of two that covers the image (32 for CIFAR); smaller
+    images get its corner.
     """
     height, width = batch.images.shape[1:3]
     side = 2 ** max(1, (max(height, width) - 1).bit_length())
@@ -46,7 +50,9 @@ def fog(batch: Batch, thickness: float, decay: float) -> np.ndarray:
 
 
 def _fit(picture: np.ndarray, height: int, width: int, channels: int) -> np.ndarray:
-    """Return a picture of frost that is at least as large as an image, and gray for a gray image."""
+    """Return a picture of frost that is at least as large as an image, and gray for a gray
+    image.
+    """
     down = max(height - picture.shape[0], 0)
     right = max(width - picture.shape[1], 0)
     if down or right:

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: python batches (pickles) or the binary version, in torchvision's folders.
 
-An image is 3,072 bytes: the red, green and blue planes of 32x32. Krizhevsky 2009, "Learning multiple
-layers of features from tiny images", technical report, University of Toronto.
+An image is 3,072 bytes: the red, green and blue planes of 32x32. Krizhevsky 2009, "Learning
+multiple layers of features from tiny images", technical report, University of Toronto.
 """
 
 from __future__ import annotations
@@ -49,9 +49,20 @@ class _Cifar(NamedTuple):
 
 _CIFAR10 = _Cifar(
     "cifar10",
-    _Labels("labels", 0, ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")),
-    _Layout("cifar-10-batches-py", tuple(f"data_batch_{part}" for part in range(1, 6)), "test_batch"),
-    _Layout("cifar-10-batches-bin", tuple(f"data_batch_{part}.bin" for part in range(1, 6)), "test_batch.bin", 1),
+    _Labels(
+        "labels",
+        0,
+        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    ),
+    _Layout(
+        "cifar-10-batches-py", tuple(f"data_batch_{part}" for part in range(1, 6)), "test_batch"
+    ),
+    _Layout(
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{part}.bin" for part in range(1, 6)),
+        "test_batch.bin",
+        1,
+    ),
 )
 
 _FINE = _Labels(
@@ -101,7 +112,8 @@ def load_cifar10(folder: Path) -> Dataset:
 
 
 def load_cifar100(folder: Path) -> Dataset:
-    """Load CIFAR-100 with its fine labels from ``folder``/cifar-100-python, else ``folder``/cifar-100-binary.
+    """Load CIFAR-100 with its fine labels from ``folder``/cifar-100-python, else
+    ``folder``/cifar-100-binary.
 
     Raises:
         DataError: a file is missing or damaged, or a pickle asks for more than arrays.
@@ -115,7 +127,9 @@ def load_cifar100_coarse(folder: Path) -> Dataset:
     Raises:
         DataError: as :func:`load_cifar100`, or a fine label goes with two coarse ones.
     """
-    dataset = _load(_CIFAR100._replace(name="cifar100_coarse", labels=_COARSE, subclasses=_FINE), folder)
+    dataset = _load(
+        _CIFAR100._replace(name="cifar100_coarse", labels=_COARSE, subclasses=_FINE), folder
+    )
     _check_nested(dataset)
     return dataset
 
@@ -124,6 +138,7 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
     layout = cifar.python
     if not (folder / cifar.python.folder).is_dir() and (folder / cifar.binary.folder).is_dir():
         layout = cifar.binary
+
     kinds = [each for each in (cifar.labels, cifar.subclasses) if each is not None]
     sources: dict[str, str] = {}
     images: list[np.ndarray] = []
@@ -131,21 +146,34 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
     for file in (*layout.train, layout.test):
         path = folder / layout.folder / file
         if not path.is_file():
-            others = [folder / cifar.binary.folder / cifar.binary.train[0]] if layout is cifar.python else []
+            others = (
+                [folder / cifar.binary.folder / cifar.binary.train[0]]
+                if layout is cifar.python
+                else []
+            )
             raise files.missing(cifar.name, folder, [path, *others])
+
         raw = files.read_bytes(path, sources, folder=folder)
         if layout.label_bytes:
             pixels, numbers = _read_binary(raw, path, layout, kinds)
         else:
             pixels, numbers = _read_python(raw, path, kinds)
+
         images.append(_channels_last(pixels))
         labels.append(
-            [check_labels(each, len(kind.names), where=str(path)) for kind, each in zip(kinds, numbers, strict=True)]
+            [
+                check_labels(each, len(kind.names), where=str(path))
+                for kind, each in zip(kinds, numbers, strict=True)
+            ]
         )
+
     joined = [np.concatenate(each) for each in zip(*labels, strict=True)]
     y = joined[0]
     subclasses = joined[1:]
-    tested_on: Literal["original", "synthetic"] = "original" if layout is cifar.python else "synthetic"
+    tested_on: Literal["original", "synthetic"] = (
+        "original" if layout is cifar.python else "synthetic"
+    )
+
     return Dataset(
         name=cifar.name,
         x=np.concatenate(images),
@@ -163,8 +191,11 @@ def _load(cifar: _Cifar, folder: Path) -> Dataset:
 def _check_nested(dataset: Dataset) -> None:
     """Check that all images of a subclass have the same label."""
     assert dataset.subclasses is not None  # for the type checker
-    pairs = np.unique(np.column_stack([dataset.subclasses, dataset.y]), axis=0)  # sorted by subclass
+    pairs = np.unique(
+        np.column_stack([dataset.subclasses, dataset.y]), axis=0
+    )  # sorted by subclass
     repeated = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])
+
     if len(repeated):
         first = pairs[repeated[0]]
         second = pairs[repeated[0] + 1]
@@ -172,7 +203,9 @@ def _check_nested(dataset: Dataset) -> None:
         got = f"{dataset.class_names[first[1]]} and {dataset.class_names[second[1]]}"
         allowed = "each fine label within one coarse label"
         raise DataError(
-            f"data set '{dataset.name}': expected {allowed}, got '{subclass}' in {got}.", allowed=allowed, got=got
+            f"data set '{dataset.name}': expected {allowed}, got '{subclass}' in {got}.",
+            allowed=allowed,
+            got=got,
         )
 
 
@@ -181,8 +214,12 @@ def _channels_last(pixels: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def _read_binary(raw: bytes, path: Path, layout: _Layout, kinds: list[_Labels]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return pixels (rows, 3072) and labels (rows,) of every kind from a file of records without a header."""
+def _read_binary(
+    raw: bytes, path: Path, layout: _Layout, kinds: list[_Labels]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return pixels (rows, 3072) and labels (rows,) of every kind from a file of records without a
+    header.
+    """
     record = layout.label_bytes + _PIXELS
     if not raw or len(raw) % record:
         raise files.damaged(path, f"a multiple of {record} bytes", f"{len(raw)} bytes")
@@ -190,21 +227,40 @@ def _read_binary(raw: bytes, path: Path, layout: _Layout, kinds: list[_Labels]) 
     return rows[:, layout.label_bytes :], [rows[:, kind.byte] for kind in kinds]
 
 
-def _read_python(raw: bytes, path: Path, kinds: list[_Labels]) -> tuple[np.ndarray, list[np.ndarray]]:
+def _read_python(
+    raw: bytes, path: Path, kinds: list[_Labels]
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return pixels (rows, 3072) and labels (rows,) of every kind from a pickled batch."""
     batch = read_pickle(raw, path)
     pixels = _entry(batch, "data", path)
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
-        got = f"{pixels.dtype} of shape {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.shape[1:] != (_PIXELS,)
+    ):
+        got = (
+            f"{pixels.dtype} of shape {pixels.shape}"
+            if isinstance(pixels, np.ndarray)
+            else type(pixels).__name__
+        )
         raise files.damaged(path, f"'data' as an array of bytes (rows, {_PIXELS})", got)
+
     columns = []
     for kind in kinds:
         labels = _entry(batch, kind.key, path)
-        numbers = labels if isinstance(labels, np.ndarray) else _from_list(labels, path, len(kind.names))
+        numbers = (
+            labels if isinstance(labels, np.ndarray) else _from_list(labels, path, len(kind.names))
+        )
         if numbers.shape != pixels.shape[:1]:
-            got = f"{len(numbers)} labels" if numbers.ndim == 1 else f"labels of shape {numbers.shape}"
+            got = (
+                f"{len(numbers)} labels"
+                if numbers.ndim == 1
+                else f"labels of shape {numbers.shape}"
+            )
             raise files.damaged(path, f"{len(pixels)} labels, one for each image", got)
+
         columns.append(numbers)
+
     return pixels, columns
 
 
@@ -223,8 +279,14 @@ def _from_list(labels: object, path: Path, num_classes: int) -> np.ndarray:
     allowed = f"labels as whole numbers from 0 to {num_classes - 1}"
     if not isinstance(labels, list):
         raise files.damaged(path, allowed, type(labels).__name__)
+
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < num_classes:
-            shown = f"{label!r:.40}" if isinstance(label, (int, float, str, bytes)) else type(label).__name__
+            shown = (
+                f"{label!r:.40}"
+                if isinstance(label, (int, float, str, bytes))
+                else type(label).__name__
+            )
             raise files.damaged(path, allowed, f"{shown} at row {row}")
+
     return np.array(labels, dtype=np.int64)

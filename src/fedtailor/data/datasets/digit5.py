@@ -1,9 +1,10 @@
 """DIGIT-5: digits of five domains, 32x32 color pixels, composed of the five original data sets.
 
-Gray pictures get three equal channels; other sizes are resized bilinearly to 32x32. Other releases of DIGIT-5 are
-ten pickles with a reduced training part of every domain. Here pickles are not read and nothing is left out, so that
-results on the two cannot be compared number by number. Domains as in Zhou et al. 2020, "Learning to generate novel
-domains for domain generalization", ECCV, and Li et al. 2021, "FedBN", ICLR.
+Gray pictures get three equal channels; other sizes are resized bilinearly to 32x32. Other releases
+of DIGIT-5 are ten pickles with a reduced training part of every domain. Here pickles are not read
+and nothing is left out, so that results on the two cannot be compared number by number. Domains as
+in Zhou et al. 2020, "Learning to generate novel domains for domain generalization", ECCV, and Li et
+al. 2021, "FedBN", ICLR.
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ _LOADERS: dict[str, Callable[[Path], Dataset]] = {
     "syn_digits": load_syn_digits,
     "mnist_m": load_mnist_m,
 }
-_NAMES = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "syn_digits": "SynDigits", "mnist_m": "MNIST-M"}
+_NAMES = {
+    "mnist": "MNIST",
+    "svhn": "SVHN",
+    "usps": "USPS",
+    "syn_digits": "SynDigits",
+    "mnist_m": "MNIST-M",
+}
 
 
 def load_digit5(folder: Path) -> Dataset:
     """Load the domains found in ``folder``, at least two of the five; all five take 4 GB of memory.
 
-    If a domain is missing or is a subset, the result is ``partial`` and a note says so. If only some files of a domain
-    exist, the missing ones are an error.
+    If a domain is missing or is a subset, the result is ``partial`` and a note says so. If only
+    some files of a domain exist, the missing ones are an error.
 
     Raises:
         DataError: fewer than two domains are found, or a file of a domain is missing or damaged.
@@ -46,18 +53,25 @@ def load_digit5(folder: Path) -> Dataset:
     absent = [name for name in _LOADERS if name not in present]
     if len(present) < 2:
         raise _too_few(folder, absent)
+
     parts = [_LOADERS[name](folder) for name in present]
-    incomplete = [name for name, part in zip(present, parts, strict=True) if len(part.y) != DATASETS[name].examples]
+    incomplete = [
+        name
+        for name, part in zip(present, parts, strict=True)
+        if len(part.y) != DATASETS[name].examples
+    ]
     notes = _notes(parts, absent, incomplete)
     where = _places(parts)
     rows = sum(len(part.y) for part in parts)
     y = np.empty(rows, np.int64)
     domains = np.empty(rows, np.int64)
     sources: dict[str, str] = {}
+
     for number, (part, places) in enumerate(zip(parts, where, strict=True)):
         y[places] = part.y
         domains[places] = number
         sources |= part.sources
+
     return Dataset(
         name="digit5",
         num_official_train=sum(part.num_official_train for part in parts),
@@ -99,12 +113,18 @@ def _notes(parts: list[Dataset], absent: list[str], incomplete: list[str]) -> tu
         "digit5 is composed of the original data sets, not of the ten pickles of other releases.",
         f"digit5 uses all training images of every domain ({amounts}); other releases use a reduced part.",
     ]
+
     if absent:
-        notes.append(f"digit5 lacks {', '.join(_NAMES[name] for name in absent)}: none of their files was found.")
+        notes.append(
+            f"digit5 lacks {', '.join(_NAMES[name] for name in absent)}: none of their files was found."
+        )
+
     if incomplete:
         notes.append(f"digit5 has only a part of {', '.join(_NAMES[name] for name in incomplete)}.")
+
     for part in parts:
         notes += part.notes
+
     return tuple(notes)
 
 
@@ -126,7 +146,9 @@ def _compose(parts: list[Dataset], where: list[np.ndarray]) -> np.ndarray:
         if images.shape[1:3] == (_SIDE, _SIDE):
             x[rows] = images
             continue
+
         for row, image in zip(rows, images[..., 0], strict=True):  # images of other sizes are gray
             resized = Image.fromarray(image).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
             x[row] = np.asarray(resized)[..., None]
+
     return x

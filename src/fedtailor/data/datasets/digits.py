@@ -1,4 +1,6 @@
-"""The digits of scikit-learn: 1,797 images of 8x8 pixels with 17 gray levels, part of the installation."""
+"""The digits of scikit-learn: 1,797 images of 8x8 pixels with 17 gray levels, part of the
+installation.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The table of known data sets: description, files, license and citation.
 
-Nothing is imported until an entry is used, so that a listing is immediate. :mod:`fedtailor.data.download.sources` has
-the downloads.
+Nothing is imported until an entry is used, so that a listing is immediate.
+:mod:`fedtailor.data.download.sources` has the downloads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ class KnownDataset(NamedTuple):
     examples: int
     """Published examples, training and test together; -1: not a fixed number."""
     files: tuple[str, ...] = ()
-    """Patterns of the files that may be read, relative to the data folder; empty: no file is needed."""
+    """Patterns of the files that may be read, relative to the data folder; empty: no file is
+    needed."""
     license: str = "none stated by the authors"
     citation: str = ""
     tested_on: Literal["original", "synthetic"] = "original"
     """Whether the reader was tested on the original files, or on synthetic files only."""
     is_pictures: bool = False
-    """Whether an example is a file: its reader takes a second argument, which is told how many have been read."""
+    """Whether an example is a file: its reader takes a second argument, which is told how many have
+    been read."""
 
 
 _MNIST = "LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document recognition, IEEE Proc."
@@ -33,7 +35,9 @@ _CIFAR = "Krizhevsky 2009, Learning multiple layers of features from tiny images
 _EMNIST = "Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters, IJCNN."
 _SVHN = "Netzer, Wang, Coates, Bissacco, Wu and Ng 2011, Reading digits in natural images, NIPS workshop."
 _USPS = "Hull 1994, A database for handwritten text recognition research, IEEE TPAMI."
-_GANIN = "Ganin, Ustinova, Ajakan et al. 2016, Domain-adversarial training of neural networks, JMLR."
+_GANIN = (
+    "Ganin, Ustinova, Ajakan et al. 2016, Domain-adversarial training of neural networks, JMLR."
+)
 _CIFAR100_FILES = ("cifar-100-python/*", "cifar-100-binary/*")
 _DIGIT5_FILES = ("MNIST/raw/*", "SVHN/*.mat", "USPS/*", "SynthDigits/*.mat", "MNIST-M/**/*")
 
@@ -88,13 +92,22 @@ DATASETS: Mapping[str, KnownDataset] = {
         license="CC BY 4.0 (UCI Machine Learning Repository)",
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits, UCI repository.",
     ),
-    "emnist_balanced": _emnist("balanced", "balanced: 131,600 digits and letters, 47 classes", 131_600),
-    "emnist_byclass": _emnist("byclass", "by class: 814,255 digits and letters, 62 classes", 814_255),
-    "emnist_bymerge": _emnist("bymerge", "by merge: 814,255 digits and letters, 47 classes", 814_255),
+    "emnist_balanced": _emnist(
+        "balanced", "balanced: 131,600 digits and letters, 47 classes", 131_600
+    ),
+    "emnist_byclass": _emnist(
+        "byclass", "by class: 814,255 digits and letters, 62 classes", 814_255
+    ),
+    "emnist_bymerge": _emnist(
+        "bymerge", "by merge: 814,255 digits and letters, 47 classes", 814_255
+    ),
     "emnist_digits": _emnist("digits", "digits: 280,000 digits, 10 classes", 280_000),
     "emnist_letters": _emnist("letters", "letters: 145,600 letters, 26 classes", 145_600),
     "emnist_letters10": _emnist(
-        "letters", "letters, the first ten: 56,000 images, standardized (FedCR)", 56_000, "letters10"
+        "letters",
+        "letters, the first ten: 56,000 images, standardized (FedCR)",
+        56_000,
+        "letters10",
     ),
     "emnist_mnist": _emnist("mnist", "of MNIST's size: 70,000 digits, 10 classes", 70_000),
     "fashion_mnist": KnownDataset(

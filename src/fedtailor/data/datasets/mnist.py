@@ -1,7 +1,8 @@
 """MNIST and Fashion-MNIST: IDX files, compressed by gzip or not, in torchvision's folders.
 
-An IDX file is a magic number (two zero bytes, the type 0x08 for unsigned bytes, the number of axes), the length of
-each axis as a big-endian 32-bit number, then the values. LeCun, Cortes and Burges, "The MNIST database".
+An IDX file is a magic number (two zero bytes, the type 0x08 for unsigned bytes, the number of
+axes), the length of each axis as a big-endian 32-bit number, then the values. LeCun, Cortes and
+Burges, "The MNIST database".
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ import numpy as np
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.readers import files
 
-_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 
 def load_mnist(folder: Path) -> Dataset:
@@ -45,16 +57,28 @@ def _load(name: str, raw: Path, class_names: tuple[str, ...]) -> Dataset:
     images: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for part in ("train", "t10k"):
-        pictures = read_idx(_find(name, raw, f"{part}-images-idx3-ubyte"), 3, sources, folder=raw.parents[1])
+        pictures = read_idx(
+            _find(name, raw, f"{part}-images-idx3-ubyte"), 3, sources, folder=raw.parents[1]
+        )
         path = _find(name, raw, f"{part}-labels-idx1-ubyte")
-        numbers = check_labels(read_idx(path, 1, sources, folder=raw.parents[1]), 10, where=str(path))
+        numbers = check_labels(
+            read_idx(path, 1, sources, folder=raw.parents[1]), 10, where=str(path)
+        )
+
         if len(numbers) != len(pictures):
-            raise files.damaged(path, f"{len(pictures)} labels, one for each image", f"{len(numbers)} labels")
+            raise files.damaged(
+                path, f"{len(pictures)} labels, one for each image", f"{len(numbers)} labels"
+            )
+
         if images and pictures.shape[1:] != images[0].shape[1:]:
             expected = f"images of {images[0].shape[1:]} pixels"
-            raise files.damaged(raw / f"{part}-images-idx3-ubyte", expected, f"{pictures.shape[1:]}")
+            raise files.damaged(
+                raw / f"{part}-images-idx3-ubyte", expected, f"{pictures.shape[1:]}"
+            )
+
         images.append(pictures)
         labels.append(numbers)
+
     return Dataset(
         name=name,
         x=np.concatenate(images)[..., np.newaxis],
@@ -76,9 +100,11 @@ def _find(name: str, raw: Path, file: str) -> Path:
 
 
 def read_idx(path: Path, axes: int, sources: dict[str, str], *, folder: Path) -> np.ndarray:
-    """Read an array of unsigned bytes with ``axes`` axes from an IDX file, compressed if its name ends in .gz.
+    """Read an array of unsigned bytes with ``axes`` axes from an IDX file, compressed if its name
+    ends in .gz.
 
-    At most as many bytes are decompressed as the header announces, and never more than ``files.MAX_BYTES``.
+    At most as many bytes are decompressed as the header announces, and never more than
+    ``files.MAX_BYTES``.
 
     Raises:
         DataError: wrong magic number, fewer or more values than announced, damaged compression.
@@ -87,18 +113,22 @@ def read_idx(path: Path, axes: int, sources: dict[str, str], *, folder: Path) ->
     stream: BinaryIO = io.BytesIO(raw)
     if path.suffix == ".gz":
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
+
     try:
         header = stream.read(4 + 4 * axes)
         shape = _shape(path, header, axes)
         size = math.prod(shape)
         if size > files.MAX_BYTES:
             raise files.damaged(path, f"at most {files.MAX_BYTES} values", f"{size}")
+
         values = stream.read(size + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise files.damaged(path, "intact gzip data", f"{type(error).__name__}: {error}") from error
+
     if len(values) != size:
         got = f"only {len(values)} (truncated)" if len(values) < size else "more"
         raise files.damaged(path, f"{size} values, as its header announces", got)
+
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
@@ -108,5 +138,7 @@ def _shape(path: Path, header: bytes, axes: int) -> tuple[int, ...]:
     if header[:4] != magic:
         raise files.damaged(path, f"magic number 0x{magic.hex()}", f"0x{header[:4].hex()}")
     if len(header) < 4 + 4 * axes:
-        raise files.damaged(path, f"a header of {4 + 4 * axes} bytes", f"{len(header)} bytes (truncated)")
+        raise files.damaged(
+            path, f"a header of {4 + 4 * axes} bytes", f"{len(header)} bytes (truncated)"
+        )
     return struct.unpack(f">{axes}I", header[4:])

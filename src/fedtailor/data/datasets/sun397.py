@@ -1,12 +1,13 @@
-"""SUN397 as in pFedVEM's experiments: scenes of 64x64 pixels, three superclasses as labels, categories as subclasses.
+"""SUN397 as in pFedVEM's experiments: scenes of 64x64 pixels, three superclasses as labels,
+categories as subclasses.
 
-Pictures are in SUN397/LETTER/CATEGORY/*.jpg. The superclasses are in the hierarchy that the authors publish separately,
-the sheet SUN397 of three_levels.xlsx: its second row is ``category``, ``indoor``, ``outdoor, natural``,
-``outdoor, man-made`` and more, followed by a row for every category, such as ``/a/abbey``, with 0 or 1 in each column.
-It is read as CSV: save that sheet as SUN397/hierarchy_three_levels/three_levels.csv.
-Xiao, Hays, Ehinger, Oliva and Torralba 2010, "SUN database: large-scale scene recognition from abbey to zoo", CVPR;
-Zhu, Ma and Blaschko 2023, "Confidence-aware personalized federated learning via variational expectation maximization",
-CVPR.
+Pictures are in SUN397/LETTER/CATEGORY/*.jpg. The superclasses are in the hierarchy that the authors
+publish separately, the sheet SUN397 of three_levels.xlsx: its second row is ``category``,
+``indoor``, ``outdoor, natural``, ``outdoor, man-made`` and more, followed by a row for every
+category, such as ``/a/abbey``, with 0 or 1 in each column. It is read as CSV: save that sheet as
+SUN397/hierarchy_three_levels/three_levels.csv. Xiao, Hays, Ehinger, Oliva and Torralba 2010, "SUN
+database: large-scale scene recognition from abbey to zoo", CVPR; Zhu, Ma and Blaschko 2023,
+"Confidence-aware personalized federated learning via variational expectation maximization", CVPR.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ _CATEGORY = re.compile("[a-z](/[0-9A-Za-z_-]{1,80}){1,3}")
 def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
     """Load the 150 categories from ``folder``/SUN397.
 
-    Among the categories with exactly one superclass, the first 50 of each superclass are taken, in the order of the
-    hierarchy; of each category the first 100 pictures in the order of their file names: the first 80 % for training,
-    the others for testing. A picture is cropped to its central square and resized by Pillow's bilinear filter, which
-    averages when it shrinks (the paper does not name a filter). With fewer categories or pictures the data set is
-    marked as a subset.
+    Among the categories with exactly one superclass, the first 50 of each superclass are taken, in
+    the order of the hierarchy; of each category the first 100 pictures in the order of their file
+    names: the first 80 % for training, the others for testing. A picture is cropped to its central
+    square and resized by Pillow's bilinear filter, which averages when it shrinks (the paper does
+    not name a filter). With fewer categories or pictures the data set is marked as a subset.
 
     Raises:
         DataError: the hierarchy or the folder of a category is missing, or a file is damaged.
@@ -55,6 +56,7 @@ def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
         cut = len(pictures) * 4 // 5
         train += pictures[:cut]
         test += pictures[cut:]
+
     x, sources["SUN397/**/*.jpg"] = read_pictures(
         [path for path, _ in train + test],
         folder=folder,
@@ -64,6 +66,7 @@ def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
         report=report,
     )
     subclasses = np.array([subclass for _, subclass in train + test], np.int64)
+
     return Dataset(
         name="sun397",
         x=x,
@@ -84,16 +87,24 @@ def _read_hierarchy(folder: Path, sources: dict[str, str]) -> tuple[Path, list[d
     path = next((found for found in places if found.is_file()), None)
     if path is None:
         raise _missing_hierarchy(folder, places)
+
     try:
         text = files.read_bytes(path, sources, folder=folder).decode("utf-8-sig")
         for delimiter in ",;\t":  # spreadsheets use different ones in different languages
             table = list(csv.reader(text.splitlines(), delimiter=delimiter))
-            start = next((index for index, row in enumerate(table[:5]) if set(_COLUMNS) <= set(row)), None)
+            start = next(
+                (index for index, row in enumerate(table[:5]) if set(_COLUMNS) <= set(row)), None
+            )
             if start is not None and len(table) <= _MAX_ROWS:
                 header = table[start]
-                return path, [dict(zip(header, row, strict=False)) for row in table[start + 1 :] if any(row)]
+                return path, [
+                    dict(zip(header, row, strict=False)) for row in table[start + 1 :] if any(row)
+                ]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise files.damaged(path, "a table as CSV in UTF-8", f"{type(error).__name__}: {error!s:.200}") from error
+        raise files.damaged(
+            path, "a table as CSV in UTF-8", f"{type(error).__name__}: {error!s:.200}"
+        ) from error
+
     columns = ", ".join(map(repr, _COLUMNS))
     allowed = f"a table with the columns {columns} and at most {_MAX_ROWS} rows"
     raise files.damaged(path, allowed, f"a file that begins with {text[:80]!r}")
@@ -104,7 +115,12 @@ def _missing_hierarchy(folder: Path, places: list[Path]) -> DataError:
     for place in places:
         sheet = place.with_suffix(".xlsx")
         if sheet.is_file():
-            return files.damaged(sheet, f"its sheet 'SUN397', saved as CSV (UTF-8) in {place}", "only the spreadsheet")
+            return files.damaged(
+                sheet,
+                f"its sheet 'SUN397', saved as CSV (UTF-8) in {place}",
+                "only the spreadsheet",
+            )
+
     return files.missing("sun397", folder, places)
 
 
@@ -116,16 +132,21 @@ def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
         category = cell.strip(" '/")
         if not _CATEGORY.fullmatch(category) or category in belongs:
             raise files.damaged(path, "different categories such as /a/abbey", repr(cell[:80]))
+
         answers = [row.get(name, "").strip() for name in _SUPERCLASSES]
         if not set(answers) <= {"0", "1", ""}:
             raise files.damaged(path, f"0 or 1 in every column of {category}", f"{answers!s:.80}")
+
         belongs[category] = [label for label, answer in enumerate(answers) if answer == "1"]
+
     selected: dict[str, int] = {}
     for label, name in enumerate(_SUPERCLASSES):
         only = [category for category, labels in belongs.items() if labels == [label]]
         if not only:
             raise files.damaged(path, f"a category whose only superclass is '{name}'", "none")
+
         selected |= dict.fromkeys(only[:_CATEGORIES], label)
+
     return selected
 
 

@@ -1,9 +1,11 @@
-"""A synthetic data set with a known best accuracy: Gaussian classes that are shifted in every domain.
+"""A synthetic data set with a known best accuracy: Gaussian classes that are shifted in every
+domain.
 
-In every domain class k is Gaussian with covariance I around ``class_means()[domain, k]``. The means are ``DISTANCE``
-times ten orthonormal directions, plus a shift that all classes of a domain share: ``SHIFT`` times a sum of these
-directions with random signs. Within a domain the shift changes nothing, so that the best accuracy is that of
-:func:`best_accuracy`; a classifier that does not know the domain cannot do better.
+In every domain class k is Gaussian with covariance I around ``class_means()[domain, k]``. The means
+are ``DISTANCE`` times ten orthonormal directions, plus a shift that all classes of a domain share:
+``SHIFT`` times a sum of these directions with random signs. Within a domain the shift changes
+nothing, so that the best accuracy is that of :func:`best_accuracy`; a classifier that does not know
+the domain cannot do better.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ _KEY = 2026
 def load_synthetic(folder: Path) -> Dataset:
     """Make the 6,000 examples; ``folder`` is ignored.
 
-    The examples are the same on every machine and with every version of NumPy: they are made from the bits of Philox,
-    which do not depend on the version, and rounded to multiples of 1/1024, which hides differences in the last digits
-    of functions. The first 4,800 are the training part; within a part every class of every domain has the same number
-    of examples.
+    The examples are the same on every machine and with every version of NumPy: they are made from
+    the bits of Philox, which do not depend on the version, and rounded to multiples of 1/1024,
+    which hides differences in the last digits of functions. The first 4,800 are the training part;
+    within a part every class of every domain has the same number of examples.
     """
     rows = np.arange((_TRAIN + _TEST) * CLASSES * DOMAINS)
     domains = rows % DOMAINS
@@ -46,6 +48,7 @@ def load_synthetic(folder: Path) -> Dataset:
     uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
     noise = special.ndtri(uniform).reshape(len(rows), FEATURES)
     examples = class_means()[domains, labels] + noise
+
     return Dataset(
         name="synthetic",
         x=(np.round(examples / _GRID) * _GRID).astype(np.float32),
@@ -70,10 +73,12 @@ def class_means() -> np.ndarray:
 
 
 def best_accuracy() -> float:
-    """Return the expected accuracy of the best classifier that knows the domain (Bayes' rule): about 0.90.
+    """Return the expected accuracy of the best classifier that knows the domain (Bayes' rule):
+    about 0.90.
 
-    It is right if DISTANCE + Z, with the noise Z along the right direction, exceeds the noise along the nine others:
-    E[Phi(DISTANCE + Z)^9] with Z standard normal, integrated by the Gauss-Hermite rule.
+    It is right if DISTANCE + Z, with the noise Z along the right direction, exceeds the noise along
+    the nine others: E[Phi(DISTANCE + Z)^9] with Z standard normal, integrated by the Gauss-Hermite
+    rule.
     """
     points, weights = np.polynomial.hermite_e.hermegauss(64)
     right = special.ndtr(DISTANCE + points) ** (CLASSES - 1)

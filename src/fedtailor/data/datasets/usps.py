@@ -1,7 +1,7 @@
 """USPS: gray digits of 16x16 pixels, as libsvm text compressed by bzip2, in torchvision's folder.
 
-A line is a label from 1 (digit 0) to 10 (digit 9) and 256 pairs ``index:value``, indices 1 to 256, values -1 to 1.
-Hull 1994, "A database for handwritten text recognition research", IEEE TPAMI.
+A line is a label from 1 (digit 0) to 10 (digit 9) and 256 pairs ``index:value``, indices 1 to 256,
+values -1 to 1. Hull 1994, "A database for handwritten text recognition research", IEEE TPAMI.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ def load_usps(folder: Path) -> Dataset:
         path = folder / "USPS" / file
         if not path.is_file():
             raise files.missing("usps", folder, [path])
+
         lines = _decompress(files.read_bytes(path, sources, folder=folder), path).splitlines()
         pixels, numbers = _parse(lines, path)
         images.append(pixels)
         labels.append(numbers)
+
     return Dataset(
         name="usps",
         x=np.concatenate(images),
@@ -58,7 +60,10 @@ def _decompress(raw: bytes, path: Path) -> bytes:
     try:
         text = bz2.BZ2File(io.BytesIO(raw)).read(_MAX_TEXT + 1)
     except (OSError, EOFError, ValueError) as error:
-        raise files.damaged(path, "intact bzip2 data", f"{type(error).__name__}: {error}") from error
+        raise files.damaged(
+            path, "intact bzip2 data", f"{type(error).__name__}: {error}"
+        ) from error
+
     if len(text) > _MAX_TEXT:
         raise files.damaged(path, f"at most {_MAX_TEXT} bytes of text", "more")
     return text
@@ -68,11 +73,15 @@ def _parse(lines: list[bytes], path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images (rows, 16, 16, 1) and digits (rows,)."""
     if not lines:
         raise files.damaged(path, "a line for every image", "no line")
+
     for number, line in enumerate(lines, 1):
         if not _LINE.fullmatch(line):
             raise _bad_line(path, number, line)
+
     # every line has 513 numbers here; numpy reads them many times faster than float()
-    numbers = np.fromstring(b" ".join(lines).replace(b":", b" "), np.float32, sep=" ").reshape(len(lines), -1)
+    numbers = np.fromstring(b" ".join(lines).replace(b":", b" "), np.float32, sep=" ").reshape(
+        len(lines), -1
+    )
     labels = numbers[:, 0]
     indices = numbers[:, 1::2]
     values = numbers[:, 2::2]
@@ -82,6 +91,7 @@ def _parse(lines: list[bytes], path: Path) -> tuple[np.ndarray, np.ndarray]:
     wrong = np.flatnonzero(~(good_labels & good_indices & good_values))
     if len(wrong):
         raise _bad_line(path, int(wrong[0]) + 1, lines[wrong[0]])
+
     images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16, 1)
     return images, labels.astype(np.int64) - 1
 
@@ -94,10 +104,13 @@ def _bad_line(path: Path, number: int, line: bytes) -> DataError:
     pairs = words[1:]
     if not re.fullmatch(rb"0?[1-9]|10", label):
         return files.damaged(path, allowed, f"the label {label[:40]!r}")
+
     for index, pair in enumerate(pairs[:_PIXELS], 1):
         match = re.fullmatch(_PAIR, pair)
         if match is None or int(match[1]) != index or abs(float(match[2])) > 1:
             return files.damaged(path, allowed, f"{pair[:40]!r} in place of index {index}")
+
     if len(pairs) != _PIXELS:
         return files.damaged(path, allowed, f"{len(pairs)} pairs")
+
     return files.damaged(path, allowed, "white space other than single spaces")

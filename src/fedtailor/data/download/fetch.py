@@ -24,7 +24,9 @@ class FetchProgress(Protocol):
     """A function that reports progress while files are fetched."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
-        """Report the progress of ``what``: bytes of a download, or files of an archive; ``total`` 0: unknown."""
+        """Report the progress of ``what``: bytes of a download, or files of an archive; ``total``
+        0: unknown.
+        """
 
 
 def fetch(
@@ -36,8 +38,8 @@ def fetch(
 ) -> list[Path]:
     """Download the missing published files of a known data set, and unpack them.
 
-    A file that exists is kept if its checksum is right; a file that was decompressed or unpacked is kept unchecked. An
-    interrupted download stays as ``FILE.part`` and is resumed.
+    A file that exists is kept if its checksum is right; a file that was decompressed or unpacked is
+    kept unchecked. An interrupted download stays as ``FILE.part`` and is resumed.
 
     Args:
         name: in :data:`fedtailor.data.datasets.known.DATASETS`.
@@ -50,8 +52,8 @@ def fetch(
 
     Raises:
         ConfigError: no data set has that name.
-        DataError: the data set cannot be fetched, a server or the disk failed, or a file differs from the published
-            one.
+        DataError: the data set cannot be fetched, a server or the disk failed, or a file differs
+            from the published one.
     """
     name = find_name("dataset", name, DATASETS, key="dataset")
     if name not in downloads and DATASETS[name].files:
@@ -61,9 +63,11 @@ def fetch(
             key="dataset",
             got=name,
         )
+
     paths = []
     for download in downloads.get(name, ()):
         paths += _fetch_one(download, folder, progress)
+
     return paths
 
 
@@ -73,7 +77,9 @@ def is_there(download: Download, folder: Path) -> bool:
 
 
 def _present_files(download: Download, folder: Path) -> list[Path | None]:
-    """Return the path of every file that a download gives, compressed or not; None for one that is missing."""
+    """Return the path of every file that a download gives, compressed or not; None for one that is
+    missing.
+    """
     return [_find_file(folder / path) for path in download.gives or (download.path,)]
 
 
@@ -99,6 +105,7 @@ def _fetch_one(download: Download, folder: Path, progress: FetchProgress) -> lis
                 _unpack(download, folder, progress)
         except OSError as reason:
             raise _cannot_write(path, reason) from reason
+
     return [found for found in _present_files(download, folder) if found is not None]
 
 
@@ -109,6 +116,7 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
         found = _checksum(path, algorithm)
         if found == published:
             return
+
         raise DataError(
             f"'{path}' exists, but its {algorithm} is {found}; the published file has {published}. "
             "Remove the file or move it away to fetch the published one.",
@@ -116,6 +124,7 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
             allowed=published,
             got=found,
         )
+
     from fedtailor.data.download.transfer import transfer
 
     part = path.with_name(f"{path.name}.part")
@@ -127,6 +136,7 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
             _check_space(path, _SPARE + download.unpacked)
         elif done in (0, have):
             _check_space(path, (total or download.size) - done + download.unpacked)
+
         progress(path.name, done, total or download.size)
 
     transfer(download.url, part, report, limit=download.size or MAX_UNKNOWN)
@@ -140,6 +150,7 @@ def _download(download: Download, path: Path, progress: FetchProgress) -> None:
             allowed=published,
             got=found,
         )
+
     os.replace(part, path)
 
 
@@ -162,8 +173,13 @@ def _unpack(download: Download, folder: Path, progress: FetchProgress) -> None:
         report=lambda files: progress(f"unpacking {archive.name}", files, 0),
     )
     absent = sorted(str(path.relative_to(folder)) for path in wanted if not path.is_file())
+
     if absent:
-        raise DataError(f"{archive}: expected the file '{absent[0]}' in the archive, got none.", path=str(archive))
+        raise DataError(
+            f"{archive}: expected the file '{absent[0]}' in the archive, got none.",
+            path=str(archive),
+        )
+
     archive.unlink()
 
 

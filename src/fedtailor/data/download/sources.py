@@ -1,8 +1,8 @@
 """The table of sources: the published files of known data sets, with their checksums.
 
-Most authors, and torchvision, give an MD5; the table has a SHA-256 where it is known. Both detect damage; only SHA-256
-detects a deliberate change. Addresses and checksums are from torchvision 0.2x (``torchvision/datasets``) and the
-authors' pages.
+Most authors, and torchvision, give an MD5; the table has a SHA-256 where it is known. Both detect
+damage; only SHA-256 detects a deliberate change. Addresses and checksums are from torchvision 0.2x
+(``torchvision/datasets``) and the authors' pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Download(NamedTuple):
     unpacked: int = 0
     """Approximate bytes of the unpacked files; more than twice as many are refused."""
     gives: tuple[str, ...] = ()
-    """Files of an archive, relative to the data folder, that are moved into place last: if they exist, all do."""
+    """Files of an archive, relative to the data folder, that are moved into place last: if they
+    exist, all do."""
 
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -43,14 +44,18 @@ _TORONTO = "https://www.cs.toronto.edu/~kriz"
 def _idx(url: str, folder: str, files: Mapping[str, tuple[str, int]]) -> tuple[Download, ...]:
     """Return the four files of MNIST or Fashion-MNIST, which stay compressed."""
     return tuple(
-        Download(f"{url}/{file}-ubyte.gz", f"{folder}/raw/{file}-ubyte.gz", f"sha256:{checksum}", size)
+        Download(
+            f"{url}/{file}-ubyte.gz", f"{folder}/raw/{file}-ubyte.gz", f"sha256:{checksum}", size
+        )
         for file, (checksum, size) in files.items()
     )
 
 
 def _emnist(split: str) -> tuple[Download, ...]:
     """Return the archive with all splits of EMNIST, fetched for one of them."""
-    names = [f"{part}-{what}" for part in ("train", "test") for what in ("images-idx3", "labels-idx1")]
+    names = [
+        f"{part}-{what}" for part in ("train", "test") for what in ("images-idx3", "labels-idx1")
+    ]
     return (
         Download(
             "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
@@ -70,10 +75,22 @@ _MNIST_FILES = _idx(
     _MNIST,
     "MNIST",
     {
-        "train-images-idx3": ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
-        "train-labels-idx1": ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
-        "t10k-images-idx3": ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
-        "t10k-labels-idx1": ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
+        "train-images-idx3": (
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            9_912_422,
+        ),
+        "train-labels-idx1": (
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            28_881,
+        ),
+        "t10k-images-idx3": (
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            1_648_877,
+        ),
+        "t10k-labels-idx1": (
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            4_542,
+        ),
     },
 )
 _SVHN_FILES = (
@@ -135,10 +152,22 @@ DOWNLOADS: Mapping[str, tuple[Download, ...]] = {
         _FASHION,
         "FashionMNIST",
         {
-            "train-images-idx3": ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26_421_880),
-            "train-labels-idx1": ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
-            "t10k-images-idx3": ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
-            "t10k-labels-idx1": ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
+            "train-images-idx3": (
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                26_421_880,
+            ),
+            "train-labels-idx1": (
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                29_515,
+            ),
+            "t10k-images-idx3": (
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                4_422_102,
+            ),
+            "t10k-labels-idx1": (
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                5_148,
+            ),
         },
     ),
     "mnist": _MNIST_FILES,
@@ -187,4 +216,5 @@ ELSEWHERE: Mapping[str, str] = {
     "three_levels.xlsx as SUN397/hierarchy_three_levels/three_levels.csv.",
     "syn_digits": _SYN_DIGITS,
 }
-"""Instructions for files that cannot be fetched: their source, and their place in the data folder."""
+"""Instructions for files that cannot be fetched: their source, and their place in the data
+folder."""

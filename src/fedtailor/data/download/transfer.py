@@ -1,7 +1,7 @@
 """The download of one file over HTTP, which resumes an interrupted one.
 
-A library was tried for this: pooch 1.9 has no resume, no limit on the size and no retry that keeps what has arrived,
-so that this module would stay, called by it, and the fetching code would grow.
+A library was tried for this: pooch 1.9 has no resume, no limit on the size and no retry that keeps
+what has arrived, so that this module would stay, called by it, and the fetching code would grow.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def transfer(url: str, part: Path, report: Callable[[int, int], None], *, limit:
     Args:
         url: http or https.
         part: keeps the downloaded bytes if the connection breaks.
-        report: called with the downloaded bytes and the bytes of the whole file (0: unknown), first before any byte
-            is written.
+        report: called with the downloaded bytes and the bytes of the whole file (0: unknown), first
+            before any byte is written.
         limit: most bytes that the whole file may have.
 
     Raises:
-        DataError: the server cannot be reached, does not have the file, or sends more than it announced or than
-            ``limit`` (``part`` is removed), or the connection keeps breaking.
+        DataError: the server cannot be reached, does not have the file, or sends more than it
+            announced or than ``limit`` (``part`` is removed), or the connection keeps breaking.
         OSError: the file cannot be written.
     """
     most = _size(part)
@@ -56,8 +56,10 @@ def transfer(url: str, part: Path, report: Callable[[int, int], None], *, limit:
                 most = have
             else:
                 failures += 1
+
             if failures > len(PAUSES):
                 raise _broken(url, part, reason) from reason
+
             time.sleep(PAUSES[failures - 1])
 
 
@@ -67,13 +69,16 @@ def _download(url: str, part: Path, report: Callable[[int, int], None], limit: i
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
+
     with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
         start, total = _start_and_total(response, part, have)
         if total > limit:
             raise _too_long(url, part, limit, f"{total:,}")
+
         report(start, total)
         if total and start == total:
             return
+
         done = start
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
@@ -81,26 +86,36 @@ def _download(url: str, part: Path, report: Callable[[int, int], None], limit: i
                 done += len(chunk)
                 if done > (total or limit):
                     raise _too_long(url, part, total or limit, "more")
+
                 file.write(chunk)
                 report(done, total)
+
     if total and done != total:
         raise _Retry(f"the connection closed after {done} of {total} bytes")
 
 
 def _start_and_total(response: requests.Response, part: Path, have: int) -> tuple[int, int]:
-    """Return the position at which the answer starts, and the bytes of the whole file (0: unknown)."""
+    """Return the position at which the answer starts, and the bytes of the whole file (0:
+    unknown).
+    """
     status = response.status_code
     if status == 200:
         length = response.headers.get("Content-Length", "")
         return 0, int(length) if length.isdecimal() else 0
+
     if status in (206, 416):
-        found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+)", response.headers.get("Content-Range", ""))
+        found = re.fullmatch(
+            r"bytes (?:(\d+)-\d+|\*)/(\d+)", response.headers.get("Content-Range", "")
+        )
         if found and int(found[1] or found[2]) == have:
             return have, int(found[2])
+
         part.unlink()  # it is longer than the file, or the server would start elsewhere
         raise _Retry(f"the server answered {status} to a request for the rest")
+
     if status in (408, 425, 429) or status >= 500:
         raise _Retry(f"the server answered {status} {response.reason}")
+
     raise DataError(
         f"{response.url}: the server answered {status} {response.reason}; the file may have moved.",
         path=response.url,
@@ -122,9 +137,13 @@ def _broken(url: str, part: Path, reason: Exception) -> DataError:
     root: BaseException = reason
     while root.__context__ is not None:
         root = root.__context__
-    text = re.sub(r"<[^>]*>:? ?", "", str(root)) or type(root).__name__  # without addresses of objects
+
+    text = (
+        re.sub(r"<[^>]*>:? ?", "", str(root)) or type(root).__name__
+    )  # without addresses of objects
     host = urlsplit(url).netloc
     have = _size(part)
+
     if have:
         message = (
             f"the connection to {host} broke ({text}) after {have:,} bytes. "
@@ -133,6 +152,7 @@ def _broken(url: str, part: Path, reason: Exception) -> DataError:
     else:
         by_hand = f"Without a network, put {url} into '{part.parent}'."
         message = f"{host} cannot be reached or does not answer ({text}). {by_hand}"
+
     return DataError(message, path=url, got=text)
 
 

@@ -18,8 +18,17 @@ MAX_FILES = 500_000
 """More files than this in one archive are refused (SUN397 has 108,754 pictures)."""
 
 _CHUNK = 2**20
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')  # characters that some system does not allow in names
+_DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
+_FORBIDDEN = re.compile(
+    r'[\x00-\x1f\x7f\\:*?"<>|]'
+)  # characters that some system does not allow in names
 
 
 class _Member(NamedTuple):
@@ -39,7 +48,8 @@ def unpack(
     last: Callable[[Path], bool] = lambda path: False,
     report: Callable[[int], None] = lambda files: None,
 ) -> None:
-    """Unpack into a temporary folder inside ``target``, then move each file to its place, replacing existing files.
+    """Unpack into a temporary folder inside ``target``, then move each file to its place, replacing
+    existing files.
 
     Args:
         archive: the file.
@@ -51,7 +61,8 @@ def unpack(
         report: called with the number of unpacked files.
 
     Raises:
-        DataError: the archive is damaged, too large, or holds a link, a device or a name that leads outside.
+        DataError: the archive is damaged, too large, or holds a link, a device or a name that leads
+            outside.
         OSError: a file cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target) as name:
@@ -59,14 +70,22 @@ def unpack(
         try:
             places = _extract(archive, kind, folder, strip, max_bytes, report)
         except _DAMAGE as reason:
-            raise _refuse(archive, "an intact archive", f"{type(reason).__name__}: {reason}") from reason
+            raise _refuse(
+                archive, "an intact archive", f"{type(reason).__name__}: {reason}"
+            ) from reason
+
         for place in sorted(places, key=lambda place: last(target / place)):
             (target / place).parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / place, target / place)
 
 
 def _extract(
-    archive: Path, kind: str, folder: Path, strip: str, max_bytes: int, report: Callable[[int], None]
+    archive: Path,
+    kind: str,
+    folder: Path,
+    strip: str,
+    max_bytes: int,
+    report: Callable[[int], None],
 ) -> list[Path]:
     """Write the files and return their paths relative to the folder."""
     places: list[Path] = []
@@ -77,23 +96,29 @@ def _extract(
         path = folder / place
         if len(places) == MAX_FILES:
             raise _refuse(archive, f"at most {MAX_FILES} files", "more")
+
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = path.open("xb")
         except FileExistsError:
             raise _refuse(archive, "each name once", repr(member.name)) from None
+
         with file:
             opened = member.open()
             if opened is None:
                 raise _refuse(archive, "plain files only", repr(member.name))
+
             with opened as source:
                 while chunk := source.read(min(_CHUNK, left + 1)):
                     left -= len(chunk)
                     if left < 0:
                         raise _refuse(archive, f"at most {max_bytes} bytes when unpacked", "more")
+
                     file.write(chunk)
+
         places.append(place)
         report(len(places))
+
     return places
 
 
@@ -110,7 +135,9 @@ def _zip_members(archive: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as packed:
         for info in packed.infolist():
             if not info.filename.endswith("/"):  # is_dir() fails for an empty name
-                kind = info.external_attr >> 28  # on Unix 8 is a plain file; 0 where the archive was made elsewhere
+                kind = (
+                    info.external_attr >> 28
+                )  # on Unix 8 is a plain file; 0 where the archive was made elsewhere
                 yield _Member(info.filename, kind in (0, 8), lambda info=info: packed.open(info))  # type: ignore[misc]
 
 
@@ -118,6 +145,7 @@ def _place(archive: Path, member: _Member, strip: str) -> Path:
     """Return the path of a member, relative to the target."""
     if not member.plain:
         raise _refuse(archive, "plain files only", f"a link or device named {member.name!r}")
+
     parts = [part for part in member.name.split("/") if part != "."]
     if not all(parts) or ".." in parts or _FORBIDDEN.search(member.name):
         raise _refuse(archive, "names of files within a folder", repr(member.name))
@@ -125,8 +153,11 @@ def _place(archive: Path, member: _Member, strip: str) -> Path:
         parts = parts[1:]
     if not parts:
         raise _refuse(archive, "names of files within a folder", repr(member.name))
+
     return Path(*parts)
 
 
 def _refuse(archive: Path, allowed: str, got: str) -> DataError:
-    return DataError(f"{archive}: expected {allowed}, got {got}.", path=str(archive), allowed=allowed, got=got)
+    return DataError(
+        f"{archive}: expected {allowed}, got {got}.", path=str(archive), allowed=allowed, got=got
+    )

@@ -1,4 +1,6 @@
-"""One data set made of the examples of several sites: checked, brought to one scale, put in order."""
+"""One data set made of the examples of several sites: checked, brought to one scale, put in
+order.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ def combine_blocks(
     *,
     sources: Mapping[str, str],
 ) -> Dataset | None:
-    """Put the examples of all ``sites`` into one data set; None if there is an error, found here or before.
+    """Put the examples of all ``sites`` into one data set; None if there is an error, found here or
+    before.
 
-    Without ``class_names`` the classes are named by their numbers, from 0 to the largest label. The counts of all
-    labels that could be read are added to ``findings`` in any case.
+    Without ``class_names`` the classes are named by their numbers, from 0 to the largest label. The
+    counts of all labels that could be read are added to ``findings`` in any case.
     """
     refuse_groups(options, findings)
     filled = [block for block in blocks if block.x.size or block.y.size]
@@ -51,19 +54,23 @@ def combine_blocks(
         good = check_block(block, class_names)
         if good is not None:
             checked.append(good)
+
     if not checked:
         findings.sites.extend(Site(site) for site in sites)
         if not has_errors(findings):
             no_examples(findings)
         return None
+
     names = tuple(class_names) or _number_names(checked, findings)
     findings.sites.extend(describe_sites(_parts(sites, checked), names))
     finite = [check_finite(block) for block in checked]
     if not check_alike(checked) or not all(finite):
         return None
+
     scale = find_scale(checked)
     if scale is None or has_errors(findings):
         return None
+
     _check_options(checked[0], options, findings)
     scaled = [block._replace(x=block.x.astype(scale.kind, copy=False)) for block in checked]
     report_duplicate_rows(_rows(scaled), findings)
@@ -80,7 +87,9 @@ def combine_blocks(
 
 def _rows(blocks: Sequence[Block]) -> list[Rows]:
     """Return the examples of all blocks, named by site, part and index."""
-    numbers = {site: number for number, site in enumerate(dict.fromkeys(block.site for block in blocks))}
+    numbers = {
+        site: number for number, site in enumerate(dict.fromkeys(block.site for block in blocks))
+    }
     return [
         Rows(
             f"{block.site}/{block.part}",
@@ -103,17 +112,23 @@ def _skip_empty_sites(blocks: Sequence[Block], filled: Sequence[Block], findings
 
 
 def _number_names(blocks: Sequence[Block], findings: Findings) -> tuple[str, ...]:
-    """Return the numbers of the classes as names; warn of numbers without examples, refuse a likely regression."""
+    """Return the numbers of the classes as names; warn of numbers without examples, refuse a likely
+    regression.
+    """
     present = np.unique(np.concatenate([np.unique(block.y) for block in blocks]))
     examples = sum(len(block.y) for block in blocks)
     if looks_like_regression(len(present), examples):
         message = regression_message("y", len(present), examples)
         remedy = "name them in class_names of a .npz file, or return a Dataset with class_names"
-        findings.add("error", "likely_regression", "", "", f"{message} If the numbers are classes, {remedy}.")
+        findings.add(
+            "error", "likely_regression", "", "", f"{message} If the numbers are classes, {remedy}."
+        )
+
     absent = np.setdiff1d(np.arange(present[-1] + 1), present)
     if len(absent):
         message = f"{len(absent)} of the classes 0 to {present[-1]} have no examples, the first is {absent[0]}."
         findings.add("warning", "unused_label", "", "", message)
+
     return tuple(str(label) for label in range(int(present[-1]) + 1))
 
 
@@ -128,7 +143,9 @@ def _parts(sites: Sequence[str], blocks: Sequence[Block]) -> list[SitePart]:
         part = SitePart(site, known.x, known.y)
         if site in test:
             part = part._replace(x_test=test[site].x, y_test=test[site].y)
+
         parts.append(part)
+
     return parts
 
 
@@ -157,7 +174,9 @@ class SitePart(NamedTuple):
 
     site: str
     """Name of the site; empty if the data has no sites, in which case this is the only part."""
-    x_train: np.ndarray  # (rows, height, width, channels), uint8 or float32; or (rows, features), float32
+    x_train: (
+        np.ndarray
+    )  # (rows, height, width, channels), uint8 or float32; or (rows, features), float32
     y_train: np.ndarray  # (rows,), whole numbers from 0
     x_test: np.ndarray | None = None
     y_test: np.ndarray | None = None
@@ -183,21 +202,28 @@ def assemble(
     normalize: Normalization = Normalization(),  # noqa: B008  # immutable
     raw: RawTable | None = None,
 ) -> Dataset:
-    """Put the examples of all sites into one data set: the training rows of all sites in order, then their test rows.
+    """Put the examples of all sites into one data set: the training rows of all sites in order,
+    then their test rows.
 
     Sites without examples are left out of ``domain_names``.
 
     Raises:
-        DataError: there are no examples, shapes or types differ between sites, or labels are out of range.
+        DataError: there are no examples, shapes or types differ between sites, or labels are out of
+            range.
     """
     kept = [part for part in parts if part.rows]
     _check(name, kept)
-    tests = [(part.x_test, part.y_test) for part in kept if part.x_test is not None and part.y_test is not None]
+    tests = [
+        (part.x_test, part.y_test)
+        for part in kept
+        if part.x_test is not None and part.y_test is not None
+    ]
     x = np.concatenate([part.x_train for part in kept] + [x for x, _ in tests])
     y = np.concatenate([part.y_train for part in kept] + [y for _, y in tests])
     groups = [part.groups_train for part in kept] + [part.groups_test for part in kept]
     known_groups = [each for each in groups if each is not None]
     named = [part.site for part in kept] != [""]
+
     return Dataset(
         name=name,
         x=x,
@@ -222,9 +248,15 @@ def renumber(groups: np.ndarray) -> np.ndarray:
 
 
 def describe_sites(parts: Sequence[SitePart], class_names: Sequence[str]) -> list[Site]:
-    """Return the number of examples of every site by class, without classes of which a site has none."""
+    """Return the number of examples of every site by class, without classes of which a site has
+    none.
+    """
     return [
-        Site(part.site, train=_counts(part.y_train, class_names), test=_counts(part.y_test, class_names))
+        Site(
+            part.site,
+            train=_counts(part.y_train, class_names),
+            test=_counts(part.y_test, class_names),
+        )
         for part in parts
     ]
 
@@ -238,7 +270,13 @@ def one_source(name: str, digests: Mapping[str, str]) -> dict[str, str]:
 def _check(name: str, parts: Sequence[SitePart]) -> None:
     """Check that there are examples, and that all have one shape and type."""
     if not parts:
-        raise DataError(f"{name}: no site has any examples.", key="data.path", allowed="at least one example", got=0)
+        raise DataError(
+            f"{name}: no site has any examples.",
+            key="data.path",
+            allowed="at least one example",
+            got=0,
+        )
+
     shape = parts[0].x_train.shape[1:]
     kind = parts[0].x_train.dtype
     for part in parts:
@@ -262,4 +300,6 @@ def _counts(y: np.ndarray | None, class_names: Sequence[str]) -> dict[str, int]:
     if y is None:
         return {}
     labels, counts = np.unique(y, return_counts=True)
-    return {class_names[int(label)]: int(count) for label, count in zip(labels, counts, strict=True)}
+    return {
+        class_names[int(label)]: int(count) for label, count in zip(labels, counts, strict=True)
+    }

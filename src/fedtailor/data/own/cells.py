@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from fedtailor.data.own.names import safe_name
 
 MISSING = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?")
-"""Cells of a feature, in lower case, that are empty. Among text, ``none`` is a category, such as no medication."""
+"""Cells of a feature, in lower case, that are empty. Among text, ``none`` is a category, such as no
+medication."""
 
 TRUTH = {"true": 1.0, "false": 0.0}
 
 MAX_TEXTS = 1_000
-"""Most different texts of a column that are kept to describe it; far more than a column of categories may have."""
+"""Most different texts of a column that are kept to describe it; far more than a column of
+categories may have."""
 
 _SPELLINGS = 10 * MAX_TEXTS  # of a column that are remembered, so that each is looked at once
 _EXACT = 2**53
@@ -32,12 +34,15 @@ def number_in(cell: str) -> float:
 
 
 def number_or_none(cell: str) -> float | None:
-    """Return the number in a cell: NaN for an empty cell, 1 and 0 for true and false, None for other text."""
+    """Return the number in a cell: NaN for an empty cell, 1 and 0 for true and false, None for
+    other text.
+    """
     word = cell.strip().lower()
     if word in MISSING:
         return float("nan")
     if word in TRUTH:
         return TRUTH[word]
+
     try:
         return number_in(cell)
     except ValueError:
@@ -58,12 +63,15 @@ def text_in(cell: str) -> str:
         return ""
     if word in TRUTH:
         return word
+
     try:
         number = number_in(text)
     except ValueError:
         return safe_name(text)
+
     if not number.is_integer():
         return repr(number)
+
     try:
         return str(int(text))  # exact, however many digits
     except ValueError:
@@ -97,7 +105,8 @@ class Words:
     filled: int = 0
     """How many cells are not empty; those after the last text that was kept are not counted."""
     first: dict[bool, tuple[int, str]] = field(default_factory=dict)
-    """Line and text of the first cell that is a number, true or false (True), and of the first that is not (False)."""
+    """Line and text of the first cell that is a number, true or false (True), and of the first that
+    is not (False)."""
     is_full: bool = False
     """Whether there are more texts than were kept."""
 
@@ -121,9 +130,11 @@ class Words:
             return float("nan")
         if text in self.codes:
             return float(self.codes[text])
+
         if most is not None and len(self.codes) >= most:
             self.is_full = True
             return 0.0
+
         self.first.setdefault(is_number(text) or text in TRUTH, (line, text))
         self.codes[text] = len(self.codes)
         return float(self.codes[text])

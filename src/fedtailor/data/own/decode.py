@@ -22,7 +22,8 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """The supported formats, whatever the name of the file; none of them runs another program."""
 
 MAX_PIXELS = 50_000_000
-"""Larger images are refused before they are decoded: a file of a few kilobytes can fill the memory."""
+"""Larger images are refused before they are decoded: a file of a few kilobytes can fill the
+memory."""
 
 _ORIENTATION = 0x0112  # the EXIF field
 _WIDE = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
@@ -51,7 +52,9 @@ class Decoded(NamedTuple):
 
 @contextmanager
 def reading_images() -> Iterator[None]:
-    """Silence Pillow's logs and warnings, except its warning of decompression bombs, which becomes an exception."""
+    """Silence Pillow's logs and warnings, except its warning of decompression bombs, which becomes
+    an exception.
+    """
     log = logging.getLogger("PIL")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)  # the exception reports a problem once
@@ -73,7 +76,8 @@ def decode(path: Path) -> Decoded:
     * Three channels that are equal everywhere become one: gray.
 
     Raises:
-        Unusable: the image cannot be read; the exception has the kind of the problem and a sentence.
+        Unusable: the image cannot be read; the exception has the kind of the problem and a
+            sentence.
     """
     raw = _read(path)
     if is_dicom(raw):
@@ -84,7 +88,8 @@ def decode(path: Path) -> Decoded:
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:
-    """Return the pixels (height, width, 1 or 3), uint8, of a picture in memory, converted as those of a file.
+    """Return the pixels (height, width, 1 or 3), uint8, of a picture in memory, converted as those
+    of a file.
 
     Raises:
         Unusable: the picture cannot be read.
@@ -105,10 +110,14 @@ def _decoding() -> Iterator[None]:
     except UnidentifiedImageError as error:
         message = f"Not a supported image format ({', '.join(FORMATS)}), or the beginning of the file is damaged."
         raise Unusable("not_an_image", message) from error
-    except Exception as error:  # a damaged image raises one of a dozen exceptions, depending on its format
+    except (
+        Exception
+    ) as error:  # a damaged image raises one of a dozen exceptions, depending on its format
         is_truncated = "truncated" in str(error).lower()
         kind = "truncated_image" if is_truncated else "damaged_image"
-        raise Unusable(kind, f"The image cannot be decoded: {type(error).__name__}: {error}.") from error
+        raise Unusable(
+            kind, f"The image cannot be decoded: {type(error).__name__}: {error}."
+        ) from error
 
 
 def _checked(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
@@ -124,50 +133,75 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise Unusable("image_too_large", f"The file has {size} bytes; at most {MAX_BYTES} are read.")
+            raise Unusable(
+                "image_too_large", f"The file has {size} bytes; at most {MAX_BYTES} are read."
+            )
+
         raw = path.read_bytes()
     except OSError as error:
-        raise Unusable("unreadable_file", f"The file cannot be read: {error.strerror or error}.") from error
+        raise Unusable(
+            "unreadable_file", f"The file cannot be read: {error.strerror or error}."
+        ) from error
+
     if not raw:
         raise Unusable("empty_file", "The file has 0 bytes.")
     return raw
 
 
 def _bomb(size: str) -> Unusable:
-    return Unusable("image_too_large", f"The image has {size} pixels; at most {MAX_PIXELS} are read.")
+    return Unusable(
+        "image_too_large", f"The image has {size} pixels; at most {MAX_PIXELS} are read."
+    )
 
 
 def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Return pixels (height, width, 1 or 3), the conversions, and the largest 16-bit value or -1."""
+    """Return pixels (height, width, 1 or 3), the conversions, and the largest 16-bit value or
+    -1.
+    """
     turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-    several = getattr(image, "n_frames", 1) > 1 and image.format != "MPO"  # MPO: a preview beside the photograph
+    several = (
+        getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
+    )  # MPO: a preview beside the photograph
     image.load()
     traits = []
     if turned:
         traits.append("turned")
     if several:
         traits.append("several frames")
+
     upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
-        raise Unusable("unsupported_image", "Pixels are floats without a known value of white; store 8 or 16 bits.")
+        raise Unusable(
+            "unsupported_image",
+            "Pixels are floats without a known value of white; store 8 or 16 bits.",
+        )
+
     if upright.mode in _WIDE:
         pixels, peak = _from_16_bits(upright)
         return pixels, (*traits, "16-bit"), peak
+
     if upright.mode in _CONVERTED:
         traits.append(_CONVERTED[upright.mode])
+
     if upright.has_transparency_data:
         layer = upright.convert("RGBA")
         if layer.getchannel("A").getextrema() != (255, 255):
             traits.append("transparent")
-        upright = Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer).convert("RGB")
+
+        upright = Image.alpha_composite(
+            Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer
+        ).convert("RGB")
     elif upright.mode not in ("L", "RGB"):
         upright = upright.convert("L" if upright.mode == "1" else "RGB")
+
     pixels = np.asarray(upright)
     if pixels.ndim == 2:
         return pixels[..., None], tuple(traits), -1
+
     is_gray = (pixels[..., :1] == pixels[..., 1:]).all()
     if is_gray:
         pixels = pixels[..., :1]
+
     return pixels, tuple(traits), -1
 
 

@@ -14,7 +14,8 @@ _MARK = b"DICM"
 _MARK_AT = 128
 _MOST_OPENED = 1_000
 _UID = re.compile(r"(\.\d+)?")
-"""Endings of the usual names of DICOM files without ``.dcm``: none, or the last part of a unique identifier."""
+"""Endings of the usual names of DICOM files without ``.dcm``: none, or the last part of a unique
+identifier."""
 
 
 def is_dicom(raw: bytes) -> bool:
@@ -23,14 +24,18 @@ def is_dicom(raw: bytes) -> bool:
 
 
 def find_dicom(paths: Sequence[Path]) -> list[Path]:
-    """Return the DICOM files among files of no supported kind; only the first thousand without an ending are opened."""
+    """Return the DICOM files among files of no supported kind; only the first thousand without an
+    ending are opened.
+    """
     named = [path for path in paths if path.suffix.lower() in ENDINGS]
     unnamed = [path for path in paths if _UID.fullmatch(path.suffix)]
     return named + [path for path in unnamed[:_MOST_OPENED] if is_dicom(beginning_of(path))]
 
 
 def beginning_of(path: Path) -> bytes:
-    """Return the beginning of a regular file; nothing if it cannot be read, which its reader reports."""
+    """Return the beginning of a regular file; nothing if it cannot be read, which its reader
+    reports.
+    """
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(_MARK_AT + len(_MARK))
     return b""

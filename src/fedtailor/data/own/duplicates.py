@@ -10,7 +10,12 @@ import numpy as np
 
 from fedtailor.data.own.findings import Findings, show
 
-KINDS = ("duplicate_train_test", "duplicate_other_class", "duplicate_across_sites", "duplicate_in_site")
+KINDS = (
+    "duplicate_train_test",
+    "duplicate_other_class",
+    "duplicate_across_sites",
+    "duplicate_in_site",
+)
 """The relations between two examples with the same content, the most serious first."""
 
 MEANINGS = (
@@ -40,11 +45,14 @@ class Duplicates(NamedTuple):
     kinds: np.ndarray  # (duplicates,), positions in KINDS
 
 
-def find_duplicates(contents: np.ndarray, sites: np.ndarray, is_test: np.ndarray, labels: np.ndarray) -> Duplicates:
+def find_duplicates(
+    contents: np.ndarray, sites: np.ndarray, is_test: np.ndarray, labels: np.ndarray
+) -> Duplicates:
     """Return every example, except the first, with the same content as another.
 
-    Test examples are compared with the first training example of their content, training examples with the first one
-    of the same site, and the first one at a site with the first one of all sites.
+    Test examples are compared with the first training example of their content, training examples
+    with the first one of the same site, and the first one at a site with the first one of all
+    sites.
 
     Args:
         contents: (rows,), equal numbers for equal examples.
@@ -63,7 +71,9 @@ def find_duplicates(contents: np.ndarray, sites: np.ndarray, is_test: np.ndarray
 
 
 def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-    """Return for every row (rows,) the first row with the same keys; training rows come before test rows."""
+    """Return for every row (rows,) the first row with the same keys; training rows come before test
+    rows.
+    """
     order = np.lexsort((is_test, *keys))  # stable: equal rows stay in order
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
@@ -73,8 +83,11 @@ def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
     return firsts
 
 
-def report_duplicates(digests: Sequence[bytes], where: Sequence[Occurrence], findings: Findings) -> None:
-    """Add a warning for every example, except the first, with the same content as another; all are kept.
+def report_duplicates(
+    digests: Sequence[bytes], where: Sequence[Occurrence], findings: Findings
+) -> None:
+    """Add a warning for every example, except the first, with the same content as another; all are
+    kept.
 
     Args:
         digests: digest of the content of every example.
@@ -91,6 +104,7 @@ def report_duplicates(digests: Sequence[bytes], where: Sequence[Occurrence], fin
         message = f"The same content as {show(first.path)}{MEANINGS[kind]}"
         if first.label != other.label:
             message += f": {show(first.label)} there, {show(other.label)} here"
+
         findings.add("warning", KINDS[kind], other.site, other.path, f"{message}.")
 
 
@@ -123,8 +137,11 @@ def report_duplicate_rows(pieces: Sequence[Rows], findings: Findings) -> None:
     """Add a warning for every kind of duplicates, with their number and the first; all are kept."""
     ends = np.cumsum([len(piece.y) for piece in pieces])
     if ends[-1] > MAX_ROWS:
-        findings.notes.append(f"Duplicates were not searched for: there are more than {MAX_ROWS} rows.")
+        findings.notes.append(
+            f"Duplicates were not searched for: there are more than {MAX_ROWS} rows."
+        )
         return
+
     found = find_duplicates(
         contents=np.concatenate([_digests(piece.x) for piece in pieces]),
         sites=np.concatenate([piece.sites for piece in pieces]),
@@ -135,7 +152,9 @@ def report_duplicate_rows(pieces: Sequence[Rows], findings: Findings) -> None:
     def name(row: int) -> str:
         number = int(np.searchsorted(ends, row, side="right"))
         piece = pieces[number]
-        return show(f"{piece.path}:{piece.numbers[row - int(ends[number])]}")  # counted from the end of the piece
+        return show(
+            f"{piece.path}:{piece.numbers[row - int(ends[number])]}"
+        )  # counted from the end of the piece
 
     for kind in np.unique(found.kinds):
         alike = np.flatnonzero(found.kinds == kind)
@@ -143,16 +162,21 @@ def report_duplicate_rows(pieces: Sequence[Rows], findings: Findings) -> None:
         shown = ", ".join(pairs)
         if len(alike) > _SHOWN:
             shown += f" and {len(alike) - _SHOWN} more"
-        message = f"The same content as another example{MEANINGS[kind]}. {len(alike)} found: {shown}."
+
+        message = (
+            f"The same content as another example{MEANINGS[kind]}. {len(alike)} found: {shown}."
+        )
         if pieces[0].x.ndim == 2:
             message += " Rows with few distinct values can be equal by chance."
+
         findings.add("warning", KINDS[kind], "", "", message)
 
 
 def _digests(x: np.ndarray) -> np.ndarray:
     """Return a digest of every example (rows,), uint64.
 
-    With 64 bits, two different examples have the same digest in one of tens of millions of data sets of a million rows.
+    With 64 bits, two different examples have the same digest in one of tens of millions of data
+    sets of a million rows.
     """
     digests = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in x)
     return np.frombuffer(b"".join(digests), dtype=np.uint64)

@@ -15,13 +15,25 @@ MAX_PROBLEMS = 1_000
 """Most errors that are kept in full, and most other problems; more are only counted."""
 
 KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
-    "ambiguous_layout": ("folder level with both sites and parts", "folder levels with both sites and parts"),
+    "ambiguous_layout": (
+        "folder level with both sites and parts",
+        "folder levels with both sites and parts",
+    ),
     "broken_symlink": ("broken link", "broken links"),
     "broken_table": ("table with an unreadable line", "tables with an unreadable line"),
-    "class_at_one_site": ("site with classes that no other site has", "sites with classes that no other site has"),
-    "class_in_test_only": ("group of classes with test examples only", "groups of classes with test examples only"),
+    "class_at_one_site": (
+        "site with classes that no other site has",
+        "sites with classes that no other site has",
+    ),
+    "class_in_test_only": (
+        "group of classes with test examples only",
+        "groups of classes with test examples only",
+    ),
     "class_names_differ": ("file with other class names", "files with other class names"),
-    "class_not_trained": ("site that is tested on untrained classes", "sites that are tested on untrained classes"),
+    "class_not_trained": (
+        "site that is tested on untrained classes",
+        "sites that are tested on untrained classes",
+    ),
     "damaged_archive": ("damaged archive", "damaged archives"),
     "damaged_image": ("damaged image", "damaged images"),
     "damaged_table": ("damaged table", "damaged tables"),
@@ -34,7 +46,10 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "duplicate_in_site": ("duplicate within a site", "duplicates within a site"),
     "duplicate_other_class": ("duplicate in another class", "duplicates in another class"),
     "duplicate_site": ("repeated site", "repeated sites"),
-    "duplicate_train_test": ("test example that is in training too", "test examples that are in training too"),
+    "duplicate_train_test": (
+        "test example that is in training too",
+        "test examples that are in training too",
+    ),
     "empty_class": ("class without images", "classes without images"),
     "empty_column": ("column without values", "columns without values"),
     "empty_file": ("empty file", "empty files"),
@@ -42,13 +57,25 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "empty_site": ("site without examples", "sites without examples"),
     "extra_column": ("table with an extra column", "tables with an extra column"),
     "few_examples": ("site with few training examples", "sites with few training examples"),
-    "float_label": ("file with labels that are not whole numbers", "files with labels that are not whole numbers"),
+    "float_label": (
+        "file with labels that are not whole numbers",
+        "files with labels that are not whole numbers",
+    ),
     "free_text": ("column of free text", "columns of free text"),
-    "group_at_several_sites": ("case of groups at several sites", "cases of groups at several sites"),
-    "group_in_train_and_test": ("case of groups in training and test", "cases of groups in training and test"),
+    "group_at_several_sites": (
+        "case of groups at several sites",
+        "cases of groups at several sites",
+    ),
+    "group_in_train_and_test": (
+        "case of groups in training and test",
+        "cases of groups in training and test",
+    ),
     "identifier": ("column called like an identifier", "columns called like an identifier"),
     "image_outside": ("image outside the folder", "images outside the folder"),
-    "image_paths": ("column of paths that is not called image", "columns of paths that are not called image"),
+    "image_paths": (
+        "column of paths that is not called image",
+        "columns of paths that are not called image",
+    ),
     "image_sizes": ("case of different image sizes", "cases of different image sizes"),
     "image_too_large": ("image that is too large", "images that are too large"),
     "label_out_of_range": ("file with labels out of range", "files with labels out of range"),
@@ -58,13 +85,19 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "missing_array": ("file without a required array", "files without a required array"),
     "missing_column": ("table with a missing column", "tables with a missing column"),
     "missing_group": ("table or file without groups", "tables or files without groups"),
-    "missing_group_column": ("table without the column of groups", "tables without the column of groups"),
+    "missing_group_column": (
+        "table without the column of groups",
+        "tables without the column of groups",
+    ),
     "missing_image": ("missing image", "missing images"),
     "missing_label": ("table with missing labels", "tables with missing labels"),
     "missing_label_column": ("table without the label column", "tables without the label column"),
     "missing_value": ("column with empty cells", "columns with empty cells"),
     "mixed_column": ("column with both numbers and text", "columns with both numbers and text"),
-    "mixed_labels": ("label column with both numbers and text", "label columns with both numbers and text"),
+    "mixed_labels": (
+        "label column with both numbers and text",
+        "label columns with both numbers and text",
+    ),
     "negative_label": ("file with negative labels", "files with negative labels"),
     "no_examples": ("data set without examples", "data sets without examples"),
     "no_features": ("table without features", "tables without features"),
@@ -72,7 +105,10 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "no_training": ("site without training examples", "sites without training examples"),
     "non_utf8_name": ("name that is not UTF-8", "names that are not UTF-8"),
     "not_a_file": ("file that is not a regular file", "files that are not regular files"),
-    "not_a_number": ("column with text in place of numbers", "columns with text in place of numbers"),
+    "not_a_number": (
+        "column with text in place of numbers",
+        "columns with text in place of numbers",
+    ),
     "not_an_image": ("unreadable image", "unreadable images"),
     "not_finite": ("case of values that are not finite", "cases of values that are not finite"),
     "not_found": ("missing path", "missing paths"),
@@ -83,7 +119,10 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "pyarrow_missing": ("Parquet file that needs pyarrow", "Parquet files that need pyarrow"),
     "ragged_row": ("row of another length", "rows of another length"),
     "several_labels": ("case of several labels per example", "cases of several labels per example"),
-    "shape_differs": ("file with examples of another shape", "files with examples of another shape"),
+    "shape_differs": (
+        "file with examples of another shape",
+        "files with examples of another shape",
+    ),
     "similar_names": ("group of similar names", "groups of similar names"),
     "stray_file": ("file of another kind", "files of another kind"),
     "symlink_folder": ("link to a folder", "links to folders"),
@@ -105,7 +144,10 @@ KINDS_IN_WORDS: Mapping[str, tuple[str, str]] = {
     "unsafe_name": ("unsafe name", "unsafe names"),
     "unseen_category": ("column with unseen categories", "columns with unseen categories"),
     "unsupported_image": ("image with unsupported pixels", "images with unsupported pixels"),
-    "unusable": ("case of files that do not fit together", "cases of files that do not fit together"),
+    "unusable": (
+        "case of files that do not fit together",
+        "cases of files that do not fit together",
+    ),
     "unused_array": ("file with unused arrays", "files with unused arrays"),
     "unused_column": ("table with unused columns", "tables with unused columns"),
     "unused_label": ("case of classes without examples", "cases of classes without examples"),
@@ -128,9 +170,11 @@ class Problem(NamedTuple):
     """A problem with a file, a row or a site."""
 
     severity: Literal["error", "skipped", "warning"]
-    """error: the data cannot be used as it is; skipped: the file or site is left out; warning: it is still used."""
+    """error: the data cannot be used as it is; skipped: the file or site is left out; warning: it
+    is still used."""
     kind: str
-    """A short name that never changes, such as ``truncated_image``; :data:`KINDS_IN_WORDS` has them all."""
+    """A short name that never changes, such as ``truncated_image``; :data:`KINDS_IN_WORDS` has them
+    all."""
     site: str
     path: str
     """The file, relative to the data's folder; for a row of a table ``file:row``."""
@@ -162,13 +206,23 @@ class Findings:
     """Notes on sizes, colors, orientation and other conversions."""
 
     def add(
-        self, severity: Literal["error", "skipped", "warning"], kind: str, site: str, path: str, message: str
+        self,
+        severity: Literal["error", "skipped", "warning"],
+        kind: str,
+        site: str,
+        path: str,
+        message: str,
     ) -> None:
         """Add a problem."""
         is_error = severity == "error"
-        before = sum(count for (other, _), count in self.counts.items() if (other == "error") == is_error)
+        before = sum(
+            count for (other, _), count in self.counts.items() if (other == "error") == is_error
+        )
         self.counts[severity, kind] = self.counts.get((severity, kind), 0) + 1
-        if before < MAX_PROBLEMS:  # errors and others have separate limits: many warnings never hide an error
+
+        if (
+            before < MAX_PROBLEMS
+        ):  # errors and others have separate limits: many warnings never hide an error
             self.problems.append(Problem(severity, kind, site, path, message))
 
     @property
@@ -225,7 +279,9 @@ class Place:
 
 
 def show(value: object) -> str:
-    """Return a value in quotes for a message, cut to ``MAX_SHOWN`` characters, with control characters escaped."""
+    """Return a value in quotes for a message, cut to ``MAX_SHOWN`` characters, with control
+    characters escaped.
+    """
     text = repr(str(value))
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
@@ -252,11 +308,13 @@ def count_in_words(kind: str, number: int) -> str:
 
 _REGRESSION_VALUES = 30
 _REGRESSION_EXAMPLES = 5
-"""More whole numbers than the first as labels, with fewer examples each than the second, look like a regression."""
+"""More whole numbers than the first as labels, with fewer examples each than the second, look like
+a regression."""
 
 
 def looks_like_regression(values: int, examples: int) -> bool:
-    """Return whether labels that are whole numbers, ``values`` different ones, look like a regression target.
+    """Return whether labels that are whole numbers, ``values`` different ones, look like a
+    regression target.
 
     >>> looks_like_regression(10, 20), looks_like_regression(412, 500)
     (False, True)
@@ -284,6 +342,14 @@ def no_examples(findings: Findings) -> None:
 
 
 def skip_empty(findings: Findings, site: str, path: str) -> None:
-    """Add the problem that a site has no examples and is left out; nothing is added if the data has no sites."""
+    """Add the problem that a site has no examples and is left out; nothing is added if the data has
+    no sites.
+    """
     if site:
-        findings.add("skipped", "empty_site", site, path, f"Site {show(site)} has no examples and is left out.")
+        findings.add(
+            "skipped",
+            "empty_site",
+            site,
+            path,
+            f"Site {show(site)} has no examples and is left out.",
+        )

@@ -14,7 +14,9 @@ from fedtailor.data.own.table import Table
 
 
 def number_groups(tables: Sequence[Table], findings: Findings) -> list[np.ndarray | None]:
-    """Return the number of the group of every row (rows,) of each table; None if tables have no column of groups."""
+    """Return the number of the group of every row (rows,) of each table; None if tables have no
+    column of groups.
+    """
     numbers: dict[str, int] = {}
     result: list[np.ndarray | None] = []
     for table in tables:
@@ -23,13 +25,18 @@ def number_groups(tables: Sequence[Table], findings: Findings) -> list[np.ndarra
         else:
             own = [numbers.setdefault(group, len(numbers)) for group in table.cells.groups]
             result.append(np.array(own, dtype=np.int64))
+
     if numbers:
         findings.notes.append(f"{counted(len(numbers), 'group')} of examples that stay together.")
+
     return result
 
 
-def groups_of_paths(where: Sequence[Occurrence], pattern: str, findings: Findings) -> np.ndarray | None:
-    """Return the number of the group of every file (rows,); None, with the problems added, if one has none.
+def groups_of_paths(
+    where: Sequence[Occurrence], pattern: str, findings: Findings
+) -> np.ndarray | None:
+    """Return the number of the group of every file (rows,); None, with the problems added, if one
+    has none.
 
     Args:
         where: the files.
@@ -42,9 +49,11 @@ def groups_of_paths(where: Sequence[Occurrence], pattern: str, findings: Finding
     except (re.error, RecursionError, OverflowError) as error:
         _refuse(f"is not a regular expression ({error})", pattern, findings)
         return None
+
     if groups != 1:
         _refuse(f"has {counted(groups, 'group')} in parentheses, not 1", pattern, findings)
         return None
+
     numbers: dict[str, int] = {}
     result = []
     for one in where:
@@ -55,8 +64,10 @@ def groups_of_paths(where: Sequence[Occurrence], pattern: str, findings: Finding
             findings.add("error", "missing_group", one.site, one.path, message)
         else:
             result.append(numbers.setdefault(group, len(numbers)))
+
     if len(result) < len(where):
         return None
+
     findings.notes.append(f"{counted(len(numbers), 'group')} of examples that stay together.")
     return np.array(result, dtype=np.int64)
 
@@ -70,9 +81,12 @@ def _refuse(what: str, pattern: str, findings: Findings) -> None:
 
 
 def check_groups(dataset: Dataset, findings: Findings) -> bool:
-    """Return whether no group is in both parts; add the problem if not, and a warning if sites share groups."""
+    """Return whether no group is in both parts; add the problem if not, and a warning if sites
+    share groups.
+    """
     if dataset.groups is None:
         return True
+
     is_test = np.arange(len(dataset.y)) >= dataset.num_official_train
     if dataset.domains is not None:
         pairs = np.unique(np.stack([dataset.groups, dataset.domains]), axis=1)
@@ -84,6 +98,7 @@ def check_groups(dataset: Dataset, findings: Findings) -> bool:
                 "before it."
             )
             findings.add("warning", "group_at_several_sites", "", "", message)
+
     both = np.intersect1d(dataset.groups[is_test], dataset.groups[~is_test])
     if len(both):
         message = (
@@ -91,4 +106,5 @@ def check_groups(dataset: Dataset, findings: Findings) -> bool:
             "unseen groups. Move each to one side, or leave the division to the options."
         )
         findings.add("error", "group_in_train_and_test", "", "", message)
+
     return not len(both)

@@ -1,4 +1,6 @@
-"""The reader of image files: one array of images of one size, gray or RGB, without unusable files."""
+"""The reader of image files: one array of images of one size, gray or RGB, without unusable
+files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,21 @@ from fedtailor.data.own.findings import Findings, Unusable, counted, show
 from fedtailor.data.own.scale import warn_if_dark
 from fedtailor.data.preparing import READING, Report, to_nobody
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".pbm"}
+SUFFIXES = {
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".pgm",
+    ".ppm",
+    ".pbm",
+}
 """Endings of the names of image files, in upper or lower case."""
 
 MAX_STACK_BYTES = 32 * 2**30
@@ -52,7 +68,9 @@ class Pictures(NamedTuple):
 
 @dataclass
 class _Stack:
-    """One array for all images, allocated with the first image, with three channels once an image has colors."""
+    """One array for all images, allocated with the first image, with three channels once an image
+    has colors.
+    """
 
     capacity: int
     side: int
@@ -66,7 +84,8 @@ class _Stack:
     enlarged: int = 0
 
     def add(self, row: int, pixels: np.ndarray, path: str) -> None:
-        """Add an image (height, width, 1 or 3); an image of another size than the first is only counted.
+        """Add an image (height, width, 1 or 3); an image of another size than the first is only
+        counted.
 
         Raises:
             Unusable: ``too_large``, all images together would take too much memory.
@@ -82,6 +101,7 @@ class _Stack:
             return
         if image.shape[2] == 3 and self.x.shape[3] == 1:
             self.x = np.repeat(self.x, 3, axis=3)
+
         self.x[len(self.rows)] = image  # one channel fills three
         self.rows.append(row)
 
@@ -98,11 +118,15 @@ class _Stack:
                 f"{MAX_STACK_BYTES} are read. Set data.image_size to resize them to smaller squares."
             )
             raise Unusable("too_large", message)
+
         return np.empty((self.capacity, *shape), dtype=np.uint8)
 
 
 def read_pictures(
-    pictures: Sequence[Picture], options: DataOptions, findings: Findings, report: Report = to_nobody
+    pictures: Sequence[Picture],
+    options: DataOptions,
+    findings: Findings,
+    report: Report = to_nobody,
 ) -> Pictures | None:
     """Read image files in the given order; unusable files are added to the problems and left out.
 
@@ -122,16 +146,19 @@ def read_pictures(
     kept: list[Occurrence] = []
     peak_of_8 = -1
     peak_of_16 = -1
+
     with reading_images():
         for row, (path, where) in enumerate(pictures):
             decoded = _decode(path, where, findings)
             report(READING, row + 1, len(pictures))
             if decoded is None:
                 continue
+
             traits.update(decoded.traits)
             peak_of_16 = max(peak_of_16, decoded.peak)
             if decoded.peak < 0:
                 peak_of_8 = max(peak_of_8, int(decoded.pixels.max()))
+
             digests[where.path] = decoded.file_digest
             contents.append(_digest(decoded.pixels))
             kept.append(where)
@@ -140,11 +167,13 @@ def read_pictures(
             except Unusable as error:
                 findings.add("error", error.kind, where.site, where.path, error.message)
                 return None
+
     report_duplicates(contents, kept, findings)
     findings.notes.extend(_notes(stack, traits))
     _check_peaks(peak_of_8, peak_of_16, findings)
     if not _check_sizes(stack, findings) or stack.x is None:
         return None
+
     return Pictures(stack.x[: len(stack.rows)], stack.rows, digests)
 
 
@@ -158,20 +187,25 @@ def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def square(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Return the central square of an image (height, width, 1 or 3), resized bilinearly to ``side`` pixels.
+    """Return the central square of an image (height, width, 1 or 3), resized bilinearly to ``side``
+    pixels.
 
     If the image shrinks, every pixel is a weighted mean of all pixels that it covers.
     """
     height, width = pixels.shape[:2]
     if height == width == side:
         return pixels
+
     edge = min(height, width)
     left = (width - edge) // 2
     top = (height - edge) // 2
-    middle = pixels[top : top + edge, left : left + edge]  # Pillow's own box would mix in pixels outside
+    middle = pixels[
+        top : top + edge, left : left + edge
+    ]  # Pillow's own box would mix in pixels outside
     is_gray = pixels.shape[2] == 1
     if is_gray:
         middle = middle[..., 0]
+
     image = Image.fromarray(np.ascontiguousarray(middle))
     resized = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
     return resized[..., None] if is_gray else resized
@@ -193,11 +227,17 @@ def _digest(pixels: np.ndarray) -> bytes:
 
 
 def _check_sizes(stack: _Stack, findings: Findings) -> bool:
-    """Return whether all images have one size or are resized; the error names the sizes and a file of each."""
+    """Return whether all images have one size or are resized; the error names the sizes and a file
+    of each.
+    """
     if stack.side or len(stack.sizes) <= 1:
         return True
+
     common = stack.sizes.most_common()
-    named = [f"{w} x {h}: {count} (such as {show(stack.first[w, h])})" for (w, h), count in common[:_MAX_SIZES]]
+    named = [
+        f"{w} x {h}: {count} (such as {show(stack.first[w, h])})"
+        for (w, h), count in common[:_MAX_SIZES]
+    ]
     more = f"; {len(common) - _MAX_SIZES} more sizes" if len(common) > _MAX_SIZES else ""
     side = min(1024, *(min(size) for size in stack.sizes))
     message = (
@@ -206,11 +246,14 @@ def _check_sizes(stack: _Stack, findings: Findings) -> bool:
     )
     rarest = stack.first[common[-1][0]]
     findings.add("error", "image_sizes", "", rarest, message)
+
     return False
 
 
 def _check_peaks(peak_of_8: int, peak_of_16: int, findings: Findings) -> None:
-    """Warn of nearly black images, given the largest values of 8-bit and of 16-bit images; -1: there are none."""
+    """Warn of nearly black images, given the largest values of 8-bit and of 16-bit images; -1:
+    there are none.
+    """
     if peak_of_8 >= 0:
         warn_if_dark(peak_of_8, 255.0, findings)
     if 0 <= peak_of_16 < _DARK:
@@ -241,18 +284,24 @@ def _notes(stack: _Stack, traits: Mapping[str, int]) -> list[str]:
     for trait, meaning in _MEANING.items():
         if traits.get(trait):
             notes.append(f"{counted(traits[trait], 'image')} {meaning}.")
+
     if stack.side and stack.sizes:
         smallest = min(stack.sizes)
         largest = max(stack.sizes)
         sizes = f"{smallest[0]} x {smallest[1]}"
         if len(stack.sizes) > 1:
             sizes = f"{len(stack.sizes)} sizes from {sizes} to {largest[0]} x {largest[1]}"
+
         notes.append(
             f"The central squares of images of {sizes} were resized bilinearly to {stack.side} x {stack.side}."
         )
         if stack.enlarged:
-            notes.append(f"{counted(stack.enlarged, 'image was', 'images were')} smaller and had to be enlarged.")
+            notes.append(
+                f"{counted(stack.enlarged, 'image was', 'images were')} smaller and had to be enlarged."
+            )
+
     if stack.x is not None:
         colors = {1: "gray", 3: "RGB"}[stack.x.shape[3]]
         notes.append(f"Images are {stack.x.shape[2]} x {stack.x.shape[1]}, {colors}.")
+
     return notes

@@ -70,26 +70,43 @@ class Layout:
     """``package.module:function``."""
 
     def signature(self, options: DataOptions) -> str:
-        """Return a digest of the folder, every file's path, size, times and number, the options and the readers.
+        """Return a digest of the folder, every file's path, size, times and number, the options and
+        the readers.
 
-        It is empty if the files to read are not known in advance or one was changed just now: then nothing is cached.
+        It is empty if the files to read are not known in advance or one was changed just now: then
+        nothing is cached.
         """
         if not self.files:
             return ""
+
         last_change = max(file.changed for file in self.files) / 1e9
         if last_change > time.time() - _TOO_FRESH:
             return ""
-        chosen = [options.label_column, options.group, options.missing, options.image_size, options.color]
-        readers = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
-        described = json.dumps([CACHE_VERSION, readers, self.words, self.name, str(self.folder), chosen, self.files])
+
+        chosen = [
+            options.label_column,
+            options.group,
+            options.missing,
+            options.image_size,
+            options.color,
+        ]
+        readers = [
+            path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
+        ]
+        described = json.dumps(
+            [CACHE_VERSION, readers, self.words, self.name, str(self.folder), chosen, self.files]
+        )
+
         return hashlib.sha256(described.encode("ascii")).hexdigest()
 
 
 def recognize(path: str, findings: Findings) -> Layout | None:
-    """Return the layout of a folder, a file or a function; None, with the problem added, if none is recognized.
+    """Return the layout of a folder, a file or a function; None, with the problem added, if none is
+    recognized.
 
-    Folders are searched for tables at the top, then for ``train.npz`` or ``test.npz`` in their folders, then for
-    images. The depth with the most images decides, and images elsewhere are left out.
+    Folders are searched for tables at the top, then for ``train.npz`` or ``test.npz`` in their
+    folders, then for images. The depth with the most images decides, and images elsewhere are left
+    out.
     """
     place = os.path.expanduser(path)
     layout = None
@@ -100,21 +117,33 @@ def recognize(path: str, findings: Findings) -> Layout | None:
     elif os.path.isfile(place) and Path(place).suffix.lower() in TABLES:
         file = Path(place).resolve()
         name = _set_name(file.stem)
-        layout = Layout(kind="tables", words=LAYOUTS[6], name=name, folder=file.parent, tables=(("", file),))
-    elif os.path.isfile(place) and (find_dicom([Path(place)]) or is_dicom(beginning_of(Path(place)))):
-        findings.add("error", "dicom", "", safe_name(Path(place).name), f"The file is DICOM. {SENTENCE}")
+        layout = Layout(
+            kind="tables", words=LAYOUTS[6], name=name, folder=file.parent, tables=(("", file),)
+        )
+    elif os.path.isfile(place) and (
+        find_dicom([Path(place)]) or is_dicom(beginning_of(Path(place)))
+    ):
+        findings.add(
+            "error", "dicom", "", safe_name(Path(place).name), f"The file is DICOM. {SENTENCE}"
+        )
     elif os.path.isfile(place):
         _refuse(
-            findings, "unknown_layout", f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
+            findings,
+            "unknown_layout",
+            f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives.",
         )
     elif _TARGET.fullmatch(path):
-        layout = Layout(kind="target", words=LAYOUTS[7], name=_set_name(path.replace(":", ".")), target=path)
+        layout = Layout(
+            kind="target", words=LAYOUTS[7], name=_set_name(path.replace(":", ".")), target=path
+        )
     else:
         _refuse(findings, "not_found", _nothing_at(path))
+
     if layout is not None:
         findings.layout = layout.words
     if layout is None or not layout.sites:  # the top folders were those of classes
         findings.problems[:] = [problem._replace(site="") for problem in findings.problems]
+
     return layout
 
 
@@ -146,24 +175,32 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
     if not tree.files:
         _refuse(findings, "empty_folder", "The folder holds no files.")
         return None
+
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
     arrays = [file for file in tree.files if len(file.folders) == 1 and _part_of_npz(file)]
     images = [file for file in tree.files if file.suffix in SUFFIXES]
     others = sorted(set(tree.files).difference(tables, arrays, images))
     dicom = find_dicom([tree.path(file) for file in others])
+
     if dicom:
         first = safe_name(dicom[0].relative_to(tree.folder).as_posix())
         what = counted(len(dicom), "file of the folder is", "files of the folder are")
         findings.add("error", "dicom", "", first, f"{what} DICOM. {SENTENCE}")
         return None
+
     if tables:
         _leave_out(set(tree.files).difference(tables, images), findings)
         if images:
-            findings.notes.append(f"{counted(len(images), 'image')} of the folder will be read if a table names them.")
+            findings.notes.append(
+                f"{counted(len(images), 'image')} of the folder will be read if a table names them."
+            )
+
         return _of_tables(tree, tables, findings)
+
     if arrays:
         _leave_out(set(tree.files).difference(arrays), findings)
         return _of_arrays(tree, arrays, findings)
+
     _leave_out(set(tree.files).difference(images), findings)
     return _of_images(tree, images, findings)
 
@@ -187,6 +224,7 @@ def _of_tables(tree: Tree, files: Sequence[File], findings: Findings) -> Layout 
     sites = [safe_name(Path(file.parts[0]).stem) for file in files] if several else [""]
     if not _distinct(sites, findings):
         return None
+
     return Layout(
         kind="tables",
         words=LAYOUTS[5] if several else LAYOUTS[6],
@@ -203,9 +241,11 @@ def _of_arrays(tree: Tree, files: Sequence[File], findings: Findings) -> Layout 
     sites = _site_folders(tree)
     if not _distinct(sites.values(), findings):
         return None
+
     arrays: dict[str, dict[str, Path]] = {}
     for file in files:
         arrays.setdefault(sites[file.folders[0]], {})[_part_of_npz(file)] = tree.path(file)
+
     return Layout(
         kind="arrays",
         words=LAYOUTS[4],
@@ -220,8 +260,11 @@ def _of_arrays(tree: Tree, files: Sequence[File], findings: Findings) -> Layout 
 def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout | None:
     """Return the layout of a folder of images."""
     if not images:
-        _refuse(findings, "unknown_layout", "The folder holds no supported images, arrays or tables.")
+        _refuse(
+            findings, "unknown_layout", "The folder holds no supported images, arrays or tables."
+        )
         return None
+
     depths = Counter(len(file.folders) for file in images)
     depth = max(depths, key=lambda each: (depths[each], each))
     chosen = [file for file in images if len(file.folders) == depth]
@@ -229,16 +272,22 @@ def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout
     words = _name_layout(levels, findings)
     if not words:
         return None
+
     for file in images:
         if len(file.folders) != depth:
             message = f"Most images are {depth} folders deep ({words}); this one is elsewhere."
             site = safe_name(file.parts[0]) if file.folders else ""
             findings.add("skipped", "misplaced_file", site, file.shown, message)
+
     sites = _site_folders(tree) if words.startswith("SITE") else {}
     if not _distinct(sites.values(), findings):
         return None
+
     pictures = [_picture(tree, file, words) for file in chosen]
-    pictures.sort(key=lambda each: (each.where.part != "train", each.where.site, each.where.label, each.path))
+    pictures.sort(
+        key=lambda each: (each.where.part != "train", each.where.site, each.where.label, each.path)
+    )
+
     return Layout(
         kind="images",
         words=words,
@@ -246,13 +295,17 @@ def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout
         folder=tree.folder,
         files=tree.files,
         sites=list(sites.values()),
-        classes=sorted({safe_name(folders[-1]) for folders in tree.folders if len(folders) == depth}),
+        classes=sorted(
+            {safe_name(folders[-1]) for folders in tree.folders if len(folders) == depth}
+        ),
         pictures=pictures,
     )
 
 
 def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
-    """Return the layout by the folder names at each level above the images, or an empty text with the error added."""
+    """Return the layout by the folder names at each level above the images, or an empty text with
+    the error added.
+    """
     kinds = [_kind_of_level(names) for names in levels]
     if "validation" in kinds:
         names = listed(sorted(_VALIDATION.intersection(levels[kinds.index("validation")])))
@@ -261,10 +314,13 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
             "images into the training part; the option data.val_fraction sets validation data aside."
         )
         findings.add("error", "validation_folder", "", "", message)
+
         return ""
+
     if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):  # the level above the classes
         _refuse_mixture(levels[-2], findings)
         return ""
+
     kinds = ["names" if kind == "partial" else kind for kind in kinds]
     supported = {
         ("names", "names"): LAYOUTS[0],
@@ -275,15 +331,19 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
         ("parts", "names"): LAYOUTS[3],
     }
     words = supported.get(tuple(kinds), "")
+
     if not words:
         where = "at the top" if not kinds else f"{len(kinds)} folders deep"
         parts = ", with train and test in an unexpected place" if "parts" in kinds else ""
         _refuse(findings, "unknown_layout", f"Images are {where}{parts}.")
+
     return words
 
 
 def _refuse_mixture(names: Collection[str], findings: Findings) -> None:
-    """Add the problem of folders called train or test beside others, at a level where parts are possible."""
+    """Add the problem of folders called train or test beside others, at a level where parts are
+    possible.
+    """
     parts = sorted(_PARTS.keys() & names)
     others = sorted(set(names) - _PARTS.keys())
     message = (
@@ -294,7 +354,9 @@ def _refuse_mixture(names: Collection[str], findings: Findings) -> None:
 
 
 def _kind_of_level(names: Collection[str]) -> str:
-    """Return the kind of a level: parts (train, test), names, mixed, partial (one part and names) or validation."""
+    """Return the kind of a level: parts (train, test), names, mixed, partial (one part and names)
+    or validation.
+    """
     parts = {_PARTS[name] for name in names if name in _PARTS}
     others = set(names) - _PARTS.keys()
     if "train" in parts and others and others <= _VALIDATION:
@@ -303,6 +365,7 @@ def _kind_of_level(names: Collection[str]) -> str:
         return "parts"
     if parts == {"train", "test"}:
         return "mixed"
+
     return "partial" if parts else "names"
 
 

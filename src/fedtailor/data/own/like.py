@@ -1,4 +1,6 @@
-"""Tables to predict: read with the columns of the tables in training, so that equal cells give equal bits."""
+"""Tables to predict: read with the columns of the tables in training, so that equal cells give
+equal bits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import text_of
 from fedtailor.data.own.csv_table import read_csv
-from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Findings, Place, Problem, Unusable, counted, show
+from fedtailor.data.own.findings import (
+    MAX_TOTAL_BYTES,
+    Findings,
+    Place,
+    Problem,
+    Unusable,
+    counted,
+    show,
+)
 from fedtailor.data.own.layout import TABLES
 from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.parquet_table import feature_of_texts, read_parquet
@@ -26,8 +36,8 @@ class LikeTable(NamedTuple):
     x: np.ndarray | None  # (rows, features), float32
     """None after an error."""
     lines: Sequence[int]
-    """Line of every row in a CSV file, where the header is line 1; number of the row in a Parquet file, from 1, and in
-    a data frame, from 0."""
+    """Line of every row in a CSV file, where the header is line 1; number of the row in a Parquet
+    file, from 1, and in a data frame, from 0."""
     problems: list[Problem]
     """Errors, and a warning for every column with empty cells or unseen categories."""
 
@@ -35,8 +45,8 @@ class LikeTable(NamedTuple):
 def read_table_like(path: Path, columns: Columns) -> LikeTable:
     """Return the features of a CSV or Parquet table.
 
-    Its columns may be in any order. Those of ``columns.unused``, such as the label, may be there and are ignored.
-    Others that are missing or extra are errors.
+    Its columns may be in any order. Those of ``columns.unused``, such as the label, may be there
+    and are ignored. Others that are missing or extra are errors.
 
     Args:
         path: the table.
@@ -55,16 +65,23 @@ def read_table_like(path: Path, columns: Columns) -> LikeTable:
     else:
         read = read_csv if path.suffix.lower() == ".csv" else read_parquet
         try:
-            table = read(read_bytes(path, {}, folder=path.parent), place, _wanted(columns), limit=MAX_TOTAL_BYTES)
+            table = read(
+                read_bytes(path, {}, folder=path.parent),
+                place,
+                _wanted(columns),
+                limit=MAX_TOTAL_BYTES,
+            )
         except DataError as error:
             place.error("unreadable_file", error.message)
         except Unusable as error:
             place.error(error.kind, error.message)
+
     return _encode(table, columns, findings)
 
 
 def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
-    """Return the features of a data frame, such as one of pandas; as :func:`read_table_like` does for a file.
+    """Return the features of a data frame, such as one of pandas; as :func:`read_table_like` does
+    for a file.
 
     Args:
         frame: anything with ``columns``, and ``frame[name].to_numpy()``.
@@ -79,22 +96,33 @@ def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
     try:
         names = list(frame.columns)
         roles = wanted.find_roles([str(name) for name in names], place)
-        given = [] if roles is None else [np.asarray(frame[names[index]].to_numpy()) for index in roles.features]
+        given = (
+            []
+            if roles is None
+            else [np.asarray(frame[names[index]].to_numpy()) for index in roles.features]
+        )
     except (AttributeError, TypeError, KeyError, IndexError) as error:
         allowed = "a data frame, with columns and frame[name].to_numpy()"
         got = type(frame).__qualname__
-        raise DataError(f"expected {allowed}, got {got}.", key="frame", allowed=allowed, got=got) from error
+        raise DataError(
+            f"expected {allowed}, got {got}.", key="frame", allowed=allowed, got=got
+        ) from error
+
     if roles is None:
         return _encode(None, columns, findings)
+
     rows = len(given[0])
     cells = Cells(np.empty((rows, len(given)), dtype=np.float32), range(rows), [])
     for position, (name, values) in enumerate(zip(roles.feature_names, given, strict=True)):
-        with np.errstate(over="ignore"):  # values beyond 32-bit floats become infinite, which is checked later
+        with np.errstate(
+            over="ignore"
+        ):  # values beyond 32-bit floats become infinite, which is checked later
             if values.dtype.kind in "buif" and name not in wanted.as_text:
                 cells.values[:, position] = values
             else:
                 texts = [text_of(value) for value in values.tolist()]
                 cells.values[:, position] = feature_of_texts(texts, name, cells, wanted)
+
     return _encode(check_table(place, roles, cells), columns, findings)
 
 
@@ -113,29 +141,40 @@ def _wanted(columns: Columns) -> Wanted:
 
 
 def _find_roles(header: Sequence[str], place: Place, columns: Columns) -> Roles | None:
-    """Return the columns of a header that are features; None, with the problem added, if some are missing or extra."""
+    """Return the columns of a header that are features; None, with the problem added, if some are
+    missing or extra.
+    """
     names = header_names(header, place)
     if names is None:
         return None
+
     present = set(names)
     known = set(columns.names)
     missing = [name for name in columns.names if name not in present]
     if missing:
         what = counted(len(missing), "column is", "columns are")
-        place.error("missing_column", f"{what} missing, which the data in training had: {listed(missing)}.")
+        place.error(
+            "missing_column", f"{what} missing, which the data in training had: {listed(missing)}."
+        )
+
     ignored = set(columns.unused)
     extra = [name for name in names if name not in known and name not in ignored]
     if extra:
         what = counted(len(extra), "column is", "columns are")
-        place.error("extra_column", f"{what} there that the data in training did not have: {listed(extra)}.")
+        place.error(
+            "extra_column", f"{what} there that the data in training did not have: {listed(extra)}."
+        )
+
     if missing or extra:
         return None
+
     return Roles(names, None, tuple(index for index, name in enumerate(names) if name in known))
 
 
 def _encode(table: Table | None, columns: Columns, findings: Findings) -> LikeTable:
     if table is None:
         return LikeTable(None, (), findings.problems)
+
     cells: dict[str, np.ndarray | Texts] = {}
     for position, name in enumerate(table.roles.feature_names):
         values = table.cells.values[:, position]
@@ -144,14 +183,17 @@ def _encode(table: Table | None, columns: Columns, findings: Findings) -> LikeTa
             cells[name] = Texts(codes, tuple(table.cells.texts[name].codes))
         else:
             cells[name] = values
+
     encoded = columns.encode(cells)
     for name, count in encoded.missing.items():
-        message = f"Column {show(name)} has {counted(count, 'empty cell')}, replaced as in training."
+        message = (
+            f"Column {show(name)} has {counted(count, 'empty cell')}, replaced as in training."
+        )
         table.place.warning("missing_value", message)
+
     for name, count in encoded.unseen.items():
         what = counted(count, "cell", "cells")
-        message = (
-            f"Column {show(name)} has {what} with a category that no training example had: all their features are 0."
-        )
+        message = f"Column {show(name)} has {what} with a category that no training example had: all their features are 0."
         table.place.warning("unseen_category", message)
+
     return LikeTable(encoded.x, table.cells.lines, findings.problems)

@@ -9,18 +9,24 @@ from collections.abc import Iterable, Sequence
 
 from fedtailor.data.own.findings import Findings, show
 
-_HIDDEN_MEANING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line separators, marks that change the direction of text, bytes that are not UTF-8."""
+_HIDDEN_MEANING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, line separators, marks that change the direction of text, bytes that are not
+UTF-8."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""Spreadsheets treat text with such a beginning as a formula; in some languages, the wide forms of the signs too."""
+"""Spreadsheets treat text with such a beginning as a formula; in some languages, the wide forms of
+the signs too."""
 
 MAX_LISTED = 5
 """Most names listed in a sentence; more are counted."""
 
 
 def safe_name(name: str) -> str:
-    """Return a name in which characters that could change a terminal, or are not text, are backslash escapes."""
+    """Return a name in which characters that could change a terminal, or are not text, are
+    backslash escapes.
+    """
     return _HIDDEN_MEANING.sub(_escape, name)
 
 
@@ -39,7 +45,8 @@ def is_formula(text: str) -> bool:
 
 
 def inert(text: str) -> str:
-    """Return a cell of a table that a spreadsheet shows as text: an apostrophe stands before a formula.
+    """Return a cell of a table that a spreadsheet shows as text: an apostrophe stands before a
+    formula.
 
     >>> inert("=1+1"), inert("-0.5"), inert("ditto")
     ("'=1+1", '-0.5', 'ditto')

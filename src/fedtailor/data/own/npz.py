@@ -12,14 +12,18 @@ import numpy as np
 from fedtailor.data.own.findings import Unusable, show
 
 
-def read_archive(raw: bytes, names: Collection[str], *, limit: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the arrays ``names`` as far as the archive has them, and the names of all arrays in it.
+def read_archive(
+    raw: bytes, names: Collection[str], *, limit: int
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the arrays ``names`` as far as the archive has them, and the names of all arrays in
+    it.
 
-    Sizes are checked before anything is decompressed: the wanted arrays together may have at most ``limit`` bytes.
-    Nothing is unpickled.
+    Sizes are checked before anything is decompressed: the wanted arrays together may have at most
+    ``limit`` bytes. Nothing is unpickled.
 
     Raises:
-        Unusable: the file is not an archive, damaged or too large, or has an array of Python objects.
+        Unusable: the file is not an archive, damaged or too large, or has an array of Python
+            objects.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
@@ -29,7 +33,10 @@ def read_archive(raw: bytes, names: Collection[str], *, limit: int) -> tuple[dic
             if size > limit:
                 message = f"The arrays would take {size} bytes; at most {limit} can be read."
                 raise Unusable("too_large", message)
-            return {name: _read_member(archive, info) for name, info in wanted.items()}, sorted(members)
+
+            return {name: _read_member(archive, info) for name, info in wanted.items()}, sorted(
+                members
+            )
     except Unusable:
         raise
     except Exception as error:  # a damaged archive raises one of a dozen exceptions of five modules
@@ -41,6 +48,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """Return one array; its header is checked before memory is allocated for it."""
     with archive.open(info) as member:
         stream = io.BytesIO(member.read(info.file_size))  # at most the announced size
+
     name = show(info.filename)
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
@@ -48,13 +56,22 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     elif version == (2, 0):
         shape, _, kind = np.lib.format.read_array_header_2_0(stream)
     else:  # 3.0 is for structured types with names beyond Latin-1
-        raise Unusable("wrong_type", f"Array {name} is in version {version} of the format; only 1.0 and 2.0 are read.")
+        raise Unusable(
+            "wrong_type",
+            f"Array {name} is in version {version} of the format; only 1.0 and 2.0 are read.",
+        )
+
     if kind.hasobject:
         message = f"Array {name} holds Python objects, which are never read; store numbers, or text for class names."
         raise Unusable("object_array", message)
+
     size = stream.getbuffer().nbytes - stream.tell()
     announced = math.prod(shape) * kind.itemsize
     if size != announced:
-        raise Unusable("damaged_archive", f"Array {name} should have {announced} bytes of values, but has {size}.")
+        raise Unusable(
+            "damaged_archive",
+            f"Array {name} should have {announced} bytes of values, but has {size}.",
+        )
+
     stream.seek(0)
     return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))

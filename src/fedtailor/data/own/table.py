@@ -54,7 +54,8 @@ class Wanted(NamedTuple):
     """What is read of a table."""
 
     find_roles: Callable[[Sequence[str], Place], Roles | None]
-    """Returns the roles of the columns of a header; None, with the problem added, if it cannot be used."""
+    """Returns the roles of the columns of a header; None, with the problem added, if it cannot be
+    used."""
     expected: Callable[[Collection[str]], int]
     """Returns how many of the columns that are looked for are among the names of a header."""
     as_text: frozenset[str] = frozenset()
@@ -67,7 +68,9 @@ class Wanted(NamedTuple):
 class Cells:
     """The cells of a table; row k of all lists is in line ``lines[k]`` of the file."""
 
-    values: np.ndarray  # (rows, features), float32: a number, or the code of a text; NaN for empty cells
+    values: (
+        np.ndarray
+    )  # (rows, features), float32: a number, or the code of a text; NaN for empty cells
     lines: Sequence[int]
     labels: list[str]
     """Empty if the table has no column of labels."""
@@ -90,18 +93,24 @@ class Table(NamedTuple):
 
 
 def header_names(header: Sequence[str], place: Place) -> tuple[str, ...] | None:
-    """Return the names of a header, safe to print; None, with the problem added, if one is empty or appears twice."""
+    """Return the names of a header, safe to print; None, with the problem added, if one is empty or
+    appears twice.
+    """
     names = tuple(safe_name(name.strip()) for name in header)
     if "" in names:
         place.error(
-            "unnamed_column", f"Column {names.index('') + 1} has no name; the columns are: {listed_columns(names)}."
+            "unnamed_column",
+            f"Column {names.index('') + 1} has no name; the columns are: {listed_columns(names)}.",
         )
+
         return None
+
     if len(set(names)) < len(names):
         counts = Counter(names)
         twice = next(name for name in names if counts[name] > 1)
         place.error("duplicate_column", f"Column {show(twice)} appears more than once.")
         return None
+
     return names
 
 
@@ -120,52 +129,71 @@ def option_text(key: str, value: str) -> str:
     return f"--set {shlex.quote(f'data.{key}={value}')}"
 
 
-def find_roles(header: Sequence[str], place: Place, label_column: str, group: str = "") -> Roles | None:
-    """Return the roles of the columns; None, with the problem added, if the header cannot be used."""
+def find_roles(
+    header: Sequence[str], place: Place, label_column: str, group: str = ""
+) -> Roles | None:
+    """Return the roles of the columns; None, with the problem added, if the header cannot be
+    used.
+    """
     names = header_names(header, place)
     if names is None:
         return None
+
     shown = listed_columns(names)
     if label_column not in names:
         hint = did_you_mean(label_column, names).rstrip("?")
         message = f"No column {show(label_column)} for the labels (data.label_column){hint}; the columns are: {shown}."
         place.error("missing_label_column", message)
         return None
+
     if group and (group not in names or group == label_column):
         hint = did_you_mean(group, [name for name in names if name != label_column]).rstrip("?")
-        message = f"No column {show(group)} for the groups (data.group){hint}; the columns are: {shown}."
+        message = (
+            f"No column {show(group)} for the groups (data.group){hint}; the columns are: {shown}."
+        )
         if group == label_column:
             message = f"Column {show(group)} holds the labels, so it cannot be the column of groups (data.group)."
+
         place.error("missing_group_column", message)
         return None
+
     label = names.index(label_column)
     split = names.index(SPLIT) if SPLIT in names and SPLIT not in (label_column, group) else None
     image = names.index(IMAGE) if IMAGE in names and IMAGE not in (label_column, group) else None
     with_group = names.index(group) if group else None
     roles = (label, split, image, with_group)
     others = tuple(index for index in range(len(names)) if index not in roles)
+
     if image is None and not others:
-        place.error("no_features", f"No column is left for features; an {IMAGE} is missing too: {shown}.")
+        place.error(
+            "no_features", f"No column is left for features; an {IMAGE} is missing too: {shown}."
+        )
         return None
+
     if image is not None and others:
         unused = ", ".join(show(names[index]) for index in others[:20])
         message = f"Because there is a column '{IMAGE}', {counted(len(others), 'column is', 'columns are')} not used"
         place.warning("unused_column", f"{message}: {unused}.")
+
     return Roles(names, label, others if image is None else (), split, image, with_group)
 
 
 def check_table(place: Place, roles: Roles, cells: Cells) -> Table | None:
-    """Return the table if every cell can be used; else None, with the problems added, one per column and kind."""
+    """Return the table if every cell can be used; else None, with the problems added, one per
+    column and kind.
+    """
     usable = _check_numbers(place, roles, cells)
     if roles.label is not None:
         usable &= _check_filled(place, "label", cells.labels, MISSING_LABEL, cells.lines)
     if cells.groups is not None:
         usable &= _check_filled(place, "group", cells.groups, MISSING, cells.lines)
+
     is_test = None
     if cells.splits is not None:
         is_test = _check_split(place, cells.splits, cells.lines)
         if is_test is None:
             usable = False
+
     return Table(place, roles, cells, is_test) if usable else None
 
 
@@ -175,6 +203,7 @@ def _check_numbers(place: Place, roles: Roles, cells: Cells) -> bool:
         wrong_cells = counted(count, "cell has", "cells have")
         message = f"Column {show(column)} must hold numbers: {wrong_cells} another value, first {show(text)}."
         place.error("not_a_number", message, line)
+
     names = roles.feature_names
     infinite = np.isinf(cells.values)
     large = np.flatnonzero(infinite.any(axis=0))
@@ -184,6 +213,7 @@ def _check_numbers(place: Place, roles: Roles, cells: Cells) -> bool:
         values = counted(len(rows), "value")
         message = f"Column {show(names[index])} has {values} beyond 32-bit floats; the first is in row {line}."
         place.error("not_finite", message, line)
+
     return not cells.wrong and not len(large)
 
 
@@ -214,7 +244,9 @@ def _check_filled(
 
 
 def _check_split(place: Place, splits: Sequence[str], lines: Sequence[int]) -> np.ndarray | None:
-    """Return which rows are for testing (rows,); None, with the problem added, if a row says neither."""
+    """Return which rows are for testing (rows,); None, with the problem added, if a row says
+    neither.
+    """
     wrong = [row for row, split in enumerate(splits) if split.lower() not in PARTS]
     if wrong:
         got = show(splits[wrong[0]])

@@ -25,12 +25,14 @@ RETURNS = "a Dataset, or a mapping from site to (x, y) or to ((x_train, y_train)
 def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset | None:
     """Call the user's function without arguments, and read the arrays that it returns.
 
-    It returns a :class:`Dataset`, which is used as it is, or a mapping from the name of each site to ``(x, y)`` or
-    to ``((x_train, y_train), (x_test, y_test))``. These are arrays, or values that NumPy converts to arrays, with the
-    shapes and values that :func:`fedtailor.data.own.arrays.read_npz_sites` accepts.
+    It returns a :class:`Dataset`, which is used as it is, or a mapping from the name of each site
+    to ``(x, y)`` or to ``((x_train, y_train), (x_test, y_test))``. These are arrays, or values that
+    NumPy converts to arrays, with the shapes and values that
+    :func:`fedtailor.data.own.arrays.read_npz_sites` accepts.
 
     Args:
-        name: ``package.module:function``; the module is in an installed package or the current folder.
+        name: ``package.module:function``; the module is in an installed package or the current
+            folder.
         options: none changes the result; options for image files give a warning.
         findings: problems, sites and notes are added to it.
 
@@ -48,35 +50,45 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
         _add_warnings(returned, name, findings)
         if returned.groups is None:
             refuse_groups(options, findings)
+
         return returned if check_groups(returned, findings) else None
+
     sites = _sites(returned, name, findings)
     if sites is None:
         return None
+
     blocks = []
     for site, value in sites.items():
         blocks += _blocks(Place(findings, site, name), value)
+
     return combine_blocks(name, list(sites), blocks, (), options, findings, sources={})
 
 
 def _sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | None:
-    """Return the value of each site with a name; None, with the problem added, if the function returned no mapping."""
+    """Return the value of each site with a name; None, with the problem added, if the function
+    returned no mapping.
+    """
     if not isinstance(returned, Mapping):
         _refuse(findings, name, "", returned)
         return None
+
     if len(returned) > MAX_SITES:
         message = f"{name}() returned {len(returned)} sites; at most {MAX_SITES} are read."
         findings.add("error", "too_many_sites", "", name, message)
         return None
+
     sites: dict[str, Any] = {}
     for site, value in returned.items():
         if isinstance(site, str) and site:
             if safe_name(site) in sites:
                 message = f"{name}() returned two sites with the same printed name {show(safe_name(site))}."
                 findings.add("error", "duplicate_site", safe_name(site), name, message)
+
             sites[safe_name(site)] = value
         else:
             message = f"{name}() must return a mapping from names of sites, got {show(site)} of type {_kind(site)}."
             findings.add("error", "wrong_return", "", name, message)
+
     return sites
 
 
@@ -86,13 +98,20 @@ def _call(name: str) -> Any:
         return find_target(name, what="data", key="data.path")()
     except FedtailorError:
         raise
-    except (Exception, SystemExit) as error:  # a user's function may raise anything, and so may its module
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's function may raise anything, and so may its module
         message = f"the call {name}() raised {type(error).__name__}: {error}"
-        raise DataError(f"{message.rstrip('.')}.", key="data.path", allowed=RETURNS, got=name) from error
+        raise DataError(
+            f"{message.rstrip('.')}.", key="data.path", allowed=RETURNS, got=name
+        ) from error
 
 
 def _blocks(place: Place, value: Any) -> list[Block]:
-    """Return the one or two parts of a site; none, with the problem added, if they are not pairs of arrays."""
+    """Return the one or two parts of a site; none, with the problem added, if they are not pairs of
+    arrays.
+    """
     if not isinstance(value, tuple | list) or len(value) != 2:
         _refuse(place.findings, place.path, place.site, value)
         return []
@@ -113,10 +132,12 @@ def _block(place: Place, part: Literal["train", "test"], pair: Any) -> Block | N
         message = f"{place.path}() returned for site {show(place.site)} a value that is not an array: {error}"
         place.error("wrong_return", f"{message.rstrip('.')}.")
         return None
+
     if x.dtype.hasobject or y.dtype.hasobject:
         message = f"{place.path}() returned for site {show(place.site)} an array of Python objects, not of numbers."
         place.error("object_array", message)
         return None
+
     return Block(place, part, x, y)
 
 
@@ -137,19 +158,32 @@ def _add_warnings(dataset: Dataset, name: str, findings: Findings) -> None:
     count = len(dataset.y)
     sites = dataset.domains if dataset.domains is not None else np.zeros(count, dtype=np.int64)
     is_test = np.arange(count) >= dataset.num_official_train
-    report_duplicate_rows([Rows(name, range(count), dataset.x, dataset.y, sites, is_test)], findings)
-    if dataset.x.ndim == 4 and dataset.white in (255, 65535) and dataset.normalize == Normalization():
+    report_duplicate_rows(
+        [Rows(name, range(count), dataset.x, dataset.y, sites, is_test)], findings
+    )
+
+    if (
+        dataset.x.ndim == 4
+        and dataset.white in (255, 65535)
+        and dataset.normalize == Normalization()
+    ):
         warn_if_dark(float(dataset.x.max()), dataset.white, findings)
 
 
 def _describe(dataset: Dataset) -> list[Site]:
-    """Return the number of examples by class name of each domain, or of all examples if there are no domains."""
+    """Return the number of examples by class name of each domain, or of all examples if there are
+    no domains.
+    """
     names = dataset.class_names or tuple(str(label) for label in range(dataset.num_classes))
-    domains = dataset.domains if dataset.domains is not None else np.zeros(len(dataset.y), dtype=np.int64)
+    domains = (
+        dataset.domains if dataset.domains is not None else np.zeros(len(dataset.y), dtype=np.int64)
+    )
     sites = [Site(name) for name in dataset.domain_names or ("",)]
     is_test = np.arange(len(dataset.y)) >= dataset.num_official_train
     cells, counts = np.unique(np.stack([is_test, domains, dataset.y]), axis=1, return_counts=True)
+
     for (tested, domain, label), count in zip(cells.T, counts, strict=True):
         part = sites[domain].test if tested else sites[domain].train
         part[names[label]] = int(count)
+
     return sites

@@ -16,12 +16,8 @@ DATES = (
     "Dates are not supported: give a number instead, such as age in years or days since admission, or leave the column "
     "out."
 )
-LISTS = (
-    "Time series are not supported: give one number per cell, such as their mean and their slope, or remove the column."
-)
-SEVERAL_LABELS = (
-    "Several labels per example (multi-label) are not supported: give one label per row, or a table for each question."
-)
+LISTS = "Time series are not supported: give one number per cell, such as their mean and their slope, or remove the column."
+SEVERAL_LABELS = "Several labels per example (multi-label) are not supported: give one label per row, or a table for each question."
 _FREE_TEXT = "Free text is not supported, only numbers and categories: remove the column."
 _IMAGES = "A column with the paths of images must be called 'image'."
 _COMMAS = "Write numbers with a point and without commas, such as 1.5 or 1500."
@@ -37,7 +33,9 @@ _DATE = re.compile(
 """ISO and the usual forms of dates, and times of the day."""
 _NUMBER = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
 _LIST = re.compile(rf"[\[({{]\s*{_NUMBER}.*|{_NUMBER}((\s*[,;|]\s*|\s+){_NUMBER}){{2,}}", re.DOTALL)
-_IMAGE = re.compile(r".*\.(png|jpe?g|jpe|jfif|bmp|gif|tiff?|webp|pgm|ppm|pbm|dcm)", re.IGNORECASE | re.DOTALL)
+_IMAGE = re.compile(
+    r".*\.(png|jpe?g|jpe|jfif|bmp|gif|tiff?|webp|pgm|ppm|pbm|dcm)", re.IGNORECASE | re.DOTALL
+)
 _WITH_COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+|[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 _WORDS_OF_FREE_TEXT = 5
 _MOSTLY = 0.5
@@ -72,41 +70,51 @@ def check_text_column(column: TextColumn) -> bool:
     found = column.first(number=False) or column.first(number=True)
     if found is None:  # no table has a value
         return True
+
     place, line, example = found
     filled = sum(words.filled for _, words in column.words)
     refused = _find_other_kind(texts, filled)
     shown = f"Column {show(column.name)}"
     if refused:
         kind, what, why = refused
-        place.error(kind, f"{shown} holds {what}, such as {show(_example_of(kind, texts))}. {why}", line)
+        place.error(
+            kind, f"{shown} holds {what}, such as {show(_example_of(kind, texts))}. {why}", line
+        )
+
         return False
+
     numbers = [text for text in texts if is_number(text)]
     if len(texts) > MAX_CATEGORIES or any(words.is_full for _, words in column.words):
         _refuse_many(column, texts, numbers, filled)
         return False
+
     if numbers:
         other = f"{show(example)} (row {line} of {show(place.path)})"
-        message = (
-            f"{shown} holds numbers such as {show(numbers[0])} and text such as {other}: each is a category, also "
-        )
+        message = f"{shown} holds numbers such as {show(numbers[0])} and text such as {other}: each is a category, also "
         message += "the numbers. If it should hold numbers, correct or empty the cells with text."
         place.warning("mixed_column", message, line)
+
     check_similar(f"In column {show(column.name)}, the categories", texts, place.findings)
     return True
 
 
 def _find_other_kind(texts: Sequence[str], filled: int) -> tuple[str, str, str] | None:
-    """Return kind, words and remedy if the texts that are not numbers are not categories, but not supported."""
+    """Return kind, words and remedy if the texts that are not numbers are not categories, but not
+    supported.
+    """
     others = [text for text in texts if not is_number(text)]
     if others and _share(_WITH_COMMA, others) == 1:
         return "not_a_number", "numbers with a comma", _COMMAS
+
     for kind, (pattern, what, why) in _OTHER_KINDS.items():
         if others and _share(pattern, others) > _MOSTLY:
             return kind, what, why
+
     average = sum(len(text.split()) for text in others) / max(len(others), 1)
     many = max(min(_MOSTLY * filled, MAX_CATEGORIES), 2)
     if average >= _WORDS_OF_FREE_TEXT and len(texts) > many:
         return "free_text", "free text", _FREE_TEXT
+
     return None
 
 
@@ -124,7 +132,9 @@ def _example_of(kind: str, texts: Sequence[str]) -> str:
     return next((text for text in others if _matches(pattern, text)), others[0])
 
 
-def _refuse_many(column: TextColumn, texts: Sequence[str], numbers: Collection[str], filled: int) -> None:
+def _refuse_many(
+    column: TextColumn, texts: Sequence[str], numbers: Collection[str], filled: int
+) -> None:
     """Add the problem of too many categories, with its likely reason."""
     found = column.first(number=False) or column.first(number=True)
     assert found is not None
@@ -133,17 +143,17 @@ def _refuse_many(column: TextColumn, texts: Sequence[str], numbers: Collection[s
     many = f"more than {MAX_TEXTS}" if is_full else str(len(texts))
     message = f"Column {show(column.name)} has {many} different texts, such as {show(example)}"
     message += f"; at most {MAX_CATEGORIES} categories are read."
+
     if len(numbers) > _MOSTLY * len(texts):
         others = len(texts) - len(numbers)
         message += f" Most are numbers: correct or empty the cells that are not ({counted(others, 'text')})."
     elif filled < _CELLS_OF_A_CATEGORY * len(texts):
         option = option_text("group", column.name)
-        message += (
-            f" It looks like an identifier or free text, with {filled / len(texts):.1f} cells for each text: remove"
-        )
+        message += f" It looks like an identifier or free text, with {filled / len(texts):.1f} cells for each text: remove"
         message += f" the column, or if it says which rows belong together, such as those of a patient: {option}."
     else:
         message += " Remove the column, or merge its categories into fewer."
+
     place.error("too_many_categories", message, line)
 
 
@@ -157,14 +167,16 @@ def _share(pattern: re.Pattern[str], texts: Collection[str]) -> float:
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
-    return pattern.fullmatch(text[:_LONGEST]) is not None  # whoever wrote the text must not decide how long this takes
+    return (
+        pattern.fullmatch(text[:_LONGEST]) is not None
+    )  # whoever wrote the text must not decide how long this takes
 
 
 def several_labels(texts: Sequence[str]) -> str:
     """Return a label that is several labels in one cell; empty if there is none.
 
-    A list in brackets is one. So is a text with ``;`` or ``|`` whose parts all occur in other labels too, and one with
-    commas whose parts all are labels of their own.
+    A list in brackets is one. So is a text with ``;`` or ``|`` whose parts all occur in other
+    labels too, and one with commas whose parts all are labels of their own.
 
     >>> several_labels(["flu", "covid", "flu|covid"]), several_labels(["benign, type 1", "benign, type 2"])
     ('flu|covid', '')
@@ -173,14 +185,24 @@ def several_labels(texts: Sequence[str]) -> str:
     for text in texts:
         if re.fullmatch(r"\[.*\]|\{.*\}", text, re.DOTALL):
             return text
+
     for separator in ";|,":
-        parts = {text: [part.strip() for part in text.split(separator)] for text in texts if separator in text}
+        parts = {
+            text: [part.strip() for part in text.split(separator)]
+            for text in texts
+            if separator in text
+        }
         counts: dict[str, int] = {}
+
         for several in parts.values():
             for part in set(several):
                 counts[part] = counts.get(part, 0) + 1
+
         for text, several in parts.items():
-            is_shared = all(part in known or (separator in ";|" and counts[part] > 1) for part in several)
+            is_shared = all(
+                part in known or (separator in ";|" and counts[part] > 1) for part in several
+            )
             if is_shared and len(set(several)) > 1:
                 return text
+
     return ""

@@ -72,18 +72,20 @@ class _Enough(Exception):
 def walk(folder: Path, findings: Findings) -> Tree | None:
     """List the files of a folder; None if it is too large.
 
-    Links to files within the folder are followed, links to folders are not. Files that are left out are added to
-    ``findings``.
+    Links to files within the folder are followed, links to folders are not. Files that are left out
+    are added to ``findings``.
     """
     tree = Tree(folder.resolve())
     try:
         _enter((), tree, findings)
     except _Enough:
         return None
+
     if tree.hidden:
         findings.notes.append(
             f"{counted(tree.hidden, 'hidden file or folder was', 'hidden files or folders were')} ignored."
         )
+
     return tree
 
 
@@ -96,15 +98,18 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
         message = f"The folder cannot be read: {error.strerror or error}."
         findings.add("error", "unreadable_folder", _site(parts), _shown(parts), message)
         return
+
     kept = [entry for entry in entries if not _hidden(entry.name)]
     tree.hidden += len(entries) - len(kept)
     if not parts:
         _check_sites(kept, findings)
+
     for entry in kept:
         inner = (*parts, entry.name)
         if not is_utf8(entry.name):
             message = f"The name is not UTF-8; it is written as {show(safe_name(entry.name))}."
             findings.add("warning", "non_utf8_name", _site(inner), _shown(inner), message)
+
         if _is_folder(entry):
             _note_folder(inner, tree, findings)
         else:
@@ -115,7 +120,9 @@ def _check_sites(entries: list[os.DirEntry[str]], findings: Findings) -> None:
     """Refuse more folders than sites are allowed, before any is entered."""
     count = sum(_is_folder(entry) for entry in entries)
     if count > MAX_SITES:
-        message = f"The folder holds {count} folders; at most {MAX_SITES} sites or classes are read."
+        message = (
+            f"The folder holds {count} folders; at most {MAX_SITES} sites or classes are read."
+        )
         findings.add("error", "too_many_sites", "", "", message)
         raise _Enough
 
@@ -129,7 +136,9 @@ def _note_folder(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None
     _enter(parts, tree, findings)
 
 
-def _note_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
+def _note_file(
+    entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, findings: Findings
+) -> None:
     """Add a file to the tree, or a problem to the findings if it is left out."""
     try:
         if entry.is_symlink():
@@ -137,20 +146,26 @@ def _note_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, find
             if refused:
                 findings.add("skipped", refused[0], _site(parts), _shown(parts), refused[1])
                 return
+
         status = entry.stat()
     except OSError as error:
         message = f"The file cannot be read: {error.strerror or error}."
         findings.add("skipped", "unreadable_file", _site(parts), _shown(parts), message)
         return
+
     if not stat.S_ISREG(status.st_mode):
         message = "This is not a regular file but a pipe, a socket or a device."
         findings.add("skipped", "not_a_file", _site(parts), _shown(parts), message)
         return
+
     if len(tree.files) >= MAX_FILES:
         message = f"The folder holds more than {MAX_FILES} files; at most that many are read."
         findings.add("error", "too_many_files", "", "", message)
         raise _Enough
-    tree.files.append(File(parts, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+
+    tree.files.append(
+        File(parts, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    )
 
 
 def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
@@ -158,18 +173,28 @@ def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) or error.errno == errno.ELOOP:  # RuntimeError: before Python 3.13
+        if (
+            isinstance(error, RuntimeError) or error.errno == errno.ELOOP
+        ):  # RuntimeError: before Python 3.13
             return "symlink_loop", "This link leads to itself."
+
         return "broken_symlink", "This link is broken."
+
     if not target.is_relative_to(folder):
         return (
             "symlink_outside",
             "This link leads out of the data's folder and is not followed; copy its target.",
         )
+
     if link.is_relative_to(target):
         return "symlink_loop", "This link leads to a folder that contains it."
+
     if target.is_dir():
-        return "symlink_folder", "This link leads to a folder of the data, which is read in its own place."
+        return (
+            "symlink_folder",
+            "This link leads to a folder of the data, which is read in its own place.",
+        )
+
     return None
 
 

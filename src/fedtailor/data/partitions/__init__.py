@@ -1,1 +1,3 @@
-"""Partitions, which divide examples among clients. :data:`fedtailor.data.PARTITIONS` lists them by name."""
+"""Partitions, which divide examples among clients. :data:`fedtailor.data.PARTITIONS` lists them by
+name.
+"""

@@ -1,4 +1,6 @@
-"""Random slicing as in pFedVEM: each type of examples is cut into one block per client that holds the type."""
+"""Random slicing as in pFedVEM: each type of examples is cut into one block per client that holds
+the type.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,13 @@ def cut_points(size: int, blocks: int, generator: np.random.Generator) -> np.nda
     return np.sort(generator.choice(size - 1, blocks - 1, replace=False)) + 1
 
 
-def cuts_of(sizes: Sequence[int], blocks: int, generator: np.random.Generator, *, shared: bool) -> list[np.ndarray]:
+def cuts_of(
+    sizes: Sequence[int], blocks: int, generator: np.random.Generator, *, shared: bool
+) -> list[np.ndarray]:
     """Return the points that cut types of the given sizes into ``blocks`` blocks each.
 
-    ``shared`` points are drawn for the smallest type and scaled for larger ones, so that no block is empty.
+    ``shared`` points are drawn for the smallest type and scaled for larger ones, so that no block
+    is empty.
     """
     if not shared:
         return [cut_points(size, blocks, generator) for size in sizes]
@@ -32,7 +37,8 @@ def give_blocks(
     clients: int,
     generator: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Shuffle each pool, cut it, and give the blocks to its takers, the last block first as in pFedVEM's release.
+    """Shuffle each pool, cut it, and give the blocks to its takers, the last block first as in
+    pFedVEM's release.
 
     Args:
         pools: positions of each type.
@@ -52,11 +58,15 @@ def give_blocks(
 def count_groups(partition: Partition, clients: int, group: int, reason: str) -> int:
     """Return the number of groups of ``group`` clients; refuse an incomplete last group."""
     if clients % group:
-        raise partition.impossible(f"a number of clients that {group} divides, {reason}", f"{clients} clients")
+        raise partition.impossible(
+            f"a number of clients that {group} divides, {reason}", f"{clients} clients"
+        )
     return clients // group
 
 
-def check_sizes(partition: Partition, pools: Sequence[np.ndarray], blocks: Sequence[int], names: Sequence[str]) -> None:
+def check_sizes(
+    partition: Partition, pools: Sequence[np.ndarray], blocks: Sequence[int], names: Sequence[str]
+) -> None:
     """Refuse a type with fewer examples than clients that hold it."""
     for pool, needed, name in zip(pools, blocks, names, strict=True):
         if len(pool) < needed:

@@ -16,7 +16,9 @@ def positions_by_value(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]
     return present, np.split(order, starts[1:])
 
 
-def hand_out(pools: list[np.ndarray], classes: np.ndarray, owners: np.ndarray, clients: int) -> list[np.ndarray]:
+def hand_out(
+    pools: list[np.ndarray], classes: np.ndarray, owners: np.ndarray, clients: int
+) -> list[np.ndarray]:
     """Give owner ``owners[i]`` the next unused position of the pool ``classes[i]``, for every i.
 
     Args:

@@ -40,7 +40,8 @@ class Partition(ABC):
         return f"{self.name}({options})" if options else self.name
 
     def divide(self, annotations: Annotations, *, clients: int, seed: int) -> list[np.ndarray]:
-        """Return the positions of each client's examples: disjoint, and not empty unless the partition allows it.
+        """Return the positions of each client's examples: disjoint, and not empty unless the
+        partition allows it.
 
         Args:
             annotations: labels (rows,), subclasses and domains; only classes with examples count.
@@ -48,15 +49,20 @@ class Partition(ABC):
             seed: seed of the random generator, 0 or more.
 
         Raises:
-            DataError: there are fewer examples than clients, or the options are impossible on this data.
+            DataError: there are fewer examples than clients, or the options are impossible on this
+                data.
         """
         rows = len(annotations.labels)
         if clients > rows:
-            raise self.impossible(f"at most {rows} clients, one for each example", f"{clients} clients")
+            raise self.impossible(
+                f"at most {rows} clients, one for each example", f"{clients} clients"
+            )
         return self.draw(annotations, clients, seed)
 
     def default_clients(self, annotations: Annotations) -> int | None:
-        """Return the number of clients that the partition defines on this data; None: any number."""
+        """Return the number of clients that the partition defines on this data; None: any
+        number.
+        """
         return None
 
     @abstractmethod
@@ -65,10 +71,14 @@ class Partition(ABC):
 
     def impossible(self, allowed: str, got: str) -> DataError:
         """Return the error for data that this partition cannot divide."""
-        return DataError(f"partition {self}: needs {allowed}, got {got}.", key=KEY, allowed=allowed, got=got)
+        return DataError(
+            f"partition {self}: needs {allowed}, got {got}.", key=KEY, allowed=allowed, got=got
+        )
 
 
 def as_text(value: float | bool) -> str:
-    """Return an option as text that parses to the same value; whole numbers get no decimal point."""
+    """Return an option as text that parses to the same value; whole numbers get no decimal
+    point.
+    """
     whole = not isinstance(value, bool) and float(value).is_integer() and abs(value) < 1e15
     return str(int(value)) if whole else repr(value)

@@ -19,8 +19,8 @@ from fedtailor.data.partitions.dirichlet import draw_shares
 class Natural(Partition):
     """One client per domain, writer or site, in their order.
 
-    With fewer clients than domains only the first domains are used, as in pFedFDA's experiment with the first 1000
-    writers (McLaughlin and Su 2024, NeurIPS).
+    With fewer clients than domains only the first domains are used, as in pFedFDA's experiment with
+    the first 1000 writers (McLaughlin and Su 2024, NeurIPS).
     """
 
     name = "natural"
@@ -44,8 +44,8 @@ class Natural(Partition):
 class Domains(Partition):
     """Each domain is divided among its own ``per_domain`` clients, by class as in ``dirichlet``.
 
-    Table 7 of pFedFDA (McLaughlin and Su 2024, NeurIPS): Digit-5, four clients for each of five domains. Clients are in
-    the order of the domains.
+    Table 7 of pFedFDA (McLaughlin and Su 2024, NeurIPS): Digit-5, four clients for each of five
+    domains. Clients are in the order of the domains.
     """
 
     name = "domains"
@@ -66,17 +66,28 @@ class Domains(Partition):
         """Divide one domain after the other, with one stream of random numbers."""
         present, by_domain = _by_domain(self, annotations)
         if clients != self.per_domain * len(present):
-            allowed = f"{self.per_domain} x {len(present)} = {self.per_domain * len(present)} clients"
-            raise self.impossible(f"{allowed}, per_domain for each domain with examples", str(clients))
+            allowed = (
+                f"{self.per_domain} x {len(present)} = {self.per_domain * len(present)} clients"
+            )
+            raise self.impossible(
+                f"{allowed}, per_domain for each domain with examples", str(clients)
+            )
+
         generator = np.random.RandomState(seed % 2**32)
         parts = []
         for domain, positions in zip(present, by_domain, strict=True):
             where = f" of domain {domain}"
             if self.per_domain > len(positions):
-                raise self.impossible(f"at least {self.per_domain} examples{where}", str(len(positions)))
+                raise self.impossible(
+                    f"at least {self.per_domain} examples{where}", str(len(positions))
+                )
+
             _, classes = positions_by_value(annotations.labels[positions])
             pools = [positions[each] for each in classes]
-            parts += draw_shares(self, pools, self.per_domain, self.alpha, self.min_size, generator, where)
+            parts += draw_shares(
+                self, pools, self.per_domain, self.alpha, self.min_size, generator, where
+            )
+
         return parts
 
 
@@ -84,10 +95,11 @@ class Domains(Partition):
 class DomainLabels(Partition):
     """Every client has one random domain and ``k`` random labels of it.
 
-    The feature skew of pFedVEM (Zhu et al. 2023, CVPR, appendix E.3): a data set is drawn for each client, five
-    labels in it, and random examples of these. The paper does not state the number of examples. Inferred here: the
-    examples of a label in a domain are cut at random places into one block per client that drew both, as in
-    ``label_slices`` with separate cut points for each label. Labels that no client drew are not used.
+    The feature skew of pFedVEM (Zhu et al. 2023, CVPR, appendix E.3): a data set is drawn for each
+    client, five labels in it, and random examples of these. The paper does not state the number of
+    examples. Inferred here: the examples of a label in a domain are cut at random places into one
+    block per client that drew both, as in ``label_slices`` with separate cut points for each label.
+    Labels that no client drew are not used.
     """
 
     name = "domain_labels"
@@ -98,27 +110,44 @@ class DomainLabels(Partition):
     """Labels of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Draw a domain and labels for each client, then cut the examples of each label among its clients."""
+        """Draw a domain and labels for each client, then cut the examples of each label among its
+        clients.
+        """
         present, by_domain = _by_domain(self, annotations)
         cells = [positions_by_value(annotations.labels[positions]) for positions in by_domain]
         for domain, (labels, _) in zip(present, cells, strict=True):
             if len(labels) < self.k:
-                raise self.impossible(f"at least {self.k} labels in every domain", f"{len(labels)} in domain {domain}")
+                raise self.impossible(
+                    f"at least {self.k} labels in every domain", f"{len(labels)} in domain {domain}"
+                )
+
         generator = np.random.default_rng([seed])
-        takers: dict[tuple[int, int], list[int]] = {}  # by index of the domain, and of the label in it
+        takers: dict[
+            tuple[int, int], list[int]
+        ] = {}  # by index of the domain, and of the label in it
         for client, domain in enumerate(generator.integers(len(present), size=clients).tolist()):
             for label in generator.choice(len(cells[domain][0]), self.k, replace=False).tolist():
                 takers.setdefault((domain, label), []).append(client)
+
         takers = dict(sorted(takers.items()))
         pools = [by_domain[domain][cells[domain][1][label]] for domain, label in takers]
         blocks = [len(clients_of) for clients_of in takers.values()]
-        names = [f"class {cells[domain][0][label]} in domain {present[domain]}" for domain, label in takers]
+        names = [
+            f"class {cells[domain][0][label]} in domain {present[domain]}"
+            for domain, label in takers
+        ]
         check_sizes(self, pools, blocks, names)
-        cuts = [cut_points(len(pool), wanted, generator) for pool, wanted in zip(pools, blocks, strict=True)]
+        cuts = [
+            cut_points(len(pool), wanted, generator)
+            for pool, wanted in zip(pools, blocks, strict=True)
+        ]
+
         return give_blocks(pools, cuts, list(takers.values()), clients, generator)
 
 
-def _by_domain(partition: Partition, annotations: Annotations) -> tuple[np.ndarray, list[np.ndarray]]:
+def _by_domain(
+    partition: Partition, annotations: Annotations
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the domains with examples, and the positions of each."""
     if annotations.domains is None:
         raise partition.impossible("domains (writers or sites)", "a data set without them")

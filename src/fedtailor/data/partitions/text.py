@@ -1,4 +1,6 @@
-"""Parser of texts such as ``dirichlet(alpha=0.5)``: a name with named options. No code in them is run."""
+"""Parser of texts such as ``dirichlet(alpha=0.5)``: a name with named options. No code in them is
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def parse_partition(text: str) -> Partition:
     """Read a partition such as ``dirichlet(alpha=0.5, min_size=10)``.
 
     Raises:
-        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value is missing or wrong.
+        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value
+            is missing or wrong.
 
     Example:
         >>> str(parse_partition("dirichlet(alpha=0.5)"))
@@ -31,16 +34,26 @@ def parse_partition(text: str) -> Partition:
     cls: type[Partition] = PARTITIONS[name].resolve()
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for field in fields.values():
-        if field.default is dataclasses.MISSING and field.name not in options and set(options) <= set(fields):
+        if (
+            field.default is dataclasses.MISSING
+            and field.name not in options
+            and set(options) <= set(fields)
+        ):
             key = f"{name}.{field.name}"
-            raise ConfigError(f"{key} must be given, got '{text}'.", key=key, allowed="a value", got=text)
+            raise ConfigError(
+                f"{key} must be given, got '{text}'.", key=key, allowed="a value", got=text
+            )
+
     return build(cls, options, section=name)
 
 
-def read_expression(text: str, *, key: str, example: str = "name(option=1)") -> tuple[str, dict[str, Any]]:
+def read_expression(
+    text: str, *, key: str, example: str = "name(option=1)"
+) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text ``name`` or ``name(option=value, ...)``.
 
-    Values are numbers, quoted texts, True and False. The error message shows ``key`` and ``example``.
+    Values are numbers, quoted texts, True and False. The error message shows ``key`` and
+    ``example``.
 
     Raises:
         ConfigError: the text has another form.
@@ -51,21 +64,26 @@ def read_expression(text: str, *, key: str, example: str = "name(option=1)") -> 
     """
     if len(text) > _MAX_TEXT:
         raise _unreadable(text, key, example)
+
     try:
         node = _parse(text.strip())
         if isinstance(node, ast.Name):
             return node.id, {}
+
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
             names = [keyword.arg for keyword in node.keywords]
             if None not in names and len(set(names)) == len(names):
                 return node.func.id, {str(each.arg): _literal(each.value) for each in node.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _unreadable(text, key, example) from error
+
     raise _unreadable(text, key, example)
 
 
 def _parse(text: str) -> ast.expr:
-    """Return the syntax tree, after hyphens in the name became underscores; Python's warnings become SyntaxErrors."""
+    """Return the syntax tree, after hyphens in the name became underscores; Python's warnings
+    become SyntaxErrors.
+    """
     name, parenthesis, options = text.partition("(")
     spelled = re.sub(r"(?<=[a-zA-Z0-9])-(?=[a-zA-Z])", "_", name)
     with warnings.catch_warnings():
@@ -87,4 +105,6 @@ def _literal(node: ast.expr) -> Any:
 def _unreadable(text: str, key: str, example: str) -> ConfigError:
     allowed = f"a name with named options, such as {example}"
     shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
-    return ConfigError(f"{key} must be {allowed}, got {shown!r}.", key=key, allowed=allowed, got=shown)
+    return ConfigError(
+        f"{key} must be {allowed}, got {shown!r}.", key=key, allowed=allowed, got=shown
+    )

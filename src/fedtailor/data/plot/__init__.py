@@ -1,4 +1,5 @@
-"""Pictures of data, for papers: each is one Vega-Lite specification that :func:`save` writes as HTML, PNG or SVG.
+"""Pictures of data, for papers: each is one Vega-Lite specification that :func:`save` writes as
+HTML, PNG or SVG.
 
 Drawing needs the extra ``fedtailor[plot]``.
 """
@@ -21,4 +22,13 @@ from fedtailor.data.plot.contact import contact_sheet, corruption_sheet  # noqa:
 from fedtailor.data.plot.save import save  # noqa: E402
 from fedtailor.data.plot.sizes import MAX_BARS, size_bars, sizes  # noqa: E402
 
-__all__ = ["MAX_BARS", "bubbles", "contact_sheet", "corruption_sheet", "count_classes", "save", "size_bars", "sizes"]
+__all__ = [
+    "MAX_BARS",
+    "bubbles",
+    "contact_sheet",
+    "corruption_sheet",
+    "count_classes",
+    "save",
+    "size_bars",
+    "sizes",
+]

@@ -1,4 +1,6 @@
-"""The bubble plot of papers on federated learning: the number of examples of every client and class."""
+"""The bubble plot of papers on federated learning: the number of examples of every client and
+class.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from fedtailor.data.plot.style import HUE, Picture, clean, finish, inline, label
 
 MAX_CLIENTS = 100
 MAX_CLASSES = 100
-"""Only the first ones are drawn, since more cannot be told apart on a page; the subtitle then says so."""
+"""Only the first ones are drawn, since more cannot be told apart on a page; the subtitle then says
+so."""
 
 _LEGEND = 4
 _MARGIN = 160  # pixels of the axis labels and the legend, beside the bubbles
@@ -41,7 +44,8 @@ def bubbles(
 ) -> Picture:
     """Draw one bubble per client (across) and class (up), whose area is the number of examples.
 
-    Only the first ``MAX_CLIENTS`` clients and ``MAX_CLASSES`` classes are drawn; the subtitle says if there are more.
+    Only the first ``MAX_CLIENTS`` clients and ``MAX_CLASSES`` classes are drawn; the subtitle says
+    if there are more.
 
     Args:
         class_counts: number of examples (clients, classes).
@@ -62,24 +66,45 @@ def bubbles(
     largest = max(int(counts.max(initial=0)), 1)
     size = alt.Size(
         "count:Q",
-        scale=alt.Scale(domain=[0, largest], range=[0, math.pi * _radius(counts, step_x, step_y) ** 2]),
+        scale=alt.Scale(
+            domain=[0, largest], range=[0, math.pi * _radius(counts, step_x, step_y) ** 2]
+        ),
         legend=alt.Legend(
-            title="Examples", format=",d", values=_legend_values(largest), symbolFillColor=HUE, symbolStrokeColor=HUE
+            title="Examples",
+            format=",d",
+            values=_legend_values(largest),
+            symbolFillColor=HUE,
+            symbolStrokeColor=HUE,
         ),
     )
     width = step_x * len(clients)
     chart = (
-        alt.Chart(inline(_rows(counts, clients, classes)), width=width, height=step_y * len(classes))
+        alt.Chart(
+            inline(_rows(counts, clients, classes)), width=width, height=step_y * len(classes)
+        )
         # the thin line keeps a single example visible beside a thousand
         .mark_circle(color=HUE, stroke=HUE, strokeWidth=0.8, opacity=1)
         .encode(
-            x=alt.X("client:N", scale=_scale(clients), axis=_axis("Client", clients, step_x, upright=True)),
-            y=alt.Y("class:N", scale=_scale(classes, reverse=_numbered(classes)), axis=_axis("Class", classes, step_y)),
+            x=alt.X(
+                "client:N",
+                scale=_scale(clients),
+                axis=_axis("Client", clients, step_x, upright=True),
+            ),
+            y=alt.Y(
+                "class:N",
+                scale=_scale(classes, reverse=_numbered(classes)),
+                axis=_axis("Class", classes, step_y),
+            ),
             size=size,
-            tooltip=[alt.Tooltip(f"{name}:N", title=name) for name in ("Client", "Class", "Examples")],
+            tooltip=[
+                alt.Tooltip(f"{name}:N", title=name) for name in ("Client", "Class", "Examples")
+            ],
         )
     )
-    return finish(chart, title=title, subtitle=_left_out(num_clients, num_classes), width=width + _MARGIN)
+
+    return finish(
+        chart, title=title, subtitle=_left_out(num_clients, num_classes), width=width + _MARGIN
+    )
 
 
 def _rows(counts: np.ndarray, clients: list[str], classes: list[str]) -> Iterator[dict[str, Any]]:
@@ -104,17 +129,22 @@ def _step(number: int, largest: int) -> int:
 
 
 def _scale(names: list[str], *, reverse: bool = False) -> alt.Scale:
-    """Return a scale in the order of ``names``. They are data: a sort by names would put them into an expression."""
+    """Return a scale in the order of ``names``. They are data: a sort by names would put them into
+    an expression.
+    """
     return alt.Scale(type="point", domain=labels(names), padding=0.5, reverse=reverse)
 
 
 def _axis(title: str, names: list[str], step: int, *, upright: bool = False) -> alt.Axis:
-    """Return an axis with every name, or only with round numbers if the names are consecutive numbers."""
+    """Return an axis with every name, or only with round numbers if the names are consecutive
+    numbers.
+    """
     shown = labels(names)
     numbered = _numbered(names)
     spacing = 22 if upright else 14
     every = next((each for each in (1, 2, 5, 10) if each * step >= spacing), 20)
     wide = upright and not numbered and max(map(len, shown), default=0) * 7 > step
+
     return alt.Axis(
         title=title,
         values=shown[::every] if numbered else shown,
@@ -129,12 +159,16 @@ def _axis(title: str, names: list[str], step: int, *, upright: bool = False) -> 
 
 
 def _numbered(names: list[str]) -> bool:
-    """Return whether the names are the numbers from 0. Numbered classes go up, as in papers; others go down."""
+    """Return whether the names are the numbers from 0. Numbered classes go up, as in papers; others
+    go down.
+    """
     return names == [str(number) for number in range(len(names))]
 
 
 def _radius(counts: np.ndarray, step_x: int, step_y: int) -> float:
-    """Return the radius of the largest bubble, in pixels: as large as possible without bubbles that overlap."""
+    """Return the radius of the largest bubble, in pixels: as large as possible without bubbles that
+    overlap.
+    """
     sizes = np.sqrt(counts / max(counts.max(initial=0), 1))
     radius = float(min(_MOST_RADIUS, step_x, step_y))
     for across, up, each in ((1, 0, sizes), (0, 1, sizes), (1, 1, sizes), (1, 1, sizes[:, ::-1])):
@@ -149,7 +183,9 @@ def _legend_values(largest: int) -> list[int]:
     """Return at most four numbers for the legend: round ones, and ``largest`` itself."""
     powers = range(len(str(largest)))
     numbers = [digit * 10**power for power, digit in itertools.product(powers, (1, 2, 5))]
-    smaller = [number for number in numbers if number <= 0.85 * largest]  # closer ones look like the largest
+    smaller = [
+        number for number in numbers if number <= 0.85 * largest
+    ]  # closer ones look like the largest
     return [*smaller[1 - _LEGEND :], largest]
 
 

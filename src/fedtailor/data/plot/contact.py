@@ -48,25 +48,38 @@ def contact_sheet(
     lefts = [column * (across + _GAP) for column in range(columns)]
     tops = [row * (down + _GAP) for row in range(rows)]
     pictures = [
-        {"x": lefts[column] + across / 2, "y": tops[row] + down / 2, "url": _data_url(images[row, column], factor)}
+        {
+            "x": lefts[column] + across / 2,
+            "y": tops[row] + down / 2,
+            "url": _data_url(images[row, column], factor),
+        }
         for row in range(rows)
         for column in range(columns)
     ]
-    row_labels = [{"x": -8, "y": top + down / 2, "name": name} for top, name in zip(tops, labels(row_names))]
+    row_labels = [
+        {"x": -8, "y": top + down / 2, "name": name} for top, name in zip(tops, labels(row_names))
+    ]
     column_labels = []
+
     for left, name in zip(lefts, column_names):
         [shown] = labels([name])  # one at a time: several columns may have the same name
         column_labels.append({"x": left + across / 2, "y": -8, "name": shown})
+
     x = alt.X("x:Q", scale=None, axis=None)
     y = alt.Y("y:Q", scale=None, axis=None)
     layers = [
-        alt.Chart(inline(pictures)).mark_image(width=across, height=down).encode(x=x, y=y, url="url:N"),
+        alt.Chart(inline(pictures))
+        .mark_image(width=across, height=down)
+        .encode(x=x, y=y, url="url:N"),
         alt.Chart(inline(row_labels))
         .mark_text(align="right", baseline="middle", color=INK)
         .encode(x=x, y=y, text="name:N"),
-        alt.Chart(inline(column_labels)).mark_text(baseline="bottom", color=INK).encode(x=x, y=y, text="name:N"),
+        alt.Chart(inline(column_labels))
+        .mark_text(baseline="bottom", color=INK)
+        .encode(x=x, y=y, text="name:N"),
     ]
     chart = alt.LayerChart(layer=layers, width=lefts[-1] + across, height=tops[-1] + down)
+
     return finish(chart, title=title, subtitle=subtitle)
 
 
@@ -76,10 +89,12 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Pict
     Args:
         dataset: images that a run could corrupt.
         seed: seed for the choice of the two images, and of the corruptions.
-        frost_folder: folder of photographs for the corruption "frost"; if there are none, a subtitle says so.
+        frost_folder: folder of photographs for the corruption "frost"; if there are none, a
+            subtitle says so.
 
     Raises:
-        DataError: the examples are not such images, or some of the photographs are missing or damaged.
+        DataError: the examples are not such images, or some of the photographs are missing or
+            damaged.
     """
     from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
     from fedtailor.data.corruptions.pictures import load_frost
@@ -90,9 +105,14 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Pict
     clean = dataset.x[rows]
     frost = load_frost(frost_folder, {})
     sheet = []
+
     for kind in CORRUPTIONS:
-        corrupted = [corrupt(clean, kind, severity, rows=rows, seed=seed, frost=frost) for severity in SEVERITIES]
+        corrupted = [
+            corrupt(clean, kind, severity, rows=rows, seed=seed, frost=frost)
+            for severity in SEVERITIES
+        ]
         sheet.append([clean, *corrupted])
+
     by_image = np.array(sheet).swapaxes(1, 2)  # (kinds, 2, 1 + severities, height, width, channels)
     return contact_sheet(
         by_image.reshape(len(sheet), -1, *clean.shape[1:]),

@@ -34,7 +34,8 @@ editor: false}}}});
 
 
 def save(chart: Picture, path: Path) -> None:
-    """Write a picture as ``.html`` (self-contained: it needs no network), ``.png`` (two pixels per point) or ``.svg``.
+    """Write a picture as ``.html`` (self-contained: it needs no network), ``.png`` (two pixels per
+    point) or ``.svg``.
 
     The file appears whole, and replaces an existing one.
 
@@ -53,6 +54,7 @@ def save(chart: Picture, path: Path) -> None:
             allowed=allowed,
             got=ending,
         )
+
     write_whole(path, _WRITERS[ending](chart.to_dict()))
 
 
@@ -80,4 +82,8 @@ def _to_svg(specification: Mapping[str, Any]) -> bytes:
     return vl_convert.vegalite_to_svg(dict(specification), allowed_base_urls=[]).encode()
 
 
-_WRITERS: Mapping[str, Callable[[Mapping[str, Any]], bytes]] = {".html": _to_html, ".png": _to_png, ".svg": _to_svg}
+_WRITERS: Mapping[str, Callable[[Mapping[str, Any]], bytes]] = {
+    ".html": _to_html,
+    ".png": _to_png,
+    ".svg": _to_svg,
+}

@@ -1,4 +1,6 @@
-"""Pictures of the sizes of local training sets: a histogram over many seeds, or one bar per client."""
+"""Pictures of the sizes of local training sets: a histogram over many seeds, or one bar per
+client.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ _HEIGHT = 90
 
 
 def sizes(samples: Mapping[str, np.ndarray], *, title: str = "Local training-set sizes") -> Picture:
-    """Draw one histogram per partition, one below the other over the same sizes (pFedVEM, 2023, Figures 3-6).
+    """Draw one histogram per partition, one below the other over the same sizes (pFedVEM, 2023,
+    Figures 3-6).
 
-    The widths of bins are whole numbers and the same for all; a height is the share of all clients of all seeds.
+    The widths of bins are whole numbers and the same for all; a height is the share of all clients
+    of all seeds.
 
     Args:
-        samples: sizes by the name of the partition, in arrays of any shape, such as (seeds, clients).
+        samples: sizes by the name of the partition, in arrays of any shape, such as (seeds,
+            clients).
         title: title above the picture.
 
     Example:
@@ -34,11 +39,15 @@ def sizes(samples: Mapping[str, np.ndarray], *, title: str = "Local training-set
     every = np.concatenate([np.ravel(each) for each in samples.values()])
     edges = bins(int(every.min()), int(every.max()))
     last = list(samples)[-1]
-    panels = [_panel(name, np.ravel(each), edges, last=name == last) for name, each in samples.items()]
+    panels = [
+        _panel(name, np.ravel(each), edges, last=name == last) for name, each in samples.items()
+    ]
     return finish(alt.vconcat(*panels, spacing=24), title=title, width=_WIDTH)
 
 
-def size_bars(counts: Sequence[int], names: Sequence[str] = (), *, title: str = "Local training-set sizes") -> Picture:
+def size_bars(
+    counts: Sequence[int], names: Sequence[str] = (), *, title: str = "Local training-set sizes"
+) -> Picture:
     """Draw one bar per client, with its number of training examples.
 
     Args:
@@ -51,11 +60,18 @@ def size_bars(counts: Sequence[int], names: Sequence[str] = (), *, title: str = 
         'bar'
     """
     shown = labels(list(names) or [str(number) for number in range(len(counts))])
-    rows = [{"client": name, "count": int(count)} for name, count in zip(shown, counts, strict=True)]
+    rows = [
+        {"client": name, "count": int(count)} for name, count in zip(shown, counts, strict=True)
+    ]
     across = alt.Axis(tickCount=5, ticks=False, labelPadding=6, format=",d", tickMinStep=1)
     scale = alt.Scale(domain=[0, max(*counts, 1)], nice=True)
     # the order of the names is a domain: a sort by names would put them into an expression
-    y = alt.Y("client:N", title=None, scale=alt.Scale(domain=shown), axis=alt.Axis(ticks=False, domain=False))
+    y = alt.Y(
+        "client:N",
+        title=None,
+        scale=alt.Scale(domain=shown),
+        axis=alt.Axis(ticks=False, domain=False),
+    )
     base = alt.Chart(inline(rows), width=_WIDTH, height=_BAR * len(rows))
     bars = base.mark_bar(color=HUE, height=_BAR - 6).encode(
         x=alt.X("count:Q", title="Training examples", axis=across, scale=scale), y=y
@@ -63,6 +79,7 @@ def size_bars(counts: Sequence[int], names: Sequence[str] = (), *, title: str = 
     numbers = base.mark_text(align="left", dx=4, color=INK).encode(
         x="count:Q", y=y, text=alt.Text("count:Q", format=",d")
     )
+
     return finish(alt.LayerChart(layer=[bars, numbers]), title=title, width=_WIDTH)
 
 
@@ -90,29 +107,51 @@ def _panel(name: str, values: np.ndarray, edges: np.ndarray, *, last: bool) -> a
     """Return the histogram of one partition."""
     counts, _ = np.histogram(values, edges)
     rows = [
-        {"from": low, "to": high, "share": count / len(values), "Examples": f"{low:,} to {high - 1:,}"}
-        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
+        {
+            "from": low,
+            "to": high,
+            "share": count / len(values),
+            "Examples": f"{low:,} to {high - 1:,}",
+        }
+        for low, high, count in zip(
+            edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True
+        )
         if count
     ]
     title = "Training examples of a client" if last else None
-    across = alt.Axis(title=title, labels=last, ticks=False, tickCount=10, labelPadding=6, labelFlush=False)
+    across = alt.Axis(
+        title=title, labels=last, ticks=False, tickCount=10, labelPadding=6, labelFlush=False
+    )
     up = alt.Axis(format="%", tickCount=4, ticks=False, labelPadding=6, minExtent=40)
     panel: alt.Chart = (
         alt.Chart(inline(rows), width=_WIDTH, height=_HEIGHT)
         .mark_rect(color=HUE, stroke="white", strokeWidth=0.5)
         .encode(
-            x=alt.X("from:Q", axis=across, scale=alt.Scale(domain=[int(edges[0]), int(edges[-1])], nice=False)),
+            x=alt.X(
+                "from:Q",
+                axis=across,
+                scale=alt.Scale(domain=[int(edges[0]), int(edges[-1])], nice=False),
+            ),
             x2="to:Q",
             y=alt.Y("share:Q", title="Share of clients", axis=up),
             y2=alt.datum(0),
-            tooltip=[alt.Tooltip("Examples:N"), alt.Tooltip("share:Q", title="Share of clients", format=".2%")],
+            tooltip=[
+                alt.Tooltip("Examples:N"),
+                alt.Tooltip("share:Q", title="Share of clients", format=".2%"),
+            ],
         )
         .properties(
             title=alt.TitleParams(
-                clean(name), subtitle=_summary(values), fontSize=12, color=INK, offset=6, frame="group"
+                clean(name),
+                subtitle=_summary(values),
+                fontSize=12,
+                color=INK,
+                offset=6,
+                frame="group",
             )
         )
     )
+
     return panel
 
 

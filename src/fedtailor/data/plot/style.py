@@ -34,13 +34,15 @@ def finish(chart: Picture, *, title: str, subtitle: str = "", width: int = 0) ->
         chart: the picture.
         title: title above the picture.
         subtitle: line below the title; empty: none.
-        width: width of the whole picture in pixels; a longer title gets several lines. 0: always one line.
+        width: width of the whole picture in pixels; a longer title gets several lines. 0: always
+            one line.
     """
     text: str | list[str] = clean(title)
     if width:
         lines = textwrap.wrap(clean(title), max(_SHORTEST_LINE, int(width / _CHARACTER)))
         if len(lines) > 1:
             text = lines
+
     chart.title = alt.TitleParams(text, subtitle=subtitle) if subtitle else alt.TitleParams(text)
     shown: Picture = (
         chart.configure(font=FONT, background="white", padding=10)
@@ -64,23 +66,31 @@ def finish(chart: Picture, *, title: str, subtitle: str = "", width: int = 0) ->
             titleFontWeight="normal",
             titlePadding=8,
         )
-        .configure_legend(labelColor=INK, titleColor=INK, titleFontSize=11, titleFontWeight="normal")
+        .configure_legend(
+            labelColor=INK, titleColor=INK, titleFontSize=11, titleFontWeight="normal"
+        )
     )
+
     return shown
 
 
 def inline(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
-    """Return rows as data within the specification, which Altair's limit on rows does not affect."""
+    """Return rows as data within the specification, which Altair's limit on rows does not
+    affect.
+    """
     return alt.InlineData(values=list(rows))
 
 
 def clean(name: str) -> str:
-    """Return a name whose control characters are visible escapes, without characters that no picture can hold."""
+    """Return a name whose control characters are visible escapes, without characters that no
+    picture can hold.
+    """
     return safe_name(name).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return names as they are drawn along an axis: clean, at most ``LONGEST_NAME`` characters, all different.
+    """Return names as they are drawn along an axis: clean, at most ``LONGEST_NAME`` characters, all
+    different.
 
     >>> labels(["a", "b", "a"])
     ['a', 'b', 'a (2)']
@@ -92,10 +102,13 @@ def labels(names: Sequence[str]) -> list[str]:
         text = clean(name)
         if len(text) > LONGEST_NAME:
             text = text[: LONGEST_NAME - 1] + "…"
+
         unique = text
         while unique in taken:
             seen[text] += 1
             unique = f"{text} ({seen[text] + 1})"
+
         taken.add(unique)
         shown.append(unique)
+
     return shown

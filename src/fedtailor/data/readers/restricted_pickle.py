@@ -1,9 +1,11 @@
-"""Reader of pickles that hold numbers, texts, lists, dicts and arrays of whole numbers, and nothing else.
+"""Reader of pickles that hold numbers, texts, lists, dicts and arrays of whole numbers, and nothing
+else.
 
-CIFAR's python batches are pickles, and a pickle can name any function to be called. The unpickler is the standard
-library's; its ``find_class`` looks every name up in a short table of stand-ins. numpy itself is never given to the
-unpickler, so that a file cannot reach its ways to rebuild an object either: object arrays, structured types, and the
-flags of a type, with which bytes can be passed off as pointers.
+CIFAR's python batches are pickles, and a pickle can name any function to be called. The unpickler
+is the standard library's; its ``find_class`` looks every name up in a short table of stand-ins.
+numpy itself is never given to the unpickler, so that a file cannot reach its ways to rebuild an
+object either: object arrays, structured types, and the flags of a type, with which bytes can be
+passed off as pointers.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ _WHOLE_NUMBERS: Final = frozenset(f"{kind}{size}" for kind in "iu" for size in (
 def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
     """Return the dict that a pickle holds; ``path`` names it in errors.
 
-    Memory is bounded by a small multiple of ``raw``, because every length and memo number in it is checked first.
+    Memory is bounded by a small multiple of ``raw``, because every length and memo number in it is
+    checked first.
 
     Raises:
-        DataError: the pickle names anything but numpy's arrays, holds an array of another type, or is damaged.
+        DataError: the pickle names anything but numpy's arrays, holds an array of another type, or
+            is damaged.
     """
     try:
         _check_memo(raw, path)
         content = _Unpickler(raw, path).load()
         if not isinstance(content, dict):
             raise files.damaged(path, "a dict", type(content).__name__)
+
         return {_text(key): _unwrap(value) for key, value in content.items()}
     except DataError:
         raise
@@ -49,7 +54,9 @@ class _Refused(Exception):
 
 
 class _StandIn:
-    """Base of the stand-ins. The unpickler sets a state on instances only: a class has no own ``__setstate__``."""
+    """Base of the stand-ins. The unpickler sets a state on instances only: a class has no own
+    ``__setstate__``.
+    """
 
     __slots__ = ()
 
@@ -81,7 +88,9 @@ class _Type(_StandIn):
 
 
 class _Array(_StandIn):
-    """Stands in for ``numpy.ndarray`` and ``_reconstruct``, which makes an empty one that gets its content later."""
+    """Stands in for ``numpy.ndarray`` and ``_reconstruct``, which makes an empty one that gets its
+    content later.
+    """
 
     __slots__ = ("value",)
 
@@ -110,7 +119,9 @@ class _FilledArray(_Array):
 
 
 class _Encode(_StandIn):
-    """Stands in for ``_codecs.encode``, which makes bytes in pickles of protocol 2 written by Python 3."""
+    """Stands in for ``_codecs.encode``, which makes bytes in pickles of protocol 2 written by
+    Python 3.
+    """
 
     __slots__ = ()
 
@@ -158,13 +169,22 @@ class _Unpickler(pickle.Unpickler):
                 allowed="numpy arrays and plain values",
                 got=name,
             )
+
         return _NAMES[name]
 
 
 def _check_memo(raw: bytes, path: Path) -> None:
-    """Refuse a length or a memo number larger than the file: the unpickler would allocate that much."""
-    for operation, argument, _ in pickletools.genops(raw):  # which refuses lengths that reach beyond the end
-        if operation.name in ("PUT", "LONG_BINPUT") and isinstance(argument, int) and argument > len(raw):
+    """Refuse a length or a memo number larger than the file: the unpickler would allocate that
+    much.
+    """
+    for operation, argument, _ in pickletools.genops(
+        raw
+    ):  # which refuses lengths that reach beyond the end
+        if (
+            operation.name in ("PUT", "LONG_BINPUT")
+            and isinstance(argument, int)
+            and argument > len(raw)
+        ):
             raise files.damaged(path, f"memo numbers up to {len(raw)}", str(argument))
 
 

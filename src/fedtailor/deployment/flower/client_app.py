@@ -1,4 +1,6 @@
-"""Flower's ClientApp: a process for every message, which only asks the site's resident process. No torch here."""
+"""Flower's ClientApp: a process for every message, which only asks the site's resident process. No
+torch here.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ from fedtailor.deployment.resident import ask, socket_path
 RESTART_SECONDS = 60.0
 """How long a resident process may need to start again; then the request fails."""
 _TIMES = 2
-"""How often a request is asked: again if the process ended in the middle, for the same request may have ended it."""
+"""How often a request is asked: again if the process ended in the middle, for the same request may
+have ended it."""
 _LONGEST_WORK = 24 * 3600.0
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Return the resident process's reply to a message; its head is ``{"failed": reason}`` if there is none."""
+    """Return the resident process's reply to a message; its head is ``{"failed": reason}`` if there
+    is none.
+    """
     try:
         reply = _ask(Path(str(context.node_config["folder"])), unpack(message.content))
     except FedtailorError as error:
@@ -46,7 +51,9 @@ def _ask(folder: Path, request: Envelope) -> Envelope:
             asked += 1
             if asked == _TIMES:
                 raise
+
             end = time.monotonic() + RESTART_SECONDS
+
         time.sleep(0.1)
 
 

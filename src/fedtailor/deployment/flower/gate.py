@@ -1,8 +1,9 @@
 """The gate before Flower's server: sites reach what sites need, and nothing else.
 
-Flower serves everything at one port: the messages of sites, for which they prove who they are, and the control
-interface, which has no login. Whoever reaches that interface can run a program on the server and at every site. So the
-SuperLink listens on this machine only, and the gate passes on the requests of sites.
+Flower serves everything at one port: the messages of sites, for which they prove who they are, and
+the control interface, which has no login. Whoever reaches that interface can run a program on the
+server and at every site. So the SuperLink listens on this machine only, and the gate passes on the
+requests of sites.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
-"""The paths of sites' requests, as they come; so nothing like ``/v1/fleet/../control`` gets through."""
-_OF_ONE_CONNECTION = frozenset({"connection", "host", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"})
+"""The paths of sites' requests, as they come; so nothing like ``/v1/fleet/../control`` gets
+through."""
+_OF_ONE_CONNECTION = frozenset(
+    {"connection", "host", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
+)
 """Headers that are not passed on."""
 _SECONDS = 120.0
 """For which the SuperLink may be silent."""
@@ -38,33 +42,53 @@ def make_gate(inner: str, certificate: Path) -> Starlette:
         certificate: of the authority that has signed the SuperLink's.
     """
     client = httpx.AsyncClient(
-        base_url=f"https://{inner}", verify=ssl.create_default_context(cafile=str(certificate)), timeout=_SECONDS
+        base_url=f"https://{inner}",
+        verify=ssl.create_default_context(cafile=str(certificate)),
+        timeout=_SECONDS,
     )
 
     async def pass_on(request: Request) -> Response:
         path = request.scope["raw_path"].decode("latin-1")
         if _ALLOWED.fullmatch(path) is None:
             return PlainTextResponse("not for sites\n", status_code=404)
-        headers = [(name, value) for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION]
-        asked = client.build_request(request.method, path, headers=headers, content=request.stream())
+
+        headers = [
+            (name, value)
+            for name, value in request.headers.items()
+            if name not in _OF_ONE_CONNECTION
+        ]
+        asked = client.build_request(
+            request.method, path, headers=headers, content=request.stream()
+        )
+
         try:
             answer = await client.send(asked, stream=True)
         except httpx.HTTPError:
             return PlainTextResponse("the server is starting\n", status_code=503)
-        kept = {name: value for name, value in answer.headers.items() if name not in _OF_ONE_CONNECTION}
+
+        kept = {
+            name: value for name, value in answer.headers.items() if name not in _OF_ONE_CONNECTION
+        }
         body = answer.aiter_raw()
-        return StreamingResponse(body, answer.status_code, kept, background=BackgroundTask(answer.aclose))
+
+        return StreamingResponse(
+            body, answer.status_code, kept, background=BackgroundTask(answer.aclose)
+        )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await client.aclose()
 
-    return Starlette(routes=[Route("/{path:path}", pass_on, methods=["GET", "POST"])], lifespan=lifespan)
+    return Starlette(
+        routes=[Route("/{path:path}", pass_on, methods=["GET", "POST"])], lifespan=lifespan
+    )
 
 
 def main() -> None:
-    """Open the gate. Arguments: address and port at which to listen, the SuperLink's address, the folder of keys."""
+    """Open the gate. Arguments: address and port at which to listen, the SuperLink's address, the
+    folder of keys.
+    """
     host, port, inner, folder = sys.argv[1:]
     keys = Path(folder)
     uvicorn.run(

@@ -1,8 +1,9 @@
 """Flower's program for one task, but it runs fedtailor's app only.
 
-Flower starts ``flwr-clientapp`` at a site for every message, and installs and runs the app that the server sends: any
-code. The site's own program of this name comes first in its path, and calls this. An app is accepted only if it holds
-nothing but the file that names fedtailor's own parts. So the server decides what is asked, and never what code answers.
+Flower starts ``flwr-clientapp`` at a site for every message, and installs and runs the app that the
+server sends: any code. The site's own program of this name comes first in its path, and calls this.
+An app is accepted only if it holds nothing but the file that names fedtailor's own parts. So the
+server decides what is asked, and never what code answers.
 """
 
 from __future__ import annotations
@@ -34,15 +35,26 @@ def refuse_other_app(content: bytes) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
-            if len(content) > _LARGEST or not set(names) <= _FILES or names.count("pyproject.toml") != 1:
-                raise PermissionError(f"the server has sent an app with other files than fedtailor's: {names[:5]}")
+            if (
+                len(content) > _LARGEST
+                or not set(names) <= _FILES
+                or names.count("pyproject.toml") != 1
+            ):
+                raise PermissionError(
+                    f"the server has sent an app with other files than fedtailor's: {names[:5]}"
+                )
+
             size = archive.getinfo("pyproject.toml").file_size
             text = archive.read("pyproject.toml").decode() if size <= _LARGEST else ""
+
         components = tomllib.loads(text)["tool"]["flwr"]["app"]["components"]
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError) as reason:
         raise PermissionError("the server has sent an app that cannot be read") from reason
+
     if components != COMPONENTS:
-        raise PermissionError(f"the server has sent an app with other parts than fedtailor's: {components!s:.200}")
+        raise PermissionError(
+            f"the server has sent an app with other parts than fedtailor's: {components!s:.200}"
+        )
 
 
 def install_ours(fab_file: bytes, *arguments: Any, **options: Any) -> Any:
@@ -53,7 +65,9 @@ def install_ours(fab_file: bytes, *arguments: Any, **options: Any) -> Any:
 
 def main() -> None:
     """Do one task."""
-    assert run_clientapp.install_from_fab is install_from_fab, "this version of Flower installs apps in another way"
+    assert run_clientapp.install_from_fab is install_from_fab, (
+        "this version of Flower installs apps in another way"
+    )
     run_clientapp.install_from_fab = install_ours
     flwr_clientapp()
 

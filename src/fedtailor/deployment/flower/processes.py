@@ -45,31 +45,47 @@ folder = ""
 """
 
 _REASONS = (
-    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not signed by this site's CA; copy ca.crt again"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the server's certificate is not signed by this site's CA; copy ca.crt again",
+    ),
     (
         "[code: 2004]",
         "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in use by another "
         "process; after a crash the server counts it as in use for 20 seconds",
     ),
-    ("Connection attempt failed", "the server does not answer: it is not running, or a firewall is between"),
+    (
+        "Connection attempt failed",
+        "the server does not answer: it is not running, or a firewall is between",
+    ),
 )
-"""What a SuperNode prints when something is wrong, and what it means; the first that is found counts."""
+"""What a SuperNode prints when something is wrong, and what it means; the first that is found
+counts."""
 _REACHES = ("Connection successful", "Received successfully", "Sent successfully")
-"""What a SuperNode prints when it has reached the server; it does not say when a lost connection is there again."""
+"""What a SuperNode prints when it has reached the server; it does not say when a lost connection is
+there again."""
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 """What makes a word colored on a terminal."""
 _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
-"""What a SuperNode prints when its loop has ended and its process goes on without it, seen with Flower 1.41."""
+"""What a SuperNode prints when its loop has ended and its process goes on without it, seen with
+Flower 1.41."""
 
 
 _ONLY_OUR_APP = "fedtailor.deployment.flower.only_our_app"
 _SUPERNODE = ("-m", "fedtailor.deployment.flower.supernode")
-_OTHER_PROGRAMS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+_OTHER_PROGRAMS = (
+    "flwr-agentapp",
+    "flwr-connector",
+    "flwr-model",
+    "flwr-serverapp",
+    "flwr-simulation",
+)
 """Flower's programs that would run what a server sends, and that a site does not need."""
 
 
 class ServerProcesses:
-    """The SuperLink, the gate through which sites reach it, and the SuperExec, which starts the round loop.
+    """The SuperLink, the gate through which sites reach it, and the SuperExec, which starts the
+    round loop.
 
     Args:
         folder: their database, logs and settings.
@@ -82,7 +98,9 @@ class ServerProcesses:
         RunError: the folder is in use by another process.
     """
 
-    def __init__(self, folder: Path, keys: Path, host: str, port: int, insecure: bool = False) -> None:
+    def __init__(
+        self, folder: Path, keys: Path, host: str, port: int, insecure: bool = False
+    ) -> None:
         self._folder = folder.resolve()
         self._keys = keys.resolve()
         self._host = host
@@ -90,7 +108,9 @@ class ServerProcesses:
         self._port = port
         self._inner = port if insecure else _free_port()
         self._address = f"127.0.0.1:{self._inner}"
-        self._env = _environment(self._folder, poll=1.0)  # it starts one program, at the start of a run
+        self._env = _environment(
+            self._folder, poll=1.0
+        )  # it starts one program, at the start of a run
         self._supervisor = Supervisor(self._folder)
 
     def start(self) -> None:
@@ -102,28 +122,45 @@ class ServerProcesses:
         _refuse_taken_port(self._host, self._port)
         secret = self._folder / "superexec.secret"
         write_private(secret, secrets.token_bytes(32))
-        only_ours = ["--superexec-auth-secret-file", str(secret)]  # nobody else who reaches the port gets its tasks
+        only_ours = [
+            "--superexec-auth-secret-file",
+            str(secret),
+        ]  # nobody else who reaches the port gets its tasks
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._inner)]
         command += ["--database", str(self._folder / "superlink.db"), "--isolation", "process"]
+
         if self._insecure:
             command += ["--insecure"]
         else:
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._keys / "ca.crt")]
             command += ["--ssl-certfile", str(self._keys / "server.pem")]
             command += ["--ssl-keyfile", str(self._keys / "server.key")]
+
         self._start("superlink", [*command, *only_ours])
         self._wait_for_health(self._address)
         if not self._insecure:
-            gate = [sys.executable, "-m", "fedtailor.deployment.flower.gate", self._host, str(self._port)]
+            gate = [
+                sys.executable,
+                "-m",
+                "fedtailor.deployment.flower.gate",
+                self._host,
+                str(self._port),
+            ]
             self._start("gate", [*gate, self._address, str(self._keys)])
             reached = "127.0.0.1" if self._host in ("", "0.0.0.0", "::") else self._host
             self._wait_for_health(f"{reached}:{self._port}")
-        roots = ["--insecure"] if self._insecure else ["--root-certificates", str(self._keys / "ca.crt")]
+
+        roots = (
+            ["--insecure"]
+            if self._insecure
+            else ["--root-certificates", str(self._keys / "ca.crt")]
+        )
         command = [_program("flower-superexec"), "--runtime-api-address", self._address]
         self._start("superexec", [*command, *roots, *only_ours])
 
     def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
-        """Register the public keys of sites that are not registered yet, and return the node ids of all by name.
+        """Register the public keys of sites that are not registered yet, and return the node ids of
+        all by name.
 
         Raises:
             DataError: a file is not a site's public key.
@@ -133,15 +170,22 @@ class ServerProcesses:
         noted: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
         listed = self._flwr("supernode", "list", _CONNECTION)["nodes"]
         there = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
-        known = {text: node for text, node in noted.items() if node in there}  # the database may be a new one
+        known = {
+            text: node for text, node in noted.items() if node in there
+        }  # the database may be a new one
         public = {name: read_public_key(key).text for name, key in keys.items()}
         missing = {name: text for name, text in public.items() if text not in known}
-        for node in there - set(known.values()):  # its registration was interrupted before it was noted
+
+        for node in there - set(
+            known.values()
+        ):  # its registration was interrupted before it was noted
             self._flwr("supernode", "unregister", str(node), _CONNECTION)
+
         for name, text in missing.items():
             answer = self._flwr("supernode", "register", str(keys[name].resolve()), _CONNECTION)
             known[text] = int(answer["node-id"])
             write_whole(path, json.dumps(known))
+
         return {name: known[text] for name, text in public.items()}
 
     def submit(self, run_folder: Path) -> str:
@@ -161,41 +205,69 @@ class ServerProcesses:
         self._supervisor.stop()
 
     def _start(self, name: str, command: list[str]) -> None:
-        self._supervisor.start(Child(name, command, self._env, self._folder / f"{name}.log", self._folder))
+        self._supervisor.start(
+            Child(name, command, self._env, self._folder / f"{name}.log", self._folder)
+        )
 
     def _wait_for_health(self, address: str) -> None:
         """Wait until the SuperLink answers at an address."""
         scheme = "http" if self._insecure else "https"
-        context = None if self._insecure else ssl.create_default_context(cafile=str(self._keys / "ca.crt"))
+        context = (
+            None
+            if self._insecure
+            else ssl.create_default_context(cafile=str(self._keys / "ca.crt"))
+        )
         end = time.monotonic() + _START_SECONDS
+
         while time.monotonic() < end and self._supervisor.is_running("superlink"):
             try:
-                with urllib.request.urlopen(f"{scheme}://{address}/health", timeout=5, context=context):
+                with urllib.request.urlopen(
+                    f"{scheme}://{address}/health", timeout=5, context=context
+                ):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
+
         name = "superlink" if address == self._address else "gate"
-        raise RunError(f"the server's {name} did not start: {_last_line(self._supervisor.output(name))}")
+        raise RunError(
+            f"the server's {name} did not start: {_last_line(self._supervisor.output(name))}"
+        )
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run one of Flower's commands, and return its JSON answer."""
-        roots = "insecure = true" if self._insecure else f"root-certificates = {json.dumps(f'{self._keys}/ca.crt')}"
+        roots = (
+            "insecure = true"
+            if self._insecure
+            else f"root-certificates = {json.dumps(f'{self._keys}/ca.crt')}"
+        )
         settings = f'[superlink]\ndefault = "{_CONNECTION}"\n[superlink.{_CONNECTION}]\n'
         home = Path(self._env["FLWR_HOME"])
         home.mkdir(exist_ok=True)
         write_whole(home / "config.toml", f'{settings}address = "{self._address}"\n{roots}\n')
         command = [_program("flwr"), *arguments, "--format", "json"]
+
         try:
             done = subprocess.run(
-                command, env=self._env, cwd=self._folder, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+                command,
+                env=self._env,
+                cwd=self._folder,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_SECONDS,
             )
             answer: dict[str, Any] = json.loads(done.stdout)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise RunError(f"Flower's command line failed at `{arguments[0]}`: {one_line(str(error))}") from error
+            raise RunError(
+                f"Flower's command line failed at `{arguments[0]}`: {one_line(str(error))}"
+            ) from error
         except ValueError:
             answer = {"error-message": one_line(done.stdout + done.stderr)}
+
         if not answer.get("success"):
-            raise RunError(f"Flower refused `{' '.join(arguments[:2])}`: {answer.get('error-message', 'no reason')}")
+            raise RunError(
+                f"Flower refused `{' '.join(arguments[:2])}`: {answer.get('error-message', 'no reason')}"
+            )
+
         return answer
 
 
@@ -215,7 +287,13 @@ class SiteProcesses:
     """
 
     def __init__(
-        self, folder: Path, server: str, port: int, ca: Path | None, key: Path | None, insecure: bool = False
+        self,
+        folder: Path,
+        server: str,
+        port: int,
+        ca: Path | None,
+        key: Path | None,
+        insecure: bool = False,
     ) -> None:
         self._folder = folder.resolve()
         self._own = self._folder / "flower"
@@ -226,6 +304,7 @@ class SiteProcesses:
             # absolute paths: the program runs in another folder
             self._trust = ["--root-certificates", str(ca.resolve())]
             self._trust += ["--auth-supernode-private-key", str(key.resolve())]
+
         self._env = _environment(self._own, poll=0.05)  # it starts one for every message
         programs = self._own / "bin"
         self._env["PATH"] = f"{programs}{os.pathsep}{self._env['PATH']}"
@@ -237,10 +316,18 @@ class SiteProcesses:
         """Start both programs.
 
         Args:
-            resident: the command of the resident process, if it is another than that of this package.
+            resident: the command of the resident process, if it is another than that of this
+                package.
         """
-        _program("flower-supernode")  # before anything starts, it is refused where Flower is missing
-        asked = resident or [sys.executable, "-m", "fedtailor.deployment.resident", str(self._folder)]
+        _program(
+            "flower-supernode"
+        )  # before anything starts, it is refused where Flower is missing
+        asked = resident or [
+            sys.executable,
+            "-m",
+            "fedtailor.deployment.resident",
+            str(self._folder),
+        ]
         self._start("resident", asked)
         command = [sys.executable, *_SUPERNODE, "--superlink", self._address, *self._trust]
         command += ["--port", str(_free_port())]
@@ -248,13 +335,17 @@ class SiteProcesses:
         self._start("supernode", command)
 
     def watch(self) -> list[Ended]:
-        """Start again what has died, and return what has died since the last call; see :func:`explain`."""
+        """Start again what has died, and return what has died since the last call; see
+        :func:`explain`.
+        """
         if any(sign in self._supervisor.output("supernode") for sign in _STUCK):
             self._supervisor.kill("supernode")
         return self._supervisor.watch()
 
     def problem(self) -> str | None:
-        """Return in a sentence why the site does not reach the server now; None if nothing is known to be wrong."""
+        """Return in a sentence why the site does not reach the server now; None if nothing is known
+        to be wrong.
+        """
         output = self._supervisor.output("supernode")
         last = max(output.rfind(sign) for sign in _REACHES)
         return _reason(output[max(last, 0) :])
@@ -271,7 +362,9 @@ class SiteProcesses:
         self._supervisor.stop()
 
     def _start(self, name: str, command: list[str]) -> None:
-        self._supervisor.start(Child(name, command, self._env, self._own / f"{name}.log", self._own))
+        self._supervisor.start(
+            Child(name, command, self._env, self._own / f"{name}.log", self._own)
+        )
 
 
 def explain(ended: Ended) -> str:
@@ -289,10 +382,15 @@ def _reason(output: str) -> str | None:
 
 
 def _write_programs(folder: Path) -> None:
-    """Write the programs that a SuperNode starts by their names: one that runs our app only, and none of the others."""
+    """Write the programs that a SuperNode starts by their names: one that runs our app only, and
+    none of the others.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     texts = dict.fromkeys(_OTHER_PROGRAMS, "#!/bin/sh\necho 'not at this site' >&2\nexit 1\n")
-    texts["flwr-clientapp"] = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {_ONLY_OUR_APP} "$@"\n'
+    texts["flwr-clientapp"] = (
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {_ONLY_OUR_APP} "$@"\n'
+    )
+
     for name, text in texts.items():
         path = folder / name
         write_whole(path, text)
@@ -300,7 +398,9 @@ def _write_programs(folder: Path) -> None:
 
 
 def _environment(folder: Path, poll: float) -> dict[str, str]:
-    """Return the environment of Flower's programs; SuperExec looks for work every ``poll`` seconds."""
+    """Return the environment of Flower's programs; SuperExec looks for work every ``poll``
+    seconds.
+    """
     programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -322,7 +422,9 @@ def _program(name: str) -> str:
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        message = f"Flower is not installed here ('{path}' is missing): pip install 'fedtailor[flower]'."
+        message = (
+            f"Flower is not installed here ('{path}' is missing): pip install 'fedtailor[flower]'."
+        )
         raise RunError(message, path=str(path))
     return str(path)
 
@@ -330,7 +432,9 @@ def _program(name: str) -> str:
 def _refuse_taken_port(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended do not count
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections that have ended do not count
         try:
             probe.bind((host, port))
         except OSError as error:

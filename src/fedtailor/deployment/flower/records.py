@@ -36,15 +36,28 @@ def unpack(content: RecordDict) -> Envelope:
     """
     head = content.get("head")
     arrays = content.get("blobs")
-    if set(content) != {"head", "blobs"} or not isinstance(head, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+    if (
+        set(content) != {"head", "blobs"}
+        or not isinstance(head, ConfigRecord)
+        or not isinstance(arrays, ArrayRecord)
+    ):
         raise DataError("the records of a message must be a head and blobs")
+
     text = head.get("head")
     if not isinstance(text, str):
         raise DataError("the head of a message must be text", key="head")
+
     blobs = {}
     for name, array in arrays.items():
         if array.stype != _FORM or array.dtype != "uint8" or not isinstance(array.data, bytes):
-            raise DataError("a blob must be an array of bytes", key=name, allowed=_FORM, got=str(array.stype)[:60])
+            raise DataError(
+                "a blob must be an array of bytes",
+                key=name,
+                allowed=_FORM,
+                got=str(array.stype)[:60],
+            )
+
         check_blob(name, len(array.data))
         blobs[name] = array.data
+
     return Envelope(head_from_text(text), blobs)

@@ -51,9 +51,12 @@ class GridTransport:
         sent = list(self._grid.push_messages(messages))
         if not sent:  # Flower's answer to requests that are too large together
             sent = [None] * len(clients)
+
         for client, number in zip(clients, sent, strict=True):
             if number is None:
-                failure = SiteFailure("unavailable", "Flower did not take the request: no such node, or too large")
+                failure = SiteFailure(
+                    "unavailable", "Flower did not take the request: no such node, or too large"
+                )
                 self._refused.append((client, failure))
             else:
                 self._asked[number] = client
@@ -80,12 +83,18 @@ class GridTransport:
         return {client for client, node in self._node_of.items() if node in connected}
 
     def _message(self, client: int, request: Envelope) -> Message:
-        return Message(pack(request), message_type=MESSAGE_TYPE, dst_node_id=self._node_of[client], ttl=_LIFETIME)
+        return Message(
+            pack(request),
+            message_type=MESSAGE_TYPE,
+            dst_node_id=self._node_of[client],
+            ttl=_LIFETIME,
+        )
 
     def _fetch(self) -> list[tuple[int, Envelope | SiteFailure]]:
         numbers = list(self._asked)
         if not numbers:
             return []
+
         try:
             return self._note(list(self._grid.pull_messages(numbers)))
         except httpx.HTTPError:
@@ -96,6 +105,7 @@ class GridTransport:
     def _fetch_one(self, number: str) -> list[tuple[int, Envelope | SiteFailure]]:
         if number not in self._asked:
             return []
+
         try:
             return self._note(list(self._grid.pull_messages([number])))
         except httpx.HTTPError:
@@ -110,10 +120,15 @@ class GridTransport:
             client = self._asked.pop(message.metadata.reply_to_message_id, None)
             if client is None:  # a second reply of the same client, or one of another batch
                 continue
+
             reply = _read(message, self._node_of[client])
             if isinstance(reply, Envelope):
-                self._asked = {number: other for number, other in self._asked.items() if other != client}
+                self._asked = {
+                    number: other for number, other in self._asked.items() if other != client
+                }
+
             replies.append((client, reply))
+
         return replies
 
 
@@ -125,8 +140,12 @@ def _read(message: Message, node: int) -> Envelope | SiteFailure:
         if code in _UNAVAILABLE:
             return SiteFailure("unavailable", _UNAVAILABLE[code])
         return SiteFailure("failed", one_line(f"Flower error {code}: {message.error.reason}"))
+
     if sender != node:
-        return SiteFailure("failed", f"the reply comes from another node: {sender} instead of {node}")
+        return SiteFailure(
+            "failed", f"the reply comes from another node: {sender} instead of {node}"
+        )
+
     try:
         return unpack(message.content)
     except DataError as error:

@@ -1,7 +1,8 @@
 """Trackers: they log runs for other programs that draw and compare them, such as TensorBoard.
 
-A tracker is a module with one small class, which keeps :class:`fedtailor.experiment.trackers.base.Tracker`. Its library
-is an extra of the package, and is imported when a run begins that uses it.
+A tracker is a module with one small class, which keeps
+:class:`fedtailor.experiment.trackers.base.Tracker`. Its library is an extra of the package, and is
+imported when a run begins that uses it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ class Entry(NamedTuple):
 
 
 TRACKERS: Mapping[str, Entry] = {
-    "mlflow": Entry("mlflow:MLflow", "MLflow", ("mlflow", "sqlalchemy", "alembic"), instead="MLFLOW_TRACKING_URI"),
+    "mlflow": Entry(
+        "mlflow:MLflow",
+        "MLflow",
+        ("mlflow", "sqlalchemy", "alembic"),
+        instead="MLFLOW_TRACKING_URI",
+    ),
     "tensorboard": Entry("tensorboard:TensorBoard", "TensorBoard", ("tensorboard",)),
     "wandb": Entry("wandb:WeightsAndBiases", "Weights & Biases", ("wandb",)),
 }
@@ -42,7 +48,8 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of trackers as the table has them, each once.
 
     Raises:
-        ConfigError: there is no such tracker, or its library is not installed; the message says what to install.
+        ConfigError: there is no such tracker, or its library is not installed; the message says
+            what to install.
     """
     found = dict.fromkeys(find_name("tracker", name, TRACKERS, key="track") for name in names)
     for name in found:
@@ -51,7 +58,10 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
         missing = [library for library in needed if importlib.util.find_spec(library) is None]
         if missing:
             message = f"{entry.title} needs {', '.join(missing)}: pip install 'fedtailor[{name}]'"
-            raise ConfigError(message, key="track", allowed="a tracker whose library is installed", got=name)
+            raise ConfigError(
+                message, key="track", allowed="a tracker whose library is installed", got=name
+            )
+
     return tuple(found)
 
 

@@ -30,7 +30,9 @@ class TrackedRun(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The configuration by dotted name, such as ``training.lr``: numbers, truth values and texts."""
+        """The configuration by dotted name, such as ``training.lr``: numbers, truth values and
+        texts.
+        """
         return dict(_dotted(self.configuration))
 
 
@@ -54,7 +56,8 @@ class Tracker(Protocol):
 
         Args:
             run: the run.
-            known_as: what this method returned when an earlier process started the log; empty: it is a new one.
+            known_as: what this method returned when an earlier process started the log; empty: it
+                is a new one.
             last: the last round that was written to it.
         """
 
@@ -75,9 +78,11 @@ def values_of(record: Mapping[str, Any]) -> Values:
         name = evaluation_name(evaluation)
         place = f"new_clients/{name}" if evaluation["group"] == "new" else name
         values |= _scores(place, evaluation["metrics"])
+
     for section in ("training_metrics", "seconds", "bytes"):
         for key, number in record.get(section, {}).items():
             values[f"{section.removesuffix('_metrics')}/{key}"] = number
+
     return _finite(values)
 
 
@@ -92,7 +97,9 @@ def final_values(result: Mapping[str, Any]) -> Values:
 
 
 def _scores(place: str, metrics: Mapping[str, Any]) -> Values:
-    """Return the scores of an evaluation: of accuracies three figures, of others the mean over clients."""
+    """Return the scores of an evaluation: of accuracies three figures, of others the mean over
+    clients.
+    """
     values: Values = {}
     for key in _ACCURACIES:
         if key in metrics.get("accuracy", {}):
@@ -106,7 +113,9 @@ def _scores(place: str, metrics: Mapping[str, Any]) -> Values:
 def _finite(values: Mapping[str, Any]) -> Values:
     """Return the values that are numbers; a loss that is not finite is null in records."""
     return {
-        key: float(value) for key, value in values.items() if isinstance(value, int | float) and math.isfinite(value)
+        key: float(value)
+        for key, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
     }
 
 

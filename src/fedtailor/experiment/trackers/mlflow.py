@@ -22,35 +22,57 @@ _LOUD = ("mlflow", "alembic")
 
 
 class MLflow:
-    """Writes runs of the experiment ``fedtailor``. To see them: ``mlflow ui --backend-store-uri sqlite:///FILE``."""
+    """Writes runs of the experiment ``fedtailor``. To see them: ``mlflow ui --backend-store-uri
+    sqlite:///FILE``.
+    """
 
     def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
         """Make a run, or go on with it."""
         for name in _LOUD:
             logging.getLogger(name).setLevel(logging.WARNING)
-        address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"
+
+        address = (
+            os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"
+        )
         self._client = MlflowClient(address)
+
         if known_as:
             self._id = known_as
             self._client.update_run(self._id, status="RUNNING")
             return Log(self._id, last)
+
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
-            files = None if "MLFLOW_TRACKING_URI" in os.environ else (run.folder.resolve() / "artifacts").as_uri()
+            files = (
+                None
+                if "MLFLOW_TRACKING_URI" in os.environ
+                else (run.folder.resolve() / "artifacts").as_uri()
+            )
             experiment_id = self._client.create_experiment(name, artifact_location=files)
         else:
             experiment_id = experiment.experiment_id
+
         self._id = self._client.create_run(experiment_id, run_name=run.title).info.run_id
-        options = [Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in run.options.items()]
+        options = [
+            Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in run.options.items()
+        ]
         for first in range(0, len(options), _MOST_PARAMETERS):
             self._client.log_batch(self._id, params=options[first : first + _MOST_PARAMETERS])
+
         return Log(self._id, 0)
 
     def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
         """Write one metric for each value and round."""
         now = int(1000 * time.time())
-        self._put([Metric(key, value, now, number) for number, values in rounds for key, value in values.items()])
+        self._put(
+            [
+                Metric(key, value, now, number)
+                for number, values in rounds
+                for key, value in values.items()
+            ]
+        )
 
     def finish(self, values: Values) -> None:
         """Write the final scores as metrics."""

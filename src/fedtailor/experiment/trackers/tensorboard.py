@@ -17,11 +17,17 @@ class TensorBoard:
         """Start an event file; a log that is continued consists of several."""
         self._run = run
         self._last = last
-        purged = last + 1 if known_as else None  # what a killed process may have written after its last mark
+        purged = (
+            last + 1 if known_as else None
+        )  # what a killed process may have written after its last mark
         self._writer = SummaryWriter(str(run.folder / run.name), purge_step=purged)
+
         if not known_as:
-            text = "    " + tomli_w.dumps(run.configuration).replace("\n", "\n    ")  # Markdown for code
+            text = "    " + tomli_w.dumps(run.configuration).replace(
+                "\n", "\n    "
+            )  # Markdown for code
             self._writer.add_text("configuration", text)
+
         return Log(run.name, last)
 
     def write(self, rounds: Sequence[tuple[int, Values]]) -> None:

@@ -1,1 +1,3 @@
-"""The figures of a report: numbers from records, drawn as SVG that follows the colors of its page. No torch."""
+"""The figures of a report: numbers from records, drawn as SVG that follows the colors of its page.
+No torch.
+"""

@@ -40,9 +40,16 @@ class Panel:
 
 
 def panels(
-    drawing: Drawing, count: int, top: float, *, height: float = 170.0, left: float = _LEFT, columns: int = 2
+    drawing: Drawing,
+    count: int,
+    top: float,
+    *,
+    height: float = 170.0,
+    left: float = _LEFT,
+    columns: int = 2,
 ) -> list[Panel]:
-    """Return panels in rows below ``top``, side by side where the drawing is wide, and make room for them.
+    """Return panels in rows below ``top``, side by side where the drawing is wide, and make room
+    for them.
 
     Args:
         drawing: where they are.
@@ -61,11 +68,14 @@ def panels(
         y = top + row * (height + _HEAD + _FOOT)
         found.append(Panel(drawing, x + left, y + _HEAD, x + step - _RIGHT, y + _HEAD + height))
         drawing.reach(y + _HEAD + height + _FOOT)
+
     return found
 
 
 def titles(panel: Panel, title: str, subtitle: str, *, left: float | None = None) -> None:
-    """Write the title of a panel, and below it a quiet line, such as what its vertical axis shows."""
+    """Write the title of a panel, and below it a quiet line, such as what its vertical axis
+    shows.
+    """
     x = panel.left - _LEFT if left is None else left
     room = int((panel.right - x) / _WIDTH_OF_A_BOLD_CHARACTER)
     (shown,) = shortened([title], room)
@@ -81,17 +91,22 @@ def vertical_axis(panel: Panel, scale: Scale, *, ticks: int = 5) -> None:
         panel.drawing.text(panel.left - 6, y + 4, label(value), anchor="end", kind="quiet small")
 
 
-def horizontal_axis(panel: Panel, scale: Scale, title: str, *, grid: bool = False, whole: bool = False) -> None:
+def horizontal_axis(
+    panel: Panel, scale: Scale, title: str, *, grid: bool = False, whole: bool = False
+) -> None:
     """Draw a horizontal axis with ticks and title; with ``whole``, ticks are whole numbers."""
     ticks = scale.ticks(max(2, int(panel.width / 55)))
     if whole:
         ticks = [value for value in ticks if abs(value - round(value)) < 1e-9]
+
     for value in ticks:
         x = scale(value)
         if grid:
             panel.drawing.line(x, panel.top, x, panel.bottom, "grid")
+
         panel.drawing.line(x, panel.bottom, x, panel.bottom + 4, "axis")
         panel.drawing.text(x, panel.bottom + 17, label(value), anchor="middle", kind="quiet small")
+
     panel.drawing.line(panel.left, panel.bottom, panel.right, panel.bottom, "axis")
     horizontal_title(panel, title, below=34)
 
@@ -103,7 +118,13 @@ def horizontal_title(panel: Panel, title: str, *, below: float = 18) -> None:
 
 
 def strip_chart(
-    drawing: Drawing, top: float, groups: dict[str, list[tuple[float, str]]], *, title: str, subtitle: str, axis: str
+    drawing: Drawing,
+    top: float,
+    groups: dict[str, list[tuple[float, str]]],
+    *,
+    title: str,
+    subtitle: str,
+    axis: str,
 ) -> None:
     """Draw a strip of dots for every group, with a line at the mean of the group.
 
@@ -120,15 +141,19 @@ def strip_chart(
     names = shortened(list(groups), _LONGEST_CATEGORY)
     left = 16 + max(map(width_of, names))
     (panel,) = panels(drawing, 1, top, height=_STRIP * len(groups), left=left)
-    scale = linear([value for dots in groups.values() for value, _ in dots], panel.left + 6, panel.right - 6)
+    scale = linear(
+        [value for dots in groups.values() for value, _ in dots], panel.left + 6, panel.right - 6
+    )
     titles(panel, title, subtitle, left=0)
     horizontal_axis(panel, scale, axis, grid=True)
+
     for number, (name, dots) in enumerate(zip(names, groups.values(), strict=True)):
         middle = panel.top + _STRIP * (number + 0.5)
         drawing.text(left - 10, middle + 4, name, anchor="end")
         drawing.line(panel.left, middle, panel.right, middle, "grid")
         for value, tip in dots:
             drawing.circle(scale(value), middle, 4, "dot fill0", tip=tip)
+
         mean = scale(sum(value for value, _ in dots) / len(dots))
         drawing.line(mean, middle - _HALF_STRIP, mean, middle + _HALF_STRIP, "stroke")
 

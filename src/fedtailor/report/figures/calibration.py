@@ -33,6 +33,7 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
     points = {method.label: method.point for method in records}
     if not bins:
         return []
+
     caption = (
         "Bars show the accuracy of predictions by their confidence; on the dashed line, both are equal. Dashed boxes "
         "show where the model is more confident than right. ECE is the expected calibration error: the mean gap, "
@@ -41,8 +42,11 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
 
     def draw(width: int) -> Drawing:
         drawing = Drawing(width)
-        for panel, (label, each) in zip(panels(drawing, len(bins), 0, height=190), bins.items(), strict=True):
+        for panel, (label, each) in zip(
+            panels(drawing, len(bins), 0, height=190), bins.items(), strict=True
+        ):
             _draw_bins(panel, f"{label}: {POINTS[points[label]]}", each)
+
         return drawing
 
     rows: list[list[Cell]] = []
@@ -51,7 +55,15 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
             shares = [percent(one.confidence / one.examples), percent(one.right / one.examples)]
             bounds = [percent(number / BINS), percent((number + 1) / BINS)]
             rows.append([label, *bounds, round(one.examples), *shares])
-    columns = ["method", "confidence from, %", "to, %", "predictions", "mean confidence, %", "accuracy, %"]
+
+    columns = [
+        "method",
+        "confidence from, %",
+        "to, %",
+        "predictions",
+        "mean confidence, %",
+        "accuracy, %",
+    ]
     figure = Figure(
         name="reliability",
         title="Reliability: confidence and accuracy",
@@ -59,6 +71,7 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
         draw=draw,
         table=Table(columns, rows),
     )
+
     return [figure]
 
 
@@ -85,11 +98,16 @@ def _draw_bins(panel: Panel, title: str, bins: dict[int, Bin]) -> None:
     drawing = panel.drawing
     x = Linear(0.0, 100.0, panel.left, panel.right)
     y = Linear(0.0, 100.0, panel.bottom - 26, panel.top)
-    titles(panel, title, f"accuracy, %; ECE {100 * calibration_error(bins):.1f} % over all test examples")
+    titles(
+        panel,
+        title,
+        f"accuracy, %; ECE {100 * calibration_error(bins):.1f} % over all test examples",
+    )
     vertical_axis(panel, y, ticks=4)
     horizontal_axis(panel, x, "Confidence, %")
     step = panel.width / BINS
     most = max(one.examples for one in bins.values())
+
     for number, one in sorted(bins.items()):
         accuracy = 100 * one.right / one.examples
         confidence = 100 * one.confidence / one.examples
@@ -98,6 +116,8 @@ def _draw_bins(panel: Panel, title: str, bins: dict[int, Bin]) -> None:
         drawing.bar(left, y(accuracy), step - 2, y(0) - y(accuracy), "soft fill0", tip=tip)
         if confidence > accuracy:
             drawing.bar(left, y(confidence), step - 2, y(accuracy) - y(confidence), "gap")
+
         height = 20 * one.examples / most
         drawing.bar(left + step * 0.2, panel.bottom - height, step * 0.6 - 2, height, "mark")
+
     drawing.line(x(0), y(0), x(100), y(100), "guide")

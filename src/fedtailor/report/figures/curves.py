@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedtailor.report.figures.axes import Panel, horizontal_axis, panels, titles, vertical_axis, whole_rounds
+from fedtailor.report.figures.axes import (
+    Panel,
+    horizontal_axis,
+    panels,
+    titles,
+    vertical_axis,
+    whole_rounds,
+)
 from fedtailor.report.figures.drawing import SERIES, Drawing, shortened
 from fedtailor.report.figures.figure import Cell, Figure, Table
 from fedtailor.report.figures.records import POINTS, MethodRecords, SeedRecords, number
@@ -55,6 +62,7 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
         worst = _over_seeds(records, partial(_worst_tenths, point=point))
         if not means:
             continue
+
         quantities = [
             Quantity("Mean over clients", "accuracy, %", means),
             Quantity("Worst tenth of the clients", "accuracy, %, mean of the worst tenth", worst),
@@ -68,17 +76,23 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
                 quantities,
             )
         )
+
     return figures
 
 
 def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
-    """Return how well a Gaussian of each class fits the features, by round; none if no method reports it."""
+    """Return how well a Gaussian of each class fits the features, by round; none if no method
+    reports it.
+    """
     surprise = _over_clients(records, "feature_surprise")
     if not surprise:
         return []
+
     quantities = [
         Quantity("Surprise", "negative log-likelihood, nats", surprise),
-        Quantity("Kurtosis", "1 for Gaussian features", _over_clients(records, "feature_kurtosis"), [1.0]),
+        Quantity(
+            "Kurtosis", "1 for Gaussian features", _over_clients(records, "feature_kurtosis"), [1.0]
+        ),
     ]
     figure = _figure(
         "gaussianity",
@@ -89,14 +103,22 @@ def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
         quantities,
         spread="clients",
     )
+
     return [figure]
 
 
 def costs(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return seconds and bytes of every round."""
     seconds = [
-        Quantity("Training", "seconds per round", _cost(records, "seconds", "train"), include=[0.0]),
-        Quantity("Evaluation", "seconds per round with evaluations", _evaluation_seconds(records), include=[0.0]),
+        Quantity(
+            "Training", "seconds per round", _cost(records, "seconds", "train"), include=[0.0]
+        ),
+        Quantity(
+            "Evaluation",
+            "seconds per round with evaluations",
+            _evaluation_seconds(records),
+            include=[0.0],
+        ),
     ]
     sent = [
         Quantity("From all clients", "MB per round", _cost(records, "bytes", "up"), include=[0.0]),
@@ -104,6 +126,7 @@ def costs(records: Sequence[MethodRecords]) -> list[Figure]:
     ]
     if not seconds[0].curves:
         return []
+
     where = "Seconds are those of this machine, which other work may have slowed down."
     wide = "Every number of a message counts with its size in memory; 1 MB is a million bytes."
     return [
@@ -143,8 +166,10 @@ def _over_seeds(
         for seed in method.seeds.values():
             for place, value in values(seed).items():
                 found.setdefault(place, []).append(value)
+
         if found:
             curves[method.label] = _middles(found)
+
     return curves
 
 
@@ -156,8 +181,10 @@ def _over_clients(records: Sequence[MethodRecords], metric: str) -> dict[str, Cu
         for seed in method.seeds.values():
             for place, values in seed.followed.get(metric, {}).items():
                 found.setdefault(place, []).extend(values)
+
         if found:
             curves[method.label] = _middles(found)
+
     return curves
 
 
@@ -205,27 +232,42 @@ def _figure(
 ) -> Figure:
     """Return a figure with a panel per quantity and a line per method."""
     labels = [method.label for method in records]
-    rounds = {label: sorted({place for each in quantities for place in each.curves.get(label, ())}) for label in labels}
+    rounds = {
+        label: sorted({place for each in quantities for place in each.curves.get(label, ())})
+        for label in labels
+    }
     kept = {
-        label: {place for each in quantities for place in thinned(list(each.curves.get(label, ())))} for label in labels
+        label: {place for each in quantities for place in thinned(list(each.curves.get(label, ())))}
+        for label in labels
     }
     sentences = [caption]
-    if any(middle.count > 1 for each in quantities for curve in each.curves.values() for middle in curve.values()):
+
+    if any(
+        middle.count > 1
+        for each in quantities
+        for curve in each.curves.values()
+        for middle in curve.values()
+    ):
         sentences.append(f"The bands reach from the smallest to the largest value over {spread}.")
+
     if any(len(kept[label]) < len(rounds[label]) for label in labels):
         sentences.append(f"Of the rounds, at most {MOST_ROUNDS} are drawn and listed, evenly.")
 
     def draw(width: int) -> Drawing:
         drawing = Drawing(width)
         names = dict(enumerate(shortened(labels, _LONGEST_LABEL)))
-        top = drawing.legend({series: names[series] for series in names if rounds[labels[series]]}, 0)
+        top = drawing.legend(
+            {series: names[series] for series in names if rounds[labels[series]]}, 0
+        )
         for panel, quantity in zip(panels(drawing, len(quantities), top), quantities, strict=True):
             _draw_curves(panel, quantity, labels, kept)
+
         return drawing
 
     columns = ["method", "round"]
     for quantity in quantities:
         columns += [f"{quantity.title}, {quantity.unit}", "smallest", "largest"]
+
     rows: list[list[Cell]] = []
     for label in labels:
         for place in sorted(kept[label]):
@@ -233,38 +275,56 @@ def _figure(
             for quantity in quantities:
                 found = quantity.curves.get(label, {}).get(place)
                 row += [None, None, None] if found is None else [found.mean, found.low, found.high]
+
             rows.append(row)
-    return Figure(name=name, title=title, caption=" ".join(sentences), draw=draw, table=Table(columns, rows))
+
+    return Figure(
+        name=name, title=title, caption=" ".join(sentences), draw=draw, table=Table(columns, rows)
+    )
 
 
-def _draw_curves(panel: Panel, quantity: Quantity, labels: Sequence[str], kept: Mapping[str, set[int]]) -> None:
+def _draw_curves(
+    panel: Panel, quantity: Quantity, labels: Sequence[str], kept: Mapping[str, set[int]]
+) -> None:
     """Draw a panel of curves."""
     drawing = panel.drawing
     titles(panel, quantity.title, quantity.unit)
     curves = {
-        label: {place: middle for place, middle in quantity.curves.get(label, {}).items() if place in kept[label]}
+        label: {
+            place: middle
+            for place, middle in quantity.curves.get(label, {}).items()
+            if place in kept[label]
+        }
         for label in labels
     }
     every = [middle for curve in curves.values() for middle in curve.values()]
+
     if not every:
         drawing.text(panel.left, (panel.top + panel.bottom) / 2, "not recorded", kind="quiet")
         return
+
     x = whole_rounds([place for curve in curves.values() for place in curve], panel)
     y = linear(
-        [value for each in every for value in (each.low, each.high)], panel.bottom, panel.top, include=quantity.include
+        [value for each in every for value in (each.low, each.high)],
+        panel.bottom,
+        panel.top,
+        include=quantity.include,
     )
     vertical_axis(panel, y)
     horizontal_axis(panel, x, "Round", whole=True)
+
     for series, label in enumerate(labels):
         curve = curves[label]
         if any(middle.low < middle.high for middle in curve.values()):
             upper = [(x(place), y(middle.high)) for place, middle in curve.items()]
             lower = [(x(place), y(middle.low)) for place, middle in curve.items()]
             drawing.path([*upper, *reversed(lower)], f"band fill{series % SERIES}", closed=True)
+
     for series, label in enumerate(labels):
         points = [(x(place), y(middle.mean)) for place, middle in curves[label].items()]
         if len(points) > 1:
             drawing.path(points, f"line line{series % SERIES}", series=series)
+
         if len(points) <= _FEW_MARKS:
             for across, up in points:
                 drawing.circle(across, up, 3, f"fill{series % SERIES}")

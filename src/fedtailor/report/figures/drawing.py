@@ -1,7 +1,8 @@
-"""Drawings: SVG whose colors are variables of the page, so that it is readable in dark and in light.
+"""Drawings: SVG whose colors are variables of the page, so that it is readable in dark and in
+light.
 
-A drawing is made of few elements, each with a class; the style says what a class looks like. As a file of its own, a
-drawing holds this style with the light colors.
+A drawing is made of few elements, each with a class; the style says what a class looks like. As a
+file of its own, a drawing holds this style with the light colors.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def shortened(names: Sequence[str], most: int) -> list[str]:
             ending = f"… ({number})"
             text = name[: max(1, most - len(ending))] + ending
             number += 1
+
         shown.append(text)
+
     return shown
 
 
@@ -125,7 +128,9 @@ def width_of(text: str) -> float:
 
 
 class Drawing:
-    """A drawing of a given width in pixels, with its elements in the order in which they are added."""
+    """A drawing of a given width in pixels, with its elements in the order in which they are
+    added.
+    """
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -142,7 +147,9 @@ class Drawing:
             f'<line class="{kind}" x1="{_place(x1)}" y1="{_place(y1)}" x2="{_place(x2)}" y2="{_place(y2)}"/>'
         )
 
-    def path(self, points: Iterable[Point], kind: str, *, series: int | None = None, closed: bool = False) -> None:
+    def path(
+        self, points: Iterable[Point], kind: str, *, series: int | None = None, closed: bool = False
+    ) -> None:
         """Add a line through points, with the dashes of a series; or an area, if it is closed."""
         steps = " ".join(f"{_place(x)},{_place(y)}" for x, y in points)
         name = "polygon" if closed else "polyline"
@@ -155,15 +162,22 @@ class Drawing:
         start = f'<circle class="{kind}" cx="{_place(x)}" cy="{_place(y)}" r="{_place(radius)}"'
         self._elements.append(_with_tip(start, "circle", tip))
 
-    def bar(self, x: float, y: float, width: float, height: float, kind: str, *, tip: str = "") -> None:
+    def bar(
+        self, x: float, y: float, width: float, height: float, kind: str, *, tip: str = ""
+    ) -> None:
         """Add a rectangle by its upper left corner."""
-        start = (
-            f'<rect class="{kind}" x="{_place(x)}" y="{_place(y)}" width="{_place(width)}" height="{_place(height)}"'
-        )
+        start = f'<rect class="{kind}" x="{_place(x)}" y="{_place(y)}" width="{_place(width)}" height="{_place(height)}"'
         self._elements.append(_with_tip(start, "rect", tip))
 
     def text(
-        self, x: float, y: float, text: str, *, anchor: Anchor = "start", kind: str = "", turned: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        anchor: Anchor = "start",
+        kind: str = "",
+        turned: bool = False,
     ) -> None:
         """Add a text by its base line; a turned one runs upward."""
         where = f' x="{_place(x)}" y="{_place(y)}"'
@@ -173,17 +187,21 @@ class Drawing:
         self._elements.append(f"<text{looks}{where}{place}{turn}>{escape(clean(text))}</text>")
 
     def legend(self, names: Mapping[int, str], y: float) -> float:
-        """Add names by series, beside samples of their lines, in as many rows as they need; return where they end."""
+        """Add names by series, beside samples of their lines, in as many rows as they need; return
+        where they end.
+        """
         x = 0.0
         for number, name in names.items():
             needed = 34 + width_of(name)
             if x > 0 and x + needed > self.width:
                 x = 0.0
                 y += 18
+
             sample = [(x, y + 8), (x + 24, y + 8)]
             self.path(sample, f"line line{number % SERIES}", series=number)
             self.text(x + 30, y + 12, name)
             x += needed + 12
+
         self.reach(y + 20)
         return y + 20
 
@@ -207,6 +225,7 @@ class Drawing:
         width = self.width + 24
         height = _place(self.height + head + 24)
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+
         return f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size}>{content}</svg>\n'
 
     def _svg(self, attributes: str) -> str:

@@ -31,7 +31,9 @@ class Table:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([inert(name) for name in self.columns])
         for row in self.rows:
-            writer.writerow([inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row])
+            writer.writerow(
+                [inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row]
+            )
         return text.getvalue()
 
 

@@ -12,13 +12,18 @@ from fedtailor.core.reading import damaged
 from fedtailor.experiment.records import Run
 from fedtailor.report.methods import Method
 
-POINTS = {"personalized": "personalized models", "global": "the global model", "local": "models after local training"}
+POINTS = {
+    "personalized": "personalized models",
+    "global": "the global model",
+    "local": "models after local training",
+}
 """Evaluation points, the one that a method is judged by first."""
 FOLLOWED = ("feature_surprise", "feature_kurtosis")
 """Training metrics of which every round is kept."""
 
 Unit = tuple[str, int]
-"""A client of a split: the digest of the split, and the client's number. Runs with one split share their clients."""
+"""A client of a split: the digest of the split, and the client's number. Runs with one split share
+their clients."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,19 @@ class MethodRecords:
     @cached_property
     def point(self) -> str:
         """The evaluation point that the method is judged by; empty before the first evaluation."""
-        return next((point for point in POINTS if any(point in seed.scores for seed in self.seeds.values())), "")
+        return next(
+            (
+                point
+                for point in POINTS
+                if any(point in seed.scores for seed in self.seeds.values())
+            ),
+            "",
+        )
 
     def scores(self, point: str = "") -> Iterable[tuple[Unit, ClientScores]]:
-        """Yield the scores of every client and seed, at an evaluation point or that of the method."""
+        """Yield the scores of every client and seed, at an evaluation point or that of the
+        method.
+        """
         for seed in self.seeds.values():
             for client, scores in seed.scores.get(point or self.point, {}).items():
                 yield (seed.split, client), scores
@@ -138,7 +152,9 @@ def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
             name = seed.name_of(client)
             if len(splits) > 1:
                 name = f"{name} (split {splits.index(seed.split) + 1})"
+
             names.setdefault((seed.split, client), name)
+
     return names
 
 
@@ -149,19 +165,27 @@ def _read_seed(run: Run) -> SeedRecords:
     try:
         for line in run.rounds:
             _add_round(found, line)
+
         wanted = _rounds_of_final_models(run)
         place = run.path / "clients.jsonl"
         for line in run.iterate_clients():
             _add_client(found, line, wanted)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
-        raise damaged(place, f"a line has another form than expected ({type(reason).__name__})") from reason
+        raise damaged(
+            place, f"a line has another form than expected ({type(reason).__name__})"
+        ) from reason
+
     return found
 
 
 def _rounds_of_final_models(run: Run) -> dict[str, int]:
-    """Return the round of the final models by evaluation point; empty for a run that has not finished."""
+    """Return the round of the final models by evaluation point; empty for a run that has not
+    finished.
+    """
     metrics = (run.result or {}).get("metrics", {})
-    return {point: int(metrics[point]["round"]) for point in POINTS if "round" in metrics.get(point, {})}
+    return {
+        point: int(metrics[point]["round"]) for point in POINTS if "round" in metrics.get(point, {})
+    }
 
 
 def _add_round(found: SeedRecords, line: Mapping[str, Any]) -> None:
@@ -170,7 +194,11 @@ def _add_round(found: SeedRecords, line: Mapping[str, Any]) -> None:
         point = evaluation["point"]
         accuracy = evaluation["metrics"].get("accuracy", {})
         mean = number(accuracy.get("mean"))
-        if evaluation.get("test_set") == "clients" and evaluation.get("group") == "known" and mean is not None:
+        if (
+            evaluation.get("test_set") == "clients"
+            and evaluation.get("group") == "known"
+            and mean is not None
+        ):
             worst = number(accuracy.get("worst10"))
             found.curves.setdefault(str(point), {})[int(line["round"])] = CurvePoint(mean, worst)
 
@@ -186,18 +214,25 @@ def _add_client(found: SeedRecords, line: Mapping[str, Any], wanted: Mapping[str
             if measured is not None:
                 found.last_training.setdefault(str(name), {})[client] = measured
                 if name in FOLLOWED:
-                    found.followed.setdefault(name, {}).setdefault(round_number, []).append(measured)
+                    found.followed.setdefault(name, {}).setdefault(round_number, []).append(
+                        measured
+                    )
+
         return
+
     if line.get("test_set") != "clients" or line.get("group") != "known":
         return
     if round_number > wanted.get(point, round_number):
         return
+
     accuracy = number(line.get("accuracy"))
     if accuracy is None:
         return
+
     if found.rounds.get(point, 0) < round_number:
         found.scores[point] = {}
         found.rounds[point] = round_number
+
     found.scores[point][client] = ClientScores(
         accuracy=accuracy,
         num_train=int(line.get("num_train", 0)),

@@ -74,23 +74,34 @@ def round_step(step: float) -> float:
     (0.5, 0.25, 20.0)
     """
     power = 10.0 ** math.floor(math.log10(step))
-    return next(power * digit for digit in (1.0, 2.0, 2.5, 5.0, 10.0) if step <= power * digit * (1 + 1e-9))
+    return next(
+        power * digit for digit in (1.0, 2.0, 2.5, 5.0, 10.0) if step <= power * digit * (1 + 1e-9)
+    )
 
 
-def linear(values: Sequence[float], start: float, end: float, *, include: Sequence[float] = ()) -> Linear:
-    """Return a linear scale that holds all values and what is to be included, from and to round numbers."""
+def linear(
+    values: Sequence[float], start: float, end: float, *, include: Sequence[float] = ()
+) -> Linear:
+    """Return a linear scale that holds all values and what is to be included, from and to round
+    numbers.
+    """
     low = min([*values, *include], default=0.0)
     high = max([*values, *include], default=1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = abs(low) / 2 or 0.5
         low -= margin
         high += margin
+
     step = round_step((high - low) / 5)
-    return Linear(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
+    return Linear(
+        math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end
+    )
 
 
 def logarithmic(values: Sequence[float], start: float, end: float) -> Logarithmic:
-    """Return a logarithmic scale that holds all values, which are positive, with a little space beside them."""
+    """Return a logarithmic scale that holds all values, which are positive, with a little space
+    beside them.
+    """
     low = min(values)
     high = max(values)
     if high < 2 * low:

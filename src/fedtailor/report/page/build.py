@@ -94,7 +94,12 @@ def _sections(records: Sequence[MethodRecords]) -> list[Section]:
         Section(
             name="clients",
             title="Clients",
-            figures=[*accuracy_by_client(records), *gains(records), *accuracy_by_size(records), *partition(records)],
+            figures=[
+                *accuracy_by_client(records),
+                *gains(records),
+                *accuracy_by_size(records),
+                *partition(records),
+            ],
         ),
         Section(
             name="methods",
@@ -116,7 +121,9 @@ def _sections(records: Sequence[MethodRecords]) -> list[Section]:
 def _title(methods: Sequence[Method]) -> str:
     """Return the title of a page: the methods and the data."""
     labels = ", ".join(method.label for method in methods)
-    datasets = dict.fromkeys(str(method.config.get("data", {}).get("dataset") or "own data") for method in methods)
+    datasets = dict.fromkeys(
+        str(method.config.get("data", {}).get("dataset") or "own data") for method in methods
+    )
     title = f"{labels} on {', '.join(datasets)}"
     if len(title) > _LONGEST_TITLE:
         title = f"{len(methods)} methods on {', '.join(datasets)}"
@@ -125,7 +132,12 @@ def _title(methods: Sequence[Method]) -> str:
 
 def _styles() -> str:
     """Return the style of the page and of its drawings, with the colors for light and dark."""
-    return _resource("page.css").replace("/* light */", _colors(LIGHT)).replace("/* dark */", _colors(DARK)) + STYLE
+    return (
+        _resource("page.css")
+        .replace("/* light */", _colors(LIGHT))
+        .replace("/* dark */", _colors(DARK))
+        + STYLE
+    )
 
 
 def _colors(colors: Mapping[str, str]) -> str:
@@ -133,7 +145,9 @@ def _colors(colors: Mapping[str, str]) -> str:
 
 
 def _environment() -> Environment:
-    """Return the environment of templates: every value is escaped, and control characters can be seen."""
+    """Return the environment of templates: every value is escaped, and control characters can be
+    seen.
+    """
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -142,6 +156,7 @@ def _environment() -> Environment:
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters["as_text"] = show_cell
+
     return environment
 
 

@@ -29,25 +29,43 @@ def comparison_section(records: Sequence[MethodRecords]) -> Section:
     """Return what the methods reached, and how they differ if there are several that have finished.
 
     Args:
-        records: the methods. Runs that have not finished count in the table of all models, with their last evaluation.
+        records: the methods. Runs that have not finished count in the table of all models, with
+            their last evaluation.
     """
     compared = _compared(records)
     results = _results(records, is_open=compared is None)
     remarks: list[str] = []
     if compared is not None:
         remarks = [*(f"Caution: {warning}" for warning in compared.warnings), *compared.notes]
-    unfinished = [method.label for method in records if any(seed.run.result is None for seed in method.seeds.values())]
+
+    unfinished = [
+        method.label
+        for method in records
+        if any(seed.run.result is None for seed in method.seeds.values())
+    ]
     notes = []
+
     if unfinished:
         labels = ", ".join(unfinished)
-        notes.append(f"Not finished, so with their last evaluation in the table of all models: {labels}.")
+        notes.append(
+            f"Not finished, so with their last evaluation in the table of all models: {labels}."
+        )
+
     tables = [] if compared is None else _tables(compared)
-    return Section(name="comparison", title="Results", notes=notes, tables=[*tables, *results], remarks=remarks)
+    return Section(
+        name="comparison", title="Results", notes=notes, tables=[*tables, *results], remarks=remarks
+    )
 
 
 def _compared(records: Sequence[MethodRecords]) -> Comparison | None:
-    """Return the comparison of the methods; None if fewer than two have finished runs to compare."""
-    having = [method.method for method in records if any(_is_comparable(seed) for seed in method.seeds.values())]
+    """Return the comparison of the methods; None if fewer than two have finished runs to
+    compare.
+    """
+    having = [
+        method.method
+        for method in records
+        if any(_is_comparable(seed) for seed in method.seeds.values())
+    ]
     return compare(having, point=_POINT) if len(having) > 1 else None
 
 
@@ -80,26 +98,42 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[NamedTa
             values = [found[name] for found in evaluations if name in found]
             figures = [_mean_and_error(values, metric, figure) for metric, figure, _ in _FIGURES]
             rows.append([method.label, name, len(values), *figures])
+
     if not rows:
         return []
+
     below = (
         "Accuracy on the clients' own test examples: the mean over clients, over the worst tenth of them, over the "
         "tenth with the least training data, and over all test examples together. ± is the standard error over seeds."
     )
     table = Table(["method", "models", "seeds", *(column for _, _, column in _FIGURES)], rows)
-    return [NamedTable(name="results", title="All models of every method", table=table, below=below, is_open=is_open)]
+
+    return [
+        NamedTable(
+            name="results",
+            title="All models of every method",
+            table=table,
+            below=below,
+            is_open=is_open,
+        )
+    ]
 
 
 def _last_evaluations(seed: SeedRecords) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the name and the metrics of the evaluations of the final models, or of the last ones so far."""
+    """Yield the name and the metrics of the evaluations of the final models, or of the last ones so
+    far.
+    """
     result = seed.run.result
     if result is not None:
         for name, metrics in result.get("metrics", {}).items():
             if name != "validation":
                 yield str(name), metrics
+
         for name, metrics in result.get("new_clients", {}).items():
             yield f"{name}, new clients", metrics
+
         return
+
     for line in seed.run.rounds:
         for evaluation in line.get("evaluations", ()):
             if evaluation.get("test_set") == "clients" and evaluation.get("group") == "known":
@@ -118,8 +152,12 @@ def _mean_and_error(values: Sequence[Mapping[str, Any]], metric: str, figure: st
     known = [100 * each for each in found if each is not None]
     if not known:
         return ""
+
     mean = math.fsum(known) / len(known)
     if len(known) == 1:
         return f"{mean:.1f}"
-    error = math.sqrt(math.fsum((each - mean) ** 2 for each in known) / (len(known) - 1) / len(known))
+
+    error = math.sqrt(
+        math.fsum((each - mean) ** 2 for each in known) / (len(known) - 1) / len(known)
+    )
     return f"{mean:.1f} ± {error:.1f}"

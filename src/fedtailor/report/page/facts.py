@@ -1,4 +1,6 @@
-"""The parts of a page that are not figures: states, events, settings, environment, what leaves a site."""
+"""The parts of a page that are not figures: states, events, settings, environment, what leaves a
+site.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,36 @@ def runs_section(records: Sequence[MethodRecords]) -> Section:
             planned = run.config.get("federation", {}).get("rounds")
             state = str(run.status.get("state"))
             if run.result is None:
-                unfinished.append(f"{method.label}, seed {seed}: round {done} of {planned}, {state}")
-            seconds = [number(value) for line in run.rounds for value in line.get("seconds", {}).values()]
+                unfinished.append(
+                    f"{method.label}, seed {seed}: round {done} of {planned}, {state}"
+                )
+
+            seconds = [
+                number(value) for line in run.rounds for value in line.get("seconds", {}).values()
+            ]
             total = math.fsum(value for value in seconds if value is not None)
             reason = str(run.status.get("reason", ""))
-            rows.append([method.label, seed, state, done, str(planned), round(total, 1), str(run.path), reason])
+            rows.append(
+                [
+                    method.label,
+                    seed,
+                    state,
+                    done,
+                    str(planned),
+                    round(total, 1),
+                    str(run.path),
+                    reason,
+                ]
+            )
+
     columns = ["method", "seed", "state", "rounds done", "of", "seconds", "folder", "reason"]
     return Section(
         name="runs",
         title="Runs",
         notes=[f"Not finished: {'; '.join(unfinished)}."] if unfinished else [],
-        tables=[NamedTable(name="runs", title="The runs of this report", table=Table(columns, rows))],
+        tables=[
+            NamedTable(name="runs", title="The runs of this report", table=Table(columns, rows))
+        ],
     )
 
 
@@ -65,18 +86,25 @@ def events_section(records: Sequence[MethodRecords]) -> Section:
                 if len(listed) < MOST_EVENTS:
                     place = [str(event.get(name, "")) for name in ("round", "client")]
                     listed.append([method.label, seed, *place, kind, str(event.get("reason", ""))])
+
     if not counts:
-        return Section(name="events", title="Events", notes=["No client failed, and no upload was left out."])
+        return Section(
+            name="events", title="Events", notes=["No client failed, and no upload was left out."]
+        )
+
     total = sum(counts.values())
     title = "All events" if total <= MOST_EVENTS else f"The first {MOST_EVENTS} of {total:,} events"
     columns = ["method", "seed", "round", "client", "event", "reason"]
     summary: list[list[Cell]] = [[label, kind, count] for (label, kind), count in counts.items()]
+
     return Section(
         name="events",
         title="Events",
         tables=[
             NamedTable(
-                name="event-counts", title="Number of events", table=Table(["method", "event", "number"], summary)
+                name="event-counts",
+                title="Number of events",
+                table=Table(["method", "event", "number"], summary),
             ),
             NamedTable(name="events", title=title, table=Table(columns, listed), is_open=False),
         ],
@@ -91,22 +119,29 @@ def reported_section(records: Sequence[MethodRecords]) -> Section:
         for seed in method.seeds.values():
             for metric, by_client in seed.last_training.items():
                 found.setdefault(("training", metric), []).extend(by_client.values())
+
         for _, scores in method.scores():
             for name, value in scores.diagnostics.items():
                 found.setdefault(("model", name), []).append(value)
+
         for (part, name), values in found.items():
             mean = math.fsum(values) / len(values)
             rows.append([method.label, part, name, mean, min(values), max(values), len(values)])
+
     columns = ["method", "of", "number", "mean", "smallest", "largest", "values"]
     title = "Numbers over clients and seeds: of the last training, and of the final models"
     table = NamedTable(name="reported", title=title, table=Table(columns, rows), is_open=False)
-    return Section(name="reported", title="Numbers that the methods report", tables=[table] if rows else [])
+    return Section(
+        name="reported", title="Numbers that the methods report", tables=[table] if rows else []
+    )
 
 
 def configuration_section(records: Sequence[MethodRecords]) -> Section:
     """Return the configurations: in what the methods differ, and what they share."""
     configs = {method.label: _texts(settings_of(method.method.config)) for method in records}
-    return Section(name="configuration", title="Configuration", tables=_settings("configuration", configs))
+    return Section(
+        name="configuration", title="Configuration", tables=_settings("configuration", configs)
+    )
 
 
 def environment_section(records: Sequence[MethodRecords]) -> Section:
@@ -116,10 +151,20 @@ def environment_section(records: Sequence[MethodRecords]) -> Section:
         run = _first_run(method)
         if run is None:
             continue
+
         provenance = {name: value for name, value in run.provenance.items() if name != "notes"}
         facts = _texts(settings_of(provenance))
-        found[method.label] = {key: value for key, value in facts.items() if not key.startswith("data.sources.")}
-    notes = [str(note) for method in records for seed in method.seeds.values() for note in _notes(seed.run)]
+        found[method.label] = {
+            key: value for key, value in facts.items() if not key.startswith("data.sources.")
+        }
+
+    notes = [
+        str(note)
+        for method in records
+        for seed in method.seeds.values()
+        for note in _notes(seed.run)
+    ]
+
     return Section(
         name="environment",
         title="Environment and data",
@@ -135,25 +180,36 @@ def what_leaves_section(records: Sequence[MethodRecords]) -> Section:
         run = _first_run(method)
         if run is None:
             continue
+
         try:
             raw = read_file(run.path / "what-leaves.md", limit=_MOST_MARKDOWN, within=run.path)
         except DataError:
             continue
-        documents.append(Document(title=method.label, html=render_markdown(raw.decode(errors="replace"))))
+
+        documents.append(
+            Document(title=method.label, html=render_markdown(raw.decode(errors="replace")))
+        )
+
     return Section(name="what-leaves", title="What leaves a site", documents=documents)
 
 
 def render_markdown(text: str) -> Markup:
-    r"""Return a text in Markdown as HTML. HTML in it, links and pictures are shown as they are written.
+    r"""Return a text in Markdown as HTML. HTML in it, links and pictures are shown as they are
+    written.
 
     >>> render_markdown("*a* <b> [c](http://d)")
     Markup('<p><em>a</em> &lt;b&gt; [c](http://d)</p>\n')
     """
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
+    parser = (
+        MarkdownIt("commonmark", {"html": False})
+        .enable("table")
+        .disable(["link", "image", "autolink"])
+    )
     parser.disable("reference")
     tokens = parser.parse("\n".join(map(clean, text.splitlines())))
     for token in tokens:
         _lower(token)
+
     html: str = parser.renderer.render(tokens, parser.options, {})
     return Markup(html)  # the parser has escaped it
 
@@ -173,28 +229,39 @@ def _settings(name: str, found: Mapping[str, Mapping[str, str]]) -> list[NamedTa
     """Return a table of what differs between methods, and one of what they share."""
     if not found:
         return []
+
     keys = list(dict.fromkeys(key for settings in found.values() for key in settings))
     shared = [key for key in keys if len({settings.get(key) for settings in found.values()}) == 1]
     first = next(iter(found.values()))
     tables = []
     if len(shared) < len(keys):
         rows: list[list[Cell]] = [
-            [key, *(settings.get(key, "") for settings in found.values())] for key in keys if key not in shared
+            [key, *(settings.get(key, "") for settings in found.values())]
+            for key in keys
+            if key not in shared
         ]
         table = Table(["setting", *found], rows)
         tables.append(
-            NamedTable(name=f"{name}-differences", title=f"{name.capitalize()}: where the methods differ", table=table)
+            NamedTable(
+                name=f"{name}-differences",
+                title=f"{name.capitalize()}: where the methods differ",
+                table=table,
+            )
         )
+
     title = f"{name.capitalize()}: {'the same for all' if len(found) > 1 else 'everything'}"
     common: list[list[Cell]] = [[key, first[key]] for key in shared]
     table = Table(["setting", "value"], common)
     tables.append(NamedTable(name=name, title=title, table=table, is_open=False))
+
     return tables
 
 
 def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return values as text."""
-    return {key: value if isinstance(value, str) else show(value) for key, value in settings.items()}
+    return {
+        key: value if isinstance(value, str) else show(value) for key, value in settings.items()
+    }
 
 
 def _notes(run: Run) -> list[Any]:

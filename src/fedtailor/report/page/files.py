@@ -20,7 +20,8 @@ _ENDINGS = ("png", "svg", "csv")
 
 
 def check_page_path(path: Path) -> None:
-    """Check that a report can be written to a file: it is not in a run folder, and what is there is a report.
+    """Check that a report can be written to a file: it is not in a run folder, and what is there is
+    a report.
 
     Raises:
         ConfigError: it lies in a run folder, has another ending, or something else is there.
@@ -28,8 +29,13 @@ def check_page_path(path: Path) -> None:
     refuse_inside_run(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(
-            f"--out '{path}' must end in .html.", key="out", path=str(path), allowed=".html", got=path.suffix
+            f"--out '{path}' must end in .html.",
+            key="out",
+            path=str(path),
+            allowed=".html",
+            got=path.suffix,
         )
+
     if os.path.lexists(path) and not _is_report(path):
         raise ConfigError(
             f"'{path}' already exists and is not a report, so it is not overwritten. Choose another file with --out.",
@@ -49,7 +55,10 @@ def check_figures_folder(folder: Path) -> None:
     refuse_inside_run(folder)
     if os.path.lexists(folder):
         message = f"'{folder}' already exists and is never overwritten. Choose another folder with --figures."
-        raise ConfigError(message, key="figures", allowed="a name that does not exist", got=str(folder))
+        raise ConfigError(
+            message, key="figures", allowed="a name that does not exist", got=str(folder)
+        )
+
     if find_spec("vl_convert") is None:
         raise ConfigError(
             'figures as PNG need vl_convert, which is not installed: pip install "fedtailor[plot]". '
@@ -72,12 +81,15 @@ def write_page(page: Page, path: Path) -> int:
 
 
 def write_figures(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write PNG, SVG and CSV of every figure to a new folder, which appears whole; return the files.
+    """Write PNG, SVG and CSV of every figure to a new folder, which appears whole; return the
+    files.
 
     Raises:
         RunError: a file cannot be written.
     """
-    write_folder_whole(folder, ((name, content) for figure in figures for name, content in _files_of(figure)))
+    write_folder_whole(
+        folder, ((name, content) for figure in figures for name, content in _files_of(figure))
+    )
     return [folder / f"{figure.name}.{ending}" for figure in figures for ending in _ENDINGS]
 
 
@@ -87,7 +99,9 @@ def _files_of(figure: Figure) -> Iterator[tuple[str, bytes]]:
 
     svg = figure.draw(WIDE).standalone(figure.title, figure.caption)
     png = vl_convert.svg_to_png(svg, scale=_PIXELS_PER_POINT)
-    for ending, content in zip(_ENDINGS, (png, svg.encode(), figure.table.to_csv().encode()), strict=True):
+    for ending, content in zip(
+        _ENDINGS, (png, svg.encode(), figure.table.to_csv().encode()), strict=True
+    ):
         yield f"{figure.name}.{ending}", content
 
 

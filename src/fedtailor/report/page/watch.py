@@ -32,7 +32,8 @@ Growth = tuple[tuple[str, str, int, int, bool], ...]
 def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
     """Build and write a page whenever records grow, until no run goes on or Ctrl-C is pressed.
 
-    Between two runs of a comparison none goes on for a moment. So there the end is awaited for some looks.
+    Between two runs of a comparison none goes on for a moment. So there the end is awaited for some
+    looks.
 
     Args:
         paths: folders of runs or comparisons.
@@ -57,14 +58,17 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
             else:
                 goes_on = patience > 0 and not _is_complete(paths, methods)
                 patience -= 1
+
             goes_on = goes_on and not stopped.is_set()
             growth = _growth(methods)
             if growth != before or not goes_on:
                 page = build_page(methods, refresh=REFRESH if goes_on else 0)
                 write(page)
                 before = growth
+
             if not goes_on:
                 return page
+
             stopped.wait(max(EVERY, _PAUSE * (time.monotonic() - began)))
 
 
@@ -75,16 +79,26 @@ def _may_begin_another(paths: Sequence[str | Path]) -> bool:
 
 def _is_complete(paths: Sequence[str | Path], methods: Sequence[Method]) -> bool:
     """Return whether every run that belongs to the folders has finished."""
-    lists = [read_object(Path(path) / COMPARISON_FILE) for path in paths if not holds_run(Path(path))]
+    lists = [
+        read_object(Path(path) / COMPARISON_FILE) for path in paths if not holds_run(Path(path))
+    ]
     single = sum(holds_run(Path(path)) for path in paths)
     expected = single + sum(len(found.get("runs", ())) for found in lists)
-    return len(methods) == expected and all(RunFolder(method.path).result() is not None for method in methods)
+    return len(methods) == expected and all(
+        RunFolder(method.path).result() is not None for method in methods
+    )
 
 
 def _growth(methods: Sequence[Method]) -> Growth:
     """Return what tells whether there is anything new."""
     return tuple(
-        (str(run.path), str(run.status.get("state")), len(run.rounds), len(run.events), run.result is not None)
+        (
+            str(run.path),
+            str(run.status.get("state")),
+            len(run.rounds),
+            len(run.events),
+            run.result is not None,
+        )
         for method in methods
         for run in method.runs.values()
     )
@@ -92,7 +106,9 @@ def _growth(methods: Sequence[Method]) -> Growth:
 
 @contextmanager
 def _stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into an event while the block runs: the page that is being written is finished first."""
+    """Turn Ctrl-C into an event while the block runs: the page that is being written is finished
+    first.
+    """
     stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -102,6 +118,7 @@ def _stopped_by_ctrl_c() -> Iterator[threading.Event]:
     if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield stopped
         return
+
     handler = signal.signal(signal.SIGINT, stop)
     try:
         yield stopped

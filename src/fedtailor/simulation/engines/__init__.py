@@ -1,4 +1,6 @@
-"""Engines: how many clients run at the same time, and where. This module imports nothing: listing is fast."""
+"""Engines: how many clients run at the same time, and where. This module imports nothing: listing
+is fast.
+"""
 
 ENGINES = {
     "auto": "on a CPU: chooses workers or processes by the length of the run and of a training step; the same bits; "

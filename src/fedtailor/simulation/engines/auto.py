@@ -1,4 +1,5 @@
-"""The engine ``auto``: on a CPU, threads, or processes where steps are so short that threads hold each other up.
+"""The engine ``auto``: on a CPU, threads, or processes where steps are so short that threads hold
+each other up.
 
 Both give the same bits as the reference engine, so no result depends on a timing.
 """
@@ -26,7 +27,8 @@ from fedtailor.training.losses import classification_loss
 SHORT_STEP = 1e-3
 """Duration of a training step in seconds; during shorter steps, threads hold each other up."""
 WORTH_A_START = 20.0
-"""Duration of a run in seconds; shorter runs do not gain from processes, which take time to start."""
+"""Duration of a run in seconds; shorter runs do not gain from processes, which take time to
+start."""
 _WARM_UP_STEPS = 3
 _TIMED_STEPS = 10
 _SLOW = 0.02
@@ -53,32 +55,50 @@ def choose(
     count = workers or physical_cores()
     if count == 1:
         return EngineChoice(Workers(count), "engine workers: only one core is available.")
+
     steps = expected_steps(algorithm, federation, schedule)
     if steps * SHORT_STEP / count <= WORTH_A_START:
         reason = f"engine workers: for {steps:.0f} steps it is not worth starting processes."
         return EngineChoice(Workers(count), reason)
+
     try:
         seconds = (measure or step_seconds)(algorithm, federation)
-    except Exception as error:  # a user's model may raise anything; the run will report it for every client
-        return EngineChoice(Workers(count), f"engine workers: a trial training step failed: {error}")
+    except (
+        Exception
+    ) as error:  # a user's model may raise anything; the run will report it for every client
+        return EngineChoice(
+            Workers(count), f"engine workers: a trial training step failed: {error}"
+        )
+
     duration = f"a training step takes {1e3 * seconds:.2g} ms"
     if seconds >= SHORT_STEP:
-        return EngineChoice(Workers(count), f"engine workers: {duration}, long enough for threads.", seconds)
+        return EngineChoice(
+            Workers(count), f"engine workers: {duration}, long enough for threads.", seconds
+        )
+
     total = steps * seconds / count
     if total <= WORTH_A_START:
         reason = f"engine workers: {duration}; for a run of about {total:.0f} s it is not worth starting processes."
         return EngineChoice(Workers(count), reason, seconds)
+
     problem = obstacle(algorithm, federation)
     if problem:
         reason = f"engine workers: {duration}, too short for threads, but {problem}"
         return EngineChoice(Workers(count), reason, seconds)
+
     from fedtailor.simulation.engines.processes import Processes
 
-    return EngineChoice(Processes(count), f"engine processes: {duration}, too short for threads.", seconds)
+    return EngineChoice(
+        Processes(count), f"engine processes: {duration}, too short for threads.", seconds
+    )
 
 
-def expected_steps(algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule) -> float:
-    """Estimate the training steps of a run: as if every client had the median size and trained plainly."""
+def expected_steps(
+    algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
+) -> float:
+    """Estimate the training steps of a run: as if every client had the median size and trained
+    plainly.
+    """
     sizes = _sizes(federation)
     if not sizes:
         return 0.0
@@ -86,7 +106,9 @@ def expected_steps(algorithm: Algorithm[Any, Any, Any], federation: Federation, 
     return schedule.rounds * clients * _client_steps(algorithm.training, _median(sizes))
 
 
-def _expected_clients(algorithm: Algorithm[Any, Any, Any], schedule: Schedule, population: int) -> float:
+def _expected_clients(
+    algorithm: Algorithm[Any, Any, Any], schedule: Schedule, population: int
+) -> float:
     """Return how many clients of a population train in a round, on average."""
     participation = schedule.participation
     if schedule.everybody_trains(algorithm) or participation.plan == "all":
@@ -108,7 +130,9 @@ def _client_steps(training: Training, size: int) -> int:
 
 
 def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> float:
-    """Return the processor time of a plain training step in seconds; other programs do not affect it."""
+    """Return the processor time of a plain training step in seconds; other programs do not affect
+    it.
+    """
     sizes = _sizes(federation)
     client = federation.roster.trainable_clients[sizes.index(_median(sizes))]
     task = federation.task(client)
@@ -127,12 +151,14 @@ def step_seconds(algorithm: Algorithm[Any, Any, Any], federation: Federation) ->
             training=algorithm.training,
             steps=steps,
         )
+
         return (time.thread_time() - start) / steps
 
     with one_thread():
         first = seconds(1)
         if first > _SLOW:
             return first
+
         seconds(_WARM_UP_STEPS - 1)
         return seconds(_TIMED_STEPS)
 
@@ -148,6 +174,7 @@ def obstacle(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str
             encode_task(0, task)
     except ConfigError as error:
         return error.message
+
     return ""
 
 

@@ -1,6 +1,7 @@
 """The engine ``batched``: one program for a stack of clients, by ``torch.func.vmap``.
 
-Clients are sorted by size and divided into blocks. Within a block, lists of examples are padded with examples of weight
+Clients are sorted by size and divided into blocks. Within a block, lists of examples are padded
+with examples of weight
 0. The building blocks of training see the stacked tensors and drop clients that have finished.
 """
 
@@ -40,9 +41,12 @@ class Batched:
         outputs: list[Any] = [None] * len(jobs)
         with one_thread():
             for positions in self._blocks(jobs):
-                block_outputs = self.run_block(program, common, [jobs[position] for position in positions])
+                block_outputs = self.run_block(
+                    program, common, [jobs[position] for position in positions]
+                )
                 for position, output in zip(positions, block_outputs, strict=True):
                     outputs[position] = output
+
         return outputs
 
     def close(self) -> None:
@@ -51,7 +55,8 @@ class Batched:
     def run_block(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Run one block; if it fails, run its clients one by one, so that only faulty clients fail.
 
-        If no client fails then, the program cannot be stacked. That is slow but not wrong, so it is a warning.
+        If no client fails then, the program cannot be stacked. That is slow but not wrong, so it is
+        a warning.
         """
         surroundings = Surroundings()
         try:
@@ -62,6 +67,7 @@ class Batched:
             outputs = run_one_by_one(program, common, jobs)
             if not any(isinstance(output, Failure) for output in outputs):
                 warnings.warn(self._why_one_by_one(error, len(jobs)), RuntimeWarning, stacklevel=2)
+
             return outputs
         finally:
             surroundings.restore()
@@ -69,7 +75,9 @@ class Batched:
     def _run_contained(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Run one block on private inputs; what is wrong with any client's output is raised."""
         private = PrivateInputs(common, [job.inputs for job in jobs])
-        own_jobs = [job._replace(inputs=inputs) for job, inputs in zip(jobs, private.inputs, strict=True)]
+        own_jobs = [
+            job._replace(inputs=inputs) for job, inputs in zip(jobs, private.inputs, strict=True)
+        ]
         with thread_restored():
             outputs = run_stacked(program, private.common, own_jobs)
         private.check()
@@ -90,16 +98,20 @@ class Batched:
         by_model: dict[int, list[int]] = {}
         for position, job in enumerate(jobs):
             by_model.setdefault(id(job.task.model), []).append(position)
+
         blocks = []
         for positions in by_model.values():
             positions.sort(key=lambda position: (-jobs[position].size, position))
             for start in range(0, len(positions), self.block):
                 blocks.append(positions[start : start + self.block])
+
         return blocks
 
 
 def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Run clients with the same model as one stack; errors of PyTorch or the program are raised unchanged."""
+    """Run clients with the same model as one stack; errors of PyTorch or the program are raised
+    unchanged.
+    """
     stacked = _stack([job.inputs for job in jobs])
     output = torch.func.vmap(partial(program, jobs[0].task), in_dims=(None, 0))(common, stacked)
     outputs = []
@@ -117,9 +129,11 @@ def _stack(trees: Sequence[Any]) -> Any:
         return torch.stack(list(trees))
     if isinstance(first, dict):
         return {name: _stack([each[name] for each in trees]) for name in first}
+
     children = [_stack(column) for column in zip(*trees, strict=True)]
     if hasattr(first, "_fields"):
         return type(first)(*children)
+
     return tuple(children)
 
 

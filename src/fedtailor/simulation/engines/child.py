@@ -1,11 +1,13 @@
-"""The main loop of a child process of the engine ``processes``: answer requests until the parent is gone.
+"""The main loop of a child process of the engine ``processes``: answer requests until the parent is
+gone.
 
 Actors of the engine ``ray`` answer the same requests by the same handler.
 
-A request is a tuple of its kind and its contents; so is an answer. Requests: ``settings``, ``run`` (a run begins),
-``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the program, its shared inputs, what
-gathers outputs), ``job`` (the number of its task, and the rest of the job). Answers: ``output``, ``unreadable`` (why a
-request cannot be read), ``unsendable`` (why an output that was gathered with others cannot be sent).
+A request is a tuple of its kind and its contents; so is an answer. Requests: ``settings``, ``run``
+(a run begins), ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the
+program, its shared inputs, what gathers outputs), ``job`` (the number of its task, and the rest of
+the job). Answers: ``output``, ``unreadable`` (why a request cannot be read), ``unsendable`` (why an
+output that was gathered with others cannot be sent).
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from fedtailor.core.errors import LONGEST_REASON, describe_error
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import run_job
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
-from fedtailor.simulation.engines.serialization import SerializationError, decode, encode, read_frame, write_frame
+from fedtailor.simulation.engines.serialization import (
+    SerializationError,
+    decode,
+    encode,
+    read_frame,
+    write_frame,
+)
 from fedtailor.simulation.engines.surroundings import Settings, Surroundings, set_import_path
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
@@ -40,7 +48,8 @@ class RequestHandler:
         """Begin without anything.
 
         Args:
-            path_here: returns where this process looks for modules, from where the other process does.
+            path_here: returns where this process looks for modules, from where the other process
+                does.
         """
         self.path_here = path_here
         self.tasks: dict[int, Task] = {}
@@ -59,6 +68,7 @@ class RequestHandler:
             output = handle(*contents)
         except BaseException as error:  # importing a user's module may raise anything
             return encode(("unreadable", describe_error(error)))
+
         try:
             return encode(("output", output))
         except SerializationError as error:
@@ -94,7 +104,9 @@ class RequestHandler:
     def _handle_task(self, number: int, task: Task) -> None:
         self.tasks[number] = task
 
-    def _handle_map(self, program: Program, shared_inputs: Any, gather: Gather | None = None) -> None:
+    def _handle_map(
+        self, program: Program, shared_inputs: Any, gather: Gather | None = None
+    ) -> None:
         if isinstance(shared_inputs, SharedInputs):
             shared_inputs = shared_inputs._replace(x=self.tables[0], y=self.tables[1])
         self.program = program
@@ -131,14 +143,23 @@ def _unsendable(error: SerializationError) -> Failure:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return an exception that another process can read: the same exception, or one with its text."""
+    """Return an exception that another process can read: the same exception, or one with its
+    text.
+    """
     text = describe_error(error)
     try:
         copy = decode(encode(error))
-        if type(copy) is type(error) and describe_error(copy) == text and len(str(error)) <= LONGEST_REASON:
+        if (
+            type(copy) is type(error)
+            and describe_error(copy) == text
+            and len(str(error)) <= LONGEST_REASON
+        ):
             return error
-    except BaseException:  # an exception's own class may raise anything when it is rebuilt from its arguments
+    except (
+        BaseException
+    ):  # an exception's own class may raise anything when it is rebuilt from its arguments
         pass
+
     return ProgramError(text)
 
 
@@ -157,6 +178,7 @@ def serve(folder: str = "") -> None:
     listener = threading.Thread(target=_listen, args=(requests, waiting, folder), daemon=True)
     listener.start()
     handler = RequestHandler()
+
     try:
         write_frame(answers, encode(("output", None)))  # ready
         while True:
@@ -166,7 +188,9 @@ def serve(folder: str = "") -> None:
 
 
 def _detach_standard_streams() -> None:
-    """Give programs an empty standard input, and send what they print to standard error: the pipes carry requests."""
+    """Give programs an empty standard input, and send what they print to standard error: the pipes
+    carry requests.
+    """
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
@@ -175,7 +199,9 @@ def _detach_standard_streams() -> None:
 
 
 def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[bytes], folder: str) -> None:
-    """Receive requests; end the process when the parent is gone, even while a client's program runs."""
+    """Receive requests; end the process when the parent is gone, even while a client's program
+    runs.
+    """
     try:
         while True:
             waiting.put(read_frame(requests))

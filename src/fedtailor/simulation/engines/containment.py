@@ -1,8 +1,9 @@
 """Containment: a client's program ends no other program, and changes nothing that another one uses.
 
-This is about faults, not about attacks: what a program does to Python objects that it shares with others (the
-algorithm, its class, the model, modules), to files, or from threads that it leaves running, cannot be seen. Nor can a
-program be stopped that never returns, or that ends the process; of that, the engine ``processes`` loses one client.
+This is about faults, not about attacks: what a program does to Python objects that it shares with
+others (the algorithm, its class, the model, modules), to files, or from threads that it leaves
+running, cannot be seen. Nor can a program be stopped that never returns, or that ends the process;
+of that, the engine ``processes`` loses one client.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fedtailor.training.step_runner import PLAIN, StepRunner, steps_run_by
 
 
 def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN) -> Any:
-    """Run one client's program, and its training steps by ``runner``; whatever it raises becomes a :class:`Failure`.
+    """Run one client's program, and its training steps by ``runner``; whatever it raises becomes a
+    :class:`Failure`.
 
     Raises:
         SpoiledData: it changed the data of all clients, of which there is no copy.
@@ -35,6 +37,7 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
         private = PrivateInputs(common, [job.inputs])
         with steps_run_by(runner), thread_restored():
             output = program(job.task, private.common, private.inputs[0])
+
         private.check()
         return plain(cut(output, job.size))
     except BaseException as error:
@@ -59,7 +62,8 @@ def contained(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def run_one_by_one(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Run clients one after the other in this thread, and restore their surroundings after each of them.
+    """Run clients one after the other in this thread, and restore their surroundings after each of
+    them.
 
     Raises:
         SpoiledData: one of them changed the data of all clients, of which there is no copy.
@@ -73,7 +77,8 @@ def run_one_by_one(program: Program, common: Any, jobs: Sequence[Job]) -> list[A
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the failure that an exception is, without the variables of its calls, which take memory.
+    """Return the failure that an exception is, without the variables of its calls, which take
+    memory.
 
     Raises:
         BaseException: the exception is no matter of one client.
@@ -91,13 +96,15 @@ def refuse_to_contain(error: BaseException) -> None:
 
 
 def comes_from_a_signal(error: BaseException) -> bool:
-    """Return whether a signal such as Ctrl-C is the reason for an exception, and not the program that raised it.
+    """Return whether a signal such as Ctrl-C is the reason for an exception, and not the program
+    that raised it.
 
-    Python handles signals in the main thread, where a ``KeyboardInterrupt`` counts as one, unless the signal is
-    ignored. Handlers written in Python are found in the traceback.
+    Python handles signals in the main thread, where a ``KeyboardInterrupt`` counts as one, unless
+    the signal is ignored. Handlers written in Python are found in the traceback.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
+
     codes = set(_codes_of_handlers())
     interruptible = callable(signal.getsignal(signal.SIGINT))
     for each in _chain(error):
@@ -105,6 +112,7 @@ def comes_from_a_signal(error: BaseException) -> bool:
             return True
         if codes and any(frame.f_code in codes for frame, _ in traceback.walk_tb(_TRACEBACK(each))):
             return True
+
     return False
 
 

@@ -18,7 +18,9 @@ class Deck(Protocol):
         """Return how many jobs wait."""
 
     def take(self, most: int) -> list[int]:
-        """Return the positions of the jobs that are next: one at least, and not more than ``most``."""
+        """Return the positions of the jobs that are next: one at least, and not more than
+        ``most``.
+        """
 
     def put_back(self, position: int) -> None:
         """Make a job wait again, by itself."""
@@ -35,7 +37,9 @@ class LargestFirst:
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._waiting = deque(sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position)))
+        self._waiting = deque(
+            sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
+        )
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,7 +54,8 @@ class LargestFirst:
 
 
 class Neighbors:
-    """Jobs in blocks whose clients are all those below a node of the tree of sums (:mod:`fedtailor.core.reduction`).
+    """Jobs in blocks whose clients are all those below a node of the tree of sums
+    (:mod:`fedtailor.core.reduction`).
 
     The block with the largest job comes first.
 
@@ -66,7 +71,8 @@ class Neighbors:
         self._jobs = jobs
         self._num_waiting = 0
         self._blocks: list[tuple[int, int, list[int]]] = []
-        """A heap: of every block the largest size, negative, then its first client, then the positions."""
+        """A heap: of every block the largest size, negative, then its first client, then the
+        positions."""
         self._put(sorted(range(len(jobs)), key=lambda position: jobs[position].client))
 
     def __len__(self) -> int:

@@ -1,4 +1,6 @@
-"""The data of a federation as files. Every child process maps them, so that the data is in memory only once."""
+"""The data of a federation as files. Every child process maps them, so that the data is in memory
+only once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class MappedTensor(NamedTuple):
     layout: Layout
 
     def open(self) -> Tensor:
-        """Return the tensor, backed by the file, which is read-only: a program that writes to it ends its process."""
+        """Return the tensor, backed by the file, which is read-only: a program that writes to it
+        ends its process.
+        """
         if math.prod(self.layout.shape) == 0:
             return torch.empty(self.layout.shape, dtype=self.layout.dtype)
         memory = np.memmap(self.path, dtype=np.uint8, mode="r")
@@ -45,13 +49,15 @@ class MappedTables:
         self._files: tuple[MappedTensor, ...] = ()
 
     def put(self, *tables: Tensor) -> tuple[MappedTensor, ...]:
-        """Return the files of the tables; nothing is written if the tables are those of the last call.
+        """Return the files of the tables; nothing is written if the tables are those of the last
+        call.
 
         Raises:
             RunError: the files cannot be written.
         """
         if self._holds(tables):
             return self._files
+
         old_files = self._files
         try:
             self._write(tables)
@@ -62,8 +68,10 @@ class MappedTables:
                 'TMPDIR to a folder with more space, or use engine.name = "workers", which needs no files.',
                 key="engine.name",
             ) from error
+
         for file in old_files:
             Path(file.path).unlink(missing_ok=True)  # a process that has it open keeps it
+
         return self._files
 
     def _holds(self, tables: tuple[Tensor, ...]) -> bool:
@@ -74,12 +82,16 @@ class MappedTables:
     def _write(self, tables: tuple[Tensor, ...]) -> None:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="fedtailor-"))
+
         self.version += 1
         files = []
         for position, table in enumerate(tables):
             files.append(_write_tensor(self.folder / f"{self.version}-{position}", table))
+
         self._files = tuple(files)
-        self._tables = tables  # a reference: while it exists, no other tensor can have the same identity
+        self._tables = (
+            tables  # a reference: while it exists, no other tensor can have the same identity
+        )
 
     def remove(self) -> None:
         """Remove the files."""

@@ -24,16 +24,17 @@ class EngineOptions:
     name: Literal["auto", "batched", "processes", "ray", "reference", "workers"] = "auto"
     """Engine; the resolved configuration names the engine that ``auto`` chose."""
     workers: Annotated[int, Range(ge=0)] = 0
-    """Threads of ``workers``, processes of ``processes`` or actors of ``ray``; 0: one per physical core, or per CPU of
-    the Ray cluster. Does not change results."""
+    """Threads of ``workers``, processes of ``processes`` or actors of ``ray``; 0: one per physical
+    core, or per CPU of the Ray cluster. Does not change results."""
     block: Annotated[int, Range(ge=1)] = 32
     """Largest number of clients that ``batched`` stacks."""
     device: str = "cpu"
-    """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on, which are untried; ``auto`` takes the first CUDA
-    device if there is one. For the engines ``reference`` and ``batched``; the others run on the CPU. ``mps`` is untried
-    too, and refused: it has no float64."""
+    """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on, which are untried; ``auto``
+    takes the first CUDA device if there is one. For the engines ``reference`` and ``batched``; the
+    others run on the CPU. ``mps`` is untried too, and refused: it has no float64."""
     ray_address: str = ""
-    """Ray cluster of ``ray``: ``auto`` (the one on this machine) or ``host:port``; empty: one of its own."""
+    """Ray cluster of ``ray``: ``auto`` (the one on this machine) or ``host:port``; empty: one of
+    its own."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="engine")
@@ -44,6 +45,7 @@ class EngineOptions:
                 allowed="",
                 got=self.ray_address,
             )
+
         if not re.fullmatch(_DEVICES, self.device):
             allowed = "auto, cpu, cuda, cuda:NUMBER or mps"
             raise ConfigError(
@@ -52,6 +54,7 @@ class EngineOptions:
                 allowed=allowed,
                 got=self.device,
             )
+
         if self.device != "auto":
             refuse_engine(self.name, self.device)
 

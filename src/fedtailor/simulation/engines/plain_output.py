@@ -1,7 +1,8 @@
 """Plain outputs: what a client's program returns, as values that no longer depend on the program.
 
-A program may return anything: mappings that raise when they are read, views into the memory of others, tensors without
-values. What uses an output later must not be surprised, so it is rebuilt at once, where a failure is the client's.
+A program may return anything: mappings that raise when they are read, views into the memory of
+others, tensors without values. What uses an output later must not be surprised, so it is rebuilt at
+once, where a failure is the client's.
 """
 
 from __future__ import annotations
@@ -29,41 +30,66 @@ _TYPES = frozenset(
 CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
 """The classes of tensors that can be stored and sent."""
 _HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
-"""Types of values that are not tensors, and stay as they are: where a tensor is expected, they are refused by name."""
+"""Types of values that are not tensors, and stay as they are: where a tensor is expected, they are
+refused by name."""
 
 
 def plain(value: Any, where: str = "", depth: int = 0) -> Any:
     """Return a copy of nested mappings and tuples with tensors in memory of their own.
 
     Raises:
-        TypeError: it holds something else, or a tensor that cannot be stored; the message names the place.
+        TypeError: it holds something else, or a tensor that cannot be stored; the message names the
+            place.
     """
     if depth > DEEPEST:
         raise TypeError(f"the output is nested more than {DEEPEST} levels deep")
     if isinstance(value, Tensor):
         return _plain_tensor(value, where)
+
     if isinstance(value, Mapping):
-        return {_plain_name(name, where): plain(child, _join(where, name), depth + 1) for name, child in value.items()}
+        return {
+            _plain_name(name, where): plain(child, _join(where, name), depth + 1)
+            for name, child in value.items()
+        }
+
     if isinstance(value, tuple):
         names = getattr(type(value), "_fields", range(len(value)))
-        children = [plain(child, _join(where, name), depth + 1) for name, child in zip(names, value, strict=True)]
+        children = [
+            plain(child, _join(where, name), depth + 1)
+            for name, child in zip(names, value, strict=True)
+        ]
+
         return type(value)(*children) if hasattr(type(value), "_fields") else tuple(children)
+
     if type(value) in _HARMLESS:
         return value
-    raise TypeError(f"the output holds a value of type {type(value).__name__}{_at(where)}, which is not a tensor")
+
+    raise TypeError(
+        f"the output holds a value of type {type(value).__name__}{_at(where)}, which is not a tensor"
+    )
 
 
 def _plain_name(name: Any, where: str) -> str | int:
     if type(name) is int:
         return name
+
     if type(name) is not str:
-        raise TypeError(f"the output has a name of type {type(name).__name__}{_at(where)}, which is not text")
+        raise TypeError(
+            f"the output has a name of type {type(name).__name__}{_at(where)}, which is not text"
+        )
+
     if len(name) > LONGEST_NAME:
-        raise TypeError(f"the output has a name of {len(name)} characters{_at(where)}; at most {LONGEST_NAME} may be")
+        raise TypeError(
+            f"the output has a name of {len(name)} characters{_at(where)}; at most {LONGEST_NAME} may be"
+        )
+
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise TypeError(f"the output has a name{_at(where)} that cannot be written: {error.reason}") from error
+        raise TypeError(
+            f"the output has a name{_at(where)} that cannot be written: {error.reason}"
+        ) from error
+
     return name
 
 
@@ -82,8 +108,12 @@ def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
         problem = f"is of type {tensor.dtype}"
     elif tensor.nbytes > LARGEST_EXPANDED and tensor.nbytes > tensor.untyped_storage().nbytes():
         problem = f"repeats its values up to {tensor.nbytes} bytes"
+
     if problem:
-        raise TypeError(f"the output holds a tensor{_at(where)} that {problem}; it cannot be stored or sent")
+        raise TypeError(
+            f"the output holds a tensor{_at(where)} that {problem}; it cannot be stored or sent"
+        )
+
     return tensor.detach().clone()
 
 

@@ -1,11 +1,13 @@
 """The engine ``processes``: one process per physical core, one client at a time in each.
 
-Where a step takes less than a millisecond, threads wait for Python's lock; processes do not. Children are new
-interpreters and never forks, because a fork of a process whose threads hold locks can deadlock. They communicate with
-their parent through their standard input and output, and end when it does. They compute as the reference engine does.
+Where a step takes less than a millisecond, threads wait for Python's lock; processes do not.
+Children are new interpreters and never forks, because a fork of a process whose threads hold locks
+can deadlock. They communicate with their parent through their standard input and output, and end
+when it does. They compute as the reference engine does.
 
-``concurrent.futures`` and ``multiprocessing`` import the user's main script again in every child, so that a script
-without ``if __name__ == "__main__"``, or one read from standard input, fails; these children never import it.
+``concurrent.futures`` and ``multiprocessing`` import the user's main script again in every child,
+so that a script without ``if __name__ == "__main__"``, or one read from standard input, fails;
+these children never import it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _IN_A_FILE = torch.empty(0)
 
 
 class Processes:
-    """Runs clients in processes, the largest first. The processes start with the first call of :meth:`map`."""
+    """Runs clients in processes, the largest first. The processes start with the first call of
+    :meth:`map`.
+    """
 
     name = "processes"
 
@@ -54,7 +58,8 @@ class Processes:
         self._pool.requests.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job; :class:`Failure` where one raised, its process ended, or it took too long.
+        """Return the output of every job; :class:`Failure` where one raised, its process ended, or
+        it took too long.
 
         Raises:
             ConfigError: the program or one of its inputs cannot be sent to another process.
@@ -77,6 +82,7 @@ class Processes:
                     position = waiting.popleft()
                 except IndexError:
                     return
+
                 outputs[position] = worker.run(payload, jobs[position], self.timeout)
 
         workers = self._pool.workers[: len(jobs)]
@@ -91,6 +97,7 @@ class Processes:
                 threads.shutdown()
                 self._pool.close()  # includes processes that were just starting
                 raise
+
         return outputs
 
     def close(self) -> None:
@@ -106,7 +113,9 @@ class Processes:
 
 
 class _ProcessPool:
-    """The processes and files that must be cleaned up; the engine's finalizer refers to it and not to the engine."""
+    """The processes and files that must be cleaned up; the engine's finalizer refers to it and not
+    to the engine.
+    """
 
     def __init__(self, count: int) -> None:
         self.workers = [WorkerProcess() for _ in range(count)]

@@ -1,7 +1,7 @@
 """An actor of the engine ``ray``, as it runs in a process of a Ray cluster.
 
-It computes as a child of the engine ``processes`` does, with the same handler of requests. What an actor holds is lost
-when its process ends, so every call brings the references of all that it needs.
+It computes as a child of the engine ``processes`` does, with the same handler of requests. What an
+actor holds is lost when its process ends, so every call brings the references of all that it needs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class ClientActor:
 
     def __init__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides what an interruption ends
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # the run decides what an interruption ends
+
         torch.set_num_threads(1)
         keep_pages()
         self._handler = RequestHandler(partial(_path_here, import_path()))
@@ -67,12 +70,16 @@ class ClientActor:
         """Return where this is, and the versions on which results depend."""
         return description()
 
-    def run(self, number: int, package: Sequence[Any], jobs: Sequence[bytes], together: bool) -> list[np.ndarray]:
-        """Return the answers to jobs, each as bytes (n,), which Ray sends without copying them into others.
+    def run(
+        self, number: int, package: Sequence[Any], jobs: Sequence[bytes], together: bool
+    ) -> list[np.ndarray]:
+        """Return the answers to jobs, each as bytes (n,), which Ray sends without copying them into
+        others.
 
         Args:
             number: of the package.
-            package: its reference; in a sequence, because Ray fetches a reference that stands alone with every call.
+            package: its reference; in a sequence, because Ray fetches a reference that stands alone
+                with every call.
             jobs: the encoded requests.
             together: whether their outputs are gathered.
         """
@@ -80,32 +87,44 @@ class ClientActor:
             unreadable = self._open(package[0])
             if unreadable is not None:
                 return [np.frombuffer(unreadable, dtype=np.uint8)] * len(jobs)
+
             self._package = number
-        answers = self._handler.answer_together(jobs) if together else map(self._handler.answer, jobs)
+
+        answers = (
+            self._handler.answer_together(jobs) if together else map(self._handler.answer, jobs)
+        )
         return [np.frombuffer(answer, dtype=np.uint8) for answer in answers]
 
     def _open(self, reference: Any) -> memoryview | None:
-        """Receive a package; return the answer to a request that cannot be read, if there is one."""
+        """Receive a package; return the answer to a request that cannot be read, if there is
+        one.
+        """
         import ray
 
         package: Package = ray.get(reference)
         if package.tables and package.tables_version != self._tables_version:
-            self._handler.hold_tables([_mapped(table, ray.get(table.reference)) for table in package.tables])
+            self._handler.hold_tables(
+                [_mapped(table, ray.get(table.reference)) for table in package.tables]
+            )
             self._tables_version = package.tables_version
+
         for kind, (version, data) in package.requests.items():
             if self._received.get(kind) != version:
                 answer = self._handler.answer(data.data)
                 if decode(answer)[0] == "unreadable":
                     return answer
+
                 self._received[kind] = version
+
         return None
 
 
 def _mapped(table: StoredTable, memory: np.ndarray) -> Tensor:
     """Return a tensor that nobody can write to: a program that tries ends its process.
 
-    The memory of the object store can be written to by all processes of a machine, in spite of what NumPy says of it,
-    so the bytes are copied to a file, and the copy is compared with what the run has sent.
+    The memory of the object store can be written to by all processes of a machine, in spite of what
+    NumPy says of it, so the bytes are copied to a file, and the copy is compared with what the run
+    has sent.
 
     Raises:
         DataError: the copy is another one.
@@ -119,7 +138,10 @@ def _mapped(table: StoredTable, memory: np.ndarray) -> Tensor:
                 f"the data that arrived at the Ray worker on '{socket.gethostname()}' differ from those of this run: "
                 "their SHA-256 is another one. Start the run again."
             )
-        return MappedTensor(file.name, table.layout).open()  # stays readable when the file is removed
+
+        return MappedTensor(
+            file.name, table.layout
+        ).open()  # stays readable when the file is removed
 
 
 def description() -> dict[str, str]:
@@ -135,7 +157,8 @@ def description() -> dict[str, str]:
 
 
 def _path_here(own: Sequence[str], path: Sequence[str]) -> tuple[str, ...]:
-    """Return where an actor looks for modules: where the run does, as far as that exists here, and where it did.
+    """Return where an actor looks for modules: where the run does, as far as that exists here, and
+    where it did.
 
     Args:
         own: where the actor looked when it started.

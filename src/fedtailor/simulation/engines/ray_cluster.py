@@ -1,4 +1,6 @@
-"""A Ray cluster as the engine ``ray`` sees it: one that exists, or one of its own on this machine."""
+"""A Ray cluster as the engine ``ray`` sees it: one that exists, or one of its own on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _ADDRESS = "engine.ray_address"
 _PATIENCE = 12
 """Seconds in which a cluster must let a process in."""
 _FREE_PATIENCE = 4
-"""Seconds in which one CPU must be free. Those of a run that has just ended are free after less than one."""
+"""Seconds in which one CPU must be free. Those of a run that has just ended are free after less
+than one."""
 _PROBE = """
 import sys
 import ray
@@ -55,7 +58,9 @@ def require_ray() -> None:
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # a folder of this name is no package
         raise ConfigError(
-            "engine 'ray' needs the package ray: pip install 'fedtailor[ray]'.", key="engine.name", got="ray"
+            "engine 'ray' needs the package ray: pip install 'fedtailor[ray]'.",
+            key="engine.name",
+            got="ray",
         )
 
 
@@ -66,8 +71,10 @@ class Cluster:
         """Describe the connection.
 
         Args:
-            address: of an existing cluster; ``auto``: the one on this machine; empty: a cluster of its own.
-            workers: the number of actors; 0: as many as there are CPUs in the cluster, or physical cores.
+            address: of an existing cluster; ``auto``: the one on this machine; empty: a cluster of
+                its own.
+            workers: the number of actors; 0: as many as there are CPUs in the cluster, or physical
+                cores.
         """
         self.address = address
         self.workers = workers
@@ -82,12 +89,13 @@ class Cluster:
         A process that is connected already stays so, and uses that cluster.
 
         Raises:
-            ConfigError: there is no cluster at the address, it does not let this process in, it has another version of
-                Ray or Python, or too few CPUs.
+            ConfigError: there is no cluster at the address, it does not let this process in, it has
+                another version of Ray or Python, or too few CPUs.
             RunError: no cluster can be started, or others use all CPUs.
         """
         if self.is_connected:
             return
+
         os.environ.update({**_QUIET, **({} if self.address else _ALONE)})
         import ray
 
@@ -98,7 +106,9 @@ class Cluster:
                     self._join(ray)
                 else:
                     self._start(ray)
+
             self._must_disconnect = True
+
         available = int(ray.cluster_resources().get("CPU", 0))
         if self.workers > available:
             raise ConfigError(
@@ -107,6 +117,7 @@ class Cluster:
                 allowed=f"at most {available}",
                 got=self.workers,
             )
+
         _await_free_cpu(ray, available)
         self.workers = self.workers or available
         self._actor_class = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
@@ -135,7 +146,8 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise RunError(
-                f"engine 'ray' cannot start a Ray cluster on this machine: {_one_line(str(error))}.", key="engine.name"
+                f"engine 'ray' cannot start a Ray cluster on this machine: {_one_line(str(error))}.",
+                key="engine.name",
             ) from error
 
     def put(self, value: Any) -> Any:
@@ -155,7 +167,11 @@ class Cluster:
             ConfigError: the actor has other versions, so that its results could be others.
         """
         here = description()
-        for what, name in {"fedtailor": "fedtailor", "torch": "PyTorch", "python": "Python"}.items():
+        for what, name in {
+            "fedtailor": "fedtailor",
+            "torch": "PyTorch",
+            "python": "Python",
+        }.items():
             if actor.get(what) != here[what]:
                 raise ConfigError(
                     f"the Ray worker on '{actor.get('host')}' has {name} {actor.get(what)}, but this process has "
@@ -164,6 +180,7 @@ class Cluster:
                     allowed=here[what],
                     got=actor.get(what),
                 )
+
         host = actor.get("host", "")
         if actor.get("capability") != here["capability"] and host not in self._warned:
             self._warned.add(host)
@@ -196,13 +213,17 @@ def _await_free_cpu(ray: Any, available: int) -> None:
     deadline = time.monotonic() + _FREE_PATIENCE
     while ray.available_resources().get("CPU", 0) < 1:
         if available == 0:
-            raise RunError("no actor of engine 'ray' can start: the Ray cluster has no CPU.", key="engine.name")
+            raise RunError(
+                "no actor of engine 'ray' can start: the Ray cluster has no CPU.", key="engine.name"
+            )
+
         if time.monotonic() > deadline:
             raise RunError(
                 f"no actor of engine 'ray' can start: others use all {available} CPUs of the Ray cluster. Try again "
                 "when one is free; 'ray status' shows them.",
                 key="engine.name",
             )
+
         time.sleep(0.1)
 
 
@@ -215,18 +236,26 @@ def _knock(address: str) -> None:
     command = [sys.executable, "-c", _PROBE, address]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_PATIENCE
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired as error:
         raise _not_let_in(address) from error
+
     if done.returncode == 0:
         return
+
     reason = _one_line(done.stdout.decode(errors="replace"))
     if "token" in reason.lower():
         raise _not_let_in(address)
+
     versions = re.findall(r"Ray: (\S+) Python: (\S+)", reason)
     if len(versions) == 2:
         raise _other_versions(address, *versions)
+
     raise _refused(address, reason)
 
 
@@ -234,6 +263,7 @@ def _refuse_unreachable(address: str) -> None:
     """Raise if nothing listens at an address of the form ``host:port``."""
     if address == "auto":
         return
+
     found = re.fullmatch(r"(?:ray://)?([^/:]+|\[[^\]]+\]):(\d+)", address)
     if not found:
         raise ConfigError(
@@ -242,6 +272,7 @@ def _refuse_unreachable(address: str) -> None:
             allowed=["auto", "HOST:PORT", "ray://HOST:PORT"],
             got=address,
         )
+
     host = found.group(1).strip("[]")
     try:
         socket.create_connection((host, int(found.group(2))), timeout=_PATIENCE).close()
@@ -288,6 +319,7 @@ def _handlers_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -1,7 +1,9 @@
-"""The engine ``ray``: actors of a Ray cluster, one client at a time in each, on one machine or on many.
+"""The engine ``ray``: actors of a Ray cluster, one client at a time in each, on one machine or on
+many.
 
-Actors stay for the whole run, and compute as the processes of the engine ``processes`` do. Programs are pure functions
-of their inputs, so a client whose actor was lost runs again elsewhere, with the same result.
+Actors stay for the whole run, and compute as the processes of the engine ``processes`` do. Programs
+are pure functions of their inputs, so a client whose actor was lost runs again elsewhere, with the
+same result.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ _IN_THE_STORE = torch.empty(0)
 _AT_ONCE = 2
 """Calls that an actor has at a time: while it runs one, the next one is on its way."""
 _SHARE = 4
-"""A call brings this share of the jobs that remain for an actor: many at first, and one at the end."""
+"""A call brings this share of the jobs that remain for an actor: many at first, and one at the
+end."""
 _MOST_JOBS = 32
 """Jobs in a call. Ray's own work is the same for a call with one job."""
 _CALL_BYTES = 2**24
 """Bytes of answers to a call, as far as those before tell."""
 _MOST_ENDS = 3
-"""How often an actor may end while it runs one client alone, until that counts as the client's doing."""
+"""How often an actor may end while it runs one client alone, until that counts as the client's
+doing."""
 _MOST_STARTS = 3
 """How often one after the other the start of an actor may fail."""
 _PATIENCE = 60
@@ -48,7 +52,9 @@ _PATIENCE = 60
 
 
 class Ray:
-    """Runs clients in actors of a Ray cluster, the largest first. Actors start with the first call."""
+    """Runs clients in actors of a Ray cluster, the largest first. Actors start with the first
+    call.
+    """
 
     name = "ray"
 
@@ -57,8 +63,9 @@ class Ray:
 
         Args:
             workers: the number of actors; 0: as many as there are CPUs in the cluster.
-            address: of a cluster, as ``host:port``; ``auto``: the one that runs on this machine; empty: a cluster of
-                its own on this machine, with one CPU per physical core, which ends with the engine.
+            address: of a cluster, as ``host:port``; ``auto``: the one that runs on this machine;
+                empty: a cluster of its own on this machine, with one CPU per physical core, which
+                ends with the engine.
 
         Raises:
             ConfigError: Ray is not installed.
@@ -70,7 +77,9 @@ class Ray:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that were put into the object store or sent with jobs since the engine was made, without copies."""
+        """Bytes that were put into the object store or sent with jobs since the engine was made,
+        without copies.
+        """
         return self._state.bytes_sent
 
     @property
@@ -83,10 +92,12 @@ class Ray:
         self._state.requests.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job; :class:`Failure` where one raised, or ended its actor again and again.
+        """Return the output of every job; :class:`Failure` where one raised, or ended its actor
+        again and again.
 
         Raises:
-            ConfigError: there is no such cluster, it has other versions, or something cannot be sent to it.
+            ConfigError: there is no such cluster, it has other versions, or something cannot be
+                sent to it.
             DataError: other data than those of the run arrived at an actor.
             RunError: the cluster cannot be started, others use all its CPUs, or no actor starts.
         """
@@ -95,7 +106,8 @@ class Ray:
     def map_gathered(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge
     ) -> list[Any]:
-        """Return as :meth:`map` does what ``gather``, in actors for neighboring clients, and ``merge`` make of outputs.
+        """Return as :meth:`map` does what ``gather``, in actors for neighboring clients, and
+        ``merge`` make of outputs.
 
         Raises:
             ConfigError: as :meth:`map`.
@@ -105,10 +117,16 @@ class Ray:
         return self._run(program, common, jobs, gather, merge)
 
     def _run(
-        self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather | None, merge: Merge
+        self,
+        program: Program,
+        common: Any,
+        jobs: Sequence[Job],
+        gather: Gather | None,
+        merge: Merge,
     ) -> list[Any]:
         if not jobs:
             return []
+
         with self._lock:
             try:
                 self._state.connect()
@@ -116,6 +134,7 @@ class Ray:
             except BaseException:
                 self._state.close()  # after an interruption, no client goes on
                 raise
+
         return_pages()
         return outputs
 
@@ -145,7 +164,9 @@ class _Actor:
 
 
 class _State:
-    """The connection and the actors, which must be ended; the engine's finalizer refers to it and not to the engine."""
+    """The connection and the actors, which must be ended; the engine's finalizer refers to it and
+    not to the engine.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -193,8 +214,10 @@ class _State:
             self._failed_starts += 1
             if self._failed_starts == _MOST_STARTS:
                 raise _cannot_start(_last_line(error)) from error
+
             self.replace(actor)
             return
+
         self._failed_starts = 0
         self.cluster.check(found)
         actor.starting = None
@@ -202,27 +225,39 @@ class _State:
     def pack(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather | None
     ) -> tuple[Any, dict[int, Request]]:
-        """Put what the actors need for a map into the object store; return its reference, and the requests of tasks."""
+        """Put what the actors need for a map into the object store; return its reference, and the
+        requests of tasks.
+        """
         requests = self.requests.before_tables()
         tables: tuple[StoredTable, ...] = ()
         if isinstance(common, SharedInputs):
             tables = self._store(common.x, common.y)
             common = common._replace(x=_IN_THE_STORE, y=_IN_THE_STORE)
+
         tasks = self.requests.of_tasks(jobs)
         requests |= {f"task {task.version}": task for task in tasks.values()}
         requests["map"] = self.requests.of_map(program, common, gather)
         self.map_bytes = len(requests["map"].data)
         self.num_packages += 1
-        data = {kind: (each.version, np.frombuffer(each.data, dtype=np.uint8)) for kind, each in requests.items()}
+        data = {
+            kind: (each.version, np.frombuffer(each.data, dtype=np.uint8))
+            for kind, each in requests.items()
+        }
         self.bytes_sent += sum(len(each.data) for each in requests.values())
+
         return self.cluster.put(Package(self._tables_version, tables, data)), tasks
 
     def _store(self, *tables: Tensor) -> tuple[StoredTable, ...]:
         """Put tables into the object store, unless they are those of the last call."""
-        if len(tables) != len(self._tables) or any(new is not old for new, old in zip(tables, self._tables)):
+        if len(tables) != len(self._tables) or any(
+            new is not old for new, old in zip(tables, self._tables)
+        ):
             self._stored = tuple(self._stored_table(table) for table in tables)
-            self._tables = tables  # a reference: while it exists, no other tensor can have the same identity
+            self._tables = (
+                tables  # a reference: while it exists, no other tensor can have the same identity
+            )
             self._tables_version += 1
+
         return self._stored
 
     def _stored_table(self, table: Tensor) -> StoredTable:
@@ -230,7 +265,9 @@ class _State:
         padding = np.zeros(layout.offset * layout.dtype.itemsize, dtype=np.uint8)
         memory = np.concatenate([padding, values]) if len(padding) else values
         self.bytes_sent += len(memory)
-        return StoredTable(layout, self.cluster.put(memory), hashlib.sha256(memory.data).hexdigest())
+        return StoredTable(
+            layout, self.cluster.put(memory), hashlib.sha256(memory.data).hexdigest()
+        )
 
     def close(self) -> None:
         """End the actors and the connection."""
@@ -239,6 +276,7 @@ class _State:
 
             for actor in self.actors:
                 ray.kill(actor.handle)
+
         self.actors = []
         self._tables = ()
         self._stored = ()
@@ -265,9 +303,11 @@ class _Deal:
         self._gathers = gather is not None
         self._merge = merge
         self._waiting: Deck = LargestFirst(jobs) if gather is None else Neighbors(jobs)
-        # a model goes to the clients, and one comes back; where outputs are gathered, only the client's state does
+        # a model goes to the clients, and one comes back; where outputs are gathered, only the
+        # client's state does
         self._answer_bytes = max(map(_input_bytes, jobs)) if self._gathers else state.map_bytes
-        """Of the answer for one client, as far as known; where outputs are gathered, without sums for several."""
+        """Of the answer for one client, as far as known; where outputs are gathered, without sums
+        for several."""
         self._suspects: deque[int] = deque()
         """Jobs whose actor was lost while it had several: each of them runs alone."""
         self._ends: Counter[int] = Counter()
@@ -281,14 +321,17 @@ class _Deal:
         while self._num_missing:
             for actor in self._state.actors:
                 self._feed(actor)
+
             owners = self._references()
             ready, _ = ray.wait(list(owners), num_returns=1, timeout=_PATIENCE)
             for reference in ready:
                 self._take(owners[reference], reference)
+
             if not ready and all(actor.starting is not None for actor in self._state.actors):
                 raise _cannot_start(
                     f"none has started within {_PATIENCE} s, perhaps because others use all CPUs of the cluster"
                 )
+
         return self._outputs
 
     def _references(self) -> dict[Any, _Actor]:
@@ -304,11 +347,14 @@ class _Deal:
         """Give an actor jobs, as far as it takes them."""
         if actor.starting is not None or actor.runs_alone:
             return
+
         if self._suspects:
             if not actor.calls:
                 self._send(actor, [self._suspects.popleft()])
                 actor.runs_alone = True
+
             return
+
         while self._waiting and len(actor.calls) < _AT_ONCE:
             self._send(actor, self._waiting.take(self._most_jobs()))
 
@@ -321,7 +367,9 @@ class _Deal:
     def _send(self, actor: _Actor, positions: list[int]) -> None:
         encoded = [self._encoded(self._jobs[position]) for position in positions]
         self._state.bytes_sent += sum(map(len, encoded))
-        reference = actor.handle.run.remote(self._state.num_packages, [self._package], encoded, self._gathers)
+        reference = actor.handle.run.remote(
+            self._state.num_packages, [self._package], encoded, self._gathers
+        )
         actor.calls[reference] = positions
 
     def _encoded(self, job: Job) -> bytes:
@@ -334,15 +382,20 @@ class _Deal:
         if reference is actor.starting:
             self._state.greet(actor)
             return
+
         try:
             answers = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FedtailorError):
                 raise error.cause from None
-            raise RunError(f"an actor of engine 'ray' failed: {_last_line(error)}.", key="engine.name") from error
+
+            raise RunError(
+                f"an actor of engine 'ray' failed: {_last_line(error)}.", key="engine.name"
+            ) from error
         except ray.exceptions.RayError:
             self._lose(actor)
             return
+
         positions = actor.calls.pop(reference)
         actor.runs_alone = False
         self._note_bytes([len(answer) for answer in answers])
@@ -351,7 +404,9 @@ class _Deal:
             # sums may hold an upload of which nothing else has come
             for position in positions:
                 self._waiting.put_back(position)
+
             return
+
         for position, each in zip(positions, found, strict=True):
             self._keep(position, each.output)
 
@@ -376,6 +431,7 @@ class _Deal:
         lost = [position for positions in actor.calls.values() for position in positions]
         if actor.runs_alone:
             self._ends.update(lost)
+
         for position in lost:
             if self._ends[position] < _MOST_ENDS:
                 self._suspects.append(position)

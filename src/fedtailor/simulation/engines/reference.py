@@ -1,4 +1,6 @@
-"""The engine ``reference``: a plain loop over clients on one thread. The other engines are tested against it."""
+"""The engine ``reference``: a plain loop over clients on one thread. The other engines are tested
+against it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ class Reference:
         with one_thread():
             surroundings = Surroundings()
             outputs = []
-            for job in jobs:  # not by a further call: few calls lead from the command to the gradient
+            for (
+                job
+            ) in jobs:  # not by a further call: few calls lead from the command to the gradient
                 outputs.append(run_job(program, common, job))
                 surroundings.restore()
+
             return outputs
 
     def close(self) -> None:

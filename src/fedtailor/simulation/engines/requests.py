@@ -1,6 +1,8 @@
-"""Requests to another process that runs clients: encoded once, with versions, and the errors if one cannot be sent.
+"""Requests to another process that runs clients: encoded once, with versions, and the errors if one
+cannot be sent.
 
-The engines ``processes`` and ``ray`` send the same requests; :mod:`~fedtailor.simulation.engines.child` answers them.
+The engines ``processes`` and ``ray`` send the same requests;
+:mod:`~fedtailor.simulation.engines.child` answers them.
 """
 
 from __future__ import annotations
@@ -16,14 +18,18 @@ from fedtailor.simulation.engines.surroundings import Settings, import_path
 
 
 class Request(NamedTuple):
-    """An encoded request with a version: a process that received this version is not sent it again."""
+    """An encoded request with a version: a process that received this version is not sent it
+    again.
+    """
 
     version: int
     data: memoryview
 
 
 class Requests:
-    """What the processes of an engine must receive before the jobs of a map; each part is encoded when it changes."""
+    """What the processes of an engine must receive before the jobs of a map; each part is encoded
+    when it changes.
+    """
 
     def __init__(self, engine: str) -> None:
         """Prepare the requests of an engine with this name."""
@@ -33,7 +39,8 @@ class Requests:
         self._num_runs = 0
         self._num_maps = 0
         self._tasks: list[tuple[Task, Request]] = []
-        """Every task that was ever sent. A reference is kept, so that no other task can have the same identity."""
+        """Every task that was ever sent. A reference is kept, so that no other task can have the
+        same identity."""
 
     def begin_run(self) -> None:
         """Make the processes forget what they recorded in an earlier run."""
@@ -51,7 +58,8 @@ class Requests:
         }
 
     def of_map(self, program: Program, common: Any, gather: Gather | None = None) -> Request:
-        """Return the request with a program, the inputs that all clients share, and what gathers outputs.
+        """Return the request with a program, the inputs that all clients share, and what gathers
+        outputs.
 
         Raises:
             ConfigError: it cannot be sent.
@@ -60,7 +68,8 @@ class Requests:
         return Request(self._num_maps, encode_map(program, common, self._engine, gather))
 
     def of_tasks(self, jobs: Sequence[Job]) -> dict[int, Request]:
-        """Return the requests of the tasks of jobs, by the identity of the task; the version is the task's number.
+        """Return the requests of the tasks of jobs, by the identity of the task; the version is the
+        task's number.
 
         Raises:
             ConfigError: one cannot be sent.
@@ -75,8 +84,11 @@ class Requests:
         return {id(job.task): known[id(job.task)] for job in jobs}
 
 
-def encode_map(program: Program, common: Any, engine: str = "processes", gather: Gather | None = None) -> memoryview:
-    """Encode a program, the inputs that all clients share, and what gathers outputs where they are made.
+def encode_map(
+    program: Program, common: Any, engine: str = "processes", gather: Gather | None = None
+) -> memoryview:
+    """Encode a program, the inputs that all clients share, and what gathers outputs where they are
+    made.
 
     Raises:
         ConfigError: it cannot be sent.
@@ -95,10 +107,12 @@ def _unsendable_part(program: Program) -> str:
         name = f"the program '{function.__name__}'"
     else:
         name = f"the algorithm '{type(algorithm).__name__}'"
+
     try:
         encode(program)
     except SerializationError:
         return name
+
     return f"the shared inputs of {name}"
 
 
@@ -131,7 +145,8 @@ class Answer(NamedTuple):
 
     output: Any
     arrived: bool
-    """Whether the output of the program, or its failure, is here; if not, ``output`` is a :class:`Failure`."""
+    """Whether the output of the program, or its failure, is here; if not, ``output`` is a
+    :class:`Failure`."""
 
 
 def read_answer(data: bytes | memoryview, engine: str) -> Answer:
@@ -142,9 +157,12 @@ def read_answer(data: bytes | memoryview, engine: str) -> Answer:
     """
     try:
         kind, value = decode(data)
-    except BaseException as error:  # the classes of an output may raise anything when they are rebuilt
+    except (
+        BaseException
+    ) as error:  # the classes of an output may raise anything when they are rebuilt
         reason = f"the program's output cannot be read: {describe_error(error)}"
         return Answer(Failure(ProgramError(reason)), arrived=False)
+
     if kind == "unreadable":
         raise cannot_send("a client's program or its inputs", value, engine)
     return Answer(value, arrived=kind == "output")

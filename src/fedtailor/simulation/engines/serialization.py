@@ -1,8 +1,9 @@
 """Serialization of trees for other processes: tensors by value, with their memory layout.
 
-PyTorch would send handles of shared memory, which is often limited to 64 MB in containers. A plain copy would lose
-properties on which the last bit of a result depends: strides (channels-last weights use other kernels) and alignment.
-Only a parent and the children that it started exchange these bytes.
+PyTorch would send handles of shared memory, which is often limited to 64 MB in containers. A plain
+copy would lose properties on which the last bit of a result depends: strides (channels-last weights
+use other kernels) and alignment. Only a parent and the children that it started exchange these
+bytes.
 """
 
 from __future__ import annotations
@@ -43,11 +44,15 @@ def tensor_to_bytes(tensor: Tensor) -> tuple[Layout, np.ndarray]:
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         raise SerializationError(f"a tensor of layout {tensor.layout} on {tensor.device}")
+
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.numel() == 0:
         span = 0
     else:
-        span = 1 + sum((size - 1) * step for size, step in zip(plain.shape, plain.stride(), strict=True))
+        span = 1 + sum(
+            (size - 1) * step for size, step in zip(plain.shape, plain.stride(), strict=True)
+        )
+
     offset = plain.data_ptr() % _ALIGNMENT // plain.element_size()
     values = plain.as_strided((span,), (1,)).view(torch.uint8).numpy()
     return Layout(plain.dtype, tuple(plain.shape), plain.stride(), offset), values
@@ -75,13 +80,16 @@ class _Pickler(ForkingPickler):
             if isinstance(value, nn.Parameter):  # asked of tensors only: the question takes long
                 return _parameter, (value.detach(), value.requires_grad)
             return tensor_from_bytes, tensor_to_bytes(value)
+
         if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
             raise SerializationError("the storage of a tensor")
+
         if isinstance(value, type | FunctionType) and value.__module__ in _MAIN_MODULES:
             raise SerializationError(
                 f"'{value.__qualname__}' is defined in the main script, which other processes do not import; "
                 "move it to a module"
             )
+
         return NotImplemented
 
 
@@ -100,7 +108,9 @@ def encode(value: Any) -> memoryview:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Return the value that :func:`encode` wrote; errors from importing its classes are raised unchanged."""
+    """Return the value that :func:`encode` wrote; errors from importing its classes are raised
+    unchanged.
+    """
     return _Pickler.loads(data)
 
 

@@ -1,14 +1,15 @@
 """Storage of client states between rounds: the most recently used in memory, the others in files.
 
-A client that takes part in one of a hundred rounds needs no memory in between, so that a run of 100,000 clients with
-personal models fits where one of 100 does. A state that is read from a file has the same bits and the same memory
-layout as the state that was stored.
+A client that takes part in one of a hundred rounds needs no memory in between, so that a run of
+100,000 clients with personal models fits where one of 100 does. A state that is read from a file
+has the same bits and the same memory layout as the state that was stored.
 
-A file holds the states of many clients one after the other, each in the form of :mod:`fedtailor.core.codec`. It is
-written once and never changed, so a checkpoint is a list of places in files (:meth:`Store.commit`), and only states
-that changed since the last one are written. States that are out of date stay in their file until it holds more of them
-than of others; then the others are copied to a new file. A file that several checkpoints need has a copy beside it, so
-that damage to one file spoils one checkpoint at most.
+A file holds the states of many clients one after the other, each in the form of
+:mod:`fedtailor.core.codec`. It is written once and never changed, so a checkpoint is a list of
+places in files (:meth:`Store.commit`), and only states that changed since the last one are written.
+States that are out of date stay in their file until it holds more of them than of others; then the
+others are copied to a new file. A file that several checkpoints need has a copy beside it, so that
+damage to one file spoils one checkpoint at most.
 """
 
 from __future__ import annotations
@@ -78,14 +79,18 @@ class _File:
 class Store(MutableMapping[int, Any]):
     """Trees of tensors by client; the most recently used are in memory."""
 
-    def __init__(self, folder: Path, name: str, *, modules: Collection[str], in_memory: int = IN_MEMORY) -> None:
+    def __init__(
+        self, folder: Path, name: str, *, modules: Collection[str], in_memory: int = IN_MEMORY
+    ) -> None:
         """Create an empty store.
 
         Args:
             folder: for the files; created when the first file is written.
             name: begins the names of the files, so that several stores can share a folder.
-            modules: whose NamedTuples can be read back from a file, see :func:`fedtailor.core.codec.decode`.
-            in_memory: largest number of bytes in memory; the most recently used tree is always in memory.
+            modules: whose NamedTuples can be read back from a file, see
+                :func:`fedtailor.core.codec.decode`.
+            in_memory: largest number of bytes in memory; the most recently used tree is always in
+                memory.
         """
         self.folder = folder
         self.name = name
@@ -94,7 +99,8 @@ class Store(MutableMapping[int, Any]):
         self._recent: OrderedDict[int, Any] = OrderedDict()
         """Trees in memory, the least recently used first."""
         self._places: dict[int, Place | None] = {}
-        """Of every client in the store, in order of arrival; None for a tree that is in memory only."""
+        """Of every client in the store, in order of arrival; None for a tree that is in memory
+        only."""
         self._files: dict[int, _File] = {}
         self._kept: set[int] = set()
         """Files that a checkpoint needs."""
@@ -135,7 +141,9 @@ class Store(MutableMapping[int, Any]):
         return client in self._places
 
     def close(self) -> None:
-        """Forget everything, and remove the files that no checkpoint needs, and the folder if it is empty then."""
+        """Forget everything, and remove the files that no checkpoint needs, and the folder if it is
+        empty then.
+        """
         self._recent.clear()
         self._places.clear()
         for number in set(self._files) - self._kept:
@@ -146,10 +154,11 @@ class Store(MutableMapping[int, Any]):
             self.folder.rmdir()
 
     def commit(self) -> Committed:
-        """Write what is in memory only, and return what the store holds; it survives a crash of the machine.
+        """Write what is in memory only, and return what the store holds; it survives a crash of the
+        machine.
 
-        The files that it names stay until :meth:`keep` says that they are not needed any more. The folder itself is not
-        synchronized.
+        The files that it names stay until :meth:`keep` says that they are not needed any more. The
+        folder itself is not synchronized.
 
         Raises:
             RunError: a file cannot be written.
@@ -165,7 +174,8 @@ class Store(MutableMapping[int, Any]):
     def keep(self, files: Iterable[int]) -> None:
         """Say which files checkpoints need, each once per checkpoint.
 
-        Others are removed once they are out of date. One that is named several times gets a copy, if it can be written.
+        Others are removed once they are out of date. One that is named several times gets a copy,
+        if it can be written.
         """
         needed = Counter(files)
         self._kept = set(needed)
@@ -190,9 +200,13 @@ class Store(MutableMapping[int, Any]):
         self._recent.clear()
         self._bytes = 0
         self._places = dict(committed.places)
-        self._files = {number: _File(file, 0, durable=True) for number, file in {**also, **committed.files}.items()}
+        self._files = {
+            number: _File(file, 0, durable=True)
+            for number, file in {**also, **committed.files}.items()
+        }
         for place in committed.places.values():
             self._files[place.file].in_use += place.length
+
         self._kept = set(self._files)
         self._next_file = max(self._files, default=-1) + 1
         known = {self.path(number) for number in self._files}
@@ -209,7 +223,9 @@ class Store(MutableMapping[int, Any]):
         return self.folder / f"{self.name}-{number:06d}{_SUFFIX}{_COPY_SUFFIX}"
 
     def _copy(self, number: int) -> bool:
-        """Copy a file; return whether that was possible. It is not synchronized: its digest says what it is worth."""
+        """Copy a file; return whether that was possible. It is not synchronized: its digest says
+        what it is worth.
+        """
         copy = self.copy_path(number)
         try:
             shutil.copyfile(self.path(number), copy)
@@ -219,6 +235,7 @@ class Store(MutableMapping[int, Any]):
         except BaseException:
             discard(copy)
             raise
+
         return True
 
     def _remember(self, client: int, value: Any) -> None:
@@ -227,9 +244,13 @@ class Store(MutableMapping[int, Any]):
         self._bytes += _size(value)
         if self._bytes <= self.in_memory or len(self._recent) == 1:
             return
-        self._write(other for other in self._recent if self._places[other] is None and other != client)
+
+        self._write(
+            other for other in self._recent if self._places[other] is None and other != client
+        )
         while self._bytes > self.in_memory and len(self._recent) > 1:
             self._forget(next(iter(self._recent)))
+
         self._remove_outdated()
 
     def _holds_the_same_nothing(self, client: int, value: Any) -> bool:
@@ -250,17 +271,29 @@ class Store(MutableMapping[int, Any]):
             self._files[place.file].in_use -= place.length
 
     def _write(self, clients: Iterable[int]) -> None:
-        """Write the states of clients to new files, and those that share files with too many outdated ones."""
+        """Write the states of clients to new files, and those that share files with too many
+        outdated ones.
+        """
         waiting: list[tuple[int, Place | None]] = [(client, None) for client in clients]
         if not waiting:
             return
-        sparse = {number for number, file in self._files.items() if 0 < 2 * file.in_use < file.digest.size}
+
+        sparse = {
+            number for number, file in self._files.items() if 0 < 2 * file.in_use < file.digest.size
+        }
         if sparse:
-            waiting += [(client, place) for client, place in self._places.items() if place and place.file in sparse]
+            waiting += [
+                (client, place)
+                for client, place in self._places.items()
+                if place and place.file in sparse
+            ]
+
         while waiting:
             waiting = self._write_file(waiting)
 
-    def _write_file(self, waiting: list[tuple[int, Place | None]]) -> list[tuple[int, Place | None]]:
+    def _write_file(
+        self, waiting: list[tuple[int, Place | None]]
+    ) -> list[tuple[int, Place | None]]:
         """Write states to one file, and return those that it had no room for."""
         number = self._next_file
         path = self.path(number)
@@ -268,13 +301,17 @@ class Store(MutableMapping[int, Any]):
         places: dict[int, Place] = {}
         size = 0
         client = -1
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 for done, (client, place) in enumerate(waiting):
                     if done and size >= _FILE_BYTES:
                         break
-                    data = self._encode(client) if place is None else self._read_bytes(client, place)
+
+                    data = (
+                        self._encode(client) if place is None else self._read_bytes(client, place)
+                    )
                     file.write(data)
                     digest.update(data)
                     places[client] = Place(number, size, len(data))
@@ -286,11 +323,13 @@ class Store(MutableMapping[int, Any]):
         except BaseException:
             discard(path)
             raise
+
         self._next_file += 1
         self._files[number] = _File(FileDigest(size, digest.hexdigest()), size)
         for client, place in places.items():
             self._drop(client)
             self._places[client] = place
+
         return waiting[len(places) :]
 
     def _encode(self, client: int) -> bytes:
@@ -325,12 +364,16 @@ class Store(MutableMapping[int, Any]):
         file = self._files[number]
         if file.durable:
             return
+
         path = self.path(number)
         try:
             with path.open("rb+") as opened:
                 os.fsync(opened.fileno())
         except OSError as reason:
-            raise RunError(f"cannot write '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+            raise RunError(
+                f"cannot write '{path}': {reason.strerror or reason}.", path=str(path)
+            ) from reason
+
         file.durable = True
 
     def _remove_outdated(self) -> None:
@@ -346,7 +389,9 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as reason:
-        raise RunError(f"cannot remove '{path}': {reason.strerror or reason}.", path=str(path)) from reason
+        raise RunError(
+            f"cannot remove '{path}': {reason.strerror or reason}.", path=str(path)
+        ) from reason
 
 
 def _size(value: Any) -> int:

@@ -1,4 +1,6 @@
-"""The surroundings of programs: settings of the process and of the thread, restored after a program changed them."""
+"""The surroundings of programs: settings of the process and of the thread, restored after a program
+changed them.
+"""
 
 from __future__ import annotations
 
@@ -87,16 +89,21 @@ class Surroundings:
         self._random = _RandomStates()
 
     def restore(self) -> bool:
-        """Make everything as it was; return whether settings had changed. No other program may be running."""
+        """Make everything as it was; return whether settings had changed. No other program may be
+        running.
+        """
         changed = self.restore_settings()
         if _raw_environment() != self._raw_environment:
             self._restore_environment()
+
         if warnings.filters != self._filters:
             warnings.filters[:] = self._filters  # type: ignore[index]
             with warnings.catch_warnings():  # tells Python that the filters are other ones
                 pass
+
         if self._collects_garbage:
             gc.enable()
+
         sys.stdin, sys.stdout, sys.stderr = self._streams
         _restore_handlers(self._handlers)
         self._random.restore()
@@ -105,21 +112,26 @@ class Surroundings:
     def restore_settings(self) -> bool:
         """Restore what every program depends on; return whether it had changed.
 
-        Other programs may be running in other threads. So this leaves alone what sound programs change: the filters of
-        warnings and the random generator from which a user's network draws its parameters, both for a moment, and the
-        environment, when PyTorch imports parts of itself.
+        Other programs may be running in other threads. So this leaves alone what sound programs
+        change: the filters of warnings and the random generator from which a user's network draws
+        its parameters, both for a moment, and the environment, when PyTorch imports parts of
+        itself.
         """
         changed = False
         if Settings.current() != self._settings:
             self._settings.apply()
             changed = True
+
         if _current_folder() != self._folder:
             with suppress(OSError):  # it was removed
                 os.chdir(self._folder)
+
             changed = True
+
         if sys.getrecursionlimit() != self._recursion_limit:
             sys.setrecursionlimit(self._recursion_limit)
             changed = True
+
         return changed
 
     def _restore_environment(self) -> None:
@@ -142,6 +154,7 @@ def thread_restored() -> Iterator[None]:
     autocast_type = torch.get_autocast_dtype("cpu")
     autocast_level = _autocast_level()
     flushes = _flushes_denormals()
+
     try:
         with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
             yield
@@ -150,19 +163,28 @@ def thread_restored() -> Iterator[None]:
             torch.set_num_threads(threads)
         if torch._C._len_torch_function_stack() > modes or _default_device() is not device:
             torch.set_default_device(None)
-        if (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) != (autocast, autocast_type):
+
+        if (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) != (
+            autocast,
+            autocast_type,
+        ):
             torch.set_autocast_enabled("cpu", autocast)
             torch.set_autocast_dtype("cpu", autocast_type)
+
         if _autocast_level() != autocast_level:  # rounded copies of parameters would stay in use
             for _ in range(_autocast_level() - autocast_level):
                 torch.autocast_decrement_nesting()
+
             torch.clear_autocast_cache()
+
         if _flushes_denormals() != flushes:
             torch.set_flush_denormal(flushes)
 
 
 def _default_device() -> Any:
-    """Return what ``torch.set_default_device`` has set in this thread; it takes the place of a run's own device."""
+    """Return what ``torch.set_default_device`` has set in this thread; it takes the place of a
+    run's own device.
+    """
     return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
@@ -201,7 +223,9 @@ _MT19937_BYTES = 625 * 4
 
 
 def _memory_of(generator: Any) -> bytes:
-    """Return the state of a generator as it lies in memory: NumPy takes 0.1 ms for it. Empty if it is not known."""
+    """Return the state of a generator as it lies in memory: NumPy takes 0.1 ms for it. Empty if it
+    is not known.
+    """
     if not isinstance(generator, np.random.MT19937):
         return b""
     return ctypes.string_at(int(generator.ctypes.state_address), _MT19937_BYTES)

@@ -1,4 +1,6 @@
-"""A child process as its parent sees it: started when it is first needed, and again after it died."""
+"""A child process as its parent sees it: started when it is first needed, and again after it
+died.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class WorkerProcess:
         self._stopped = False
 
     def run(self, payload: Payload, job: Job, timeout: float = 0.0) -> Any:
-        """Return the output of a job; :class:`Failure` if it raised, the process ended, or ``timeout`` seconds passed.
+        """Return the output of a job; :class:`Failure` if it raised, the process ended, or
+        ``timeout`` seconds passed.
 
         Raises:
             ConfigError: something cannot be sent.
@@ -68,6 +71,7 @@ class WorkerProcess:
         """
         if not self._ready:
             self._start(payload.folder)
+
         try:
             for kind, request in payload.before(job).items():
                 if self._received.get(kind) != request.version:
@@ -75,6 +79,7 @@ class WorkerProcess:
                     self._received[kind] = request.version
         except (EOFError, OSError):
             return Failure(NoAnswer(f"the process of this client {self._end()}"))
+
         encoded = encode_job(payload.tasks[id(job.task)].version, job, _ENGINE)
         output: Any = None
         ended = False
@@ -83,11 +88,14 @@ class WorkerProcess:
                 output = self._ask(encoded)
             except (EOFError, OSError):
                 ended = True
+
         if deadline.passed:
             self._end()
             return Failure(NoAnswer(f"no answer within {timeout:g} s (federation.client_timeout)"))
+
         if ended:
             return Failure(NoAnswer(f"the process of this client {self._end()}"))
+
         return output
 
     def _ask(self, request: bytes | memoryview) -> Any:
@@ -116,36 +124,45 @@ class WorkerProcess:
                 [sys.executable, *options, "-c", _START, folder, *path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                process_group=0 if os.name == "posix" else None,  # Ctrl-C in a terminal reaches the parent only
+                process_group=0
+                if os.name == "posix"
+                else None,  # Ctrl-C in a terminal reaches the parent only
             )
             if self._stopped:  # kill() was called before there was a process
                 self._process.kill()
+
             assert self._process.stdout is not None
             decode(read_frame(self._process.stdout))
         except EOFError as error:
             raise _start_error(f"{self._reap()} before it was ready") from error
         except OSError as error:
             raise _start_error(f"could not be started: {error}") from error
+
         self._ready = True
 
     def kill(self) -> None:
-        """Kill the process during its work; a thread that waits for an answer sees that it ended."""
+        """Kill the process during its work; a thread that waits for an answer sees that it
+        ended.
+        """
         self._stopped = True
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the process if there is one; does nothing in a fork of the process that started it."""
+        """End the process if there is one; does nothing in a fork of the process that started
+        it.
+        """
         if self._process is not None and self._parent == os.getpid():
             self._reap()
         self._stopped = False
 
     def _end(self) -> str:
-        """Return how a process ended that gives no answer, as the end of a sentence; kill it if it still runs.
+        """Return how a process ended that gives no answer, as the end of a sentence; kill it if it
+        still runs.
 
-        Its pipes are closed afterwards: a process that finds them closed takes its parent for dead, and removes the
-        parent's files.
+        Its pipes are closed afterwards: a process that finds them closed takes its parent for dead,
+        and removes the parent's files.
         """
         process = self._process
         if process is not None:
@@ -155,24 +172,30 @@ class WorkerProcess:
                 process.kill()
                 self._reap()
                 return "closed its connection"
+
         return self._reap()
 
     def _reap(self) -> str:
-        """Wait until the process ended, and kill it if it does not; return how it ended, as the end of a sentence."""
+        """Wait until the process ended, and kill it if it does not; return how it ended, as the end
+        of a sentence.
+        """
         process = self._process
         self._process = None
         self._ready = False
         if process is None:
             return "was ended"
+
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):  # the process may not have read everything
                     stream.close()
+
         try:
             process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
         return _describe_end(process.returncode)
 
 

@@ -1,7 +1,8 @@
 """The engine ``workers``: one thread per physical core, one client at a time in each.
 
-Convolutions and backward passes release Python's lock, so threads fill the cores. Every client is computed as in the
-reference engine, with one intra-op thread, so the results have the same bits for any number of workers and any order.
+Convolutions and backward passes release Python's lock, so threads fill the cores. Every client is
+computed as in the reference engine, with one intra-op thread, so the results have the same bits for
+any number of workers and any order.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Workers:
         self._lock = threading.Lock()
         self._runner = ReplayRunner()
         self._surroundings: Surroundings | None = None
-        """Of the programs that run now. An interruption can leave a thread behind, which must not restore its own."""
+        """Of the programs that run now. An interruption can leave a thread behind, which must not
+        restore its own."""
         keep_pages()
 
     def begin_run(self) -> None:
@@ -70,8 +72,11 @@ class Workers:
         order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
         with self._lock, one_thread():
             if self._pool is None or self._owner != os.getpid():  # a fork has none of the threads
-                self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+                self._pool = ThreadPoolExecutor(
+                    self.workers, initializer=torch.set_num_threads, initargs=(1,)
+                )
                 self._owner = os.getpid()
+
             pool = self._pool  # threads stay until the engine is closed, and keep their recordings
             surroundings = Surroundings()
             self._surroundings = surroundings
@@ -86,6 +91,7 @@ class Workers:
                         position = waiting.popleft()
                     except IndexError:
                         return
+
                     results[position] = task(jobs[position])
 
             try:
@@ -95,13 +101,16 @@ class Workers:
                     for position, job in enumerate(jobs):
                         results[position] = pool.submit(task, job).result()
             except BaseException:
-                self._pool = None  # first, because a second interruption may come while the clients end
+                self._pool = (
+                    None  # first, because a second interruption may come while the clients end
+                )
                 waiting.clear()  # after an interruption, no further client starts
                 pool.shutdown()
                 raise
             finally:
                 self._surroundings = None
                 surroundings.restore()
+
             return [results[position].output for position in range(len(jobs))]
 
     def _run(self, surroundings: Surroundings, program: Program, common: Any, job: Job) -> _Result:
@@ -114,7 +123,11 @@ class Workers:
 
     def _may_be_bent(self, results: Collection[_Result]) -> bool:
         """Return whether a client changed settings of the process while another one ran."""
-        return self.workers > 1 and len(results) > 1 and any(result.changed_settings for result in results)
+        return (
+            self.workers > 1
+            and len(results) > 1
+            and any(result.changed_settings for result in results)
+        )
 
     def close(self) -> None:
         """End the threads; a later call starts new threads."""
@@ -127,7 +140,8 @@ class Workers:
 def _wait_for(feeders: Sequence[Future[None]]) -> None:
     """Wait until all have ended, or one has raised an exception, which is raised here.
 
-    The main thread looks up often: that is when Python handles a signal that reached another thread.
+    The main thread looks up often: that is when Python handles a signal that reached another
+    thread.
     """
     running: Collection[Future[None]] = feeders
     while running:
@@ -138,22 +152,30 @@ def _wait_for(feeders: Sequence[Future[None]]) -> None:
 
 def physical_cores() -> int:
     """Return the number of physical cores among the CPUs that this process may use."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    usable = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
     cores = set()
+
     for cpu in usable:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
             cores.add(siblings.read_text().strip())
         except OSError:
             cores.add(str(cpu))
+
     return max(len(cores), 1)
 
 
 @cache
 def keep_pages() -> bool:
-    """Make glibc keep freed memory, so that activations are not mapped and faulted in again at every step.
+    """Make glibc keep freed memory, so that activations are not mapped and faulted in again at
+    every step.
 
-    Convolutions become 1.25 to 1.33 times as fast. Returns whether it took effect; without glibc it does nothing.
+    Convolutions become 1.25 to 1.33 times as fast. Returns whether it took effect; without glibc it
+    does nothing.
     """
     if not _has_glibc():
         return False

@@ -1,8 +1,10 @@
-"""The operations that a recording may hold: their results depend on the values of their tensors alone.
+"""The operations that a recording may hold: their results depend on the values of their tensors
+alone.
 
-Each gives the same bits whether it is watched or not, and whatever memory it writes to. The shape of its results does
-not depend on values; where it refuses values, it does so in a replay too. All this is tested for every operation of
-PyTorch here. An operation that is not in the list is not recorded.
+Each gives the same bits whether it is watched or not, and whatever memory it writes to. The shape
+of its results does not depend on values; where it refuses values, it does so in a replay too. All
+this is tested for every operation of PyTorch here. An operation that is not in the list is not
+recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ scatter scatter_add stack tril triu
 """
 _FROM_NUMBERS = "arange empty empty_strided eye full ones scalar_tensor zeros"
 _FROM_SHAPES = "ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided"
-_KNOWN = set(f"{_ELEMENTWISE} {_BACKWARD} {_OVER_MANY} {_PLACES} {_FROM_NUMBERS} {_FROM_SHAPES}".split())
+_KNOWN = set(
+    f"{_ELEMENTWISE} {_BACKWARD} {_OVER_MANY} {_PLACES} {_FROM_NUMBERS} {_FROM_SHAPES}".split()
+)
 _SHAPE_ONLY = set(_FROM_SHAPES.split())
 _OUR_OWN = {"fedtailor::draw"}
 """Operators that this package defines: the keyed draw of ``core.noise``."""
@@ -43,7 +47,9 @@ _VIEWS_IN_PLACE = {"squeeze_", "t_", "transpose_", "unsqueeze_"}
 
 
 def names() -> list[str]:
-    """Return the names of the operations of PyTorch, without views and those that write to their arguments."""
+    """Return the names of the operations of PyTorch, without views and those that write to their
+    arguments.
+    """
     return sorted(_KNOWN)
 
 
@@ -52,13 +58,19 @@ def repeatable(func: Any, args: tuple[Any, ...]) -> bool:
     name = func.overloadpacket.__name__
     if func.namespace != "aten":
         return func.name() in _OUR_OWN
+
     if name == "index":  # by numbers; by a mask, the shape depends on values
-        return all(place is None or place.dtype not in (torch.bool, torch.uint8) for place in args[1])
+        return all(
+            place is None or place.dtype not in (torch.bool, torch.uint8) for place in args[1]
+        )
+
     if moves_no_memory(func):
         return True
+
     if func._schema.is_mutable:
         fresh = [returned for returned in func._schema.returns if returned.alias_info is None]
         return name.removesuffix("_") in _KNOWN and not fresh
+
     return name in _KNOWN
 
 

@@ -1,12 +1,14 @@
-"""Recordings: the tensor operations of a function, run again on the same memory without Python in between.
+"""Recordings: the tensor operations of a function, run again on the same memory without Python in
+between.
 
-A recording is what a CUDA graph is on a GPU. The function runs once; every operation is kept, with the memory of its
-results. A replay runs the operations again, in order, on what the inputs hold by then. Numbers and branches of Python
-are frozen, so a function that looks at the values of its tensors is refused. Views cost nothing, because they move no
-memory. Nor does automatic differentiation, of which only the operations remain. A replay calls the same kernels on the
-same shapes, so its results are those of the function, bit for bit. Some operations of PyTorch take another path when
-they are watched, or look at values to raise an error (linear algebra does). So only the operations listed in
-``operations`` are recorded.
+A recording is what a CUDA graph is on a GPU. The function runs once; every operation is kept, with
+the memory of its results. A replay runs the operations again, in order, on what the inputs hold by
+then. Numbers and branches of Python are frozen, so a function that looks at the values of its
+tensors is refused. Views cost nothing, because they move no memory. Nor does automatic
+differentiation, of which only the operations remain. A replay calls the same kernels on the same
+shapes, so its results are those of the function, bit for bit. Some operations of PyTorch take
+another path when they are watched, or look at values to raise an error (linear algebra does). So
+only the operations listed in ``operations`` are recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from fedtailor.training.step_runner import memory_of
 MOST_BYTES = 4 * 2**20
 """Memory that one recording may hold: in larger steps the overhead does not count."""
 _MOST_COPIED = 2**16
-"""Bytes that may be copied for an operation that cannot write to given memory: convolutions of images need more."""
+"""Bytes that may be copied for an operation that cannot write to given memory: convolutions of
+images need more."""
 _METADATA = set(
     "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension nelement numel size "
     "storage_offset stride __setitem__ __iter__".split()
@@ -44,7 +47,9 @@ class CannotRecord(Exception):
 class StepGraph:
     """The operations of a function; :meth:`replay` runs them again."""
 
-    def __init__(self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], recorder: _Recorder) -> None:
+    def __init__(
+        self, outputs: Sequence[Tensor], calls: Sequence[Callable[[], Any]], recorder: _Recorder
+    ) -> None:
         self.outputs = list(outputs)
         """The results of the function; every replay overwrites them."""
         self.nbytes = recorder.held
@@ -70,13 +75,14 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
     """Run ``function`` once and return its recording.
 
     Args:
-        function: without side effects; every tensor that changes between replays is one of ``inputs``.
+        function: without side effects; every tensor that changes between replays is one of
+            ``inputs``.
         inputs: tensors whose memory stays where it is, whatever values it holds.
 
     Raises:
-        CannotRecord: the function reads values on the host, writes to memory that it did not make, or works on more
-            than ``MOST_BYTES``; or it has operations that are not known to be repeated exactly, or whose large results
-            would have to be copied.
+        CannotRecord: the function reads values on the host, writes to memory that it did not make,
+            or works on more than ``MOST_BYTES``; or it has operations that are not known to be
+            repeated exactly, or whose large results would have to be copied.
     """
     recorder = _Recorder(inputs)
     with _NoHostReads(), recorder:
@@ -110,17 +116,23 @@ class _Step(NamedTuple):
         run_anew = partial(self.func, *self.args, **self.kwargs)
         if not self.made:
             return _ran(run_anew)
-        if self.func is torch.ops.aten.relu.default:  # it cannot write to given memory, but clamp_min can
+
+        if (
+            self.func is torch.ops.aten.relu.default
+        ):  # it cannot write to given memory, but clamp_min can
             return _ran(partial(torch.clamp_min, *self.args, 0, out=self.made[0]))
+
         for form, out in _writing_forms(self.func, self.made):
             try:
                 return _ran(partial(form, *self.args, **self.kwargs, **out))
             except (TypeError, RuntimeError):  # this form takes other arguments
                 continue
+
         if sum(tensor.nbytes for tensor in self.made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
         if len(self.func._schema.returns) > 1:
             return _ran(partial(_copy_all, self.made, run_anew))
+
         return _ran(partial(_copy, self.made[0], run_anew))
 
 
@@ -130,8 +142,12 @@ def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return the forms of an operation that write to given memory, with their ``out`` arguments; the fastest first."""
+def _writing_forms(
+    func: Any, made: list[Tensor]
+) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return the forms of an operation that write to given memory, with their ``out`` arguments;
+    the fastest first.
+    """
     names = [argument.name for argument in func._schema.arguments]
     packet = func.overloadpacket
     for overload_name in packet.overloads():
@@ -140,13 +156,18 @@ def _writing_forms(func: Any, made: list[Tensor]) -> Iterator[tuple[Callable[...
         outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
         if inputs != names or len(outs) != len(made):
             continue
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):  # it would copy, too
+
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(
+            overload.name(), "CPU"
+        ):  # it would copy, too
             continue
+
         if func.namespace == "aten":
             out = made[0] if len(made) == 1 else tuple(made)
             for module in (torch, torch._C._nn):
                 if hasattr(module, packet.__name__):
                     yield getattr(module, packet.__name__), {"out": out}
+
         yield overload, dict(zip(outs, made, strict=True))
 
 
@@ -180,7 +201,9 @@ def _reads_values(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the operations that run, below automatic differentiation and ``torch.func`` transforms."""
+    """Keeps the operations that run, below automatic differentiation and ``torch.func``
+    transforms.
+    """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -202,15 +225,22 @@ class _Recorder(TorchDispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not operations.repeatable(func, args):
             raise CannotRecord(f"it is not known to be repeated exactly: {func.name()}")
+
         writes = func._schema.is_mutable and not operations.moves_no_memory(func)
-        step = _Step(func, _fixed_views(args), _fixed_views(kwargs), [])  # shapes may be changed later, in place
+        step = _Step(
+            func, _fixed_views(args), _fixed_views(kwargs), []
+        )  # shapes may be changed later, in place
         if writes:
             self._thaw(step)
+
         output = func(*args, **kwargs)
         given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
-        made = _fixed_views([tensor for tensor in _tensors(output) if memory_of(tensor) not in given])
+        made = _fixed_views(
+            [tensor for tensor in _tensors(output) if memory_of(tensor) not in given]
+        )
         self._hold(made)
         self.read |= given
+
         if func is torch.ops.aten.lift_fresh.default:  # a tensor made of numbers of Python
             self.constants[memory_of(output)] = output.detach()
         elif writes:
@@ -220,6 +250,7 @@ class _Recorder(TorchDispatchMode):
         elif made:  # else it is a view, which moves no memory
             self.changing |= {memory_of(tensor) for tensor in made}
             self.steps.append(step._replace(made=made))
+
         return output
 
     def _hold(self, made: Sequence[Tensor]) -> None:
@@ -228,14 +259,20 @@ class _Recorder(TorchDispatchMode):
             raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
 
     def _thaw(self, step: _Step) -> None:
-        """Note that an operation is about to change memory; every replay first gives a constant its value back."""
+        """Note that an operation is about to change memory; every replay first gives a constant its
+        value back.
+        """
         for tensor in step.written():
             where = memory_of(tensor)
             if where in self.inputs or where not in self.changing | set(self.constants):
                 raise CannotRecord(f"it writes to memory that it did not make: {step.func.name()}")
+
             if where in self.constants:
                 constant = self.constants.pop(where)
-                self.steps.append(_Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, []))
+                self.steps.append(
+                    _Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, [])
+                )
+
             self.changing.add(where)
 
 

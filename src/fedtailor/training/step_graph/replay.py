@@ -1,11 +1,12 @@
 """A runner that records the steps which are taken often, and replays them.
 
-Small steps (a perceptron, a head on cached features) spend most of their time between operations. The runner keeps, for
-every thread, the buffers of its latest phases. A phase with the same loss, settings and shapes takes over the buffers,
-and with them the recordings: one for each shape of a batch. A recording is used only after it has given the same bits
-as the step itself on batches that it was not made from. A step that cannot be recorded runs as it is written. So a
-replay changes no result, as long as losses and steps depend on nothing but their arguments and on values that stay the
-same while the runner is used.
+Small steps (a perceptron, a head on cached features) spend most of their time between operations.
+The runner keeps, for every thread, the buffers of its latest phases. A phase with the same loss,
+settings and shapes takes over the buffers, and with them the recordings: one for each shape of a
+batch. A recording is used only after it has given the same bits as the step itself on batches that
+it was not made from. A step that cannot be recorded runs as it is written. So a replay changes no
+result, as long as losses and steps depend on nothing but their arguments and on values that stay
+the same while the runner is used.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _MOST_KEPT = 64 * 2**20
 
 
 class ReplayRunner:
-    """Runs steps from recordings where it can. Recordings last as long as the runner, and are not shared by threads."""
+    """Runs steps from recordings where it can. Recordings last as long as the runner, and are not
+    shared by threads.
+    """
 
     def __init__(self) -> None:
         self._kept = _Kept()
@@ -50,17 +53,23 @@ class ReplayRunner:
         return self._kept.buffers
 
     @contextmanager
-    def lend(self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> Iterator[StepBuffers]:
-        """Lend a phase its buffers: those of an earlier phase that differed in values only, or new ones."""
+    def lend(
+        self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]
+    ) -> Iterator[StepBuffers]:
+        """Lend a phase its buffers: those of an earlier phase that differed in values only, or new
+        ones.
+        """
         name = _common_part(phase, params, context)
         if name is None:
             yield StepBuffers(params, context)
             return
+
         buffers = self.kept.pop(name, None)  # a phase within this one must not get the same buffers
         if buffers is None:
             buffers = ReplayBuffers(params, context)
         else:
             buffers.load(params, context)
+
         try:
             yield buffers
         finally:
@@ -69,13 +78,18 @@ class ReplayRunner:
 
     def _forget_oldest(self) -> None:
         """Drop the oldest buffers of this thread until the others fit; the latest stay."""
-        while len(self.kept) > 1 and sum(buffers.nbytes for buffers in self.kept.values()) > _MOST_KEPT:
+        while (
+            len(self.kept) > 1
+            and sum(buffers.nbytes for buffers in self.kept.values()) > _MOST_KEPT
+        ):
             oldest = next(iter(self.kept))
             del self.kept[oldest]
 
 
 class ReplayBuffers(StepBuffers):
-    """Buffers that serve one phase after the other, so that a recording of their memory can be used again."""
+    """Buffers that serve one phase after the other, so that a recording of their memory can be used
+    again.
+    """
 
     def __init__(self, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
         super().__init__(params, [leaf.detach().clone() for leaf in context])
@@ -97,7 +111,9 @@ class ReplayBuffers(StepBuffers):
         write(self.context, context)
 
     def prepare(self, function: StepFunction) -> StepFunction:
-        """Return a function that gives what ``function`` gives, from a recording where there is one."""
+        """Return a function that gives what ``function`` gives, from a recording where there is
+        one.
+        """
         return partial(self._run, function)
 
     def result(self) -> list[Tensor]:
@@ -127,11 +143,14 @@ class ShapeCache:
         self._steps = 0
         self._right = 0
         self._inputs: list[tuple[int, Tensor]] = []
-        """Places in batch and key that a replay reads, and the tensors that it reads in their stead."""
+        """Places in batch and key that a replay reads, and the tensors that it reads in their
+        stead."""
 
     @property
     def trusted(self) -> bool:
-        """Whether the recording is used: it was right, also on batches that it was not made from."""
+        """Whether the recording is used: it was right, also on batches that it was not made
+        from.
+        """
         return self.graph is not None and self._right > _TRIALS
 
     def run(self, function: StepFunction, batch: Any, key: Key) -> list[Tensor]:
@@ -145,12 +164,15 @@ class ShapeCache:
         return expected
 
     def _try(self, expected: list[Tensor], function: StepFunction, batch: Any, key: Key) -> None:
-        """Record the step, or compare a replay with what the step gave; give up if anything is wrong."""
+        """Record the step, or compare a replay with what the step gave; give up if anything is
+        wrong.
+        """
         try:
             if self.graph is None:
                 found = self._record(function, batch, key)
             else:
                 found = self._replay(batch, key)
+
             if not all(_same_bits(one, two) for one, two in zip(expected, found, strict=True)):
                 raise CannotRecord("a replay gives something else")
         except Exception as reason:  # whatever it is: the step itself has run
@@ -184,16 +206,22 @@ class _Kept(threading.local):
         self.buffers: dict[Hashable, ReplayBuffers] = {}
 
 
-def _common_part(phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]) -> Hashable | None:
-    """Return what phases have in common that may share recordings; None: this one is too large, or not comparable."""
+def _common_part(
+    phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]
+) -> Hashable | None:
+    """Return what phases have in common that may share recordings; None: this one is too large, or
+    not comparable.
+    """
     if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
         return None
     if sum(leaf.nbytes for leaf in (*params, *context)) > MOST_BYTES:
         return None
+
     function = _fixed(phase.loss or phase.step)
     task = phase.task
     if function is None or type(task.model).__hash__ is None:
         return None
+
     return (
         function,
         (task.model, task.num_classes, task.input_shape),
@@ -205,23 +233,32 @@ def _common_part(phase: Phase, params: Sequence[Tensor], context: Sequence[Tenso
 
 
 def _fixed(value: Any) -> Hashable | None:
-    """Return a stand-in for what a step uses besides tensors; None if it may change while it stays the same object."""
+    """Return a stand-in for what a step uses besides tensors; None if it may change while it stays
+    the same object.
+    """
     if isinstance(value, partial):
         keywords = sorted(value.keywords.items())
         names = tuple(name for name, _ in keywords)
         return _all_fixed(names, [value.func, *value.args, *(argument for _, argument in keywords)])
+
     if isinstance(value, FunctionType):
         if value.__closure__ is not None:
             return None
-        return _all_fixed(value, [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()])
+
+        return _all_fixed(
+            value, [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        )
+
     if value is None or isinstance(value, bool | int | float | str):
         return type(value), value
     if isinstance(value, tuple):
         return _all_fixed(type(value), value)
+
     kind: Any = type(value)
     parameters = getattr(kind, "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
         return None
+
     return _all_fixed(kind, [getattr(value, field.name) for field in dataclasses.fields(value)])
 
 
@@ -244,7 +281,14 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 def _form(batch: Batch) -> Hashable:
     """Return what batches have in common that can share a recording."""
-    return batch.x.shape, batch.x.stride(), batch.x.dtype, batch.y.shape, batch.y.dtype, batch.weight.dtype
+    return (
+        batch.x.shape,
+        batch.x.stride(),
+        batch.x.dtype,
+        batch.y.shape,
+        batch.y.dtype,
+        batch.weight.dtype,
+    )
 
 
 def _columns(batch: Any) -> Sequence[Tensor]:
