@@ -44,9 +44,7 @@ class Closure(FedAvg):
             return output._replace(loss=output.loss + (params["head.bias"] - center).square().sum())
 
         model = download.shared.model
-        trained = train(
-            task, loss, model, data=data.train, key=key, training=self.training
-        )  # the line
+        trained = train(task, loss, model, data=data.train, key=key)  # the line
         return ClientUpdate(state, {"model": Mean(trained.params, data.info.num_train)})
 
 

@@ -7,7 +7,6 @@ import pytest
 
 import api_page
 import fedtailor
-from fedtailor import toolkit
 
 PUBLIC = {
     "Config",
@@ -26,7 +25,6 @@ PUBLIC = {
     "make_config",
     "run",
     "sweep",
-    *toolkit.__all__,
 }
 
 
@@ -38,15 +36,14 @@ def test_exported_names():
 
 
 def test_unknown_names_are_attribute_errors():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         fedtailor.nothing  # noqa: B018
 
 
 def test_every_public_name_has_a_docstring():
     names = api_page.public_names()
-    assert set(names["fedtailor"]) | set(names.get("fedtailor.toolkit", [])) >= PUBLIC - {
-        "__version__"
-    }
+    assert {*names["fedtailor"], "__version__"} == PUBLIC
+    assert len(names["fedtailor.toolkit"]) > 40
     without = [
         name
         for package in names
@@ -56,20 +53,9 @@ def test_every_public_name_has_a_docstring():
     assert without == []
 
 
-def test_the_page_of_public_names_has_signatures_fields_and_arguments():
-    page = api_page.pages()["api.md"]
-    assert (
-        "make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config"
-        in page
-    )
-    assert (
-        "* `batch_size`:" in page
-        and "* `ConfigError`:" in page
-        and "#### Algorithm.local_update" in page
-    )
-    assert "``" not in page.replace("```", "") and ":class:" not in page and "<factory>" not in page
-
-
 def test_importing_the_package_imports_nothing_heavy():
-    code = "import sys, fedtailor; print([m for m in ('torch', 'numpy', 'rich', 'typer') if m in sys.modules])"
+    code = (
+        "import sys, fedtailor, fedtailor.algorithms\n"
+        "print([m for m in ('torch', 'numpy', 'rich', 'typer') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

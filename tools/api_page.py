@@ -20,8 +20,7 @@ changes. Other modules of the package may change at any time. The commands are d
 """
 TITLES = {
     "fedtailor": "What a program imports to run experiments, to read their results and to define its own methods.",
-    "fedtailor.toolkit": "What a method is written with; [new-algorithm.md](new-algorithm.md) shows how. All of these "
-    "names can be imported from `fedtailor` too.",
+    "fedtailor.toolkit": "What a method is written with; [new-algorithm.md](new-algorithm.md) shows how.",
 }
 WIDTH = 100
 
@@ -41,16 +40,10 @@ def pages() -> dict[str, str]:
 
 def public_names() -> dict[str, list[str]]:
     """Return the public names by the module that they are imported from, each name once."""
-    toolkit: list[str] = []
-    if "toolkit" in modules():
-        toolkit = sorted(importlib.import_module("fedtailor.toolkit").__all__)
     first = sorted(set(fedtailor.__all__) - {"__version__"})
-    if set(toolkit) <= set(first):  # the package passes on the names of the toolkit
-        first = [name for name in first if name not in toolkit]
-    else:
-        toolkit = [name for name in toolkit if name not in first]
-    found = {"fedtailor": first, "fedtailor.toolkit": toolkit}
-    return {package: names for package, names in found.items() if names}
+    passed_on = imported_names(modules()["toolkit"]) - {"__future__.annotations"}
+    toolkit = sorted(name.rpartition(".")[2] for name in passed_on)
+    return {"fedtailor": first, "fedtailor.toolkit": toolkit}
 
 
 def documentation(package: str, name: str) -> str:

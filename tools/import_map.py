@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Package -> the packages, or parts of packages, that it may import besides itself."""
 
 ENTRANCES: dict[str, frozenset[str]] = {
-    "__init__": frozenset({"toolkit", "testing", "core", "serving", "experiment", "models"}),
+    "__init__": frozenset({"testing", "core", "serving", "experiment", "models"}),
     "__main__": frozenset({"cli"}),
 }
 """The modules through which users come in, and what they may import: the public names, and the

@@ -1,7 +1,7 @@
 """Personalized federated learning: one model per client, without moving data.
 
-Besides the names below, every name of :mod:`fedtailor.toolkit` can be imported from here. Names are
-imported when they are first used, so that ``fedtailor --help`` starts without torch.
+Names are imported when they are first used, so that ``fedtailor --help`` starts without torch. The
+names that an algorithm is written with are in :mod:`fedtailor.toolkit`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedtailor.serving.study import from_dataset as from_dataset
     from fedtailor.serving.study import from_folder as from_folder
     from fedtailor.testing.check import check_algorithm as check_algorithm
-    from fedtailor.toolkit import *  # noqa: F403
 
 _HOMES = {
     "Config": "experiment.config",
@@ -47,88 +46,15 @@ _HOMES = {
     "sweep": "experiment.sweep",
 }
 
-_TOOLKIT = (
-    "ALL",
-    "BODY",
-    "CLASS_FREQUENCIES",
-    "CLOSED_FORM",
-    "TRAINED",
-    "Adaptation",
-    "Algorithm",
-    "Batch",
-    "ChoiceOfModel",
-    "ClientData",
-    "ClientInfo",
-    "ClientUpdate",
-    "Cohort",
-    "ConfigError",
-    "Download",
-    "Each",
-    "ExampleSet",
-    "Field",
-    "FineTuned",
-    "FineTuning",
-    "Key",
-    "Layers",
-    "LossOutput",
-    "Mean",
-    "Messages",
-    "ModelState",
-    "NearestNeighbors",
-    "Onboarded",
-    "OneGlobalModel",
-    "Params",
-    "PerExample",
-    "ProximalSolve",
-    "Range",
-    "Reduced",
-    "RoundOfTraining",
-    "StepOutput",
-    "Sum",
-    "Task",
-    "Trained",
-    "Training",
-    "WithoutTraining",
-    "bottleneck",
-    "cached_features",
-    "classification_loss",
-    "cross_entropy",
-    "diagonal",
-    "fine_tune",
-    "forward",
-    "gaussian",
-    "gaussian_heads",
-    "losses",
-    "new_key",
-    "normal",
-    "optimizer",
-    "predict_features",
-    "predict_logits",
-    "row_words",
-    "train",
-    "train_head",
-    "train_rounds",
-    "tree",
-    "uniform",
-    "untuned",
-    "weighted_mean",
-)
-"""The names of ``fedtailor.toolkit``, in a list of their own so that listing them imports
-nothing."""
-
-__all__ = ["__version__", *_HOMES, *_TOOLKIT]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        home = _HOMES[name]
-    elif name in _TOOLKIT:
-        home = "toolkit"
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module 'fedtailor' has no attribute '{name}'")
 
-    value = getattr(importlib.import_module(f"fedtailor.{home}"), name)
-    globals()[name] = value
+    value = getattr(importlib.import_module(f"fedtailor.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next use does not come here
     return value
 
 

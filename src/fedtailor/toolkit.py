@@ -1,160 +1,72 @@
-"""The one import for authors of an algorithm.
+"""The words and building blocks of an algorithm: ``from fedtailor import toolkit as ft``.
 
-The package's own methods import from here and from the private modules beside them, and nothing
-else of the package.
+A method's file imports this module, modules of functions from it (``from fedtailor.toolkit import
+gaussian, losses, tree``), and nothing else of the package. Every name is written once, below.
 """
 
 from __future__ import annotations
 
-from fedtailor.core import tree
-from fedtailor.core.adaptation import (
-    CLASS_FREQUENCIES,
-    CLOSED_FORM,
-    Adaptation,
-    ChoiceOfModel,
-    FineTuned,
-    FineTuning,
-    Layers,
-    NearestNeighbors,
-    ProximalSolve,
-    RoundOfTraining,
-    WithoutTraining,
-    untuned,
-)
-from fedtailor.core.algorithm import (
-    Algorithm,
-    ClientUpdate,
-    Download,
-    ModelState,
-    Onboarded,
-    OneGlobalModel,
-)
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.federation import (
-    ClientData,
-    ClientInfo,
-    Cohort,
-    ExampleSet,
-)
-from fedtailor.core.message import (
-    Each,
-    Field,
-    Mean,
-    Messages,
-    Reduced,
-    Sum,
-)
-from fedtailor.core.noise import (
-    normal,
-    row_words,
-    uniform,
-)
-from fedtailor.core.options import Range
-from fedtailor.core.per_example import PerExample
-from fedtailor.core.prediction import (
-    predict_features,
-    predict_logits,
-)
-from fedtailor.core.rng import (
-    Key,
-    new_key,
-)
-from fedtailor.core.task import (
-    ALL,
-    BODY,
-    TRAINED,
-    Batch,
-    LossOutput,
-    Params,
-    Task,
-    Training,
-)
-from fedtailor.statistics import (
-    bottleneck,
-    diagonal,
-    gaussian,
-    gaussian_heads,
-)
-from fedtailor.training import (
-    losses,
-    optimizer,
-)
-from fedtailor.training.blocks import Trained, cached_features, forward, train
-from fedtailor.training.losses import (
-    classification_loss,
-    cross_entropy,
-    weighted_mean,
-)
-from fedtailor.training.phase import StepOutput
-from fedtailor.training.tuning import (
-    fine_tune,
-    train_head,
-    train_rounds,
-)
-
-__all__ = [
-    "ALL",
-    "BODY",
-    "CLASS_FREQUENCIES",
-    "CLOSED_FORM",
-    "TRAINED",
-    "Adaptation",
-    "Algorithm",
-    "Batch",
-    "ChoiceOfModel",
-    "ClientData",
-    "ClientInfo",
-    "ClientUpdate",
-    "Cohort",
-    "ConfigError",
-    "Download",
-    "Each",
-    "ExampleSet",
-    "Field",
-    "FineTuned",
-    "FineTuning",
-    "Key",
-    "Layers",
-    "LossOutput",
-    "Mean",
-    "Messages",
-    "ModelState",
-    "NearestNeighbors",
-    "Onboarded",
-    "OneGlobalModel",
-    "Params",
-    "PerExample",
-    "ProximalSolve",
-    "Range",
-    "Reduced",
-    "RoundOfTraining",
-    "StepOutput",
-    "Sum",
-    "Task",
-    "Trained",
-    "Training",
-    "WithoutTraining",
-    "bottleneck",
-    "cached_features",
-    "classification_loss",
-    "cross_entropy",
-    "diagonal",
-    "fine_tune",
-    "forward",
-    "gaussian",
-    "gaussian_heads",
-    "losses",
-    "new_key",
-    "normal",
-    "optimizer",
-    "predict_features",
-    "predict_logits",
-    "row_words",
-    "train",
-    "train_head",
-    "train_rounds",
-    "tree",
-    "uniform",
-    "untuned",
-    "weighted_mean",
-]
+from fedtailor.core import tree as tree
+from fedtailor.core.adaptation import CLASS_FREQUENCIES as CLASS_FREQUENCIES
+from fedtailor.core.adaptation import CLOSED_FORM as CLOSED_FORM
+from fedtailor.core.adaptation import Adaptation as Adaptation
+from fedtailor.core.adaptation import ChoiceOfModel as ChoiceOfModel
+from fedtailor.core.adaptation import FineTuned as FineTuned
+from fedtailor.core.adaptation import FineTuning as FineTuning
+from fedtailor.core.adaptation import Layers as Layers
+from fedtailor.core.adaptation import NearestNeighbors as NearestNeighbors
+from fedtailor.core.adaptation import ProximalSolve as ProximalSolve
+from fedtailor.core.adaptation import RoundOfTraining as RoundOfTraining
+from fedtailor.core.adaptation import WithoutTraining as WithoutTraining
+from fedtailor.core.adaptation import untuned as untuned
+from fedtailor.core.algorithm import Algorithm as Algorithm
+from fedtailor.core.algorithm import ClientUpdate as ClientUpdate
+from fedtailor.core.algorithm import Download as Download
+from fedtailor.core.algorithm import ModelState as ModelState
+from fedtailor.core.algorithm import Onboarded as Onboarded
+from fedtailor.core.algorithm import OneGlobalModel as OneGlobalModel
+from fedtailor.core.errors import ConfigError as ConfigError
+from fedtailor.core.federation import ClientData as ClientData
+from fedtailor.core.federation import ClientInfo as ClientInfo
+from fedtailor.core.federation import Cohort as Cohort
+from fedtailor.core.federation import ExampleSet as ExampleSet
+from fedtailor.core.message import Each as Each
+from fedtailor.core.message import Field as Field
+from fedtailor.core.message import Mean as Mean
+from fedtailor.core.message import Messages as Messages
+from fedtailor.core.message import Reduced as Reduced
+from fedtailor.core.message import Sum as Sum
+from fedtailor.core.noise import normal as normal
+from fedtailor.core.noise import row_words as row_words
+from fedtailor.core.noise import uniform as uniform
+from fedtailor.core.options import Range as Range
+from fedtailor.core.per_example import PerExample as PerExample
+from fedtailor.core.prediction import predict_features as predict_features
+from fedtailor.core.prediction import predict_logits as predict_logits
+from fedtailor.core.rng import Key as Key
+from fedtailor.core.rng import new_key as new_key
+from fedtailor.core.task import ALL as ALL
+from fedtailor.core.task import BODY as BODY
+from fedtailor.core.task import TRAINED as TRAINED
+from fedtailor.core.task import Batch as Batch
+from fedtailor.core.task import LossOutput as LossOutput
+from fedtailor.core.task import Params as Params
+from fedtailor.core.task import Task as Task
+from fedtailor.core.task import Training as Training
+from fedtailor.statistics import bottleneck as bottleneck
+from fedtailor.statistics import diagonal as diagonal
+from fedtailor.statistics import gaussian as gaussian
+from fedtailor.statistics import gaussian_heads as gaussian_heads
+from fedtailor.training import losses as losses
+from fedtailor.training import optimizer as optimizer
+from fedtailor.training.blocks import Trained as Trained
+from fedtailor.training.blocks import cached_features as cached_features
+from fedtailor.training.blocks import forward as forward
+from fedtailor.training.blocks import train as train
+from fedtailor.training.losses import classification_loss as classification_loss
+from fedtailor.training.losses import cross_entropy as cross_entropy
+from fedtailor.training.losses import weighted_mean as weighted_mean
+from fedtailor.training.phase import StepOutput as StepOutput
+from fedtailor.training.tuning import fine_tune as fine_tune
+from fedtailor.training.tuning import train_head as train_head
+from fedtailor.training.tuning import train_rounds as train_rounds

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor import Algorithm, check_algorithm
+from fedtailor import check_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedprox import FedProx
+from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.testing.case import Case
 from fedtailor.testing.phase_checks import check_phases
@@ -49,7 +50,8 @@ from typing import Annotated, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from fedtailor import LossOutput, ModelState, Range, tree, weighted_mean
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import tree
 from fedtailor.algorithms.fedavg import FedAvg
 """
 
@@ -222,7 +224,9 @@ def test_what_options_matter_for_is_checked():
 def test_no_algorithm_is_an_error():
     with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
         check_algorithm("fedavgg")
-    assert check_algorithm(int) == ["The class 'int' is not a subclass of fedtailor.Algorithm."]
+    assert check_algorithm(int) == [
+        "The class 'int' is not a subclass of fedtailor.toolkit.Algorithm."
+    ]
 
 
 class Interrupts(Changed):

@@ -192,7 +192,7 @@ def problem_with(cls: Any) -> str:
     from fedtailor.core.algorithm import Algorithm
 
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        return "is not a subclass of fedtailor.Algorithm"
+        return "is not a subclass of fedtailor.toolkit.Algorithm"
 
     classes = [base for base in cls.__mro__ if issubclass(base, Algorithm)][:-1]
     if inspect.isabstract(cls):

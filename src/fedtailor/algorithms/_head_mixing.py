@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from fedtailor import toolkit as ft
 from fedtailor.algorithms._simplex import least_quadratic, nearest_psd
-from fedtailor.toolkit import ExampleSet, Key, Params, Task, cached_features, gaussian, tree
+from fedtailor.toolkit import gaussian, tree
 
 _SMALLEST_WEIGHT = 1e-3
 """Smaller weights are dropped."""
@@ -43,10 +44,10 @@ class FeatureStatistics(NamedTuple):
 
 
 def measured(
-    task: Task, body: Params, data: ExampleSet, *, key: Key
-) -> tuple[ExampleSet, gaussian.ClassMoments]:
+    task: ft.Task, body: ft.Params, data: ft.ExampleSet, *, key: ft.Key
+) -> tuple[ft.ExampleSet, gaussian.ClassMoments]:
     """Return the features of all examples as a table, and their moments."""
-    features = cached_features(task, body, data, key=key)
+    features = ft.cached_features(task, body, data, key=key)
     return features, gaussian.class_moments(
         features.x, features.labels(), features.weight, task.num_classes
     )

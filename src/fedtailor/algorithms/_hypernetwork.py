@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.toolkit import Key, Params, Task, uniform
+from fedtailor import toolkit as ft
 
 _OUTPUT_SCALE = 0.01
 """Scale of the last layer at the start, relative to PyTorch's default: heads start near 0."""
 
 
-def hyper_shapes(task: Task, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+def hyper_shapes(task: ft.Task, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
     """Return the parameter shapes of a network from ``inputs`` numbers to a head of the task's
     model.
     """
@@ -32,7 +32,7 @@ def hyper_shapes(task: Task, inputs: int, hidden: int) -> dict[str, tuple[int, .
     }
 
 
-def init_hyper(shapes: dict[str, tuple[int, ...]], key: Key) -> Params:
+def init_hyper(shapes: dict[str, tuple[int, ...]], key: ft.Key) -> ft.Params:
     """Draw parameters as PyTorch does for linear layers, uniform within +-1/sqrt(fan-in); the last
     layer smaller.
     """
@@ -41,11 +41,11 @@ def init_hyper(shapes: dict[str, tuple[int, ...]], key: Key) -> Params:
         layer = name.split(".")[0]
         bound = 1 / math.sqrt(shapes[f"{layer}.weight"][1])
         scale = _OUTPUT_SCALE if layer == "outer" else 1.0
-        params[name] = (2 * uniform(key.fold(name), shape) - 1) * bound * scale
+        params[name] = (2 * ft.uniform(key.fold(name), shape) - 1) * bound * scale
     return params
 
 
-def hyper_head(task: Task, network: Params, x: Tensor) -> Params:
+def hyper_head(task: ft.Task, network: ft.Params, x: Tensor) -> ft.Params:
     """Return the head that a network computes from its input (inputs,)."""
     inputs = x.to(network["inner.weight"].dtype)
     inner = F.relu(F.linear(inputs, network["inner.weight"], network["inner.bias"]))

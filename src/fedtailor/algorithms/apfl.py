@@ -36,36 +36,14 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    TRAINED,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    Key,
-    LossOutput,
-    Mean,
-    ModelState,
-    Onboarded,
-    Params,
-    Range,
-    RoundOfTraining,
-    StepOutput,
-    Task,
-    classification_loss,
-    losses,
-    optimizer,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses, optimizer, tree
 
 
 class ClientState(NamedTuple):
     """The client's own model v_i, its alpha, and 1 once the model was trained."""
 
-    model: Params
+    model: ft.Params
     alpha: Tensor  # ()
     trained: Tensor  # ()
 
@@ -75,10 +53,10 @@ class Progress(NamedTuple):
     losses.
     """
 
-    shared: Params
-    own: Params
-    shared_momentum: Params
-    own_momentum: Params
+    shared: ft.Params
+    own: ft.Params
+    shared_momentum: ft.Params
+    own_momentum: ft.Params
     alpha: Tensor  # ()
     loss_sum: Tensor  # ()
 
@@ -88,18 +66,18 @@ class Frozen(NamedTuple):
     alpha.
     """
 
-    shared: Params
+    shared: ft.Params
     alpha: Tensor  # ()
 
 
-def mixture(own: Params, shared: Params, alpha: Tensor) -> Params:
+def mixture(own: ft.Params, shared: ft.Params, alpha: Tensor) -> ft.Params:
     """Return ``alpha own + (1 - alpha) shared``."""
     return {name: alpha * value + (1 - alpha) * shared[name] for name, value in own.items()}
 
 
 def joint_step(
-    task: Task, at: Progress, context: tree.Tree, batch: Batch, key: Key, *, adaptive: bool
-) -> StepOutput:
+    task: ft.Task, at: Progress, context: tree.Tree, batch: ft.Batch, key: ft.Key, *, adaptive: bool
+) -> ft.StepOutput:
     """Move the copy of the global model, then the client's own model by the gradient at the mixture
     of both.
     """
@@ -119,19 +97,21 @@ def joint_step(
     own_slope = {name: at.alpha * value for name, value in slope.items()}
     own = {**at.own, **task.pick(passed, "buffer")}
     own, own_momentum = optimizer.sgd_step(own, at.own_momentum, own_slope, training)
-    return StepOutput(
+    return ft.StepOutput(
         Progress(shared, own, shared_momentum, own_momentum, alpha, at.loss_sum + loss)
     )
 
 
-def mixture_loss(task: Task, own: Params, frozen: Frozen, batch: Batch, key: Key) -> LossOutput:
+def mixture_loss(
+    task: ft.Task, own: ft.Params, frozen: Frozen, batch: ft.Batch, key: ft.Key
+) -> ft.LossOutput:
     """Cross-entropy of the mixture of a client's own model with a shared one that stays as it
     is.
     """
-    return classification_loss(task, mixture(own, frozen.shared, frozen.alpha), {}, batch, key)
+    return ft.classification_loss(task, mixture(own, frozen.shared, frozen.alpha), {}, batch, key)
 
 
-def personal_model(state: ClientState, shared: Params) -> Params:
+def personal_model(state: ClientState, shared: ft.Params) -> ft.Params:
     """Return the mixture with a shared model, or that model alone if the client's own was never
     trained.
     """
@@ -140,19 +120,19 @@ def personal_model(state: ClientState, shared: Params) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(Algorithm[ModelState, ClientState, Params]):
+class APFL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Mixtures of clients' own models and the global one."""
 
     only_for_training: ClassVar[frozenset[str]] = frozenset({"adaptive"})
 
-    onboarding = (RoundOfTraining(),)
+    onboarding = (ft.RoundOfTraining(),)
 
-    alpha: Annotated[float, Range(ge=0, le=1)] = 0.25
+    alpha: Annotated[float, ft.Range(ge=0, le=1)] = 0.25
     """Share of the client's own model in its mixture, at first if it adapts."""
     adaptive: bool = False
     """Whether every client adapts its share, once per round."""
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where there is no mixture, and of an optimizer that has no effect."""
         found = []
         if self.alpha == 0 and not self.adaptive:
@@ -163,55 +143,55 @@ class APFL(Algorithm[ModelState, ClientState, Params]):
             found.append("Adam is not used: steps are those of SGD.")
         return found
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization, untrained."""
         return ClientState(task.initial(key), torch.full((), self.alpha), torch.zeros(()))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train a copy of the received model for the server, and the client's own model, batch by
         batch.
         """
         received = download.shared.model
-        rest = tree.map(torch.zeros_like, task.pick(received, *TRAINED))
+        rest = tree.map(torch.zeros_like, task.pick(received, *ft.TRAINED))
         start = Progress(received, state.model, rest, rest, state.alpha, torch.zeros(()))
         step = partial(joint_step, adaptive=self.adaptive)
-        trained = train(task, None, start, data=data.train, key=key, step=step)
+        trained = ft.train(task, None, start, data=data.train, key=key, step=step)
         end: Progress = trained.params
         new_state = ClientState(
             end.own, end.alpha, torch.where(trained.steps > 0, 1.0, state.trained)
         )
-        upload = {"model": Mean(end.shared, data.info.num_train)}
+        upload = {"model": ft.Mean(end.shared, data.info.num_train)}
         loss = end.loss_sum / trained.steps.clamp(min=1)
         metrics = {"steps": 2 * trained.steps, "loss": loss, "alpha": end.alpha}
 
-        return ClientUpdate(
+        return ft.ClientUpdate(
             new_state, upload, personal=personal_model(new_state, end.shared), metrics=metrics
         )
 
-    def global_model(self, task: Task, server: ModelState) -> Params:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
         """Return the global model."""
         return server.model
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ModelState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train the client's own model from the received one, which stays as it is."""
         received = download.shared.model
         alpha = torch.full((), self.alpha)
         plain = replace(task.training, optimizer="sgd")
-        own = train(
+        own = ft.train(
             task,
             mixture_loss,
             received,
@@ -221,15 +201,15 @@ class APFL(Algorithm[ModelState, ClientState, Params]):
             training=plain,
         )
 
-        return Onboarded(ClientState(own.params, alpha, torch.ones(())), own.steps)
+        return ft.Onboarded(ClientState(own.params, alpha, torch.ones(())), own.steps)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> Params:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Params:
         """Mix the client's own model with the global one."""
         return personal_model(state, download.shared.model)

@@ -38,58 +38,38 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    TRAINED,
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    FineTuning,
-    Key,
-    Mean,
-    ModelState,
-    Onboarded,
-    Params,
-    Range,
-    Task,
-    Trained,
-    classification_loss,
-    losses,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses, tree
 
 
 class ClientState(NamedTuple):
     """The client's personal model v_i, and 1 once that was trained."""
 
-    model: Params
+    model: ft.Params
     trained: Tensor  # ()
 
 
-def personal_model(state: ClientState, received: Params) -> Params:
+def personal_model(state: ClientState, received: ft.Params) -> ft.Params:
     """Return the model of a state, or the received one if it was never trained."""
-    model: Params = tree.where(state.trained > 0, state.model, received)
+    model: ft.Params = tree.where(state.trained > 0, state.model, received)
     return model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Algorithm[ModelState, ClientState, Params]):
+class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Federated averaging, and personal models regularized towards the global one."""
 
-    penalty: Annotated[float, Range(ge=0)] = 1.0
+    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
     """Weight of the squared distance of a personal model from the received one (lambda), halved."""
-    personal_epochs: Annotated[int, Range(ge=0)] = 5
+    personal_epochs: Annotated[int, ft.Range(ge=0)] = 5
     """Epochs of a personal model per round."""
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """The personal task."""
-        return [FineTuning(epochs=self.personal_epochs)]
+        return [ft.FineTuning(epochs=self.personal_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where nothing is left of the personal models."""
         found = []
         if not self.penalty:
@@ -104,73 +84,75 @@ class Ditto(Algorithm[ModelState, ClientState, Params]):
 
         return found
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization, untrained."""
         return ClientState(task.initial(key), torch.zeros(()))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train a copy of the received model for the server, and the personal model."""
         received = download.shared.model
-        shared = train(task, classification_loss, received, data=data.train, key=key.fold("global"))
+        shared = ft.train(
+            task, ft.classification_loss, received, data=data.train, key=key.fold("global")
+        )
         personal = self._personal_task(task, state.model, received, data, key)
         new_state = ClientState(
             personal.params, torch.where(personal.steps > 0, 1.0, state.trained)
         )
-        upload = {"model": Mean(shared.params, data.info.num_train)}
+        upload = {"model": ft.Mean(shared.params, data.info.num_train)}
         metrics = {
             "steps": shared.steps + personal.steps,
             "loss": shared.loss,
             "personal_loss": personal.loss,
         }
 
-        return ClientUpdate(
+        return ft.ClientUpdate(
             new_state, upload, personal=personal_model(new_state, received), metrics=metrics
         )
 
-    def global_model(self, task: Task, server: ModelState) -> Params:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
         """Return the global model."""
         return server.model
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ModelState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train a personal model from the received one."""
         received = download.shared.model
         personal = self._personal_task(task, received, received, data, key)
-        return Onboarded(ClientState(personal.params, torch.ones(())), personal.steps)
+        return ft.Onboarded(ClientState(personal.params, torch.ones(())), personal.steps)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> Params:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Params:
         """Return the personal model, or the global one if that was never trained."""
         return personal_model(state, download.shared.model)
 
     def _personal_task(
-        self, task: Task, model: Params, received: Params, data: ClientData, key: Key
-    ) -> Trained:
+        self, task: ft.Task, model: ft.Params, received: ft.Params, data: ft.ClientData, key: ft.Key
+    ) -> ft.Trained:
         """Train a personal model, held near the received one."""
-        return train(
+        return ft.train(
             task,
             partial(losses.proximal_loss, penalty=self.penalty),
             model,
-            context=task.pick(received, *TRAINED),
+            context=task.pick(received, *ft.TRAINED),
             data=data.train,
             key=key.fold("personal"),
             epochs=self.personal_epochs,

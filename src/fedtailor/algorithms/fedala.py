@@ -36,48 +36,26 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    TRAINED,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    FineTuning,
-    Key,
-    Mean,
-    ModelState,
-    Onboarded,
-    Params,
-    Range,
-    RoundOfTraining,
-    StepOutput,
-    Task,
-    Trained,
-    classification_loss,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import tree
 
 
 class ClientState(NamedTuple):
     """The client's old model, W of the mixed parameters, and the rounds in which it trained, ()."""
 
-    model: Params
-    weights: Params
+    model: ft.Params
+    weights: ft.Params
     rounds: Tensor
 
 
 class Ends(NamedTuple):
     """The two models that are mixed."""
 
-    received: Params
-    old: Params
+    received: ft.Params
+    old: ft.Params
 
 
-def mixed(weights: Params, ends: Ends) -> Params:
+def mixed(weights: ft.Params, ends: Ends) -> ft.Params:
     """Return the received model, in which the parameters that have weights lie between both
     ends.
     """
@@ -89,16 +67,16 @@ def mixed(weights: Params, ends: Ends) -> Params:
 
 
 def weight_step(
-    task: Task, weights: Params, ends: Ends, batch: Batch, key: Key, *, lr: float
-) -> StepOutput:
+    task: ft.Task, weights: ft.Params, ends: Ends, batch: ft.Batch, key: ft.Key, *, lr: float
+) -> ft.StepOutput:
     """Step down the loss of the mixed model, then clip to [0, 1]."""
 
-    def loss(values: Params) -> Tensor:
-        return classification_loss(task, mixed(values, ends), {}, batch, key).loss
+    def loss(values: ft.Params) -> Tensor:
+        return ft.classification_loss(task, mixed(values, ends), {}, batch, key).loss
 
     slopes = torch.func.grad(loss)(weights)
     moved = {name: (weight - lr * slopes[name]).clamp(0.0, 1.0) for name, weight in weights.items()}
-    return StepOutput(moved)
+    return ft.StepOutput(moved)
 
 
 def layer_of(name: str) -> str:
@@ -106,30 +84,30 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def layer_names(task: Task) -> list[str]:
+def layer_names(task: ft.Task) -> list[str]:
     """Return the names of the model's layers, from the bottom up."""
-    return list(dict.fromkeys(layer_of(name) for name in task.names(*TRAINED)))
+    return list(dict.fromkeys(layer_of(name) for name in task.names(*ft.TRAINED)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedALA(Algorithm[ModelState, ClientState, Params]):
+class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Adaptive local aggregation of the received and the old local model."""
 
-    layers: Annotated[int, Range(ge=1)] = 1
+    layers: Annotated[int, ft.Range(ge=1)] = 1
     """Last layers that are mixed (p); the received model replaces those below."""
-    weight_lr: Annotated[float, Range(ge=0)] = 1.0
+    weight_lr: Annotated[float, ft.Range(ge=0)] = 1.0
     """Learning rate of the weights (eta)."""
-    sample_share: Annotated[float, Range(ge=0, le=1)] = 0.8
+    sample_share: Annotated[float, ft.Range(ge=0, le=1)] = 0.8
     """Share of the training examples that the weights are learned on (s)."""
-    first_epochs: Annotated[int, Range(ge=0)] = 10
+    first_epochs: Annotated[int, ft.Range(ge=0)] = 10
     """Epochs on the weights when a client first has an old model; later it is one epoch."""
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Training of a first old model, then of the weights."""
-        return [RoundOfTraining(), FineTuning("mixing_weights", epochs=self.first_epochs)]
+        return [ft.RoundOfTraining(), ft.FineTuning("mixing_weights", epochs=self.first_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where the weights stay 1, and where the model has fewer layers."""
         found = []
         for name in ("weight_lr", "sample_share"):
@@ -143,47 +121,47 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
 
         return found
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start without an old model, and with weights of 1."""
         model = task.initial(key)
         mixed_layers = layer_names(task)[-self.layers :]
-        names = [name for name in task.names(*TRAINED) if layer_of(name) in mixed_layers]
+        names = [name for name in task.names(*ft.TRAINED) if layer_of(name) in mixed_layers]
         weights = {name: torch.ones_like(model[name]) for name in names}
         return ClientState(model, weights, torch.zeros((), dtype=torch.int64))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Learn the weights, mix, and train the result."""
         ends = self._ends(download, state)
         epochs = torch.where(state.rounds == 1, self.first_epochs, (state.rounds > 1).long())
         weights = self._learn(task, state.weights, ends, data, key, epochs)
         start = mixed(weights.params, ends)
-        trained = train(task, classification_loss, start, data=data.train, key=key)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
+        trained = ft.train(task, ft.classification_loss, start, data=data.train, key=key)
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps + weights.steps, "loss": trained.loss}
         rounds = state.rounds + (trained.steps > 0).long()
         new_state = ClientState(trained.params, weights.params, rounds)
 
-        return ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)
 
-    def global_model(self, task: Task, server: ModelState) -> Params:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
         """Return the global model."""
         return server.model
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ModelState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train the received model for a round, then learn the weights to convergence."""
         update = self.local_update(task, download, self.init_client(task, info, key), data, key)
         first: ClientState = update.state
@@ -191,20 +169,20 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         epochs = torch.where(first.rounds > 0, self.first_epochs, 0)
         weights = self._learn(task, first.weights, ends, data, key, epochs)
         steps = update.metrics["steps"] + weights.steps
-        return Onboarded(first._replace(weights=weights.params), steps)
+        return ft.Onboarded(first._replace(weights=weights.params), steps)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> Params:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Params:
         """Mix the received and the old model by the current weights."""
         return mixed(state.weights, self._ends(download, state))
 
-    def _ends(self, download: Download[ModelState], state: ClientState) -> Ends:
+    def _ends(self, download: ft.Download[ft.ModelState], state: ClientState) -> Ends:
         """Return the models to mix; a client without an old model has the received one at both
         ends.
         """
@@ -212,12 +190,18 @@ class FedALA(Algorithm[ModelState, ClientState, Params]):
         return Ends(received, tree.where(state.rounds > 0, state.model, received))
 
     def _learn(
-        self, task: Task, weights: Params, ends: Ends, data: ClientData, key: Key, epochs: Tensor
-    ) -> Trained:
+        self,
+        task: ft.Task,
+        weights: ft.Params,
+        ends: Ends,
+        data: ft.ClientData,
+        key: ft.Key,
+        epochs: Tensor,
+    ) -> ft.Trained:
         """Learn the weights on a sample of the training examples."""
         key = key.fold("weights")
         sample = data.train.sample(self.sample_share, key.fold("sample"))
         step = partial(weight_step, lr=self.weight_lr)
-        return train(
+        return ft.train(
             task, None, weights, step=step, context=ends, data=sample, key=key, epochs=epochs
         )

@@ -14,36 +14,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedtailor.toolkit import (
-    Algorithm,
-    ClientData,
-    ClientUpdate,
-    Download,
-    Key,
-    Mean,
-    ModelState,
-    OneGlobalModel,
-    Params,
-    Task,
-    classification_loss,
-    train,
-)
+from fedtailor import toolkit as ft
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(OneGlobalModel, Algorithm[ModelState, tuple[()], Params]):
+class FedAvg(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging: every client predicts with the global model."""
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model on all layers."""
-        trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
+        trained = ft.train(
+            task, ft.classification_loss, download.shared.model, data=data.train, key=key
+        )
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=trained.params, metrics=metrics)

@@ -15,45 +15,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedtailor.toolkit import (
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientUpdate,
-    Download,
-    FineTuned,
-    FineTuning,
-    Key,
-    Layers,
-    Mean,
-    ModelState,
-    Range,
-    Task,
-    classification_loss,
-    fine_tune,
-    train,
-    untuned,
-)
+from fedtailor import toolkit as ft
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgFT(Algorithm[ModelState, tuple[()], FineTuned]):
+class FedAvgFT(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
     """Federated averaging with local fine-tuning at the end."""
 
     trains_as: ClassVar[str] = "fedavg"
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_epochs"})
 
-    finetune: Layers = "all"
+    finetune: ft.Layers = "all"
     """Layers that are tuned."""
-    finetune_epochs: Annotated[int, Range(ge=0)] = 5
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 5
     """Epochs of fine-tuning."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Fine-tuning on the client's training data."""
-        return [FineTuning(self.finetune, epochs=self.finetune_epochs)]
+        return [ft.FineTuning(self.finetune, epochs=self.finetune_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Without epochs nothing is tuned."""
         if self.finetune_epochs:
             return []
@@ -61,33 +43,35 @@ class FedAvgFT(Algorithm[ModelState, tuple[()], FineTuned]):
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model on all layers."""
-        trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
-        personal = FineTuned(trained.params, trained.steps)
+        trained = ft.train(
+            task, ft.classification_loss, download.shared.model, data=data.train, key=key
+        )
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
+        personal = ft.FineTuned(trained.params, trained.steps)
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(state, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
-    def global_model(self, task: Task, server: ModelState) -> FineTuned:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.FineTuned:
         """Return the global model, not tuned."""
-        return untuned(server.model)
+        return ft.untuned(server.model)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> FineTuned:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Fine-tune a copy of the global model."""
         model = download.shared.model
-        return fine_tune(
+        return ft.fine_tune(
             task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune
         )

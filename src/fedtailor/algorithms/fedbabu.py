@@ -23,62 +23,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from fedtailor.toolkit import (
-    BODY,
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    Layers,
-    Mean,
-    Messages,
-    Params,
-    Range,
-    Task,
-    classification_loss,
-    fine_tune,
-    train,
-    untuned,
-)
+from fedtailor import toolkit as ft
 
 
 class ServerState(NamedTuple):
     """The body, and the fixed head, which completes the global model."""
 
-    body: Params
-    head: Params
+    body: ft.Params
+    head: ft.Params
 
 
 class Broadcast(NamedTuple):
     """What clients receive: the body alone."""
 
-    body: Params
+    body: ft.Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(Algorithm[ServerState, Params, FineTuned]):
+class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """A body trained under a fixed random head, tuned at the end."""
 
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_epochs"})
 
-    finetune: Layers = "head"
+    finetune: ft.Layers = "head"
     """Layers that are tuned."""
-    finetune_epochs: Annotated[int, Range(ge=0)] = 5
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 5
     """Epochs of fine-tuning."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Fine-tuning on the client's training data."""
-        return [FineTuning(self.finetune, epochs=self.finetune_epochs)]
+        return [ft.FineTuning(self.finetune, epochs=self.finetune_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where nothing is tuned."""
         if self.finetune_epochs:
             return []
@@ -86,44 +63,59 @@ class FedBABU(Algorithm[ServerState, Params, FineTuned]):
             "without epochs of fine-tuning, all clients predict with one model, whose head is random."
         ]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body."""
-        return {"body": Field(kind="model", shapes=task.shapes(*BODY))}
+        return {"body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY))}
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization."""
         model = task.initial(key)
-        return ServerState(body=task.pick(model, *BODY), head=task.pick(model, "head"))
+        return ServerState(body=task.pick(model, *ft.BODY), head=task.pick(model, "head"))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Make the head that all clients share."""
         return task.initial(key, "head")
 
-    def broadcast(self, server: ServerState, cohort: Cohort) -> Broadcast:
+    def broadcast(self, server: ServerState, cohort: ft.Cohort) -> Broadcast:
         """Send the body alone."""
         return Broadcast(server.body)
 
     def local_update(
-        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received body under the fixed head."""
-        body = train(
-            task, classification_loss, download.shared.body, context=state, data=data.train, key=key
+        body = ft.train(
+            task,
+            ft.classification_loss,
+            download.shared.body,
+            context=state,
+            data=data.train,
+            key=key,
         )
-        upload = {"body": Mean(body.params, data.info.num_train)}
-        personal = FineTuned({**body.params, **state}, body.steps)
+        upload = {"body": ft.Mean(body.params, data.info.num_train)}
+        personal = ft.FineTuned({**body.params, **state}, body.steps)
         metrics = {"steps": body.steps, "loss": body.loss}
-        return ClientUpdate(state, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
-    def global_model(self, task: Task, server: ServerState) -> FineTuned:
+    def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
         """Return the body with the fixed head, not tuned."""
-        return untuned({**server.body, **server.head})
+        return ft.untuned({**server.body, **server.head})
 
     def personalize(
-        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
-    ) -> FineTuned:
+        self,
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Fine-tune a copy of the body with the fixed head."""
         model = {**download.shared.body, **state}
-        return fine_tune(
+        return ft.fine_tune(
             task, model, data.train, key=key, epochs=self.finetune_epochs, layers=self.finetune
         )

@@ -32,28 +32,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    ALL,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    Key,
-    Mean,
-    Messages,
-    ModelState,
-    Onboarded,
-    Params,
-    RoundOfTraining,
-    Task,
-    classification_loss,
-    train,
-    train_rounds,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import tree
 
 
 class Broadcast(NamedTuple):
@@ -61,58 +41,63 @@ class Broadcast(NamedTuple):
     ().
     """
 
-    model: Params
+    model: ft.Params
     rounds: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBN(Algorithm[ModelState, Params, Params]):
+class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
     """Federated averaging with personal normalization layers."""
 
-    onboarding = (RoundOfTraining("normalization", as_many_as_others=True),)
+    onboarding = (ft.RoundOfTraining("normalization", as_many_as_others=True),)
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where nothing is personal."""
         if task.model.norm:
             return []
         return ["the model has no normalization layers: this is FedAvg."]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare all layers except those of normalization, and the rounds that new clients must
         know.
         """
-        shapes = tree.select(task.shapes(*ALL), lambda name: name not in task.model.norm)
+        shapes = tree.select(task.shapes(*ft.ALL), lambda name: name not in task.model.norm)
         return {
-            "model": Field(kind="model", shapes=shapes),
-            "rounds": Field(kind="counts", shapes=(), reduction="none"),
+            "model": ft.Field(kind="model", shapes=shapes),
+            "rounds": ft.Field(kind="counts", shapes=(), reduction="none"),
         }
 
-    def init_server(self, task: Task, key: Key) -> ModelState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ft.ModelState:
         """Start from the shared layers of the common initialization."""
         _, shared = self._split(task, task.initial(key))
-        return ModelState(shared)
+        return ft.ModelState(shared)
 
-    def broadcast(self, server: ModelState, cohort: Cohort) -> Broadcast:
+    def broadcast(self, server: ft.ModelState, cohort: ft.Cohort) -> Broadcast:
         """Send the layers, and for new clients how long the others trained."""
         return Broadcast(server.model, torch.tensor(cohort.rounds_trained))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from the normalization layers of the common initialization."""
         norm, _ = self._split(task, task.initial(key))
         return norm
 
     def local_update(
-        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received layers and the client's own together."""
         model = self._join(task, download.shared.model, state)
-        trained = train(task, classification_loss, model, data=data.train, key=key)
+        trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
         norm, shared = self._split(task, trained.params)
-        upload = {"model": Mean(shared, data.info.num_train)}
+        upload = {"model": ft.Mean(shared, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(norm, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(norm, upload, personal=trained.params, metrics=metrics)
 
-    def global_model(self, task: Task, server: ModelState) -> Params | None:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params | None:
         """Return the global model if no layer is personal."""
         if task.model.norm:
             return None
@@ -120,21 +105,21 @@ class FedBN(Algorithm[ModelState, Params, Params]):
 
     def onboard(
         self,
-        task: Task,
-        download: Download[Broadcast],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Fit normalization layers to the client's data, with everything else frozen."""
         norm = self.init_client(task, info, key)
         if not norm:
-            return Onboarded(norm, 0)
+            return ft.Onboarded(norm, 0)
 
         shared = download.shared
-        trained = train_rounds(
+        trained = ft.train_rounds(
             task,
-            classification_loss,
+            ft.classification_loss,
             norm,
             context=shared.model,
             data=data.train,
@@ -142,18 +127,23 @@ class FedBN(Algorithm[ModelState, Params, Params]):
             rounds=shared.rounds,
         )
 
-        return Onboarded(trained.params, trained.steps)
+        return ft.Onboarded(trained.params, trained.steps)
 
     def personalize(
-        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
-    ) -> Params:
+        self,
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Params:
         """Join the server's layers and the client's own."""
         return self._join(task, download.shared.model, state)
 
-    def _split(self, task: Task, model: Params) -> tuple[Params, Params]:
+    def _split(self, task: ft.Task, model: ft.Params) -> tuple[ft.Params, ft.Params]:
         """Return the normalization layers, and the others."""
         return tree.split(model, lambda name: name in task.model.norm)
 
-    def _join(self, task: Task, shared: Params, norm: Params) -> Params:
+    def _join(self, task: ft.Task, shared: ft.Params, norm: ft.Params) -> ft.Params:
         """Return the whole model, in the order of its layers."""
-        return task.pick({**shared, **norm}, *ALL)
+        return task.pick({**shared, **norm}, *ft.ALL)

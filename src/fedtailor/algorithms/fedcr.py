@@ -67,43 +67,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    BODY,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    FineTuning,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Reduced,
-    RoundOfTraining,
-    Sum,
-    Task,
-    Trained,
-    bottleneck,
-    diagonal,
-    normal,
-    predict_features,
-    train,
-    weighted_mean,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import bottleneck, diagonal
 
 
 class ServerState(NamedTuple):
     """Body (() where it is not aggregated), means and deviations of the classes (classes, V)."""
 
-    body: Params | tuple[()]
+    body: ft.Params | tuple[()]
     means: Tensor
     stds: Tensor
 
@@ -111,29 +82,29 @@ class ServerState(NamedTuple):
 class ClientState(NamedTuple):
     """The client's head, and its body where bodies are not aggregated."""
 
-    head: Params
-    body: Params | tuple[()]
+    head: ft.Params
+    body: ft.Params | tuple[()]
 
 
 class Personal(NamedTuple):
     """A client's model, the noise (S, V) of its predictions, and the steps that tuned its head."""
 
-    model: Params
+    model: ft.Params
     noise: Tensor
     steps: Tensor
 
 
 def alignment_loss(
-    task: Task,
-    model: Params,
+    task: ft.Task,
+    model: ft.Params,
     classes: bottleneck.Gaussians,
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     samples: int,
     kind: bottleneck.Likelihood,
     beta: float,
-) -> LossOutput:
+) -> ft.LossOutput:
     """Loss of sampled features plus divergence from the Gaussian of the class (eq. 7); collects the
     features.
     """
@@ -144,11 +115,13 @@ def alignment_loss(
     noise = bottleneck.sample_noise(key, z, samples)
     losses = bottleneck.sampled_losses(task, model, z, batch.y, noise, kind)
     gaps = diagonal.kl(classes.mean[batch.y], classes.std[batch.y], z.mean, z.std)
-    return LossOutput(weighted_mean(losses + beta * gaps, batch.weight), buffers, features.detach())
+    return ft.LossOutput(
+        ft.weighted_mean(losses + beta * gaps, batch.weight), buffers, features.detach()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCR(Algorithm[ServerState, ClientState, Personal]):
+class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     """Personalization with a representation that is common across clients."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -158,15 +131,15 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
     only_for_training: ClassVar[frozenset[str]] = frozenset({"beta"})
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"head_epochs"})
 
-    latent_dim: Annotated[int, Range(ge=1)] = 256
+    latent_dim: Annotated[int, ft.Range(ge=1)] = 256
     """Features of the Gaussian layer (V)."""
-    beta: Annotated[float, Range(ge=0)] = 5e-4
+    beta: Annotated[float, ft.Range(ge=0)] = 5e-4
     """Weight of the divergence from the Gaussian of the class."""
-    samples: Annotated[int, Range(ge=1)] = 18
+    samples: Annotated[int, ft.Range(ge=1)] = 18
     """Samples of features per example in training (S)."""
-    prediction_samples: Annotated[int, Range(ge=1)] = 18
+    prediction_samples: Annotated[int, ft.Range(ge=1)] = 18
     """Samples of features per example in a prediction."""
-    head_epochs: Annotated[int, Range(ge=0)] = 10
+    head_epochs: Annotated[int, ft.Range(ge=0)] = 10
     """Epochs that tune the head on the final body."""
     likelihood: bottleneck.Likelihood = "expected_log"
     """Mean of the samples' cross-entropies, or cross-entropy of the mean of their probabilities."""
@@ -177,60 +150,60 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
     classes are shared."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Tune the head."""
-        return [FineTuning("head", epochs=self.head_epochs)]
+        return [ft.FineTuning("head", epochs=self.head_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Train a body where bodies are personal."""
         if self.aggregate_body:
             return []
-        return [RoundOfTraining()]
+        return [ft.RoundOfTraining()]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body and class Gaussians."""
         shape = (task.num_classes, self.latent_dim)
         messages = {}
         if self.aggregate_body:
-            shapes = self._with_gaussian_layer(task).shapes(*BODY)
-            messages["body"] = Field(kind="model", shapes=shapes, weight="equal")
+            shapes = self._with_gaussian_layer(task).shapes(*ft.BODY)
+            messages["body"] = ft.Field(kind="model", shapes=shapes, weight="equal")
 
-        messages["means"] = Field(kind="class_means", shapes=shape, reduction="none")
-        messages["stds"] = Field(kind="statistics", shapes=shape, reduction="none")
-        messages["precisions"] = Field(
+        messages["means"] = ft.Field(kind="class_means", shapes=shape, reduction="none")
+        messages["stds"] = ft.Field(kind="statistics", shapes=shape, reduction="none")
+        messages["precisions"] = ft.Field(
             kind="statistics", shapes=shape, reduction="sum", down=False, low=0.0
         )
-        messages["weighted_means"] = Field(
+        messages["weighted_means"] = ft.Field(
             kind="statistics", shapes=shape, reduction="sum", down=False
         )
 
         return messages
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body and standard normal classes."""
         shape = (task.num_classes, self.latent_dim)
-        body: Params | tuple[()] = ()
+        body: ft.Params | tuple[()] = ()
         if self.aggregate_body:
-            body = self._with_gaussian_layer(task).initial(key, *BODY)
+            body = self._with_gaussian_layer(task).initial(key, *ft.BODY)
         return ServerState(body, torch.zeros(shape), torch.ones(shape))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common model."""
-        body: Params | tuple[()] = ()
+        body: ft.Params | tuple[()] = ()
         if not self.aggregate_body:
-            body = self._with_gaussian_layer(task).initial(key, *BODY)
+            body = self._with_gaussian_layer(task).initial(key, *ft.BODY)
         head = self._gaussian_model(task).init_head(key.common("model"))
         return ClientState(head, body)
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train body and head towards the Gaussians of the classes, then multiply the Gaussians of
         each class.
         """
@@ -239,23 +212,23 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
         classes = bottleneck.Gaussians(shared.means, shared.stds)
         loss = partial(alignment_loss, samples=self.samples, kind=self.likelihood, beta=self.beta)
         model = {**self._body(shared, state), **state.head}
-        trained = train(
+        trained = ft.train(
             task, loss, model, context=classes, data=data.train, key=key, collect="last"
         )
-        body = task.pick(trained.params, *BODY)
+        body = task.pick(trained.params, *ft.BODY)
         head = task.pick(trained.params, "head")
         upload, metrics = self._statistics(task, classes, trained)
         new_state = ClientState(head, body)
 
         if self.aggregate_body:
-            upload["body"] = Mean(body, torch.ones(()))
+            upload["body"] = ft.Mean(body, torch.ones(()))
             new_state = ClientState(head, ())
 
         personal = Personal(trained.params, self._noise(key), torch.zeros((), dtype=torch.int64))
-        return ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Average the bodies; multiply the class products and a standard normal, where a class has
         any.
@@ -273,26 +246,26 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Take the common model's head; train for a round where bodies are personal."""
         state = self.init_client(task, info, key)
         if self.aggregate_body:
-            return Onboarded(state, 0)
+            return ft.Onboarded(state, 0)
         update = self.local_update(task, download, state, data, key)
-        return Onboarded(update.state, update.metrics["steps"])
+        return ft.Onboarded(update.state, update.metrics["steps"])
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Tune the head on the frozen body."""
         task = self._with_gaussian_layer(task)
@@ -310,11 +283,11 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
 
         return Personal({**body, **tuned.params}, self._noise(key), tuned.steps)
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the means (n, V) of the Gaussian features."""
         return self._gaussian_features(task, personal, x).mean
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits or log-probabilities, averaged over samples of the features."""
         z = self._gaussian_features(task, personal, x)
         task = self._with_gaussian_layer(task)
@@ -324,48 +297,50 @@ class FedCR(Algorithm[ServerState, ClientState, Personal]):
             return task.model.head(personal.model, z.mean + z.std * personal.noise.mean(0))
         return bottleneck.mean_log_probabilities(task, personal.model, z, personal.noise)
 
-    def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
+    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the steps that tuned the head."""
         return {"steps": personal.steps}
 
-    def _gaussian_model(self, task: Task) -> bottleneck.GaussianModel:
+    def _gaussian_model(self, task: ft.Task) -> bottleneck.GaussianModel:
         return bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes)
 
-    def _with_gaussian_layer(self, task: Task) -> Task:
+    def _with_gaussian_layer(self, task: ft.Task) -> ft.Task:
         return task._replace(model=self._gaussian_model(task))
 
-    def _gaussian_features(self, task: Task, personal: Personal, x: Tensor) -> bottleneck.Gaussians:
+    def _gaussian_features(
+        self, task: ft.Task, personal: Personal, x: Tensor
+    ) -> bottleneck.Gaussians:
         return bottleneck.split(
-            predict_features(self._with_gaussian_layer(task), personal.model, x)
+            ft.predict_features(self._with_gaussian_layer(task), personal.model, x)
         )
 
-    def _body(self, shared: ServerState, state: ClientState) -> Params:
+    def _body(self, shared: ServerState, state: ClientState) -> ft.Params:
         """Return the body that a client starts from: the server's, or its personal one."""
         body = shared.body if self.aggregate_body else state.body
         return dict(body)
 
-    def _noise(self, key: Key) -> Tensor:
-        return normal(key.fold("prediction"), (self.prediction_samples, self.latent_dim))
+    def _noise(self, key: ft.Key) -> Tensor:
+        return ft.normal(key.fold("prediction"), (self.prediction_samples, self.latent_dim))
 
     def _statistics(
-        self, task: Task, classes: bottleneck.Gaussians, trained: Trained
-    ) -> tuple[dict[str, Mean | Sum], dict[str, Tensor]]:
+        self, task: ft.Task, classes: bottleneck.Gaussians, trained: ft.Trained
+    ) -> tuple[dict[str, ft.Mean | ft.Sum], dict[str, Tensor]]:
         """Return the class products of the last epoch's Gaussians for the upload, and metrics."""
         seen = trained.collected_examples()
         z = bottleneck.split(seen.x)
         dtype = classes.mean.dtype
         products = diagonal.class_products(z.mean, z.std, seen.y, seen.weight, task.num_classes)
         rows = (products.counts > 0).to(dtype)
-        upload: dict[str, Mean | Sum] = {
-            "precisions": Sum(products.precision.to(dtype), rows),
-            "weighted_means": Sum(products.weighted_mean.to(dtype), rows),
+        upload: dict[str, ft.Mean | ft.Sum] = {
+            "precisions": ft.Sum(products.precision.to(dtype), rows),
+            "weighted_means": ft.Sum(products.weighted_mean.to(dtype), rows),
         }
         gaps = diagonal.kl(classes.mean[seen.y], classes.std[seen.y], z.mean, z.std)
         metrics = {
             "steps": trained.steps,
             "loss": trained.loss,
-            "kl": weighted_mean(gaps, seen.weight),
-            "feature_std": weighted_mean(z.std.mean(1), seen.weight),
+            "kl": ft.weighted_mean(gaps, seen.weight),
+            "feature_std": ft.weighted_mean(z.std.mean(1), seen.weight),
             "class_std": classes.std.mean(),
         }
 

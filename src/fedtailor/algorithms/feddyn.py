@@ -32,45 +32,21 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
-from fedtailor.toolkit import (
-    ALL,
-    TRAINED,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    ModelState,
-    OneGlobalModel,
-    Params,
-    Range,
-    Reduced,
-    Task,
-    classification_loss,
-    losses,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses, tree
 
 
 class ServerState(NamedTuple):
     """The global model w, and h, the mean of the clients' gradients of its trained parameters."""
 
-    model: Params
-    gradient: Params
+    model: ft.Params
+    gradient: ft.Params
 
 
 class ClientState(NamedTuple):
     """The client's gradient g_i."""
 
-    gradient: Params
+    gradient: ft.Params
 
 
 class Regularizer(NamedTuple):
@@ -78,15 +54,21 @@ class Regularizer(NamedTuple):
     g_i.
     """
 
-    received: Params
-    gradient: Params
+    received: ft.Params
+    gradient: ft.Params
 
 
 def dynamic_loss(
-    task: Task, params: Params, term: Regularizer, batch: Batch, key: Key, *, alpha: float
-) -> LossOutput:
+    task: ft.Task,
+    params: ft.Params,
+    term: Regularizer,
+    batch: ft.Batch,
+    key: ft.Key,
+    *,
+    alpha: float,
+) -> ft.LossOutput:
     """Cross-entropy - <g_i, w - w^t> + (alpha / 2) |w - w^t|^2."""
-    output = classification_loss(task, params, {}, batch, key)
+    output = ft.classification_loss(task, params, {}, batch, key)
     linear = losses.inner_product(params, term.gradient) - losses.inner_product(
         term.received, term.gradient
     )
@@ -95,58 +77,60 @@ def dynamic_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDyn(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
+class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Federated learning with dynamic regularization."""
 
     requires_upload: ClassVar[bool] = True
     only_for_training: ClassVar[frozenset[str]] = frozenset({"alpha"})
 
-    alpha: Annotated[float, Range(gt=0)] = 0.01
+    alpha: Annotated[float, ft.Range(gt=0)] = 0.01
     """Weight of the squared distance from the received model, halved."""
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the model."""
-        return {"model": Field(kind="model", shapes=task.shapes(*ALL), weight="equal")}
+        return {"model": ft.Field(kind="model", shapes=task.shapes(*ft.ALL), weight="equal")}
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, with h = 0."""
         model = task.initial(key)
-        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *TRAINED)))
+        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *ft.TRAINED)))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with g_i = 0."""
         return ClientState(
-            {name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()}
+            {name: torch.zeros(shape) for name, shape in task.shapes(*ft.TRAINED).items()}
         )
 
-    def broadcast(self, server: ServerState, cohort: Cohort) -> ModelState:
+    def broadcast(self, server: ServerState, cohort: ft.Cohort) -> ft.ModelState:
         """Send the model alone."""
-        return ModelState(server.model)
+        return ft.ModelState(server.model)
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model on the regularized objective, and update g_i."""
         received = download.shared.model
-        term = Regularizer(task.pick(received, *TRAINED), state.gradient)
+        term = Regularizer(task.pick(received, *ft.TRAINED), state.gradient)
         loss = partial(dynamic_loss, alpha=self.alpha)
-        trained = train(task, loss, received, context=term, data=data.train, key=key)
+        trained = ft.train(task, loss, received, context=term, data=data.train, key=key)
         gradient = {
             name: g - self.alpha * (trained.params[name] - received[name])
             for name, g in state.gradient.items()
         }
-        upload = {"model": Mean(trained.params, torch.ones(()))}
+        upload = {"model": ft.Mean(trained.params, torch.ones(()))}
         metrics = {"steps": trained.steps, "loss": trained.loss}
 
-        return ClientUpdate(ClientState(gradient), upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(
+            ClientState(gradient), upload, personal=trained.params, metrics=metrics
+        )
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Update h, and correct the mean model by it."""
         mean, count = received["model"]

@@ -52,32 +52,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    BODY,
-    CLASS_FREQUENCIES,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    Field,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Params,
-    Range,
-    Task,
-    cached_features,
-    cross_entropy,
-    gaussian,
-    predict_features,
-    train,
-    tree,
-    uniform,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import gaussian, tree
 
 _SPREAD = 0.1  # initial means are uniform within this distance of 0
 
@@ -87,7 +63,7 @@ Centering = Literal["class", "batch"]
 class ServerState(NamedTuple):
     """Body, class means (classes, d), covariance (d, d)."""
 
-    body: Params
+    body: ft.Params
     means: Tensor
     covariance: Tensor
 
@@ -97,7 +73,7 @@ class ClientState(NamedTuple):
     evaluated.
     """
 
-    body: Params
+    body: ft.Params
     trained: Tensor
 
 
@@ -113,7 +89,7 @@ class Personal(NamedTuple):
     that follows.
     """
 
-    body: Params
+    body: ft.Params
     head: Head
     means: Tensor
     covariance: Tensor
@@ -131,22 +107,22 @@ class Refreshed(NamedTuple):
 
 
 def body_loss(
-    task: Task,
-    body: Params,
+    task: ft.Task,
+    body: ft.Params,
     head: Head,
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     penalty: float,
     centering: Centering,
-) -> LossOutput:
+) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier, plus the penalty on correlated features (eq. 5)."""
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
-    loss = cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
+    loss = ft.cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
     if penalty:
         groups = batch.y if centering == "class" else torch.zeros_like(batch.y)
         loss = loss + penalty * correlation(z, groups, batch.weight, task.num_classes)
-    return LossOutput(loss, buffers)
+    return ft.LossOutput(loss, buffers)
 
 
 def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor:
@@ -164,7 +140,7 @@ def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
+class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     """Collaborative linear discriminant analysis."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -180,29 +156,29 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         {"momentum", "penalty", "penalty_centering", "cov_ridge"}
     )
 
-    momentum: Annotated[float, Range(ge=0, le=1)] = 0.5
+    momentum: Annotated[float, ft.Range(ge=0, le=1)] = 0.5
     """Share of the server's Gaussian in a client's upload (beta)."""
-    penalty: Annotated[float, Range(ge=0)] = 0.1
+    penalty: Annotated[float, ft.Range(ge=0)] = 0.1
     """Weight of the penalty on covariances between features (lambda)."""
     penalty_centering: Centering = "class"
     """In the penalty, features are centered by the means of their classes, or by the mean of the
     mini-batch."""
-    prior_smoothing: Annotated[float, Range(gt=0)] = 1e-4
+    prior_smoothing: Annotated[float, ft.Range(gt=0)] = 1e-4
     """Added to every class frequency of the prior."""
-    cov_ridge: Annotated[float, Range(ge=0)] = 0.01
+    cov_ridge: Annotated[float, ft.Range(ge=0)] = 0.01
     """Added to the diagonal of the local covariance."""
-    shrinkage: Annotated[float, Range(ge=0, le=1)] = 1e-4
+    shrinkage: Annotated[float, ft.Range(ge=0, le=1)] = 1e-4
     """Share of a multiple of the identity in every covariance that is inverted. With 0, a
     covariance that is not positive definite has no classifier."""
     evaluated_body: Literal["global", "local"] = "global"
     """The body of a client's personal model: the server's, or that of its own last training."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Count the classes for the prior."""
-        return [CLASS_FREQUENCIES]
+        return [ft.CLASS_FREQUENCIES]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where the covariance may have no inverse."""
         if self.shrinkage:
             return []
@@ -211,47 +187,49 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
             "sends is not finite, and is left out; the run stops if that is so for every client."
         ]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body, means and covariance."""
         d = task.model.feature_dim
         return {
-            "body": Field(kind="model", shapes=task.shapes(*BODY)),
-            "means": Field(kind="class_means", shapes=(task.num_classes, d)),
-            "covariance": Field(kind="covariance", shapes=(d, d)),
+            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
+            "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
+            "covariance": ft.Field(kind="covariance", shapes=(d, d)),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body, small uniform means and the identity."""
         d = task.model.feature_dim
-        means = _SPREAD * (2.0 * uniform(key.common("means"), (task.num_classes, d)) - 1.0)
-        return ServerState(task.initial(key, *BODY), means, torch.eye(d))
+        means = _SPREAD * (2.0 * ft.uniform(key.common("means"), (task.num_classes, d)) - 1.0)
+        return ServerState(task.initial(key, *ft.BODY), means, torch.eye(d))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState | tuple[()]:
+    def init_client(
+        self, task: ft.Task, info: ft.ClientInfo, key: ft.Key
+    ) -> ClientState | tuple[()]:
         """Start without a personal body."""
         if self.evaluated_body == "global":
             return ()
-        return ClientState(task.initial(key, *BODY), torch.zeros(()))
+        return ClientState(task.initial(key, *ft.BODY), torch.zeros(()))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState | tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the body under the frozen classifier, then refresh the Gaussian."""
         shared = download.shared
         received = self._personal(shared.body, shared, data.info)
         loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
-        trained = train(task, loss, shared.body, context=received.head, data=data.train, key=key)
-        body: Params = trained.params
+        trained = ft.train(task, loss, shared.body, context=received.head, data=data.train, key=key)
+        body: ft.Params = trained.params
         refreshed = self._refresh(task, shared, body, data, key)
         n = data.info.num_train
         upload = {
-            "body": Mean(body, n),
-            "means": Mean(refreshed.means, n),
-            "covariance": Mean(refreshed.covariance, n),
+            "body": ft.Mean(body, n),
+            "means": ft.Mean(refreshed.means, n),
+            "covariance": ft.Mean(refreshed.covariance, n),
         }
         metrics = {
             "steps": trained.steps,
@@ -262,22 +240,22 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         }
         new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
 
-        return ClientUpdate(
+        return ft.ClientUpdate(
             new_state, upload, personal=received._replace(body=body), metrics=metrics
         )
 
-    def global_model(self, task: Task, server: ServerState) -> Personal:
+    def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the server's Gaussian with equally likely classes."""
-        no_examples = ClientInfo(torch.zeros(()), torch.zeros(task.num_classes))
+        no_examples = ft.ClientInfo(torch.zeros(()), torch.zeros(task.num_classes))
         return self._personal(server.body, server, no_examples)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState | tuple[()],
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Combine the server's Gaussian with the client's prior."""
         body = download.shared.body
@@ -285,22 +263,22 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
             body = tree.where(state.trained > 0, state.body, body)
         return self._personal(body, download.shared, data.info)
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body."""
-        return predict_features(task, personal.body, x)
+        return ft.predict_features(task, personal.body, x)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits: log joint densities up to a term that all classes share."""
         return self.features(task, personal, x) @ personal.head.weight.T + personal.head.bias
 
-    def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = self.features(task, personal, x)
         return gaussian.mahalanobis(z, personal.means, personal.covariance, self.shrinkage).to(
             z.dtype
         )
 
-    def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
+    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the largest classifier weight, the scale of the features, and how close to
         singular Sigma is.
         """
@@ -311,10 +289,10 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
         }
 
     def _refresh(
-        self, task: Task, shared: ServerState, body: Params, data: ClientData, key: Key
+        self, task: ft.Task, shared: ServerState, body: ft.Params, data: ft.ClientData, key: ft.Key
     ) -> Refreshed:
         """Estimate the Gaussian of the trained body's features, and blend it with the server's."""
-        features = cached_features(task, body, data.train, key=key)
+        features = ft.cached_features(task, body, data.train, key=key)
         moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
         means = gaussian.blend(
@@ -330,7 +308,7 @@ class FedLDA(Algorithm[ServerState, ClientState | tuple[()], Personal]):
 
         return Refreshed(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), fit)
 
-    def _personal(self, body: Params, shared: ServerState, info: ClientInfo) -> Personal:
+    def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
         """Combine the server's Gaussian with a prior; without examples all classes are equally
         likely.
         """

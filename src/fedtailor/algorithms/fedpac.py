@@ -36,6 +36,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor import toolkit as ft
 from fedtailor.algorithms._head_mixing import (
     FeatureStatistics,
     feature_statistics,
@@ -43,39 +44,13 @@ from fedtailor.algorithms._head_mixing import (
     mixed,
     mixing_weights,
 )
-from fedtailor.toolkit import (
-    BODY,
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Each,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Reduced,
-    Task,
-    fine_tune,
-    losses,
-    train,
-    train_head,
-    tree,
-)
+from fedtailor.toolkit import losses, tree
 
 
 class ServerState(NamedTuple):
     """The body, the class means mu (classes, d), and 1 for classes that have one (classes,)."""
 
-    body: Params
+    body: ft.Params
     class_means: Tensor
     known: Tensor
 
@@ -85,12 +60,12 @@ class ClientState(NamedTuple):
     ().
     """
 
-    head: Params
+    head: ft.Params
     new: Tensor | tuple[()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
+class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Feature alignment and classifier collaboration."""
 
     only_for_training: ClassVar[frozenset[str]] = frozenset(
@@ -100,30 +75,30 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         {"finetune_epochs", "onboard_epochs"}
     )
 
-    penalty: Annotated[float, Range(ge=0)] = 1.0
+    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
     """Weight of the distance of features from the global means of their classes (lambda)."""
-    head_epochs: Annotated[int, Range(ge=0)] = 1
+    head_epochs: Annotated[int, ft.Range(ge=0)] = 1
     """Epochs of the head on the received body, before those of the body."""
-    head_lr: Annotated[float, Range(gt=0)] = 0.1
+    head_lr: Annotated[float, ft.Range(gt=0)] = 0.1
     """Learning rate of the head: in a round, in its tuning at the end, and for a new client."""
     combine_heads: bool = True
     """Whether a client receives a combination of all heads, or keeps its own."""
-    finetune_epochs: Annotated[int, Range(ge=0)] = 0
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
-    onboard_epochs: Annotated[int, Range(ge=0)] = 5
+    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 5
     """Epochs of a new client's head."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Tuning of the head."""
-        return [FineTuning("head", epochs=self.finetune_epochs)]
+        return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Training of the head."""
-        return [FineTuning("head", epochs=self.onboard_epochs)]
+        return [ft.FineTuning("head", epochs=self.onboard_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where the options make this a simpler method."""
         found = []
         if not self.penalty and self.combine_heads:
@@ -134,38 +109,40 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
             found.append("without epochs of the head, all heads keep their initial values.")
         return found
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body, the class means, and what a combination of heads needs."""
         classes = task.num_classes
         means = (classes, task.model.feature_dim)
         fields = {
-            "body": Field(kind="model", shapes=task.shapes(*BODY)),
-            "class_means": Field(kind="class_means", shapes=means, weight="class_counts"),
-            "known": Field(kind="counts", shapes=(classes,), reduction="none"),
+            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
+            "class_means": ft.Field(kind="class_means", shapes=means, weight="class_counts"),
+            "known": ft.Field(kind="counts", shapes=(classes,), reduction="none"),
         }
 
         if self.combine_heads:
             statistics = FeatureStatistics._make([(), means])
-            fields["head"] = Field(kind="model", shapes=task.shapes("head"), reduction="each")
-            fields["statistics"] = Field(
+            fields["head"] = ft.Field(kind="model", shapes=task.shapes("head"), reduction="each")
+            fields["statistics"] = ft.Field(
                 kind="statistics", shapes=statistics, reduction="each", down=False
             )
 
         return fields
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body, without class means."""
         means = torch.zeros(task.num_classes, task.model.feature_dim)
-        return ServerState(task.initial(key, *BODY), means, torch.zeros(task.num_classes))
+        return ServerState(task.initial(key, *ft.BODY), means, torch.zeros(task.num_classes))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common head."""
         head = task.initial(key, "head")
         if self.combine_heads:
             return ClientState(head, torch.zeros(()))
         return ClientState(head, ())
 
-    def init_per_client(self, task: Task, info: ClientInfo, key: Key) -> Params | tuple[()]:
+    def init_per_client(
+        self, task: ft.Task, info: ft.ClientInfo, key: ft.Key
+    ) -> ft.Params | tuple[()]:
         """Start from the common head."""
         if self.combine_heads:
             return task.initial(key, "head")
@@ -173,19 +150,19 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Measure the features, train the head, then the body, and measure the class means
         again.
         """
         shared = download.shared
         dtype = shared.class_means.dtype
         features, before = measured(task, shared.body, data.train, key=key.fold("before"))
-        head = train_head(
+        head = ft.train_head(
             task,
             shared.body,
             self._head(download, state),
@@ -197,7 +174,7 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         )
         targets = torch.where(shared.known[:, None] > 0, shared.class_means, before.means.to(dtype))
         penalty = self.penalty * shared.known.amax()  # 0 in the first round
-        body = train(
+        body = ft.train(
             task,
             losses.aligned_loss,
             shared.body,
@@ -207,26 +184,26 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
         )
         _, after = measured(task, body.params, data.train, key=key.fold("after"))
 
-        upload: dict[str, Mean | Each] = {
-            "body": Mean(body.params, data.info.num_train),
-            "class_means": Mean(after.means.to(dtype), data.info.class_counts),
+        upload: dict[str, ft.Mean | ft.Each] = {
+            "body": ft.Mean(body.params, data.info.num_train),
+            "class_means": ft.Mean(after.means.to(dtype), data.info.class_counts),
         }
 
         if self.combine_heads:
-            upload["head"] = Each(head.params)
-            upload["statistics"] = Each(feature_statistics(before, dtype))
+            upload["head"] = ft.Each(head.params)
+            upload["statistics"] = ft.Each(feature_statistics(before, dtype))
             new_state = ClientState(state.head, torch.zeros(()))
         else:
             new_state = ClientState(head.params, ())
 
         steps = head.steps + body.steps
         metrics = {"steps": steps, "loss": body.loss, "head_loss": head.loss}
-        personal = FineTuned({**body.params, **head.params}, steps)
-        return ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
+        personal = ft.FineTuned({**body.params, **head.params}, steps)
+        return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
-    ) -> tuple[ServerState, Params | tuple[()]]:
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+    ) -> tuple[ServerState, ft.Params | tuple[()]]:
         """Average bodies and class means, and combine the heads."""
         body = received["body"].or_else(server.body)
         means = received["class_means"]
@@ -242,15 +219,15 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train the common head on the received body."""
         start = self.init_client(task, info, key)
-        head = train_head(
+        head = ft.train_head(
             task,
             download.shared.body,
             start.head,
@@ -260,23 +237,23 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
             training=replace(task.training, lr=self.head_lr),
         )
         if self.combine_heads:
-            return Onboarded(ClientState(head.params, torch.ones(())), head.steps)
+            return ft.Onboarded(ClientState(head.params, torch.ones(())), head.steps)
 
-        return Onboarded(ClientState(head.params, ()), head.steps)
+        return ft.Onboarded(ClientState(head.params, ()), head.steps)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> FineTuned:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Join the received body with the client's head, and tune a copy of the head if asked
         to.
         """
         model = {**download.shared.body, **self._head(download, state)}
-        return fine_tune(
+        return ft.fine_tune(
             task,
             model,
             data.train,
@@ -286,9 +263,9 @@ class FedPAC(Algorithm[ServerState, ClientState, FineTuned]):
             training=replace(task.training, lr=self.head_lr),
         )
 
-    def _head(self, download: Download[ServerState], state: ClientState) -> Params:
+    def _head(self, download: ft.Download[ServerState], state: ClientState) -> ft.Params:
         """Return the combined head, or the client's own if it is new or heads are not combined."""
         if isinstance(state.new, tuple):
             return state.head
-        head: Params = tree.where(state.new > 0, state.head, download.per_client)
+        head: ft.Params = tree.where(state.new > 0, state.head, download.per_client)
         return head

@@ -23,111 +23,99 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from fedtailor.toolkit import (
-    BODY,
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Task,
-    classification_loss,
-    fine_tune,
-    train,
-    train_head,
-)
+from fedtailor import toolkit as ft
 
 
 class ServerState(NamedTuple):
     """The body W_B."""
 
-    body: Params
+    body: ft.Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Algorithm[ServerState, Params, FineTuned]):
+class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal."""
 
     only_for_personalization: ClassVar[frozenset[str]] = frozenset(
         {"finetune_epochs", "onboard_epochs"}
     )
 
-    finetune_epochs: Annotated[int, Range(ge=0)] = 0
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
-    onboard_epochs: Annotated[int, Range(ge=0)] = 5
+    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 5
     """Epochs that train the head of a client that never took part."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Tuning of the head."""
-        return [FineTuning("head", epochs=self.finetune_epochs)]
+        return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Training of the head."""
-        return [FineTuning("head", epochs=self.onboard_epochs)]
+        return [ft.FineTuning("head", epochs=self.onboard_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where new clients predict at random."""
         if self.finetune_epochs or self.onboard_epochs:
             return []
         return ["without epochs of onboarding, new clients predict with an untrained head."]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body."""
-        return {"body": Field(kind="model", shapes=task.shapes(*BODY))}
+        return {"body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY))}
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the body of the common initialization."""
-        return ServerState(task.initial(key, *BODY))
+        return ServerState(task.initial(key, *ft.BODY))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from the head of the common initialization."""
         return task.initial(key, "head")
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received body and the client's head together."""
         model = {**download.shared.body, **state}
-        trained = train(task, classification_loss, model, data=data.train, key=key)
-        body = task.pick(trained.params, *BODY)
+        trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
+        body = task.pick(trained.params, *ft.BODY)
         head = task.pick(trained.params, "head")
-        upload = {"body": Mean(body, data.info.num_train)}
-        personal = FineTuned(trained.params, trained.steps)
+        upload = {"body": ft.Mean(body, data.info.num_train)}
+        personal = ft.FineTuned(trained.params, trained.steps)
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(head, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(head, upload, personal=personal, metrics=metrics)
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train the common head on the frozen body."""
         head = self.init_client(task, info, key)
-        trained = train_head(
+        trained = ft.train_head(
             task, download.shared.body, head, data.train, key=key, epochs=self.onboard_epochs
         )
-        return Onboarded(trained.params, trained.steps)
+        return ft.Onboarded(trained.params, trained.steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> FineTuned:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Join the received body and the client's head, and tune a copy of the head if asked to."""
         model = {**download.shared.body, **state}
-        return fine_tune(
+        return ft.fine_tune(
             task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head"
         )

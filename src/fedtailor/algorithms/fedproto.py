@@ -39,33 +39,8 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Reduced,
-    RoundOfTraining,
-    Task,
-    cached_features,
-    cross_entropy,
-    gaussian,
-    predict_features,
-    train,
-    train_rounds,
-    weighted_mean,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import gaussian
 
 
 class Prototypes(NamedTuple):
@@ -91,34 +66,40 @@ class Broadcast(NamedTuple):
 class Personal(NamedTuple):
     """A client's model, and the prototypes that it predicts with."""
 
-    model: Params
+    model: ft.Params
     prototypes: Prototypes
 
 
 def aligned_loss(
-    task: Task, model: Params, prototypes: Prototypes, batch: Batch, key: Key, *, penalty: float
-) -> LossOutput:
+    task: ft.Task,
+    model: ft.Params,
+    prototypes: Prototypes,
+    batch: ft.Batch,
+    key: ft.Key,
+    *,
+    penalty: float,
+) -> ft.LossOutput:
     """Cross-entropy plus the mean squared distance of features from the prototypes of their
     classes.
     """
     z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
     distances = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
-    supervised = cross_entropy(task.model.head(model, z), batch.y, batch.weight)
-    return LossOutput(supervised + penalty * weighted_mean(distances, batch.weight), buffers)
+    supervised = ft.cross_entropy(task.model.head(model, z), batch.y, batch.weight)
+    return ft.LossOutput(supervised + penalty * ft.weighted_mean(distances, batch.weight), buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(Algorithm[ServerState, Params, Personal]):
+class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
     """Federated prototype learning."""
 
-    onboarding = (RoundOfTraining(as_many_as_others=True),)
+    onboarding = (ft.RoundOfTraining(as_many_as_others=True),)
 
-    penalty: Annotated[float, Range(ge=0)] = 1.0
+    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
     """Weight of the distance from the prototypes (lambda)."""
     prediction: Literal["prototypes", "head"] = "prototypes"
     """What predicts: the nearest prototype, or the model's own head."""
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where no client learns from others."""
         if self.penalty:
             return []
@@ -126,40 +107,45 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
             return ["with penalty 0, every client trains alone."]
         return ["with penalty 0, every client trains alone; predictions use the prototypes of all."]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the prototypes, which of them are known, and the rounds that new clients must
         know.
         """
         classes = task.num_classes
         shape = (classes, task.model.feature_dim)
         return {
-            "prototypes": Field(kind="class_means", shapes=shape, weight="class_counts"),
-            "known": Field(kind="counts", shapes=(classes,), reduction="none"),
-            "rounds": Field(kind="counts", shapes=(), reduction="none"),
+            "prototypes": ft.Field(kind="class_means", shapes=shape, weight="class_counts"),
+            "known": ft.Field(kind="counts", shapes=(classes,), reduction="none"),
+            "rounds": ft.Field(kind="counts", shapes=(), reduction="none"),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start without prototypes."""
         means = torch.zeros(task.num_classes, task.model.feature_dim)
         return ServerState(Prototypes(means, torch.zeros(task.num_classes)))
 
-    def broadcast(self, server: ServerState, cohort: Cohort) -> Broadcast:
+    def broadcast(self, server: ServerState, cohort: ft.Cohort) -> Broadcast:
         """Send the prototypes, and for new clients how long the others trained."""
         return Broadcast(server.prototypes, torch.tensor(cohort.rounds_trained))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from the common initialization of the client's own architecture."""
         return task.initial(key)
 
     def local_update(
-        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train towards the prototypes, then compute the client's own."""
         shared = download.shared.prototypes
         loss = partial(aligned_loss, penalty=self.penalty)
-        trained = train(task, loss, state, context=shared, data=data.train, key=key)
+        trained = ft.train(task, loss, state, context=shared, data=data.train, key=key)
 
-        features = cached_features(task, trained.params, data.train, key=key)
+        features = ft.cached_features(task, trained.params, data.train, key=key)
         moments = gaussian.class_moments(
             features.x, features.labels(), features.weight, task.num_classes
         )
@@ -170,13 +156,13 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
             trained.params, Prototypes(merged, torch.maximum(shared.known, present))
         )
 
-        upload = {"prototypes": Mean(own_means, data.info.class_counts)}
+        upload = {"prototypes": ft.Mean(own_means, data.info.class_counts)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
 
-        return ClientUpdate(trained.params, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(trained.params, upload, personal=personal, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Replace the prototypes of the classes that were sent."""
         old = server.prototypes
@@ -186,15 +172,15 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
 
     def onboard(
         self,
-        task: Task,
-        download: Download[Broadcast],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train from the common initialization for the same budget as the others."""
         shared = download.shared
-        trained = train_rounds(
+        trained = ft.train_rounds(
             task,
             partial(aligned_loss, penalty=self.penalty),
             self.init_client(task, info, key),
@@ -204,19 +190,24 @@ class FedProto(Algorithm[ServerState, Params, Personal]):
             rounds=shared.rounds,
         )
 
-        return Onboarded(trained.params, trained.steps)
+        return ft.Onboarded(trained.params, trained.steps)
 
     def personalize(
-        self, task: Task, download: Download[Broadcast], state: Params, data: ClientData, key: Key
+        self,
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Return the client's own model with the global prototypes."""
         return Personal(state, download.shared.prototypes)
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the model."""
-        return predict_features(task, personal.model, x)
+        return ft.predict_features(task, personal.model, x)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return negative squared distances from the prototypes, -inf where there is none; or the
         head's logits.
         """

@@ -23,34 +23,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
 
-from fedtailor.toolkit import (
-    TRAINED,
-    Algorithm,
-    ClientData,
-    ClientUpdate,
-    Download,
-    Key,
-    Mean,
-    ModelState,
-    OneGlobalModel,
-    Params,
-    Range,
-    Task,
-    losses,
-    train,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(OneGlobalModel, Algorithm[ModelState, tuple[()], Params]):
+class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging with a proximal term."""
 
     only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty"})
 
-    penalty: Annotated[float, Range(ge=0)] = 0.1
+    penalty: Annotated[float, ft.Range(ge=0)] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Without a penalty nothing is left of the method."""
         if self.penalty:
             return []
@@ -58,17 +44,17 @@ class FedProx(OneGlobalModel, Algorithm[ModelState, tuple[()], Params]):
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model on all layers, near where it was."""
         received = download.shared.model
         loss = partial(losses.proximal_loss, penalty=self.penalty)
-        center = task.pick(received, *TRAINED)
-        trained = train(task, loss, received, context=center, data=data.train, key=key)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
+        center = task.pick(received, *ft.TRAINED)
+        trained = ft.train(task, loss, received, context=center, data=data.train, key=key)
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=trained.params, metrics=metrics)

@@ -23,124 +23,111 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from fedtailor.toolkit import (
-    BODY,
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Task,
-    Trained,
-    classification_loss,
-    fine_tune,
-    train,
-    train_head,
-)
+from fedtailor import toolkit as ft
 
 
 class ServerState(NamedTuple):
     """The body phi."""
 
-    body: Params
+    body: ft.Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Algorithm[ServerState, Params, FineTuned]):
+class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal and trained first."""
 
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs"})
 
-    head_epochs: Annotated[int, Range(ge=0)] = 10
+    head_epochs: Annotated[int, ft.Range(ge=0)] = 10
     """Epochs of the head on the received body, before those of the body (tau)."""
-    finetune_epochs: Annotated[int, Range(ge=0)] = 0
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Tuning of the head."""
-        return [FineTuning("head", epochs=self.finetune_epochs)]
+        return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """The phase of the head."""
-        return [FineTuning("head", epochs=self.head_epochs)]
+        return [ft.FineTuning("head", epochs=self.head_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where heads stay as they are."""
         if self.head_epochs:
             return []
         return ["without epochs of the head, this is FedBABU without fine-tuning."]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body."""
-        return {"body": Field(kind="model", shapes=task.shapes(*BODY))}
+        return {"body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY))}
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the body of the common initialization."""
-        return ServerState(task.initial(key, *BODY))
+        return ServerState(task.initial(key, *ft.BODY))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from the head of the common initialization."""
         return task.initial(key, "head")
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the client's head on the received body, then the body under that head."""
         received = download.shared.body
         head = self._train_head(task, received, state, data, key)
-        body = train(
+        body = ft.train(
             task,
-            classification_loss,
+            ft.classification_loss,
             received,
             context=head.params,
             data=data.train,
             key=key.fold("body"),
         )
-        upload = {"body": Mean(body.params, data.info.num_train)}
+        upload = {"body": ft.Mean(body.params, data.info.num_train)}
         steps = head.steps + body.steps
-        personal = FineTuned({**body.params, **head.params}, steps)
+        personal = ft.FineTuned({**body.params, **head.params}, steps)
         metrics = {"steps": steps, "loss": body.loss, "head_loss": head.loss}
 
-        return ClientUpdate(head.params, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(head.params, upload, personal=personal, metrics=metrics)
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train the common head on the received body."""
         start = self.init_client(task, info, key)
         head = self._train_head(task, download.shared.body, start, data, key)
-        return Onboarded(head.params, head.steps)
+        return ft.Onboarded(head.params, head.steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> FineTuned:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Join the received body and the client's head, and tune a copy of the head if asked to."""
         model = {**download.shared.body, **state}
-        return fine_tune(
+        return ft.fine_tune(
             task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head"
         )
 
     def _train_head(
-        self, task: Task, body: Params, head: Params, data: ClientData, key: Key
-    ) -> Trained:
+        self, task: ft.Task, body: ft.Params, head: ft.Params, data: ft.ClientData, key: ft.Key
+    ) -> ft.Trained:
         """Run the phase of the head."""
-        return train_head(
+        return ft.train_head(
             task, body, head, data.train, key=key.fold("head"), epochs=self.head_epochs
         )

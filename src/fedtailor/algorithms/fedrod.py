@@ -36,40 +36,16 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor import toolkit as ft
 from fedtailor.algorithms._hypernetwork import hyper_head, hyper_shapes, init_hyper
-from fedtailor.toolkit import (
-    ALL,
-    CLASS_FREQUENCIES,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    Field,
-    FineTuning,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Task,
-    cross_entropy,
-    gaussian,
-    predict_features,
-    train,
-    tree,
-)
+from fedtailor.toolkit import gaussian, tree
 
 
 class ServerState(NamedTuple):
     """The model with the generic head, and the hyper-network nu; empty with ``linear``."""
 
-    model: Params
-    hyper: Params
+    model: ft.Params
+    hyper: ft.Params
 
 
 class Parts(NamedTuple):
@@ -77,16 +53,16 @@ class Parts(NamedTuple):
     other is empty.
     """
 
-    model: Params
-    head: Params
-    hyper: Params
+    model: ft.Params
+    head: ft.Params
+    hyper: ft.Params
 
 
 class Personal(NamedTuple):
     """A model with the generic head, and the personal head."""
 
-    model: Params
-    head: Params
+    model: ft.Params
+    head: ft.Params
 
 
 def balanced(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
@@ -97,7 +73,7 @@ def balanced(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
     return (logits + counts.clamp(min=1.0).log()).masked_fill(~(own | (counts > 0)), -torch.inf)
 
 
-def personal_head(task: Task, head: Params, hyper: Params, counts: Tensor) -> Params:
+def personal_head(task: ft.Task, head: ft.Params, hyper: ft.Params, counts: Tensor) -> ft.Params:
     """Return the personal head: the client's own, or what the hyper-network makes of its class
     frequencies.
     """
@@ -106,7 +82,9 @@ def personal_head(task: Task, head: Params, hyper: Params, counts: Tensor) -> Pa
     return hyper_head(task, hyper, gaussian.smooth_prior(counts, 0.0))
 
 
-def joint_loss(task: Task, parts: Parts, counts: Tensor, batch: Batch, key: Key) -> LossOutput:
+def joint_loss(
+    task: ft.Task, parts: Parts, counts: Tensor, batch: ft.Batch, key: ft.Key
+) -> ft.LossOutput:
     """Add the losses of the generic and the personal head, which reach different parameters."""
     z, buffers = task.model.features(
         parts.model, batch.x, weight=batch.weight, key=key, training=True
@@ -114,25 +92,25 @@ def joint_loss(task: Task, parts: Parts, counts: Tensor, batch: Batch, key: Key)
     generic = task.model.head(parts.model, z)
     head = personal_head(task, parts.head, parts.hyper, counts)
     both = generic.detach() + task.model.head(head, z.detach())
-    generic_loss = cross_entropy(balanced(generic, batch.y, counts), batch.y, batch.weight)
-    personal_loss = cross_entropy(both, batch.y, batch.weight)
+    generic_loss = ft.cross_entropy(balanced(generic, batch.y, counts), batch.y, batch.weight)
+    personal_loss = ft.cross_entropy(both, batch.y, batch.weight)
 
-    return LossOutput(
+    return ft.LossOutput(
         generic_loss + personal_loss, {f"model/{name}": value for name, value in buffers.items()}
     )
 
 
 def personal_head_loss(
-    task: Task, head: Params, model: Params, batch: Batch, key: Key
-) -> LossOutput:
+    task: ft.Task, head: ft.Params, model: ft.Params, batch: ft.Batch, key: ft.Key
+) -> ft.LossOutput:
     """L_P of a personal head alone, under a frozen model in evaluation mode."""
     z, _ = task.model.features(model, batch.x, weight=batch.weight, key=key, training=False)
     both = task.model.head(model, z) + task.model.head(head, z)
-    return LossOutput(cross_entropy(both, batch.y, batch.weight))
+    return ft.LossOutput(ft.cross_entropy(both, batch.y, batch.weight))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(Algorithm[ServerState, Params, Personal]):
+class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
     """Robust decoupling of a generic and a personal head."""
 
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"onboard_epochs"})
@@ -140,81 +118,86 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
     variant: Literal["linear", "hyper"] = "linear"
     """Whether clients keep personal heads, or a shared network makes them of a client's class
     frequencies."""
-    hyper_hidden: Annotated[int, Range(ge=1)] = 16
+    hyper_hidden: Annotated[int, ft.Range(ge=1)] = 16
     """Hidden units of that network."""
-    onboard_epochs: Annotated[int, Range(ge=0)] = 5
+    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 5
     """Epochs of the personal head of a new client, with ``linear``."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """With ``hyper``, the frequencies that a personal head is made of."""
         if self.variant == "linear":
             return []
-        return [CLASS_FREQUENCIES]
+        return [ft.CLASS_FREQUENCIES]
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """With ``linear``, training of a personal head."""
         if self.variant == "linear":
-            return [FineTuning("head", epochs=self.onboard_epochs)]
+            return [ft.FineTuning("head", epochs=self.onboard_epochs)]
         return []
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the model, and the hyper-network if there is one."""
-        fields = {"model": Field(kind="model", shapes=task.shapes(*ALL))}
+        fields = {"model": ft.Field(kind="model", shapes=task.shapes(*ft.ALL))}
         if self.variant == "hyper":
-            fields["hyper"] = Field(
+            fields["hyper"] = ft.Field(
                 kind="model", shapes=hyper_shapes(task, task.num_classes, self.hyper_hidden)
             )
         return fields
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization."""
         if self.variant == "linear":
             return ServerState(task.initial(key), hyper={})
         shapes = hyper_shapes(task, task.num_classes, self.hyper_hidden)
         return ServerState(task.initial(key), hyper=init_hyper(shapes, key.common("hyper")))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from a personal head that adds nothing; with ``hyper`` keep nothing."""
         if self.variant == "hyper":
             return {}
         return {name: torch.zeros(shape) for name, shape in task.shapes("head").items()}
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train body, generic head, and personal head or hyper-network at once."""
         counts = data.info.class_counts
         start = Parts(download.shared.model, state, download.shared.hyper)
-        trained = train(task, joint_loss, start, context=counts, data=data.train, key=key)
+        trained = ft.train(task, joint_loss, start, context=counts, data=data.train, key=key)
         parts: Parts = trained.params
-        upload = {"model": Mean(parts.model, data.info.num_train)}
+        upload = {"model": ft.Mean(parts.model, data.info.num_train)}
         if self.variant == "hyper":
-            upload["hyper"] = Mean(parts.hyper, data.info.num_train)
+            upload["hyper"] = ft.Mean(parts.hyper, data.info.num_train)
 
         personal = Personal(parts.model, personal_head(task, parts.head, parts.hyper, counts))
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(parts.head, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(parts.head, upload, personal=personal, metrics=metrics)
 
-    def global_model(self, task: Task, server: ServerState) -> Personal:
+    def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the model with the generic head alone."""
         return Personal(server.model, tree.map(torch.zeros_like, task.pick(server.model, "head")))
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train a personal head, with body and generic head frozen."""
         head = self.init_client(task, info, key)
         if self.variant == "hyper":
-            return Onboarded(head, 0)
+            return ft.Onboarded(head, 0)
 
-        trained = train(
+        trained = ft.train(
             task,
             personal_head_loss,
             head,
@@ -224,10 +207,15 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
             epochs=self.onboard_epochs,
         )
 
-        return Onboarded(trained.params, trained.steps)
+        return ft.Onboarded(trained.params, trained.steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Add the personal head to the generic one."""
         shared = download.shared
@@ -235,11 +223,11 @@ class FedRoD(Algorithm[ServerState, Params, Personal]):
             shared.model, personal_head(task, state, shared.hyper, data.info.class_counts)
         )
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features that both heads receive."""
-        return predict_features(task, personal.model, x)
+        return ft.predict_features(task, personal.model, x)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the sum of both heads' logits."""
         z = self.features(task, personal, x)
         return task.model.head(personal.model, z) + task.model.head(personal.head, z)

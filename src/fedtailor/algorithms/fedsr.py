@@ -47,33 +47,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    ALL,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientUpdate,
-    Download,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Params,
-    Range,
-    Task,
-    bottleneck,
-    diagonal,
-    new_key,
-    normal,
-    predict_features,
-    train,
-    untuned,
-    weighted_mean,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import bottleneck, diagonal
 
 
 class References(NamedTuple):
@@ -87,19 +62,19 @@ class References(NamedTuple):
 class ServerState(NamedTuple):
     """The model, and the references of the classes: all of it is trained."""
 
-    model: Params
+    model: ft.Params
     references: References
 
 
 def simple_loss(
-    task: Task,
+    task: ft.Task,
     params: ServerState,
     context: Mapping[str, Tensor],
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     method: FedSR,
-) -> LossOutput:
+) -> ft.LossOutput:
     """Loss of sampled features, their norm, and the divergence from the reference of the class."""
     references = params.references
     features, buffers = task.model.features(
@@ -107,7 +82,7 @@ def simple_loss(
     )
     z = bottleneck.split(features)
     classes = bottleneck.split(torch.cat([references.mean, references.raw], 1))
-    noise = normal(key.fold("noise"), (len(z.mean), method.samples, method.latent_dim))
+    noise = ft.normal(key.fold("noise"), (len(z.mean), method.samples, method.latent_dim))
     norms = torch.linalg.vector_norm(z.mean[:, None] + z.std[:, None] * noise, dim=2)
     if method.squared_norm:
         norms = norms.square()
@@ -117,15 +92,15 @@ def simple_loss(
         scale * z.mean, scale.abs() * z.std, classes.mean[batch.y], classes.std[batch.y]
     )
     losses = bottleneck.sampled_losses(task, params.model, z, batch.y, noise, "expected_log")
-    loss = weighted_mean(
+    loss = ft.weighted_mean(
         losses + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps, batch.weight
     )
 
-    return LossOutput(loss, {f"model/{name}": buffer for name, buffer in buffers.items()})
+    return ft.LossOutput(loss, {f"model/{name}": buffer for name, buffer in buffers.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
+class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Federated averaging of simple representations, with optional tuning of the head."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -137,42 +112,42 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
     )
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs"})
 
-    latent_dim: Annotated[int, Range(ge=1)] = 512
+    latent_dim: Annotated[int, ft.Range(ge=1)] = 512
     """Features of the Gaussian layer (V)."""
-    l2_weight: Annotated[float, Range(ge=0)] = 0.01
+    l2_weight: Annotated[float, ft.Range(ge=0)] = 0.01
     """Weight of the norm of the features (a_L2R)."""
-    cmi_weight: Annotated[float, Range(ge=0)] = 0.001
+    cmi_weight: Annotated[float, ft.Range(ge=0)] = 0.001
     """Weight of the divergence from the reference of the class (a_CMI)."""
     squared_norm: bool = False
     """Whether the norm is squared, as in the paper."""
-    samples: Annotated[int, Range(ge=1)] = 1
+    samples: Annotated[int, ft.Range(ge=1)] = 1
     """Samples of features per example in training."""
-    prediction_samples: Annotated[int, Range(ge=1)] = 20
+    prediction_samples: Annotated[int, ft.Range(ge=1)] = 20
     """Samples of features per example in a prediction."""
-    finetune_epochs: Annotated[int, Range(ge=0)] = 0
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
     """Epochs that tune the head on a client's data (FedSR-FT); 0: FedSR."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Tune the head, if asked to."""
-        return [FineTuning("head", epochs=self.finetune_epochs)]
+        return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Without both terms little is left."""
         if self.l2_weight == 0 and self.cmi_weight == 0:
             return ["with both weights 0, this is FedAvg of a model with a Gaussian layer."]
         return []
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the model and the references of the classes."""
         table = (task.num_classes, self.latent_dim)
-        model = self.with_gaussian_layer(task).shapes(*ALL)
+        model = self.with_gaussian_layer(task).shapes(*ft.ALL)
         return {
-            "model": Field(kind="model", shapes=model),
-            "references": Field(kind="model", shapes=References._make([table, table, ()])),
+            "model": ft.Field(kind="model", shapes=model),
+            "references": ft.Field(kind="model", shapes=References._make([table, table, ()])),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, with the same reference for all classes."""
         zeros = torch.zeros(task.num_classes, self.latent_dim)
         references = References(zeros, torch.ones_like(zeros), torch.ones(()))
@@ -180,38 +155,38 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model and references."""
         loss = partial(simple_loss, method=self)
-        trained = train(
+        trained = ft.train(
             self.with_gaussian_layer(task), loss, download.shared, data=data.train, key=key
         )
         result: ServerState = trained.params
         n = data.info.num_train
-        upload = {"model": Mean(result.model, n), "references": Mean(result.references, n)}
-        personal = FineTuned(result.model, trained.steps)
+        upload = {"model": ft.Mean(result.model, n), "references": ft.Mean(result.references, n)}
+        personal = ft.FineTuned(result.model, trained.steps)
 
-        return ClientUpdate(
+        return ft.ClientUpdate(
             state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss}
         )
 
-    def global_model(self, task: Task, server: ServerState) -> FineTuned:
+    def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
         """Return the global model, not tuned."""
-        return untuned(server.model)
+        return ft.untuned(server.model)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> FineTuned:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Tune the head of a copy of the global model."""
         model = download.shared.model
         tuned = bottleneck.train_sampled_head(
@@ -224,27 +199,31 @@ class FedSR(Algorithm[ServerState, tuple[()], FineTuned]):
             samples=self.samples,
         )
 
-        return FineTuned({**model, **tuned.params}, tuned.steps)
+        return ft.FineTuned({**model, **tuned.params}, tuned.steps)
 
-    def features(self, task: Task, personal: FineTuned, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: ft.FineTuned, x: Tensor) -> Tensor:
         """Return the means (n, V) of the Gaussian features."""
         return self._gaussian_features(task, personal, x).mean
 
-    def predict(self, task: Task, personal: FineTuned, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: ft.FineTuned, x: Tensor) -> Tensor:
         """Return the logarithms of probabilities, averaged over samples of the features."""
-        noise = normal(new_key(0, purpose="prediction"), (self.prediction_samples, self.latent_dim))
+        noise = ft.normal(
+            ft.new_key(0, purpose="prediction"), (self.prediction_samples, self.latent_dim)
+        )
         z = self._gaussian_features(task, personal, x)
         return bottleneck.mean_log_probabilities(
             self.with_gaussian_layer(task), personal.model, z, noise
         )
 
-    def with_gaussian_layer(self, task: Task) -> Task:
+    def with_gaussian_layer(self, task: ft.Task) -> ft.Task:
         """Return the task whose model has the Gaussian layer and the head on top of it."""
         return task._replace(
             model=bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes)
         )
 
     def _gaussian_features(
-        self, task: Task, personal: FineTuned, x: Tensor
+        self, task: ft.Task, personal: ft.FineTuned, x: Tensor
     ) -> bottleneck.Gaussians:
-        return bottleneck.split(predict_features(self.with_gaussian_layer(task), personal.model, x))
+        return bottleneck.split(
+            ft.predict_features(self.with_gaussian_layer(task), personal.model, x)
+        )

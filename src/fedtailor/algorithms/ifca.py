@@ -34,60 +34,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    ALL,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ChoiceOfModel,
-    ClientData,
-    ClientUpdate,
-    Download,
-    ExampleSet,
-    Field,
-    Key,
-    Mean,
-    Messages,
-    Params,
-    Range,
-    Task,
-    classification_loss,
-    forward,
-    predict_features,
-    predict_logits,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import tree
 
 
 class ServerState(NamedTuple):
     """The models of all clusters, stacked: every parameter has a leading axis (k, ...)."""
 
-    models: Params
+    models: ft.Params
 
 
 class Chosen(NamedTuple):
     """A client's model, and the number of its cluster."""
 
-    model: Params
+    model: ft.Params
     cluster: Tensor  # ()
 
 
 def losses_under_models(
-    task: Task, models: Params, context: tree.Tree, batch: Batch, key: Key
+    task: ft.Task, models: ft.Params, context: tree.Tree, batch: ft.Batch, key: ft.Key
 ) -> Tensor:
     """Return the cross-entropy of every example under every model, (n, k), in evaluation mode."""
     count = next(iter(models.values())).shape[0]
     columns = []
     for model in tree.unstack(models, count):
-        logits = predict_logits(task, model, batch.x)
+        logits = ft.predict_logits(task, model, batch.x)
         columns.append(F.cross_entropy(logits, batch.y, reduction="none"))
     return torch.stack(columns, dim=-1)
 
 
-def choose(task: Task, models: Params, data: ExampleSet, key: Key) -> Chosen:
+def choose(task: ft.Task, models: ft.Params, data: ft.ExampleSet, key: ft.Key) -> Chosen:
     """Return the model of least mean loss over the examples; the first one if there are none."""
-    losses = forward(task, losses_under_models, models, data, key=key.fold("choose"))
+    losses = ft.forward(task, losses_under_models, models, data, key=key.fold("choose"))
     weight = data.weight[:, None]
     weighted = torch.where(
         weight > 0, losses * weight, 0.0
@@ -107,29 +85,29 @@ def at_place(chosen: Tensor, leaf: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IFCA(Algorithm[ServerState, tuple[()], Chosen]):
+class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
     """Iterative federated clustering."""
 
-    clusters: Annotated[int, Range(ge=1)] = 2
+    clusters: Annotated[int, ft.Range(ge=1)] = 2
     """Models at the server (k)."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """The choice of a model."""
-        return [ChoiceOfModel(self.clusters)]
+        return [ft.ChoiceOfModel(self.clusters)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where all clients share one cluster."""
         if self.clusters > 1:
             return []
         return ["with one cluster, this is FedAvg."]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the models, stacked."""
-        shapes = {name: (self.clusters, *shape) for name, shape in task.shapes(*ALL).items()}
-        return {"models": Field(kind="model", shapes=shapes, weight="own", rows=1)}
+        shapes = {name: (self.clusters, *shape) for name, shape in task.shapes(*ft.ALL).items()}
+        return {"models": ft.Field(kind="model", shapes=shapes, weight="own", rows=1)}
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from independent initializations, of which the first is the common one."""
         purposes = ["model", *(f"model {number}" for number in range(1, self.clusters))]
         models = [task.model.init(key.common(purpose)) for purpose in purposes]
@@ -137,45 +115,45 @@ class IFCA(Algorithm[ServerState, tuple[()], Chosen]):
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Choose a model and train it on all layers."""
         start = choose(task, download.shared.models, data.train, key)
-        trained = train(task, classification_loss, start.model, data=data.train, key=key)
+        trained = ft.train(task, ft.classification_loss, start.model, data=data.train, key=key)
         size = data.info.num_train
         chosen = (torch.arange(self.clusters) == start.cluster).to(
             size.dtype
         )  # (k,), 1 for the chosen model
         models = tree.map(lambda leaf: at_place(chosen, leaf), trained.params)
-        upload = {"models": Mean(models, chosen * size)}
+        upload = {"models": ft.Mean(models, chosen * size)}
         personal = Chosen(trained.params, start.cluster)
         metrics = {"steps": trained.steps, "loss": trained.loss, "cluster": start.cluster}
 
-        return ClientUpdate(state, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Chosen:
         """Choose a model by the training examples."""
         return choose(task, download.shared.models, data.train, key)
 
-    def features(self, task: Task, personal: Chosen, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Chosen, x: Tensor) -> Tensor:
         """Return the features of the chosen model."""
-        return predict_features(task, personal.model, x)
+        return ft.predict_features(task, personal.model, x)
 
-    def predict(self, task: Task, personal: Chosen, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Chosen, x: Tensor) -> Tensor:
         """Return the logits of the chosen model."""
-        return predict_logits(task, personal.model, x)
+        return ft.predict_logits(task, personal.model, x)
 
-    def diagnostics(self, task: Task, personal: Chosen) -> dict[str, Tensor]:
+    def diagnostics(self, task: ft.Task, personal: Chosen) -> dict[str, Tensor]:
         """Record the chosen cluster."""
         return {"cluster": personal.cluster}

@@ -34,28 +34,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientUpdate,
-    Download,
-    Key,
-    Mean,
-    ModelState,
-    NearestNeighbors,
-    Params,
-    PerExample,
-    Range,
-    Task,
-    cached_features,
-    classification_loss,
-    forward,
-    predict_features,
-    predict_logits,
-    train,
-)
+from fedtailor import toolkit as ft
 
 _GRID = tuple(step / 10 for step in range(11))  # values of lambda to choose from
 
@@ -71,8 +50,8 @@ class Memory(NamedTuple):
 class Personal(NamedTuple):
     """The global model, a client's remembered examples, and their share in predictions."""
 
-    model: Params
-    memory: PerExample  # of a Memory
+    model: ft.Params
+    memory: ft.PerExample  # of a Memory
     mixing: Tensor  # ()
 
 
@@ -97,17 +76,17 @@ def neighbor_probabilities(
 
 
 def right_by_mixing(
-    task: Task,
+    task: ft.Task,
     personal: Personal,
     context: Mapping[str, Tensor],
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     neighbors: int,
     scale: float,
 ) -> Tensor:
     """Return whether predictions are right (b, grid), for every value of lambda on the grid."""
-    z = predict_features(task, personal.model, batch.x)
+    z = ft.predict_features(task, personal.model, batch.x)
     mixing = torch.tensor(_GRID)[:, None, None]
     near = neighbor_probabilities(personal.memory.value, z, task.num_classes, neighbors, scale)
     mixture = torch.lerp(
@@ -117,7 +96,7 @@ def right_by_mixing(
 
 
 @dataclass(frozen=True, kw_only=True)
-class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
+class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
     chooses_by_validation: ClassVar[bool] = True
@@ -126,19 +105,19 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
         {"neighbors", "kernel_scale", "mixing"}
     )
 
-    neighbors: Annotated[int, Range(ge=1)] = 10
+    neighbors: Annotated[int, ft.Range(ge=1)] = 10
     """Neighbors of a prediction (k)."""
-    kernel_scale: Annotated[float, Range(gt=0)] = 1.0
+    kernel_scale: Annotated[float, ft.Range(gt=0)] = 1.0
     """Distance of features over which a neighbor's influence falls by a factor of e (sigma)."""
-    mixing: Annotated[float, Range(ge=0, le=1)] = 0.5
+    mixing: Annotated[float, ft.Range(ge=0, le=1)] = 0.5
     """Share of the neighbors in predictions (lambda) of a client without validation examples."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Remember the training examples."""
-        return [NearestNeighbors(self.neighbors, validated=self.mixing == 0)]
+        return [ft.NearestNeighbors(self.neighbors, validated=self.mixing == 0)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Without a share, neighbors do nothing."""
         if self.mixing:
             return []
@@ -146,41 +125,45 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model on all layers."""
-        trained = train(task, classification_loss, download.shared.model, data=data.train, key=key)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
+        trained = ft.train(
+            task, ft.classification_loss, download.shared.model, data=data.train, key=key
+        )
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         personal = _without_memory(task, trained.params)
-        return ClientUpdate(
+        return ft.ClientUpdate(
             state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss}
         )
 
-    def global_model(self, task: Task, server: ModelState) -> Personal:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> Personal:
         """Return the global model, which remembers nothing."""
         return _without_memory(task, server.model)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Remember the training examples; choose the mixture on the validation examples, if there
         are any.
         """
         model = download.shared.model
-        table = cached_features(task, model, data.train, key=key)
-        memory = PerExample(Memory(table.x, table.labels(), table.weight))
+        table = ft.cached_features(task, model, data.train, key=key)
+        memory = ft.PerExample(Memory(table.x, table.labels(), table.weight))
         personal = Personal(model, memory, torch.zeros(()))
         count_right = partial(right_by_mixing, neighbors=self.neighbors, scale=self.kernel_scale)
-        right = data.val.weight @ forward(task, count_right, personal, data.val, key=key)  # (grid,)
+        right = data.val.weight @ ft.forward(
+            task, count_right, personal, data.val, key=key
+        )  # (grid,)
         grid = torch.tensor(_GRID)
         tie_break = (
             grid - self.mixing
@@ -190,17 +173,17 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
 
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the global model."""
-        return predict_features(task, personal.model, x)
+        return ft.predict_features(task, personal.model, x)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities; the logits of a model that remembers
         nothing.
         """
         memory: Memory = personal.memory.value
         if len(memory.labels) == 0:
-            return predict_logits(task, personal.model, x)
+            return ft.predict_logits(task, personal.model, x)
 
         z = self.features(task, personal, x)
         near = neighbor_probabilities(
@@ -210,14 +193,14 @@ class KNNPer(Algorithm[ModelState, tuple[()], Personal]):
 
         return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()
 
-    def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
+    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the share of the neighbors."""
         return {"mixing": personal.mixing}
 
 
-def _without_memory(task: Task, model: Params) -> Personal:
+def _without_memory(task: ft.Task, model: ft.Params) -> Personal:
     """Return a model that remembers nothing."""
     nothing = Memory(
         torch.zeros(0, task.model.feature_dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
     )
-    return Personal(model, PerExample(nothing), torch.zeros(()))
+    return Personal(model, ft.PerExample(nothing), torch.zeros(()))

@@ -31,31 +31,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
-from fedtailor.toolkit import (
-    ALL,
-    BODY,
-    Adaptation,
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    ConfigError,
-    Download,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Task,
-    classification_loss,
-    train,
-    tree,
-    untuned,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import tree
 
 V = TypeVar("V")
 
@@ -63,10 +40,10 @@ V = TypeVar("V")
 class ServerState(NamedTuple):
     """The shared upper layers."""
 
-    shared: Params
+    shared: ft.Params
 
 
-def layer_numbers(task: Task) -> dict[str, int]:
+def layer_numbers(task: ft.Task) -> dict[str, int]:
     """Return the number of every parameter's layer, from 0; the head is the last one.
 
     The names of the parameters of one layer are equal up to the last dot. A normalization is not
@@ -74,7 +51,7 @@ def layer_numbers(task: Task) -> dict[str, int]:
     """
     layers: list[str] = []
     numbers: dict[str, int] = {}
-    for name in [*task.names(*BODY), *task.names("head")]:
+    for name in [*task.names(*ft.BODY), *task.names("head")]:
         layer = name.rpartition(".")[0]
         if layer not in layers and name not in task.model.norm:
             layers.append(layer)
@@ -83,83 +60,93 @@ def layer_numbers(task: Task) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
+class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
 
     only_for_personalization: ClassVar[frozenset[str]] = frozenset(
         {"finetune_epochs", "onboard_epochs"}
     )
 
-    shared_layers: Annotated[int, Range(ge=1)] = 1
+    shared_layers: Annotated[int, ft.Range(ge=1)] = 1
     """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the
     layer before it."""
-    finetune_epochs: Annotated[int, Range(ge=0)] = 0
+    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
     """Epochs that tune a copy of the lower layers at the end, under the shared ones; 0: predict
     without tuning."""
-    onboard_epochs: Annotated[int, Range(ge=0)] = 20
+    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 20
     """Epochs that train the lower layers of a client that never took part."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Tuning of the lower layers."""
-        return [FineTuning("lower", epochs=self.finetune_epochs)]
+        return [ft.FineTuning("lower", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Training of the lower layers."""
-        return [FineTuning("lower", epochs=self.onboard_epochs)]
+        return [ft.FineTuning("lower", epochs=self.onboard_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Warn where nothing is personal."""
         if len(self._shared_names(task)) < len(task.model.groups):
             return []
         return ["all layers are shared: this is FedAvg."]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the shared layers."""
-        upper, _ = self._split(task, task.shapes(*ALL))
-        return {"shared": Field(kind="model", shapes=upper)}
+        upper, _ = self._split(task, task.shapes(*ft.ALL))
+        return {"shared": ft.Field(kind="model", shapes=upper)}
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the upper layers of the common initialization."""
         upper, _ = self._split(task, task.initial(key))
         return ServerState(upper)
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from the lower layers of the common initialization."""
         _, lower = self._split(task, task.initial(key))
         return lower
 
     def local_update(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the client's lower layers and the received upper ones together."""
         model = {**state, **download.shared.shared}
-        trained = train(task, classification_loss, model, data=data.train, key=key)
+        trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
         upper, lower = self._split(task, trained.params)
-        upload = {"shared": Mean(upper, data.info.num_train)}
-        personal = FineTuned(trained.params, trained.steps)
+        upload = {"shared": ft.Mean(upper, data.info.num_train)}
+        personal = ft.FineTuned(trained.params, trained.steps)
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(lower, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(lower, upload, personal=personal, metrics=metrics)
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train the lower layers of the common initialization under the received ones."""
         lower = self.init_client(task, info, key)
         trained = self._train_lower(
             task, lower, download.shared.shared, data, key, self.onboard_epochs
         )
-        return Onboarded(trained.model, trained.steps)
+        return ft.Onboarded(trained.model, trained.steps)
 
     def personalize(
-        self, task: Task, download: Download[ServerState], state: Params, data: ClientData, key: Key
-    ) -> FineTuned:
+        self,
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Join the client's lower layers and the received upper ones, and tune a copy of the lower
         ones if asked to.
         """
@@ -167,18 +154,24 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
         tuned = self._train_lower(
             task, state, shared, data, key.fold("finetune"), self.finetune_epochs
         )
-        return FineTuned({**tuned.model, **shared}, tuned.steps)
+        return ft.FineTuned({**tuned.model, **shared}, tuned.steps)
 
     def _train_lower(
-        self, task: Task, lower: Params, shared: Params, data: ClientData, key: Key, epochs: int
-    ) -> FineTuned:
+        self,
+        task: ft.Task,
+        lower: ft.Params,
+        shared: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+        epochs: int,
+    ) -> ft.FineTuned:
         """Train a copy of the lower layers under the shared ones, which stay as they are."""
         if not lower or epochs == 0:
-            return untuned(lower)
+            return ft.untuned(lower)
 
-        trained = train(
+        trained = ft.train(
             task,
-            classification_loss,
+            ft.classification_loss,
             lower,
             context=shared,
             data=data.train,
@@ -186,9 +179,9 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
             epochs=epochs,
         )
 
-        return FineTuned(trained.params, trained.steps)
+        return ft.FineTuned(trained.params, trained.steps)
 
-    def _shared_names(self, task: Task) -> set[str]:
+    def _shared_names(self, task: ft.Task) -> set[str]:
         """Return the names of the shared parameters and buffers.
 
         Raises:
@@ -199,13 +192,13 @@ class LGFedAvg(Algorithm[ServerState, Params, FineTuned]):
         if self.shared_layers > count:
             allowed = f"at most {count}, the layers of the model"
             message = f"algorithm.shared_layers must be {allowed}, got {self.shared_layers}."
-            raise ConfigError(
+            raise ft.ConfigError(
                 message, key="algorithm.shared_layers", allowed=allowed, got=self.shared_layers
             )
 
         return {name for name, number in numbers.items() if number >= count - self.shared_layers}
 
-    def _split(self, task: Task, params: Mapping[str, V]) -> tuple[dict[str, V], dict[str, V]]:
+    def _split(self, task: ft.Task, params: Mapping[str, V]) -> tuple[dict[str, V], dict[str, V]]:
         """Return the entries of shared parameters, and the others."""
         shared = self._shared_names(task)
         return tree.split(params, lambda name: name in shared)

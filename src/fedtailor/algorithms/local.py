@@ -18,24 +18,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    Algorithm,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Key,
-    Messages,
-    Onboarded,
-    Params,
-    Reduced,
-    RoundOfTraining,
-    Task,
-    classification_loss,
-    train,
-    train_rounds,
-)
+from fedtailor import toolkit as ft
 
 
 class Broadcast(NamedTuple):
@@ -45,25 +28,25 @@ class Broadcast(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Algorithm[tuple[()], Params, Params]):
+class Local(ft.Algorithm[tuple[()], ft.Params, ft.Params]):
     """Training without collaboration: the baseline that personalization must beat."""
 
     trains: ClassVar[Literal["cohort", "all"]] = "all"
-    onboarding = (RoundOfTraining(as_many_as_others=True),)
+    onboarding = (ft.RoundOfTraining(as_many_as_others=True),)
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare no field."""
         return {}
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> Params:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from the common initialization."""
         return task.initial(key)
 
-    def init_server(self, task: Task, key: Key) -> tuple[()]:
+    def init_server(self, task: ft.Task, key: ft.Key) -> tuple[()]:
         """Return nothing: the server has no state."""
         return ()
 
-    def broadcast(self, server: tuple[()], cohort: Cohort) -> Broadcast | tuple[()]:
+    def broadcast(self, server: tuple[()], cohort: ft.Cohort) -> Broadcast | tuple[()]:
         """Tell new clients, and no others, how many rounds the others trained."""
         if cohort.new:
             return Broadcast(torch.tensor(cohort.rounds_trained))
@@ -71,41 +54,46 @@ class Local(Algorithm[tuple[()], Params, Params]):
 
     def onboard(
         self,
-        task: Task,
-        download: Download[Broadcast],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[Broadcast],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Train from the common initialization for the same budget as the others."""
         start = self.init_client(task, info, key)
         rounds = download.shared.rounds
-        trained = train_rounds(
-            task, classification_loss, start, data=data.train, key=key, rounds=rounds
+        trained = ft.train_rounds(
+            task, ft.classification_loss, start, data=data.train, key=key, rounds=rounds
         )
-        return Onboarded(trained.params, trained.steps)
+        return ft.Onboarded(trained.params, trained.steps)
 
     def local_update(
-        self, task: Task, download: Download[tuple[()]], state: Params, data: ClientData, key: Key
-    ) -> ClientUpdate:
+        self,
+        task: ft.Task,
+        download: ft.Download[tuple[()]],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the client's own model."""
-        trained = train(task, classification_loss, state, data=data.train, key=key)
+        trained = ft.train(task, ft.classification_loss, state, data=data.train, key=key)
         metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ClientUpdate(trained.params, {}, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(trained.params, {}, personal=trained.params, metrics=metrics)
 
     def aggregate(
-        self, server: tuple[()], received: Mapping[str, Reduced], cohort: Cohort
+        self, server: tuple[()], received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[tuple[()], tuple[()]]:
         """Return nothing: no client sends anything."""
         return (), ()
 
     def personalize(
         self,
-        task: Task,
-        download: Download[Broadcast | tuple[()]],
-        state: Params,
-        data: ClientData,
-        key: Key,
-    ) -> Params:
+        task: ft.Task,
+        download: ft.Download[Broadcast | tuple[()]],
+        state: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Params:
         """Return the client's own model."""
         return state

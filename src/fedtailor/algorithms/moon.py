@@ -33,52 +33,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    Key,
-    LossOutput,
-    Mean,
-    ModelState,
-    OneGlobalModel,
-    Params,
-    Range,
-    Task,
-    cross_entropy,
-    train,
-    tree,
-    weighted_mean,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import tree
 
 
 class ClientState(NamedTuple):
     """The client's model of its last round, and 1 once there was one, ()."""
 
-    previous: Params
+    previous: ft.Params
     trained: Tensor
 
 
 class Frozen(NamedTuple):
     """The models that a client's features are compared under."""
 
-    received: Params
-    previous: Params
+    received: ft.Params
+    previous: ft.Params
 
 
 def contrastive_loss(
-    task: Task,
-    params: Params,
+    task: ft.Task,
+    params: ft.Params,
     frozen: Frozen,
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     penalty: float,
     temperature: float,
-) -> LossOutput:
+) -> ft.LossOutput:
     """Cross-entropy, plus a contrast that prefers the features of the received model to those of
     the previous one.
     """
@@ -90,47 +72,47 @@ def contrastive_loss(
         frozen.previous, batch.x, weight=batch.weight, key=key, training=False
     )
     difference = F.cosine_similarity(z, z_received) - F.cosine_similarity(z, z_previous)
-    contrast = weighted_mean(-F.logsigmoid(difference / temperature), batch.weight)
-    supervised = cross_entropy(task.model.head(params, z), batch.y, batch.weight)
+    contrast = ft.weighted_mean(-F.logsigmoid(difference / temperature), batch.weight)
+    supervised = ft.cross_entropy(task.model.head(params, z), batch.y, batch.weight)
 
-    return LossOutput(supervised + penalty * contrast, buffers)
+    return ft.LossOutput(supervised + penalty * contrast, buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moon(OneGlobalModel, Algorithm[ModelState, ClientState, Params]):
+class Moon(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Model-contrastive federated learning: one global model."""
 
     only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty", "temperature"})
 
-    penalty: Annotated[float, Range(ge=0)] = 1.0
+    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
     """Weight of the contrast (mu)."""
-    temperature: Annotated[float, Range(gt=0)] = 0.5
+    temperature: Annotated[float, ft.Range(gt=0)] = 0.5
     """Temperature of the contrast (tau)."""
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Without its weight, the contrast does nothing."""
         if self.penalty:
             return []
         return ["with penalty 0, this is FedAvg."]
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start without a last round."""
         return ClientState(task.initial(key), torch.zeros(()))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the received model, compared with itself and with the client's last one."""
         received = download.shared.model
         frozen = Frozen(received, tree.where(state.trained > 0, state.previous, received))
         loss = partial(contrastive_loss, penalty=self.penalty, temperature=self.temperature)
-        trained = train(task, loss, received, context=frozen, data=data.train, key=key)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
+        trained = ft.train(task, loss, received, context=frozen, data=data.train, key=key)
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         metrics = {"steps": trained.steps, "loss": trained.loss}
         new_state = ClientState(trained.params, torch.ones(()))
-        return ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)

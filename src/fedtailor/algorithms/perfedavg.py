@@ -39,31 +39,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    ALL,
-    TRAINED,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientUpdate,
-    Download,
-    Field,
-    FineTuned,
-    FineTuning,
-    Key,
-    Mean,
-    Messages,
-    ModelState,
-    Params,
-    Range,
-    StepOutput,
-    Task,
-    classification_loss,
-    losses,
-    train,
-    untuned,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses
 
 
 class Progress(NamedTuple):
@@ -71,27 +48,27 @@ class Progress(NamedTuple):
     copies.
     """
 
-    model: Params
+    model: ft.Params
     loss_sum: Tensor
 
 
 def meta_step(
-    task: Task,
+    task: ft.Task,
     now: Progress,
     context: Mapping[str, Tensor],
-    batches: Sequence[Batch],
-    key: Key,
+    batches: Sequence[ft.Batch],
+    key: ft.Key,
     *,
     method: PerFedAvg,
     outer_lr: float,
-) -> StepOutput:
+) -> ft.StepOutput:
     """Move the model against the gradient of its loss after adaptation; Hessian-free with a third
     batch.
     """
     inner, _, seen = losses.model_gradient(task, now.model, batches[0], key.fold("inner"))
     adapted = _moved(seen, inner, -method.inner_lr)
     slope, loss, seen = losses.model_gradient(task, adapted, batches[1], key.fold("outer"))
-    start = {**seen, **task.pick(now.model, *TRAINED)}  # with the buffers of both passes
+    start = {**seen, **task.pick(now.model, *ft.TRAINED)}  # with the buffers of both passes
     if len(batches) == 3:
         same = key.fold("hessian")  # one dropout for both gradients
         ahead, _, _ = losses.model_gradient(
@@ -103,10 +80,10 @@ def meta_step(
         change = _moved(ahead, behind, -1)
         slope = _moved(slope, change, -method.inner_lr / (2 * method.difference))
 
-    return StepOutput(Progress(_moved(start, slope, -outer_lr), now.loss_sum + loss))
+    return ft.StepOutput(Progress(_moved(start, slope, -outer_lr), now.loss_sum + loss))
 
 
-def _moved(params: Params, direction: Params, distance: float) -> Params:
+def _moved(params: ft.Params, direction: ft.Params, distance: float) -> ft.Params:
     """Return ``params + distance * direction``; parameters that the direction does not name
     stay.
     """
@@ -117,7 +94,7 @@ def _moved(params: Params, direction: Params, distance: float) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerFedAvg(Algorithm[ModelState, tuple[()], FineTuned]):
+class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
     """A global model made to be adapted; the outer learning rate (beta) is ``training.lr``."""
 
     only_for_training: ClassVar[frozenset[str]] = frozenset({"variant", "difference"})
@@ -125,67 +102,69 @@ class PerFedAvg(Algorithm[ModelState, tuple[()], FineTuned]):
 
     variant: Literal["first_order", "hessian_free"] = "hessian_free"
     """How the second derivative is treated: left out, or by a difference of gradients."""
-    inner_lr: Annotated[float, Range(gt=0)] = 0.01
+    inner_lr: Annotated[float, ft.Range(gt=0)] = 0.01
     """Learning rate of the inner step and of adaptation (alpha)."""
-    difference: Annotated[float, Range(gt=0)] = 1e-3
+    difference: Annotated[float, ft.Range(gt=0)] = 1e-3
     """Distance of the two gradients of the Hessian-free variant, in units of g (delta)."""
-    adapt_epochs: Annotated[int, Range(ge=0)] = 1
+    adapt_epochs: Annotated[int, ft.Range(ge=0)] = 1
     """Epochs of adaptation."""
-    adapt_steps: Annotated[int, Range(ge=0)] = 0
+    adapt_steps: Annotated[int, ft.Range(ge=0)] = 0
     """Steps of adaptation in place of epochs, 1 in the paper; 0: use epochs."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Take steps of size alpha on the client's training data."""
         if self.adapt_steps:
-            return [FineTuning(steps=self.adapt_steps)]
-        return [FineTuning(epochs=self.adapt_epochs)]
+            return [ft.FineTuning(steps=self.adapt_steps)]
+        return [ft.FineTuning(epochs=self.adapt_epochs)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Name the training options that have no effect, and a model that is not adapted."""
         found = self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
         if self.adapt_epochs == 0 and self.adapt_steps == 0:
             found.append("without adaptation, the global model predicts.")
         return found
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the model."""
-        return {"model": Field(kind="model", shapes=task.shapes(*ALL), weight="equal")}
+        return {"model": ft.Field(kind="model", shapes=task.shapes(*ft.ALL), weight="equal")}
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Take meta-steps from the received model."""
         batches = 3 if self.variant == "hessian_free" else 2
         step = partial(meta_step, method=self, outer_lr=task.training.lr)
         start = Progress(download.shared.model, torch.zeros(()))
-        trained = train(
+        trained = ft.train(
             task, None, start, data=data.train, key=key, step=step, batches_per_step=batches
         )
         result: Progress = trained.params
         steps = trained.steps * batches
-        upload = {"model": Mean(result.model, torch.ones(()))}
+        upload = {"model": ft.Mean(result.model, torch.ones(()))}
         metrics = {"steps": steps, "loss": result.loss_sum / trained.steps.clamp(min=1)}
 
-        return ClientUpdate(state, upload, personal=FineTuned(result.model, steps), metrics=metrics)
+        return ft.ClientUpdate(
+            state, upload, personal=ft.FineTuned(result.model, steps), metrics=metrics
+        )
 
-    def global_model(self, task: Task, server: ModelState) -> FineTuned:
+    def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.FineTuned:
         """Return the global model, not adapted."""
-        return untuned(server.model)
+        return ft.untuned(server.model)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ModelState],
+        task: ft.Task,
+        download: ft.Download[ft.ModelState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> FineTuned:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Adapt a copy of the global model."""
         plain = replace(
             task.training.plain(),
@@ -194,8 +173,13 @@ class PerFedAvg(Algorithm[ModelState, tuple[()], FineTuned]):
             steps=self.adapt_steps,
         )
         model = download.shared.model
-        adapted = train(
-            task, classification_loss, model, data=data.train, key=key.fold("adapt"), training=plain
+        adapted = ft.train(
+            task,
+            ft.classification_loss,
+            model,
+            data=data.train,
+            key=key.fold("adapt"),
+            training=plain,
         )
 
-        return FineTuned(adapted.params, adapted.steps)
+        return ft.FineTuned(adapted.params, adapted.steps)

@@ -37,41 +37,15 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    ALL,
-    TRAINED,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    Key,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Reduced,
-    RoundOfTraining,
-    StepOutput,
-    Task,
-    Trained,
-    gaussian_heads,
-    optimizer,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import gaussian_heads, optimizer, tree
 
 
 class ServerState(NamedTuple):
     """The global Gaussian p: means (with buffers), and raw deviations."""
 
-    mean: Params
-    raw: Params
+    mean: ft.Params
+    raw: ft.Params
 
 
 class ClientState(NamedTuple):
@@ -94,13 +68,13 @@ class Learner(NamedTuple):
 
 
 def alternate(
-    task: Task, old: Learner, count: Tensor, batch: Batch, key: Key, *, method: PFedBayes
-) -> StepOutput:
+    task: ft.Task, old: Learner, count: Tensor, batch: ft.Batch, key: ft.Key, *, method: PFedBayes
+) -> ft.StepOutput:
     """Take a step of q towards the data and p, then one of p towards the new q; ``count`` is
     n_i.
     """
 
-    def own_objective(own: gaussian_heads.HeadPosterior) -> tuple[Tensor, tuple[Tensor, Params]]:
+    def own_objective(own: gaussian_heads.HeadPosterior) -> tuple[Tensor, tuple[Tensor, ft.Params]]:
         loss, buffers = gaussian_heads.expected_loss(task, own, batch, key, method.draws)
         loss = count * loss + method.penalty * gaussian_heads.divergence_between(own, old.copy)
         return loss, (loss, buffers)
@@ -119,36 +93,36 @@ def alternate(
         old.copy, slope, old.copy_moments, key.step, method.global_lr
     )
 
-    return StepOutput(Learner(own, copy, own_moments, copy_moments, old.loss + loss))
+    return ft.StepOutput(Learner(own, copy, own_moments, copy_moments, old.loss + loss))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedBayes(Algorithm[ServerState, ClientState, Params]):
+class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
 
     only_for_training: ClassVar[frozenset[str]] = frozenset(
         {"initial_scale", "global_lr", "mixing"}
     )
 
-    penalty: Annotated[float, Range(ge=0)] = 10.0
+    penalty: Annotated[float, ft.Range(ge=0)] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""
-    initial_scale: Annotated[float, Range(gt=0)] = 0.0789
+    initial_scale: Annotated[float, ft.Range(gt=0)] = 0.0789
     """Initial standard deviation of every weight: softplus of the paper's rho, -2.5."""
-    draws: Annotated[int, Range(ge=1)] = 1
+    draws: Annotated[int, ft.Range(ge=1)] = 1
     """Models drawn per step (K)."""
-    personal_lr: Annotated[float, Range(gt=0)] = 0.001
+    personal_lr: Annotated[float, ft.Range(gt=0)] = 0.001
     """Adam's rate for a client's Gaussian (eta_1)."""
-    global_lr: Annotated[float, Range(ge=0)] = 0.001
+    global_lr: Annotated[float, ft.Range(ge=0)] = 0.001
     """Adam's rate for a client's copy of the global Gaussian (eta_2)."""
-    mixing: Annotated[float, Range(ge=0, le=1)] = 1.0
+    mixing: Annotated[float, ft.Range(ge=0, le=1)] = 1.0
     """Share of the clients' mean in the new global Gaussian (beta)."""
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Train for a round."""
-        return [RoundOfTraining()]
+        return [ft.RoundOfTraining()]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Name options that freeze the global Gaussian, and training options that have no
         effect.
         """
@@ -158,47 +132,47 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
             "optimizer", "lr", "momentum", "weight_decay", "clip_norm"
         )
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare means, with buffers, and raw deviations."""
         return {
-            "mean": Field(kind="model", shapes=task.shapes(*ALL), weight="equal"),
-            "raw": Field(kind="model", shapes=task.shapes(*TRAINED), weight="equal"),
+            "mean": ft.Field(kind="model", shapes=task.shapes(*ft.ALL), weight="equal"),
+            "raw": ft.Field(kind="model", shapes=task.shapes(*ft.TRAINED), weight="equal"),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, equally uncertain everywhere."""
         mean = task.initial(key)
         raw = gaussian_heads.raw_of(self.initial_scale)
         return ServerState(
-            mean, {name: torch.full_like(mean[name], raw) for name in task.names(*TRAINED)}
+            mean, {name: torch.full_like(mean[name], raw) for name in task.names(*ft.TRAINED)}
         )
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start like the server; the first download replaces it."""
         return ClientState(_gaussian(self.init_server(task, key)), torch.zeros(()))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the client's Gaussian and its copy of the global one in turn."""
         trained = self.learn(task, download.shared, _own(download, state), data, key)
         end: Learner = trained.params
         one = torch.ones(())
         mean = {**end.copy.mean, **task.pick(end.own.mean, "buffer")}
-        upload = {"mean": Mean(mean, one), "raw": Mean(end.copy.raw, one)}
+        upload = {"mean": ft.Mean(mean, one), "raw": ft.Mean(end.copy.raw, one)}
         metrics = {"steps": trained.steps, "loss": end.loss / trained.steps.clamp(min=1)}
 
-        return ClientUpdate(
+        return ft.ClientUpdate(
             ClientState(end.own, one), upload, personal=end.own.mean, metrics=metrics
         )
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the means of means and raw deviations into the old ones."""
         new = ServerState(
@@ -210,52 +184,52 @@ class PFedBayes(Algorithm[ServerState, ClientState, Params]):
 
         return tree.map(mix, server, new), ()
 
-    def global_model(self, task: Task, server: ServerState) -> Params:
+    def global_model(self, task: ft.Task, server: ServerState) -> ft.Params:
         """Return the mean of the global Gaussian."""
         return server.mean
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Start from the global Gaussian and train for a round, with the global Gaussian fixed."""
         with_fixed_global = replace(self, global_lr=0.0)
         trained = with_fixed_global.learn(
             task, download.shared, _gaussian(download.shared), data, key
         )
         end: Learner = trained.params
-        return Onboarded(ClientState(end.own, torch.ones(())), trained.steps)
+        return ft.Onboarded(ClientState(end.own, torch.ones(())), trained.steps)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> Params:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Params:
         """Return the mean of the client's Gaussian."""
         return dict(_own(download, state).mean)
 
     def learn(
         self,
-        task: Task,
+        task: ft.Task,
         shared: ServerState,
         own: gaussian_heads.HeadPosterior,
-        data: ClientData,
-        key: Key,
-    ) -> Trained:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Trained:
         """Train for a round; the result is a :class:`Learner`."""
         copy = _gaussian(shared)
         own_moments = optimizer.Moments.zeros(own)
         copy_moments = optimizer.Moments.zeros(copy)
         start = Learner(own, copy, own_moments, copy_moments, torch.zeros(()))
         step = partial(alternate, method=self)
-        return train(
+        return ft.train(
             task, None, start, context=data.info.num_train, data=data.train, key=key, step=step
         )
 
@@ -264,7 +238,7 @@ def _gaussian(server: ServerState) -> gaussian_heads.HeadPosterior:
     return gaussian_heads.HeadPosterior(server.mean, server.raw)
 
 
-def _own(download: Download[ServerState], state: ClientState) -> gaussian_heads.HeadPosterior:
+def _own(download: ft.Download[ServerState], state: ClientState) -> gaussian_heads.HeadPosterior:
     """Return a client's Gaussian: the global one if it never trained."""
     own: gaussian_heads.HeadPosterior = tree.where(
         state.trained > 0, state.own, _gaussian(download.shared)

@@ -59,34 +59,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor import toolkit as ft
 from fedtailor.algorithms._beta_search import blend_frequencies, find_beta
-from fedtailor.toolkit import (
-    BODY,
-    CLOSED_FORM,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Download,
-    ExampleSet,
-    Field,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Params,
-    Range,
-    Task,
-    cached_features,
-    cross_entropy,
-    gaussian,
-    predict_features,
-    row_words,
-    train,
-    uniform,
-)
+from fedtailor.toolkit import gaussian
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve (C)
 
@@ -94,7 +69,7 @@ _SHRINKAGE = 1e-4  # of a covariance, before every solve (C)
 class ServerState(NamedTuple):
     """Body, class means (classes, d), covariance (d, d)."""
 
-    body: Params
+    body: ft.Params
     means: Tensor
     covariance: Tensor
 
@@ -127,7 +102,7 @@ class Personal(NamedTuple):
     follows.
     """
 
-    body: Params
+    body: ft.Params
     head: Head
     means: Tensor
     covariance: Tensor
@@ -135,15 +110,17 @@ class Personal(NamedTuple):
     beta: Tensor
 
 
-def body_loss(task: Task, body: Params, head: Head, batch: Batch, key: Key) -> LossOutput:
+def body_loss(
+    task: ft.Task, body: ft.Params, head: Head, batch: ft.Batch, key: ft.Key
+) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier (eq. 5, as a loss); collects the features."""
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
-    loss = cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
-    return LossOutput(loss, buffers, z.detach())
+    loss = ft.cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
+    return ft.LossOutput(loss, buffers, z.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
+class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     """Personalization by feature distribution adaptation."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -161,69 +138,69 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
 
     beta: Literal["single", "multi", "none"] = "single"
     """One beta, one each for means and covariance, or none (beta = 1, purely local)."""
-    cov_ridge: Annotated[float, Range(ge=0)] = 1.0
+    cov_ridge: Annotated[float, ft.Range(ge=0)] = 1.0
     """Added to the diagonal of the local covariance."""
-    cov_offset: Annotated[float, Range(ge=0)] = 1e-4
+    cov_offset: Annotated[float, ft.Range(ge=0)] = 1e-4
     """Added to every entry of the local covariance."""
     prior: Literal["floor", "pseudo_count", "blend"] = "floor"
     """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
     pseudo_count: those with prior_smoothing more examples of every class; blend: a cross-validated
     blend of its class frequencies and equally likely classes, then as floor."""
-    prior_smoothing: Annotated[float, Range(gt=0)] = 1e-4
+    prior_smoothing: Annotated[float, ft.Range(gt=0)] = 1e-4
     """Added to every class frequency of the prior; with pseudo_count, a number of examples of every
     class."""
-    evaluate_min_class_count: Annotated[int, Range(ge=1)] = 3
+    evaluate_min_class_count: Annotated[int, ft.Range(ge=1)] = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
     evaluate_drop_last: bool = False
     """Whether evaluation leaves out the examples that do not fill a batch, as the released code
     does."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Estimate and blend the Gaussian, without gradients."""
-        return [CLOSED_FORM]
+        return [ft.CLOSED_FORM]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body, means and covariance."""
         d = task.model.feature_dim
         return {
-            "body": Field(kind="model", shapes=task.shapes(*BODY)),
-            "means": Field(kind="class_means", shapes=(task.num_classes, d)),
-            "covariance": Field(kind="covariance", shapes=(d, d)),
+            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
+            "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
+            "covariance": ft.Field(kind="covariance", shapes=(d, d)),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body, uniform means and the identity."""
         d = task.model.feature_dim
-        means = uniform(key.common("means"), (task.num_classes, d))
-        return ServerState(task.initial(key, *BODY), means, torch.eye(d))
+        means = ft.uniform(key.common("means"), (task.num_classes, d))
+        return ServerState(task.initial(key, *ft.BODY), means, torch.eye(d))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with beta = 0.5."""
         return ClientState(torch.full((2,), 0.5))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Train the body under the frozen classifier, then estimate and blend the Gaussian."""
         shared = download.shared
         prior = self._class_prior(data.info.class_counts)
         head = _head(shared.means, shared.covariance, prior)
-        trained = train(
+        trained = ft.train(
             task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all"
         )
         seen = trained.collected_examples()
         blend = self._blend(task, shared, seen, prior, state, key, min_count=1)
         n = data.info.num_train
         upload = {
-            "body": Mean(trained.params, n),
-            "means": Mean(blend.means, n),
-            "covariance": Mean(blend.covariance, n),
+            "body": ft.Mean(trained.params, n),
+            "means": ft.Mean(blend.means, n),
+            "covariance": ft.Mean(blend.covariance, n),
         }
         fit = gaussian.feature_fit(
             seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
@@ -240,9 +217,9 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         }
         personal = _personal(trained.params, blend, prior)
 
-        return ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
 
-    def global_model(self, task: Task, server: ServerState) -> Personal:
+    def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the global Gaussian with equally likely classes."""
         prior = torch.full((task.num_classes,), 1.0 / task.num_classes)
         blend = Blend(server.means, server.covariance, torch.zeros(2))
@@ -250,11 +227,11 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Estimate and blend the Gaussian with the features of the global body, in one pass."""
         shared = download.shared
@@ -262,7 +239,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         if self.evaluate_drop_last:
             examples = _whole_batches(examples, task.training.batch_size, key)
 
-        features = cached_features(task, shared.body, examples, key=key)
+        features = ft.cached_features(task, shared.body, examples, key=key)
         prior = self._class_prior(data.info.class_counts)
         blend = self._blend(
             task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count
@@ -270,20 +247,20 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
 
         return _personal(shared.body, blend, prior)
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body."""
-        return predict_features(task, personal.body, x)
+        return ft.predict_features(task, personal.body, x)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits: log joint densities up to a term that all classes share."""
         return self.features(task, personal, x) @ personal.head.weight.T + personal.head.bias
 
-    def ood_score(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = self.features(task, personal, x)
         return gaussian.mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
 
-    def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
+    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record beta, the largest classifier weight and the scale of the features."""
         return {
             "beta_means": personal.beta[0],
@@ -304,12 +281,12 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
 
     def _blend(
         self,
-        task: Task,
+        task: ft.Task,
         shared: ServerState,
-        features: ExampleSet,
+        features: ft.ExampleSet,
         prior: Tensor,
         state: ClientState,
-        key: Key,
+        key: ft.Key,
         *,
         min_count: int,
     ) -> Blend:
@@ -335,7 +312,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
                 features.x,
                 features.y,
                 weight,
-                row_words(key.fold("folds"), weight),
+                ft.row_words(key.fold("folds"), weight),
                 shared.means,
                 shared.covariance,
                 prior,
@@ -353,7 +330,7 @@ class PFedFDA(Algorithm[ServerState, ClientState, Personal]):
         return Blend(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), beta.to(dtype))
 
 
-def _personal(body: Params, blend: Blend, prior: Tensor) -> Personal:
+def _personal(body: ft.Params, blend: Blend, prior: Tensor) -> Personal:
     head = _head(blend.means, blend.covariance, prior)
     return Personal(
         body, head, blend.means, blend.covariance, prior.to(blend.means.dtype), blend.beta
@@ -365,7 +342,7 @@ def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
     return Head(weight.to(means.dtype), bias.to(means.dtype))
 
 
-def _whole_batches(examples: ExampleSet, batch_size: int, key: Key) -> ExampleSet:
+def _whole_batches(examples: ft.ExampleSet, batch_size: int, key: ft.Key) -> ft.ExampleSet:
     """Leave out, at random, the examples that do not fill a batch; a client with less than one
     batch keeps all.
     """

@@ -38,41 +38,17 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    TRAINED,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    FineTuned,
-    Key,
-    Mean,
-    Messages,
-    Params,
-    ProximalSolve,
-    Range,
-    Reduced,
-    StepOutput,
-    Task,
-    Trained,
-    losses,
-    train,
-    tree,
-    untuned,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses, tree
 
 
 class ServerState(NamedTuple):
     """The trained parameters of the global model w, and its buffers."""
 
-    model: Params
-    buffers: Params
+    model: ft.Params
+    buffers: ft.Params
 
-    def whole(self) -> Params:
+    def whole(self) -> ft.Params:
         """Return the whole global model."""
         return {**self.model, **self.buffers}
 
@@ -82,21 +58,21 @@ class Progress(NamedTuple):
     theta's losses.
     """
 
-    model: Params
-    theta: Params
+    model: ft.Params
+    theta: ft.Params
     loss_sum: Tensor  # ()
 
 
 def proximal_step(
-    task: Task,
+    task: ft.Task,
     at: Progress,
     context: Mapping[str, Tensor],
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     method: PFedMe,
     outer_lr: float,
-) -> StepOutput:
+) -> ft.StepOutput:
     """Take the inner steps on a batch, then the outer one; the recorded loss is that of the last
     inner step.
     """
@@ -116,14 +92,14 @@ def proximal_step(
     rate = outer_lr * method.penalty
     moved = {
         name: at.model[name] - rate * (at.model[name] - theta[name])
-        for name in task.names(*TRAINED)
+        for name in task.names(*ft.TRAINED)
     }
 
-    return StepOutput(Progress({**theta, **moved}, theta, at.loss_sum + loss))
+    return ft.StepOutput(Progress({**theta, **moved}, theta, at.loss_sum + loss))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
+class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Personal models at the minimum of loss plus squared distance from a global model made for
     that.
     """
@@ -131,27 +107,27 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
     only_for_training: ClassVar[frozenset[str]] = frozenset({"outer_lr", "mixing"})
     only_for_personalization: ClassVar[frozenset[str]] = frozenset({"solve_batches"})
 
-    penalty: Annotated[float, Range(ge=0)] = 15.0
+    penalty: Annotated[float, ft.Range(ge=0)] = 15.0
     """Weight of the squared distance of theta from the client's w_i (lambda), halved."""
-    inner_steps: Annotated[int, Range(ge=1)] = 5
+    inner_steps: Annotated[int, ft.Range(ge=1)] = 5
     """Steps of theta per batch (K)."""
-    inner_lr: Annotated[float, Range(gt=0)] = 0.05
+    inner_lr: Annotated[float, ft.Range(gt=0)] = 0.05
     """Learning rate of theta (eta_p)."""
-    outer_lr: Annotated[float, Range(gt=0)] = 0.005
+    outer_lr: Annotated[float, ft.Range(gt=0)] = 0.005
     """Learning rate of w_i (eta)."""
-    mixing: Annotated[float, Range(ge=0)] = 1.0
+    mixing: Annotated[float, ft.Range(ge=0)] = 1.0
     """Share of the mean of the clients' models in the new global one (beta); the paper allows more
     than 1."""
-    solve_batches: Annotated[int, Range(ge=0)] = 20
+    solve_batches: Annotated[int, ft.Range(ge=0)] = 20
     """Batches, of ``inner_steps`` each, that lead from the global model to a client's personal
     one."""
 
     @property
-    def adaptation(self) -> Sequence[Adaptation]:
+    def adaptation(self) -> Sequence[ft.Adaptation]:
         """Solve the proximal problem on the client's training data."""
-        return [ProximalSolve(self.solve_batches, self.inner_steps)]
+        return [ft.ProximalSolve(self.solve_batches, self.inner_steps)]
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Name steps that are too long, options that freeze the global model, and options that have
         no effect.
         """
@@ -174,41 +150,43 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
             "lr", "optimizer", "momentum", "weight_decay", "clip_norm"
         )
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare what is mixed, and buffers, which are not."""
         return {
-            "model": Field(kind="model", shapes=task.shapes(*TRAINED), weight="equal"),
-            "buffers": Field(kind="model", shapes=task.shapes("buffer"), weight="equal"),
+            "model": ft.Field(kind="model", shapes=task.shapes(*ft.TRAINED), weight="equal"),
+            "buffers": ft.Field(kind="model", shapes=task.shapes("buffer"), weight="equal"),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization."""
         model = task.initial(key)
-        return ServerState(task.pick(model, *TRAINED), task.pick(model, "buffer"))
+        return ServerState(task.pick(model, *ft.TRAINED), task.pick(model, "buffer"))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Take outer steps, each towards theta."""
         trained = self._train(task, download.shared.whole(), data, key, outer_lr=self.outer_lr)
         end: Progress = trained.params
         steps = trained.steps * self.inner_steps
         one = torch.ones(())
         upload = {
-            "model": Mean(task.pick(end.model, *TRAINED), one),
-            "buffers": Mean(task.pick(end.model, "buffer"), one),
+            "model": ft.Mean(task.pick(end.model, *ft.TRAINED), one),
+            "buffers": ft.Mean(task.pick(end.model, "buffer"), one),
         }
         metrics = {"steps": steps, "loss": end.loss_sum / trained.steps.clamp(min=1)}
 
-        return ClientUpdate(state, upload, personal=FineTuned(end.theta, steps), metrics=metrics)
+        return ft.ClientUpdate(
+            state, upload, personal=ft.FineTuned(end.theta, steps), metrics=metrics
+        )
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the mean of the clients' models into the global one."""
         mean_model = received["model"].or_else(server.model)
@@ -220,38 +198,38 @@ class PFedMe(Algorithm[ServerState, tuple[()], FineTuned]):
             tree.map(mix, server.model, mean_model), received["buffers"].or_else(server.buffers)
         ), ()
 
-    def global_model(self, task: Task, server: ServerState) -> FineTuned:
+    def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
         """Return the global model as it is."""
-        return untuned(server.whole())
+        return ft.untuned(server.whole())
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: tuple[()],
-        data: ClientData,
-        key: Key,
-    ) -> FineTuned:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.FineTuned:
         """Take inner steps from the global model, which stays as it is."""
         start = download.shared.whole()
         solved = self._train(
             task, start, data, key.fold("solve"), outer_lr=0.0, batches=self.solve_batches
         )
-        return FineTuned(solved.params.theta, solved.steps * self.inner_steps)
+        return ft.FineTuned(solved.params.theta, solved.steps * self.inner_steps)
 
     def _train(
         self,
-        task: Task,
-        model: Params,
-        data: ClientData,
-        key: Key,
+        task: ft.Task,
+        model: ft.Params,
+        data: ft.ClientData,
+        key: ft.Key,
         *,
         outer_lr: float,
         batches: int | None = None,
-    ) -> Trained:
+    ) -> ft.Trained:
         """Take proximal steps from a model, on so many batches, or on as many as ``[training]``
         says.
         """
         start = Progress(model, model, torch.zeros(()))
         step = partial(proximal_step, method=self, outer_lr=outer_lr)
-        return train(task, None, start, data=data.train, key=key, step=step, steps=batches)
+        return ft.train(task, None, start, data=data.train, key=key, step=step, steps=batches)

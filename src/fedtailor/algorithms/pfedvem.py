@@ -54,35 +54,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    BODY,
-    Adaptation,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    ConfigError,
-    Download,
-    Field,
-    FineTuning,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    Onboarded,
-    Params,
-    Range,
-    Task,
-    Training,
-    cached_features,
-    gaussian_heads,
-    normal,
-    predict_features,
-    train,
-    tree,
-    weighted_mean,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import gaussian_heads, tree
 
 _HEAD_MOMENTUM = 0.9
 _LEAST_VARIANCE = 1e-12  # of a head about the global one
@@ -91,8 +64,8 @@ _LEAST_VARIANCE = 1e-12  # of a head about the global one
 class ServerState(NamedTuple):
     """Body, and latent global head."""
 
-    body: Params
-    head: Params
+    body: ft.Params
+    head: ft.Params
 
 
 class ClientState(NamedTuple):
@@ -101,7 +74,7 @@ class ClientState(NamedTuple):
     """
 
     posterior: gaussian_heads.HeadPosterior
-    body: Params | tuple[()]
+    body: ft.Params | tuple[()]
     trained: Tensor
 
 
@@ -110,9 +83,9 @@ class Personal(NamedTuple):
     draw heads.
     """
 
-    body: Params
-    head: Params
-    deviation: Params
+    body: ft.Params
+    head: ft.Params
+    deviation: ft.Params
     noise: Tensor | tuple[()]
 
 
@@ -131,19 +104,19 @@ class Round(NamedTuple):
     """The results of a client's round: its state, its body, and metrics."""
 
     state: ClientState
-    body: Params
+    body: ft.Params
     metrics: dict[str, Tensor]
 
 
 def head_loss(
-    task: Task,
+    task: ft.Task,
     posterior: gaussian_heads.HeadPosterior,
     prior: gaussian_heads.HeadPrior,
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     draws: int,
-) -> LossOutput:
+) -> ft.LossOutput:
     """Negative evidence lower bound on cached features: summed cross-entropy plus divergence from
     the prior.
     """
@@ -152,27 +125,27 @@ def head_loss(
         task, posterior.mean, deviation, batch.x, batch.y, key, draws
     )
     divergence = gaussian_heads.divergence(posterior.mean, deviation, prior)
-    return LossOutput((losses * batch.weight).sum() + divergence)
+    return ft.LossOutput((losses * batch.weight).sum() + divergence)
 
 
 def body_loss(
-    task: Task,
-    body: Params,
+    task: ft.Task,
+    body: ft.Params,
     posterior: gaussian_heads.HeadPosterior,
-    batch: Batch,
-    key: Key,
+    batch: ft.Batch,
+    key: ft.Key,
     *,
     draws: int,
-) -> LossOutput:
+) -> ft.LossOutput:
     """Mean cross-entropy under heads drawn from the posterior, which stays as it is."""
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
     deviation = posterior.deviation()
     losses = gaussian_heads.expected_losses(task, posterior.mean, deviation, z, batch.y, key, draws)
-    return LossOutput(weighted_mean(losses, batch.weight), buffers)
+    return ft.LossOutput(ft.weighted_mean(losses, batch.weight), buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
+class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
     """Confidence-aware personalization by variational expectation maximization."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {}}
@@ -182,23 +155,23 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
         {"onboard_rounds", "onboard_body"}
     )
 
-    head_steps: Annotated[int, Range(ge=0)] = 10
+    head_steps: Annotated[int, ft.Range(ge=0)] = 10
     """Full-batch steps on the posterior of the head per round (R)."""
-    head_lr: Annotated[float, Range(gt=0)] = 0.001
+    head_lr: Annotated[float, ft.Range(gt=0)] = 0.001
     """Learning rate of these steps (eta); each sums over all examples, and their momentum is
     0.9."""
-    draws: Annotated[int, Range(ge=1)] = 5
+    draws: Annotated[int, ft.Range(ge=1)] = 5
     """Heads drawn per step (K)."""
-    initial_scale: Annotated[float, Range(gt=0)] = 1.0
+    initial_scale: Annotated[float, ft.Range(gt=0)] = 1.0
     """Deviation of a client's posterior and prior before its first round."""
     confidence: Literal["both", "uncertainty", "deviation"] = "both"
     """Terms of the confidence: variance of the posterior, its distance from the global head, or
     both."""
     evaluated_body: Literal["local", "global"] = "local"
     """The body of a client's personal model: that of its own last training, or the server's."""
-    prediction_draws: Annotated[int, Range(ge=0)] = 0
+    prediction_draws: Annotated[int, ft.Range(ge=0)] = 0
     """Heads whose probabilities are averaged for a prediction; 0: the mean head predicts."""
-    onboard_rounds: Annotated[int, Range(ge=0)] = 1
+    onboard_rounds: Annotated[int, ft.Range(ge=0)] = 1
     """Rounds of a new client on its own data."""
     onboard_body: bool = False
     """Whether a new client trains the body too."""
@@ -206,7 +179,7 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.onboard_body and self.evaluated_body == "global":
-            raise ConfigError(
+            raise ft.ConfigError(
                 "algorithm.onboard_body trains a body that algorithm.evaluated_body 'global' does not use.",
                 key="algorithm.onboard_body",
                 allowed=[False],
@@ -214,29 +187,29 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
             )
 
     @property
-    def onboarding(self) -> Sequence[Adaptation]:
+    def onboarding(self) -> Sequence[ft.Adaptation]:
         """Take rounds under the global body, or of the body too."""
-        return [FineTuning("all" if self.onboard_body else "head", rounds=self.onboard_rounds)]
+        return [ft.FineTuning("all" if self.onboard_body else "head", rounds=self.onboard_rounds)]
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body and head."""
         return {
-            "body": Field(kind="model", shapes=task.shapes(*BODY)),
-            "head": Field(kind="model", shapes=task.shapes("head"), weight="own"),
+            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
+            "head": ft.Field(kind="model", shapes=task.shapes("head"), weight="own"),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body and a standard normal head."""
         model = task.initial(key)
         like = task.pick(model, "head")
-        noise = normal(key.common("head"), (1, gaussian_heads.head_size(like)))
+        noise = ft.normal(key.common("head"), (1, gaussian_heads.head_size(like)))
         zeros = tree.map(torch.zeros_like, like)
         ones = tree.map(torch.ones_like, like)
         drawn = gaussian_heads.draw_heads(zeros, ones, noise)
         head = {name: leaf[0] for name, leaf in drawn.items()}
-        return ServerState(task.pick(model, *BODY), head)
+        return ServerState(task.pick(model, *ft.BODY), head)
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with the initial deviations; the means come with the first download."""
         model = task.initial(key)
         mean = task.pick(model, "head")
@@ -244,35 +217,35 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
             name: torch.full_like(leaf, gaussian_heads.raw_of(self.initial_scale))
             for name, leaf in mean.items()
         }
-        body: Params | tuple[()] = ()
+        body: ft.Params | tuple[()] = ()
         if self.evaluated_body == "local":
-            body = task.pick(model, *BODY)
+            body = task.pick(model, *ft.BODY)
 
         return ClientState(gaussian_heads.HeadPosterior(mean, raw), body, torch.zeros(()))
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Update confidence, posterior and body, in this order."""
         started = _started(download.shared, state)
         done = self._round(task, download.shared, started, data, key, train_body=True)
         posterior = done.state.posterior
         upload = {
-            "body": Mean(done.body, data.info.num_train),
-            "head": Mean(posterior.mean, done.metrics["confidence"]),
+            "body": ft.Mean(done.body, data.info.num_train),
+            "head": ft.Mean(posterior.mean, done.metrics["confidence"]),
         }
         personal = Personal(
             done.body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key)
         )
 
-        return ClientUpdate(done.state, upload, personal=personal, metrics=done.metrics)
+        return ft.ClientUpdate(done.state, upload, personal=personal, metrics=done.metrics)
 
-    def global_model(self, task: Task, server: ServerState) -> Personal:
+    def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the body with the global head, as if that were certain."""
         zeros = tree.map(torch.zeros_like, server.head)
         noise: Tensor | tuple[()] = ()
@@ -282,12 +255,12 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
 
     def onboard(
         self,
-        task: Task,
-        download: Download[ServerState],
-        info: ClientInfo,
-        data: ClientData,
-        key: Key,
-    ) -> Onboarded:
+        task: ft.Task,
+        download: ft.Download[ServerState],
+        info: ft.ClientInfo,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Onboarded:
         """Take rounds on the client's own data, under the global body and head."""
         shared = download.shared
         state = _started(shared, self.init_client(task, info, key))
@@ -300,15 +273,15 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
             shared = shared._replace(body=done.body)
             steps = steps + done.metrics["steps"]
 
-        return Onboarded(state, steps)
+        return ft.Onboarded(state, steps)
 
     def personalize(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
     ) -> Personal:
         """Return the client's own body and posterior; the global model where it never trained."""
         started = _started(download.shared, state)
@@ -318,11 +291,11 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
             body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key)
         )
 
-    def features(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body."""
-        return predict_features(task, personal.body, x)
+        return ft.predict_features(task, personal.body, x)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor) -> Tensor:
+    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits of the mean head, or log-probabilities averaged over drawn heads."""
         z = self.features(task, personal, x)
         if not isinstance(personal.noise, Tensor):
@@ -330,7 +303,7 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
         heads = gaussian_heads.draw_heads(personal.head, personal.deviation, personal.noise)
         return gaussian_heads.mean_log_probabilities(task, heads, z)
 
-    def diagnostics(self, task: Task, personal: Personal) -> dict[str, Tensor]:
+    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the mean variance of the posterior, and the largest entry of its mean."""
         return {
             "uncertainty": gaussian_heads.squares(personal.deviation)
@@ -342,24 +315,24 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
 
     def _round(
         self,
-        task: Task,
+        task: ft.Task,
         shared: ServerState,
         state: ClientState,
-        data: ClientData,
-        key: Key,
+        data: ft.ClientData,
+        key: ft.Key,
         *,
         train_body: bool,
     ) -> Round:
         """Run M-step, E-step and, if wanted, the training of the body."""
         terms = self._confidence(shared, state)
-        head = train(
+        head = ft.train(
             task,
             partial(head_loss, draws=self.draws),
             state.posterior,
             context=gaussian_heads.HeadPrior(shared.head, terms.rho),
-            data=cached_features(task, shared.body, data.train, key=key),
+            data=ft.cached_features(task, shared.body, data.train, key=key),
             key=key.fold("head"),
-            training=Training(lr=self.head_lr, momentum=_HEAD_MOMENTUM, batch_size=0),
+            training=ft.Training(lr=self.head_lr, momentum=_HEAD_MOMENTUM, batch_size=0),
             steps=self.head_steps,
         )
         posterior = tree.where(head.sound(), head.params, state.posterior)
@@ -373,7 +346,7 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
 
         if train_body:
             loss = partial(body_loss, draws=self.draws)
-            trained = train(
+            trained = ft.train(
                 task, loss, body, context=posterior, data=data.train, key=key.fold("body")
             )
             body = tree.where(trained.sound(), trained.params, body)
@@ -400,18 +373,20 @@ class PFedVEM(Algorithm[ServerState, ClientState, Personal]):
 
         return Confidence(1.0 / variance, variance.sqrt(), uncertainty, deviation)
 
-    def _noise(self, head: Params, key: Key) -> Tensor | tuple[()]:
+    def _noise(self, head: ft.Params, key: ft.Key) -> Tensor | tuple[()]:
         """Draw the noise of predictions by drawn heads, if predictions draw any."""
         if self.prediction_draws == 0:
             return ()
-        return normal(key.fold("predict"), (self.prediction_draws, gaussian_heads.head_size(head)))
+        return ft.normal(
+            key.fold("predict"), (self.prediction_draws, gaussian_heads.head_size(head))
+        )
 
 
 def _started(shared: ServerState, state: ClientState) -> ClientState:
     """Return the state, in which a client that has not trained yet starts from what it received."""
     has_trained = state.trained > 0
     mean = tree.where(has_trained, state.posterior.mean, shared.head)
-    body: Params | tuple[()] = ()
+    body: ft.Params | tuple[()] = ()
     if isinstance(state.body, dict):
         body = tree.where(has_trained, state.body, shared.body)
     return state._replace(posterior=state.posterior._replace(mean=mean), body=body)

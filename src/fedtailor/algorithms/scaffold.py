@@ -31,103 +31,81 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.toolkit import (
-    ALL,
-    TRAINED,
-    Algorithm,
-    Batch,
-    ClientData,
-    ClientInfo,
-    ClientUpdate,
-    Cohort,
-    Download,
-    Field,
-    Key,
-    LossOutput,
-    Mean,
-    Messages,
-    OneGlobalModel,
-    Params,
-    Range,
-    Reduced,
-    Sum,
-    Task,
-    classification_loss,
-    losses,
-    train,
-    tree,
-)
+from fedtailor import toolkit as ft
+from fedtailor.toolkit import losses, tree
 
 
 class ServerState(NamedTuple):
     """The global model x, and the control c of its trained parameters."""
 
-    model: Params
-    control: Params
+    model: ft.Params
+    control: ft.Params
 
 
 class ClientState(NamedTuple):
     """The client's control c_i."""
 
-    control: Params
+    control: ft.Params
 
 
 def corrected_loss(
-    task: Task, params: Params, correction: Params, batch: Batch, key: Key
-) -> LossOutput:
+    task: ft.Task, params: ft.Params, correction: ft.Params, batch: ft.Batch, key: ft.Key
+) -> ft.LossOutput:
     """Cross-entropy, with the correction added to its gradient and nothing to its value."""
-    output = classification_loss(task, params, {}, batch, key)
+    output = ft.classification_loss(task, params, {}, batch, key)
     linear = losses.inner_product(params, correction)
     return output._replace(loss=output.loss + (linear - linear.detach()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
+class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Federated averaging with control variates."""
 
     requires_upload: ClassVar[bool] = True
     only_for_training: ClassVar[frozenset[str]] = frozenset({"global_lr"})
 
-    global_lr: Annotated[float, Range(gt=0)] = 1.0
+    global_lr: Annotated[float, ft.Range(gt=0)] = 1.0
     """Step of the server along the mean change of the clients' models (eta_g)."""
 
-    def warnings(self, task: Task) -> list[str]:
+    def warnings(self, task: ft.Task) -> list[str]:
         """Name the training options that have no effect."""
         return self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
 
-    def messages(self, task: Task) -> Messages:
+    def messages(self, task: ft.Task) -> ft.Messages:
         """Declare model, its change, and controls."""
-        model = task.shapes(*ALL)
+        model = task.shapes(*ft.ALL)
         return {
-            "model": Field(kind="model", shapes=model, reduction="none"),
-            "delta": Field(kind="model", shapes=model, weight="equal", down=False),
-            "control": Field(kind="statistics", shapes=task.shapes(*TRAINED), reduction="sum"),
+            "model": ft.Field(kind="model", shapes=model, reduction="none"),
+            "delta": ft.Field(kind="model", shapes=model, weight="equal", down=False),
+            "control": ft.Field(
+                kind="statistics", shapes=task.shapes(*ft.TRAINED), reduction="sum"
+            ),
         }
 
-    def init_server(self, task: Task, key: Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, with no correction."""
         model = task.initial(key)
-        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *TRAINED)))
+        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *ft.TRAINED)))
 
-    def init_client(self, task: Task, info: ClientInfo, key: Key) -> ClientState:
+    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with a control of 0."""
         return ClientState(
-            {name: torch.zeros(shape) for name, shape in task.shapes(*TRAINED).items()}
+            {name: torch.zeros(shape) for name, shape in task.shapes(*ft.TRAINED).items()}
         )
 
     def local_update(
         self,
-        task: Task,
-        download: Download[ServerState],
+        task: ft.Task,
+        download: ft.Download[ServerState],
         state: ClientState,
-        data: ClientData,
-        key: Key,
-    ) -> ClientUpdate:
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
         """Take corrected steps, and measure the mean gradient by how far they led."""
         shared = download.shared
         plain = task.training.plain()
         correction = tree.map(torch.sub, shared.control, state.control)
-        trained = train(
+        trained = ft.train(
             task,
             corrected_loss,
             shared.model,
@@ -142,18 +120,20 @@ class Scaffold(OneGlobalModel, Algorithm[ServerState, ClientState, Params]):
         def option_two(own: Tensor, common: Tensor, moved: Tensor) -> Tensor:
             return torch.where(length > 0, own - common - moved / length, own)
 
-        control = tree.map(option_two, state.control, shared.control, task.pick(delta, *TRAINED))
+        control = tree.map(option_two, state.control, shared.control, task.pick(delta, *ft.TRAINED))
         change = tree.map(torch.sub, control, state.control)
-        upload: dict[str, Mean | Sum] = {
-            "delta": Mean(delta, torch.ones(())),
-            "control": Sum(change),
+        upload: dict[str, ft.Mean | ft.Sum] = {
+            "delta": ft.Mean(delta, torch.ones(())),
+            "control": ft.Sum(change),
         }
         metrics = {"steps": trained.steps, "loss": trained.loss}
 
-        return ClientUpdate(ClientState(control), upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(
+            ClientState(control), upload, personal=trained.params, metrics=metrics
+        )
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, Reduced], cohort: Cohort
+        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Move the model by the mean change, and the control by the sum of changes over the
         population.

@@ -27,7 +27,7 @@ _REFUSED = (
 )
 _RANDOM = (
     "PyTorch's own random numbers (`torch.rand`, `torch.randn`, `torch.randperm`, `F.dropout`) are not allowed: use "
-    "`fedtailor.normal` or `fedtailor.uniform` with the key"
+    "`normal` or `uniform` of `fedtailor.toolkit` with the key"
 )
 _PADDED = (
     "Examples of weight 0 are padding and must not count: use `weighted_mean(values, batch.weight)` for means over a "
@@ -154,8 +154,8 @@ def check_randomness(case: Case) -> str | None:
     if case.unkeyed:
         return (
             "Random numbers do not come from the key: if the global random generators are seeded differently, "
-            f"{case.unkeyed}. Instead of torch.rand, numpy.random or random, use `fedtailor.normal` or "
-            f"`fedtailor.uniform` with `key.fold(...)`. {FIRST}."
+            f"{case.unkeyed}. Instead of torch.rand, numpy.random or random, use `normal` or `uniform` of "
+            f"`fedtailor.toolkit` with `key.fold(...)`. {FIRST}."
         )
 
     return None
