@@ -193,24 +193,15 @@ def sent_rows(field: Field) -> str:
 def options(cls: type) -> str:
     """Return the table of options."""
     words = field_docstrings(cls)
-    rows = ["| option | default | allowed | matters for | meaning |", "|---|---|---|---|---|"]
+    rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         if field.name != "training":
             value = f'"{field.default}"' if isinstance(field.default, str) else field.default
             shown = str(value).lower() if isinstance(value, bool) else value
-            cells = [allowed(hints[field.name]), phase(cls, field.name), cell(words[field.name])]
+            cells = [allowed(hints[field.name]), cell(words[field.name])]
             rows.append(f"| `{field.name}` | `{shown}` | {' | '.join(cells)} |")
     return "## Options\n\n" + ("\n".join(rows) if len(rows) > 2 else "Only those of `[training]`.")
-
-
-def phase(cls: type, option: str) -> str:
-    """Return what an option matters for, in words."""
-    if option in cls.only_for_training:
-        return "training"
-    if option in cls.only_for_personalization:
-        return "personalization"
-    return "both"
 
 
 def cell(text: str) -> str:

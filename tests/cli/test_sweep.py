@@ -44,13 +44,13 @@ def test_a_sweep_prints_tables_and_writes_the_best_configuration(tmp_path, capsy
     code, out, err = outcome(["sweep", "sweep.toml", "--out", "s"], capsys)
     assert code == 0, err
     assert "fedavg_ft on digits: 4 trials, accuracy in % on validation examples" in out
-    assert "finetune_epochs" in out and "fedavg_ft trial 1" in out and "best-fedavg_ft.toml" in out
+    assert "finetune_epochs" in out and "best-fedavg_ft.toml" in out
     assert "test scores did not decide" in out and "quartile" in out
     lines = err.splitlines()
     assert lines[0].startswith("note: with one seed")
     assert "fedavg_ft: trial 3 of 4: training.lr=0.1, algorithm.finetune_epochs=1" in lines
     assert "personalized" not in err, "no test score before the choice"
-    assert "Trained 2 of 4 rounds; the other 2 were reused. Everything is in s" in lines
+    assert "Trained 4 rounds. Everything is in s" in lines
     assert lines[-1] == "The best: fedtailor run s/best-fedavg_ft.toml"
     assert main(["run", "s/best-fedavg_ft.toml", "--out", "best"]) == 0
 

@@ -14,11 +14,8 @@ import torch
 from fedtailor import check_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
-from fedtailor.algorithms.fedprox import FedProx
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
-from fedtailor.testing.case import Case
-from fedtailor.testing.phase_checks import check_phases
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
 
@@ -195,30 +192,6 @@ def test_declarations_are_checked():
         adaptation = ""
 
     assert "adaptation must be a list of what personalize does" in check_algorithm(Silent)[0]
-
-
-def test_what_options_matter_for_is_checked():
-    @dataclass(frozen=True, kw_only=True)
-    class Wrong(FedProx):
-        only_for_training = frozenset()
-        only_for_personalization = frozenset({"penalty"})
-
-    @dataclass(frozen=True, kw_only=True)
-    class AlsoWrong(FedAvgFT):
-        only_for_training = frozenset({"finetune_epochs"})
-        only_for_personalization = frozenset()
-
-    @dataclass(frozen=True, kw_only=True)
-    class Unknown(FedAvg):
-        only_for_training = frozenset({"penalties"})
-
-    assert "only_for_personalization names 'penalty', but with another value" in check_phases(
-        Case(Wrong())
-    )
-    assert "only_for_training names 'finetune_epochs', but with another value" in check_phases(
-        Case(AlsoWrong())
-    )
-    assert "Unknown has no option 'penalties'" in check_phases(Case(Unknown()))
 
 
 def test_no_algorithm_is_an_error():

@@ -81,8 +81,3 @@ def test_a_mean_over_seeds_has_no_intervals_no_confusion_and_no_mean_of_nothing(
         {"sites": {"a": {"auroc": None, "confusion": [[0, 0, 4]], "auroc_interval": None}}},
     ]
     assert average(results) == {"sites": {"a": {"auroc": None}}}
-
-
-def test_a_mean_over_seeds_needs_no_reuse_in_all_of_them():
-    assert average([{"rounds": 3, "reused": {"rounds": 2}}, {"rounds": 3}]) == {"rounds": 3}
-    assert average([{"rounds": 3}, {"rounds": 3, "reused": {"rounds": 2}}]) == {"rounds": 3}

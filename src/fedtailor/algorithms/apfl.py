@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,8 +122,6 @@ def personal_model(state: ClientState, shared: ft.Params) -> ft.Params:
 @dataclass(frozen=True, kw_only=True)
 class APFL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Mixtures of clients' own models and the global one."""
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"adaptive"})
 
     onboarding = (ft.RoundOfTraining(),)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fedtailor import toolkit as ft
 
@@ -21,9 +21,6 @@ from fedtailor import toolkit as ft
 @dataclass(frozen=True, kw_only=True)
 class FedAvgFT(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
     """Federated averaging with local fine-tuning at the end."""
-
-    trains_as: ClassVar[str] = "fedavg"
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_epochs"})
 
     finetune: ft.Layers = "all"
     """Layers that are tuned."""

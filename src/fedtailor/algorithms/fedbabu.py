@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -42,8 +42,6 @@ class Broadcast(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """A body trained under a fixed random head, tuned at the end."""
-
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_epochs"})
 
     finetune: ft.Layers = "head"
     """Layers that are tuned."""

@@ -128,8 +128,6 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         "reference": {},
         "paper": {"likelihood": "log_expected", "prediction": "mean_probabilities"},
     }
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"beta"})
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"head_epochs"})
 
     latent_dim: Annotated[int, ft.Range(ge=1)] = 256
     """Features of the Gaussian layer (V)."""

@@ -81,7 +81,6 @@ class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params
     """Federated learning with dynamic regularization."""
 
     requires_upload: ClassVar[bool] = True
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"alpha"})
 
     alpha: Annotated[float, ft.Range(gt=0)] = 0.01
     """Weight of the squared distance from the received model, halved."""

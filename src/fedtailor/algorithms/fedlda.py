@@ -152,9 +152,6 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         "text. In our runs accuracy falls, and training ends once the covariance has no inverse. Preset 'reference' "
         "adds a ridge and shrinkage."
     }
-    only_for_training: ClassVar[frozenset[str]] = frozenset(
-        {"momentum", "penalty", "penalty_centering", "cov_ridge"}
-    )
 
     momentum: Annotated[float, ft.Range(ge=0, le=1)] = 0.5
     """Share of the server's Gaussian in a client's upload (beta)."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,13 +67,6 @@ class ClientState(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Feature alignment and classifier collaboration."""
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset(
-        {"penalty", "head_epochs", "combine_heads"}
-    )
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
-        {"finetune_epochs", "onboard_epochs"}
-    )
 
     penalty: Annotated[float, ft.Range(ge=0)] = 1.0
     """Weight of the distance of features from the global means of their classes (lambda)."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -35,10 +35,6 @@ class ServerState(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal."""
-
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
-        {"finetune_epochs", "onboard_epochs"}
-    )
 
     finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""

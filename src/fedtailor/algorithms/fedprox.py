@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import losses
@@ -30,8 +30,6 @@ from fedtailor.toolkit import losses
 @dataclass(frozen=True, kw_only=True)
 class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging with a proximal term."""
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty"})
 
     penalty: Annotated[float, ft.Range(ge=0)] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -35,8 +35,6 @@ class ServerState(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal and trained first."""
-
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs"})
 
     head_epochs: Annotated[int, ft.Range(ge=0)] = 10
     """Epochs of the head on the received body, before those of the body (tau)."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,8 +112,6 @@ def personal_head_loss(
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
     """Robust decoupling of a generic and a personal head."""
-
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"onboard_epochs"})
 
     variant: Literal["linear", "hyper"] = "linear"
     """Whether clients keep personal heads, or a shared network makes them of a client's class

@@ -107,10 +107,6 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         "reference": {},
         "paper": {"squared_norm": True},
     }
-    only_for_training: ClassVar[frozenset[str]] = frozenset(
-        {"l2_weight", "cmi_weight", "squared_norm", "samples"}
-    )
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"finetune_epochs"})
 
     latent_dim: Annotated[int, ft.Range(ge=1)] = 512
     """Features of the Gaussian layer (V)."""

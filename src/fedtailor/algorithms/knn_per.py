@@ -100,10 +100,6 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
     chooses_by_validation: ClassVar[bool] = True
-    trains_as: ClassVar[str] = "fedavg"
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
-        {"neighbors", "kernel_scale", "mixing"}
-    )
 
     neighbors: Annotated[int, ft.Range(ge=1)] = 10
     """Neighbors of a prediction (k)."""

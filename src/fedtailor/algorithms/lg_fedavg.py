@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import tree
@@ -62,10 +62,6 @@ def layer_numbers(task: ft.Task) -> dict[str, int]:
 @dataclass(frozen=True, kw_only=True)
 class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
-
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
-        {"finetune_epochs", "onboard_epochs"}
-    )
 
     shared_layers: Annotated[int, ft.Range(ge=1)] = 1
     """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,8 +81,6 @@ def contrastive_loss(
 @dataclass(frozen=True, kw_only=True)
 class Moon(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Model-contrastive federated learning: one global model."""
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"penalty", "temperature"})
 
     penalty: Annotated[float, ft.Range(ge=0)] = 1.0
     """Weight of the contrast (mu)."""

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,9 +96,6 @@ def _moved(params: ft.Params, direction: ft.Params, distance: float) -> ft.Param
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
     """A global model made to be adapted; the outer learning rate (beta) is ``training.lr``."""
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"variant", "difference"})
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"adapt_epochs", "adapt_steps"})
 
     variant: Literal["first_order", "hessian_free"] = "hessian_free"
     """How the second derivative is treated: left out, or by a difference of gradients."""

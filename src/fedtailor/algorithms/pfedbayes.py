@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,10 +99,6 @@ def alternate(
 @dataclass(frozen=True, kw_only=True)
 class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset(
-        {"initial_scale", "global_lr", "mixing"}
-    )
 
     penalty: Annotated[float, ft.Range(ge=0)] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""

@@ -132,9 +132,6 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
         "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's text, features and "
         "classifier weights grow without bound in our runs; the released code uses 1 (preset 'reference')."
     }
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
-        {"evaluate_min_class_count", "evaluate_drop_last"}
-    )
 
     beta: Literal["single", "multi", "none"] = "single"
     """One beta, one each for means and covariance, or none (beta = 1, purely local)."""

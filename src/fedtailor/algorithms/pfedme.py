@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,9 +103,6 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Personal models at the minimum of loss plus squared distance from a global model made for
     that.
     """
-
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"outer_lr", "mixing"})
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset({"solve_batches"})
 
     penalty: Annotated[float, ft.Range(ge=0)] = 15.0
     """Weight of the squared distance of theta from the client's w_i (lambda), halved."""

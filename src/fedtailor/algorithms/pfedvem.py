@@ -150,10 +150,6 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {}}
     trains: ClassVar[Literal["cohort", "all"]] = "all"
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"confidence"})
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset(
-        {"onboard_rounds", "onboard_body"}
-    )
 
     head_steps: Annotated[int, ft.Range(ge=0)] = 10
     """Full-batch steps on the posterior of the head per round (R)."""

@@ -62,7 +62,6 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
     """Federated averaging with control variates."""
 
     requires_upload: ClassVar[bool] = True
-    only_for_training: ClassVar[frozenset[str]] = frozenset({"global_lr"})
 
     global_lr: Annotated[float, ft.Range(gt=0)] = 1.0
     """Step of the server along the mean change of the clients' models (eta_g)."""

@@ -92,19 +92,6 @@ class Algorithm(ABC, Generic[S, C, P]):
     """Whether ``personalize`` chooses something on a client's validation examples; scores on them
     are then too high."""
 
-    trains_as: ClassVar[str] = ""
-    """The name of the method whose training this method shares bit for bit; empty: it has its own.
-
-    Methods that share a training differ in ``personalize``, ``onboard`` and the form of models, but
-    not in what models predict right after local training, or at the server."""
-    only_for_training: ClassVar[frozenset[str]] = frozenset()
-    """Fields that change nothing if a client personalizes or onboards from given downloads and
-    states."""
-    only_for_personalization: ClassVar[frozenset[str]] = frozenset()
-    """Fields that change nothing before a client personalizes or onboards: no state, no upload, and
-    no prediction right after local training or of the global model. Runs that differ in them share
-    a training."""
-
     training: Training = field(default_factory=Training)
     """How a client trains."""
 

@@ -41,12 +41,12 @@ from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.records import (
     ACROSS_SITES,
+    CHECKPOINTS,
     CLASS_MEANS_DIGEST,
     RunFolder,
     exclusive,
     holds_run,
 )
-from fedtailor.experiment.reuse import CHECKPOINTS
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.report import RoundReport, RunState

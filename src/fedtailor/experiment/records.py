@@ -78,6 +78,8 @@ _LAST_MADE = "experiment.toml"
 """The file that makes a folder a run folder."""
 _MADE_FIRST = frozenset({_RESERVE, "status.json", "provenance.json"})
 """What a folder holds before that."""
+CHECKPOINTS = "checkpoints"
+"""Folder in a run folder for checkpoints, and for what clients keep from round to round."""
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 _LARGEST_MODEL = 2**33

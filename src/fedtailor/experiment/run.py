@@ -22,7 +22,13 @@ from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.personal_models import personal_models
 from fedtailor.experiment.progress import Progress, Several, Silence
 from fedtailor.experiment.provenance import describe, describe_data, machine, versions
-from fedtailor.experiment.records import CLASS_MEANS_DIGEST, RunFolder, exclusive, holds_run
+from fedtailor.experiment.records import (
+    CHECKPOINTS,
+    CLASS_MEANS_DIGEST,
+    RunFolder,
+    exclusive,
+    holds_run,
+)
 from fedtailor.experiment.resume import (
     begun_config,
     changed_software,
@@ -30,26 +36,13 @@ from fedtailor.experiment.resume import (
     refuse_other_data,
     with_first_choices,
 )
-from fedtailor.experiment.reuse import (
-    CHECKPOINTS,
-    LastRound,
-    Taken,
-    find_training,
-    from_notes,
-    is_taken,
-    take_over,
-    to_notes,
-    training_digest,
-    with_own_models,
-)
 from fedtailor.experiment.trackers import check_trackers
 from fedtailor.experiment.tracking import make_tracked, tracked_run
 from fedtailor.experiment.what_leaves import FILE_NAME, page_of_parts, to_markdown
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
-from fedtailor.simulation.clients import Storage
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
-from fedtailor.simulation.rounds import personalize_after, simulate
+from fedtailor.simulation.rounds import simulate
 
 _STATE = "state"
 """Folder in a run folder for personal models that do not fit into memory before they are
@@ -65,7 +58,6 @@ def run(
     config: Config | None = None,
     *,
     out: str | Path | None = None,
-    reuse: Iterable[str | Path] = (),
     progress: Progress | None = None,
     track: Iterable[str] = (),
 ) -> dict[str, Any]:
@@ -79,8 +71,6 @@ def run(
     Args:
         config: the experiment; default: pFedFDA on the embedded digits.
         out: the run folder; default: ``runs/ALGORITHM-DATASET-TIME``.
-        reuse: folders of runs whose training this run may begin with, if nothing that decides
-            training is different; the result is the same, bit for bit.
         progress: is told about every round; default: nothing is shown.
         track: names of trackers that log the run too, in its folder: ``tensorboard``, ``mlflow``,
             ``wandb``. They never change the run or stop it.
@@ -115,9 +105,8 @@ def run(
         refuse_other_configuration(resolved, begun, path)
 
     with exclusive(path):
-        reusable = [Path(each) for each in reuse]
         if not several:
-            return run_seed(parts, path, progress, reusable, trackers=trackers)
+            return run_seed(parts, path, progress, trackers=trackers)
 
         same_engine = dataclasses.replace(
             config, engine=parts.config.engine
@@ -149,7 +138,6 @@ def run(
                     parts,
                     path / f"seed-{seed}",
                     progress,
-                    reusable,
                     place=place,
                     trackers=trackers,
                     top=path,
@@ -215,15 +203,12 @@ class _Beginning(NamedTuple):
     """The result of the run, if only its folder was not finished."""
     absences: Sequence[Mapping[str, Any]] = ()
     """Events of rounds that run again, because they came after the last checkpoint."""
-    reused: Taken | None = None
-    """What was taken over from another run."""
 
 
 def run_seed(
     parts: PreparedRun,
     path: Path,
     progress: Progress,
-    reuse: Iterable[Path] = (),
     *,
     place: str = "",
     trackers: Sequence[str] = (),
@@ -236,7 +221,6 @@ def run_seed(
         parts: the run.
         path: its folder.
         progress: is told about every round.
-        reuse: folders of runs whose training may be used.
         place: which of several runs it is, in words.
         trackers: names of those that log the run.
         top: the folder of all seeds, where the trackers write; default: ``path``.
@@ -284,17 +268,12 @@ def run_seed(
 
     with folder:
         with all_done(closing):
-            beginning = _begin(parts, folder, checkpoints, progress, reuse, place)
+            beginning = _begin(parts, folder, checkpoints, progress, place)
             totals = beginning.totals
-            reused = beginning.reused
             result = beginning.result
             storage = {**kept, **temporary}.__getitem__
 
-            if result is None and reused is not None and reused.last is not None:
-                report = _personalize_reused(
-                    parts, folder, progress, storage, beginning.state, reused.last, totals
-                )
-            elif result is None:
+            if result is None:
                 for report in simulate(
                     parts.algorithm,
                     parts.federation,
@@ -311,7 +290,7 @@ def run_seed(
                     totals.add_events(report.events)
                     seconds = beginning.seconds + time.perf_counter() - start
                     if _checkpoint_is_due(config, report):
-                        checkpoints.save(report.state, _notes(folder, seconds, reused))
+                        checkpoints.save(report.state, _notes(folder, seconds))
 
             if result is None:
                 final = report.final or report
@@ -320,23 +299,10 @@ def run_seed(
                 _say_which_round(parts, folder, progress, report)
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, totals)
-
-                if reused is not None:
-                    result["reused"] = {
-                        "run": reused.path,
-                        "rounds": reused.rounds,
-                        "seconds": reused.seconds,
-                    }
-                    if reused.last is not None and reused.last.local:
-                        result["metrics"] = {"local": reused.last.local, **result["metrics"]}
-
                 result |= digests
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
-                    taken = (
-                        None if reused is None else reused._replace(last=None)
-                    )  # it is in the records now
-                    notes = {**_notes(folder, result["seconds"]["total"], taken), "result": result}
+                    notes = {**_notes(folder, result["seconds"]["total"]), "result": result}
                     checkpoints.save(report.state, notes)
 
             for each in tracked:
@@ -358,48 +324,9 @@ def _checkpoint_is_due(config: Config, report: RoundReport) -> bool:
     return every > 0 and report.round % every == 0 and not report.is_last
 
 
-def _notes(folder: RunFolder, seconds: float, reused: Taken | None) -> dict[str, Any]:
-    """Return the notes of a checkpoint: what the records held then, the seconds so far, and what
-    was taken over.
-    """
-    notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
-    if reused is not None:
-        notes["reused"] = to_notes(reused)
-    return notes
-
-
-def _personalize_reused(
-    parts: PreparedRun,
-    folder: RunFolder,
-    progress: Progress,
-    storage: Storage,
-    state: RunState | None,
-    last: LastRound,
-    totals: summary.Totals,
-) -> RoundReport:
-    """Make and test the models of a training that was taken over, and write the last round."""
-    assert state is not None, "a training that is complete has a state"
-    report = personalize_after(
-        parts.algorithm,
-        parts.federation,
-        parts.engine,
-        parts.config.schedule,
-        seed=parts.config.seeds[0],
-        storage=storage,
-        state=state,
-        device=parts.device,
-    )
-    own_record = summary.round_record(report, parts.federation.roster)
-    own_clients = summary.client_records(report, parts.federation.roster)
-    record, clients = with_own_models(last, own_record, own_clients)
-    folder.add_round(record, clients=clients, events=[*last.events, *report.events])
-    for sentence in summary.event_sentences(report):
-        progress.note(sentence)
-
-    progress.round(record)
-    totals.add_round(record)
-    totals.add_events([*last.events, *report.events])
-    return report
+def _notes(folder: RunFolder, seconds: float) -> dict[str, Any]:
+    """Return the notes of a checkpoint: what the records held then, and the seconds so far."""
+    return {"records": folder.bookmark(), "seconds": seconds}
 
 
 def _begin(
@@ -407,7 +334,6 @@ def _begin(
     folder: RunFolder,
     checkpoints: Checkpoints,
     progress: Progress,
-    reuse: Iterable[Path],
     place: str,
 ) -> _Beginning:
     """Go back to the last checkpoint, or make a new beginning; write and show what is known before
@@ -416,7 +342,6 @@ def _begin(
     now = {"versions": versions(), "machine": machine(), **_inputs(parts)}
     provenance = folder.provenance()
     software = changed_software(provenance, now)
-    trains_the_same = provenance.get("training_sha256") == training_digest(parts)
     restored, notes = checkpoints.restore(lambda notes: _objection(notes, folder))
     done = 0 if restored is None else restored.state.round
     absences = folder.absences(after=done)
@@ -424,26 +349,14 @@ def _begin(
     if restored is None:
         if folder.clear():
             notes.append("no checkpoint can be used: the run begins again with its first round.")
-        if software or not trains_the_same:
+        if software:
             folder.write_provenance(_provenance(parts))
 
         beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
         folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
-        found = None if absences else _take_over(parts, folder, checkpoints, reuse)
-
-        if found is not None:
-            beginning = found
-            assert found.reused is not None
-            done = found.reused.rounds
-            notes.append(
-                f"begins after round {done} of '{found.reused.path}', which has trained the same."
-            )
     else:
-        if not trains_the_same:  # two programs have trained: nothing else may begin with it
-            folder.write_provenance({**provenance, "training_sha256": ""})
-
         recorded = folder.count_rounds()
         folder.rewind(restored.notes["records"])
         notes.append(f"resumed after round {done} of {parts.config.schedule.rounds}.")
@@ -463,7 +376,6 @@ def _begin(
             seconds=float(restored.notes["seconds"]),
             result=restored.notes.get("result"),
             absences=absences,
-            reused=from_notes(restored.notes),
         )
 
     write_input_specification(folder.path, parts.inputs)
@@ -496,24 +408,6 @@ def _totals(folder: RunFolder) -> summary.Totals:
     return totals
 
 
-def _take_over(
-    parts: PreparedRun, folder: RunFolder, checkpoints: Checkpoints, reuse: Iterable[Path]
-) -> _Beginning | None:
-    """Begin with the training of another run; None if there is none that can be used."""
-    paths = list(reuse)
-    if not paths:
-        return None
-
-    for training in find_training(parts, training_digest(parts), paths):
-        found = take_over(training, parts, folder, checkpoints)
-        if found is not None:
-            state, taken = found
-            checkpoints.save(state, _notes(folder, taken.seconds, taken))
-            return _Beginning(state, _totals(folder), seconds=taken.seconds, reused=taken)
-
-    return None
-
-
 def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
     """Return why a checkpoint with these notes cannot be used, or an empty string.
 
@@ -522,7 +416,7 @@ def _objection(notes: Mapping[str, Any], folder: RunFolder) -> str:
     """
     seconds = notes.get("seconds")
     result = notes.get("result", {})
-    if not isinstance(seconds, int | float) or not isinstance(result, dict) or not is_taken(notes):
+    if not isinstance(seconds, int | float) or not isinstance(result, dict):
         return "its notes are not those of a run."
     return folder.objection(notes.get("records"))
 
@@ -627,8 +521,7 @@ def _provenance(parts: PreparedRun) -> dict[str, Any]:
         "engine_choice": parts.choice.reason,
         "device": str(parts.device),
     }
-    training = {"training_sha256": training_digest(parts)}
-    return {**describe(), **_inputs(parts), **training, "notes": parts.notes, **where}
+    return {**describe(), **_inputs(parts), "notes": parts.notes, **where}
 
 
 def _inputs(parts: PreparedRun) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """The runner of several experiments: one after another, each on all cores, each in its own folder.
 
 Comparisons, sweeps and the experiments of papers run through it. It resumes what was interrupted,
-passes over what has finished, and begins with the training of another run where that gives the same
-bits.
+passes over what has finished.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[
 
     Args:
         jobs: folders that hold finished or interrupted runs of the same configuration are read or
-            resumed. The training of runs in the same folder is reused.
+            resumed.
         progress: is told about every round.
     """
     for job in jobs:
@@ -59,20 +58,12 @@ def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[
             result = run(
                 job.config,
                 out=job.folder,
-                reuse=neighbours(job.folder),
                 progress=progress or Silence(),
             )
         except FedtailorError as error:
             yield Outcome(job, None, error)
         else:
             yield Outcome(job, result)
-
-
-def neighbours(folder: Path) -> list[Path]:
-    """Return the other run folders beside a run folder, in the order of their names."""
-    if not folder.parent.is_dir():
-        return []
-    return sorted(path for path in folder.parent.iterdir() if path != folder and holds_run(path))
 
 
 def is_finished(job: Job) -> bool:

@@ -1,8 +1,7 @@
 """A sweep: it tries values of options, and chooses by scores on validation examples.
 
 Every trial is a run of :mod:`fedtailor.experiment.runner`, in a folder of its own. So a sweep is
-resumed as runs are, and trials that differ in personalization only share one training. A trial that
-goes on with more rounds, in successive halving, continues its own training in the same way.
+resumed as runs are.
 
 What chooses is :func:`validation_accuracy` of finished runs, and nothing else of their results.
 Test scores are read after the choice, and only those of the runs that were chosen.
@@ -27,7 +26,6 @@ from fedtailor.experiment.config import Config, load_config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive
 from fedtailor.experiment.resume import refuse_other_values
-from fedtailor.experiment.reuse import differs_at_the_end
 from fedtailor.experiment.run import unused_folder
 from fedtailor.experiment.runner import (
     Job,
@@ -82,11 +80,8 @@ class Measured(NamedTuple):
     job: Job
     trained_rounds: int
     """Over all seeds."""
-    reused_rounds: int
-    reused_from: list[Path]
-    """Folders of runs."""
     seconds: float
-    """Over all seeds, without those of reused rounds."""
+    """Over all seeds."""
     events: dict[str, int]
 
 
@@ -300,25 +295,7 @@ def _notes(config: Config, options: SweepOptions, plans: Sequence[Plan]) -> list
                 f"{plan.method} has too few trials or rounds for halving: all of its trials get all rounds."
             )
 
-    if options.halving:
-        notes += _notes_on_continuing(config, plans)
-
     return notes
-
-
-def _notes_on_continuing(config: Config, plans: Sequence[Plan]) -> list[str]:
-    """Return a note if trials that go on cannot continue their own training."""
-    reason = ""
-    if config.checkpoint.every == 0:
-        reason = "checkpoint.every is 0"
-    elif any(":" in f"{plan.trials[0].config.algorithm.name}{config.model.name}" for plan in plans):
-        reason = "code of your own may change between runs"
-    elif any(differs_at_the_end(trial.config.schedule) for plan in plans for trial in plan.trials):
-        reason = "all clients take part in a last round; set federation.full_last_round to false"
-
-    return (
-        [f"trials that go on train again from the first round, because {reason}."] if reason else []
-    )
 
 
 def rungs(trials: int, rounds: int, factor: int) -> list[Rung]:
@@ -430,9 +407,6 @@ def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
     if len(scores) < len(found):
         return None
 
-    reused = [result["reused"] for result in results.values() if "reused" in result]
-    reused_rounds = sum(each["rounds"] for each in reused)
-    reused_seconds = math.fsum(each["seconds"] for each in reused)
     values = list(scores.values())
     events: Counter[str] = Counter()
     for result in results.values():
@@ -446,11 +420,8 @@ def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
         else None,
         by_seed={str(seed): score for seed, score in scores.items()},
         job=job,
-        trained_rounds=sum(result["rounds"] for result in results.values()) - reused_rounds,
-        reused_rounds=reused_rounds,
-        reused_from=[_run_folder(Path(each["run"])) for each in reused],
-        seconds=math.fsum(result["seconds"]["total"] for result in results.values())
-        - reused_seconds,
+        trained_rounds=sum(result["rounds"] for result in results.values()),
+        seconds=math.fsum(result["seconds"]["total"] for result in results.values()),
         events=dict(events),
     )
 
@@ -464,11 +435,6 @@ def _results_by_seed(job: Job) -> dict[int, Record]:
     return {seed: RunFolder(folder).result() or {} for seed, folder in folders.items()}
 
 
-def _run_folder(path: Path) -> Path:
-    """Return the folder of a run of one or several seeds, from that of a seed."""
-    return path.parent if path.name.startswith("seed-") else path
-
-
 def _conclude(
     config: Config,
     options: SweepOptions,
@@ -478,17 +444,11 @@ def _conclude(
     notes: Sequence[str],
 ) -> Record:
     """Choose, write the chosen configurations and the result of the sweep, and return it."""
-    owners = {
-        measured.job.folder.name: _trial_name(plan.method, each.trial)
-        for plan, method in zip(plans, tried, strict=True)
-        for each in method
-        for measured in each.measured
-    }
     methods: list[Record] = []
 
     for plan, method in zip(plans, tried, strict=True):
         steps = len(rungs(len(method), config.schedule.rounds, options.halving))
-        methods.append(_conclude_method(plan, method, steps, folder, owners))
+        methods.append(_conclude_method(plan, method, steps, folder))
 
     chosen = [each for each in methods if each["best"] is not None]
     best = (
@@ -507,7 +467,6 @@ def _conclude(
         "best": None if best is None else {"method": best["method"], "config": best["config"]},
         "methods": methods,
         "trained_rounds": sum(each["trained_rounds"] for each in methods),
-        "reused_rounds": sum(each["reused_rounds"] for each in methods),
         "notes": list(notes),
     }
     # the choice is made: only now are test scores read, and only to be shown
@@ -519,9 +478,7 @@ def _conclude(
     return result
 
 
-def _conclude_method(
-    plan: Plan, tried: Sequence[Tried], steps: int, folder: Path, owners: Mapping[str, str]
-) -> Record:
+def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Path) -> Record:
     """Choose the best trial of a method, write its configuration, and return the method's part of
     the result.
 
@@ -530,7 +487,6 @@ def _conclude_method(
         tried: its trials.
         steps: of successive halving; the choice is among the trials that finished the last one.
         folder: of the sweep.
-        owners: the trial of every run folder.
     """
     ranked = [
         each
@@ -540,16 +496,13 @@ def _conclude_method(
     ]
     going = [each for each in ranked if not each.error]
     ranks = {each.trial.number: place for place, each in enumerate(going, start=1)}
-    trials = [
-        _trial_record(plan.method, each, ranks.get(each.trial.number), owners) for each in tried
-    ]
+    trials = [_trial_record(each, ranks.get(each.trial.number)) for each in tried]
     finished = best_of(tried, steps - 1)
     record: Record = {
         "method": plan.method,
         "trials": trials,
         "failed": sum(bool(each.error) for each in tried),
         "trained_rounds": sum(each["trained_rounds"] for each in trials),
-        "reused_rounds": sum(each["reused_rounds"] for each in trials),
         "seconds": math.fsum(each["seconds"] for each in trials),
         "spread": _spread([each.measured[0] for each in tried if each.is_at(0)]),
         "best": None,
@@ -564,9 +517,8 @@ def _conclude_method(
     return record
 
 
-def _trial_record(method: str, tried: Tried, rank: int | None, owners: Mapping[str, str]) -> Record:
+def _trial_record(tried: Tried, rank: int | None) -> Record:
     """Return what the result says of a trial: its last rung, and all rungs."""
-    own = _trial_name(method, tried.trial)
     steps: list[Record] = [
         {
             "rounds": each.rounds,
@@ -575,8 +527,6 @@ def _trial_record(method: str, tried: Tried, rank: int | None, owners: Mapping[s
             "by_seed": each.by_seed,
             "run": f"{each.job.folder.parent.name}/{each.job.folder.name}",
             "trained_rounds": each.trained_rounds,
-            "reused_rounds": each.reused_rounds,
-            "reused_from": sorted({owners.get(path.name, str(path)) for path in each.reused_from}),
             "seconds": each.seconds,
             "events": each.events,
         }
@@ -593,16 +543,10 @@ def _trial_record(method: str, tried: Tried, rank: int | None, owners: Mapping[s
         "standard_error": last.get("standard_error"),
         "run": last.get("run"),
         "trained_rounds": sum(step["trained_rounds"] for step in steps),
-        "reused_rounds": sum(step["reused_rounds"] for step in steps),
-        "reused_from": sorted({name for step in steps for name in step["reused_from"]} - {own}),
         "seconds": math.fsum(step["seconds"] for step in steps),
         "steps": steps,
         "error": tried.error or None,
     }
-
-
-def _trial_name(method: str, trial: Trial) -> str:
-    return f"{method} trial {trial.number}"
 
 
 def _spread(measured: Sequence[Measured]) -> Record | None:

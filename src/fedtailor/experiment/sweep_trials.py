@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fedtailor.algorithms import load_algorithm
@@ -91,7 +91,7 @@ def make_plans(config: Config, options: SweepOptions) -> list[Plan]:
         is_given = bool(options.methods)
         label = _label(method) if is_given else method.name
         space = _space_of(method, names, options.space, is_given=is_given)
-        notes = _notes_on_personalization(method, space, config)
+        notes: list[str] = []
         if not space:
             notes.append(f"{label} has none of the options that vary: it has one trial.")
 
@@ -284,19 +284,3 @@ def _share(seed: int, method: str, number: int, key: str) -> float:
     """Return a random number in [0, 1)."""
     stream = rng.new_key(seed, round=number, purpose=f"sweep/{method}/{key}")
     return float(rng.to_unit(rng.words(rng.plain(stream), 1))[0])
-
-
-def _notes_on_personalization(
-    method: AlgorithmOptions, space: Mapping[str, Any], config: Config
-) -> list[str]:
-    """Return a note if trials that differ in personalization only cannot share a training."""
-    only = load_algorithm(method.name).only_for_personalization
-    shared = sorted(key for key in space if key.removeprefix("algorithm.") in only)
-    if not shared or config.schedule.personalized_every == 0:
-        return []
-
-    return [
-        f"trials of {method.name} that differ in {', '.join(shared)} only could share one training, but "
-        f"evaluation.personalized_every = {config.schedule.personalized_every} tests their models during the run. With "
-        "0, they train once."
-    ]

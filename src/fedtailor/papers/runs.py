@@ -18,7 +18,6 @@ from fedtailor.experiment.progress import Progress
 from fedtailor.experiment.provenance import machine
 from fedtailor.experiment.records import Run, holds_run, read_run
 from fedtailor.experiment.run import run, unused_folder
-from fedtailor.experiment.runner import neighbours
 from fedtailor.experiment.summary import evaluation_name
 from fedtailor.papers.records import Record, make_record
 from fedtailor.papers.tables import Cell
@@ -140,15 +139,14 @@ def run_cell(
     config = with_curve(make_config(cell.values, given))
     resumed = holds_run(folder)
     cpu = _cpu_seconds()
-    result = run(config, out=folder, reuse=neighbours(folder), progress=progress)
+    result = run(config, out=folder, progress=progress)
     cpu = _cpu_seconds() - cpu
     finished = read_run(folder)
 
     return {
         **make_record(cell, result, finished.provenance),
-        "cpu_seconds": None
-        if resumed or "reused" in result
-        else cpu,  # what another process took is not known
+        # what another process took is not known
+        "cpu_seconds": None if resumed else cpu,
         "curve": learning_curve(finished),
         "by_client": scores_by_client(finished),
         "training": training_metrics(finished),

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedtailor.core.errors import one_line
@@ -84,7 +83,6 @@ def find_notes(
         itertools.chain(
             _adaptations(finished, scores, point),
             _what_varies(finished, scores),
-            _reused(methods),
             _equal_methods(finished, scores, metric),
         )
     )
@@ -286,32 +284,6 @@ def _adaptations(finished: Sequence[Method], scores: Scores, point: str) -> Iter
         kinds = dict.fromkeys(each.adaptation for each in scores[method.label].values())
         found[method.label] = " or ".join(map(one_line, kinds))
     yield f"What was done after the rounds to make the models of the evaluation point '{point}': {_by_value(found)}."
-
-
-def _reused(methods: Sequence[Method]) -> Iterator[str]:
-    """Say whose rounds are those of another run, which has trained the same."""
-    borrowers: dict[str, list[str]] = {}
-    for method in methods:
-        for run in method.finished.values():
-            reused = (run.result or {}).get("reused")
-            if isinstance(reused, Mapping):
-                source = _label_of(str(reused.get("run")), methods)
-                same = borrowers.setdefault(source, [])
-                if method.label not in same:
-                    same.append(method.label)
-
-    for source, labels in borrowers.items():
-        yield f"Rounds were trained once, by {source}, and reused bit for bit: {', '.join(labels)}."
-
-
-def _label_of(path: str, methods: Sequence[Method]) -> str:
-    """Return the label of the method whose run folder a path lies in; the path itself if there is
-    none.
-    """
-    parts = Path(path).parts
-    return next(
-        (method.label for method in methods if method.path.name in parts), f"'{one_line(path)}'"
-    )
 
 
 def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:

@@ -106,48 +106,6 @@ def simulate(
     )
 
 
-def personalize_after(
-    algorithm: Algorithm[Any, Any, Any],
-    federation: Federation,
-    engine: Engine,
-    schedule: Schedule,
-    *,
-    seed: int,
-    storage: Storage,
-    state: RunState,
-    device: torch.device = HOST,
-) -> RoundReport:
-    """Make and test the models of a training that is complete, as the last round of
-    :func:`simulate` does.
-
-    Args:
-        algorithm: personalizes; it may be another method than the one that trained, see
-            ``Algorithm.trains_as``.
-        federation: data and clients.
-        engine: runs the clients' programs.
-        schedule: that of the training.
-        seed: of the training.
-        storage: gives what the clients had after the last round.
-        state: after the last round.
-        device: where programs run and the server computes.
-
-    Returns:
-        A report of the last round that holds nothing but evaluations, models, gradient steps and
-        events of this.
-
-    Raises:
-        RunError: every client fails.
-    """
-    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage, device=device)
-    report = RoundReport(state.round, [], state, is_last=True)
-    with one_thread(), placed(device):
-        start = time.perf_counter()
-        server = _Server(algorithm, federation.roster, schedule, seed, state, device)
-        server.evaluate_final(report, clients)
-        report.seconds["evaluate"] = time.perf_counter() - start
-    return report
-
-
 def federate(
     algorithm: Algorithm[Any, Any, Any],
     roster: Roster,

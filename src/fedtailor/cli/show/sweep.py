@@ -30,13 +30,7 @@ def show_sweep(result: Mapping[str, Any]) -> None:
         for step in trial["steps"]
     ]
     warn([{"events": step["events"], "run": Path(result["sweep"]) / step["run"]} for step in steps])
-    all_rounds = result["trained_rounds"] + result["reused_rounds"]
-    reused = (
-        "" if result["reused_rounds"] == 0 else f"; the other {result['reused_rounds']} were reused"
-    )
-    say(
-        f"Trained {result['trained_rounds']} of {all_rounds} rounds{reused}. Everything is in {result['sweep']}"
-    )
+    say(f"Trained {result['trained_rounds']} rounds. Everything is in {result['sweep']}")
 
     if result["best"] is not None:
         path = Path(result["sweep"]) / result["best"]["config"]
@@ -51,15 +45,8 @@ def _explanation(result: Mapping[str, Any]) -> str:
     )
     sentences = [
         f"validation: mean accuracy of personalized models over clients, {which}.",
-        "trained: rounds that were trained for this trial, over all seeds. It took over the other rounds from the "
-        "trials under 'reused from', which have trained the same.",
-        "seconds: of the trial's own work.",
+        "trained: rounds that were trained for this trial, over all seeds.",
     ]
-
-    if result["halving"]:
-        sentences.append(
-            "A trial that went on continued its own training, and is ahead of those that did not."
-        )
 
     return " ".join(sentences)
 
@@ -72,7 +59,7 @@ def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below:
     )
     rows = [_trial_row(trial, keys) for trial in ranked[:_MOST_TRIALS]]
     names = [key.removeprefix("algorithm.") for key in keys]
-    columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds", "reused from"]
+    columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds"]
     number = len(ranked)
     title = f"{method['method']} on {result['dataset']}: {number} trials, accuracy in % on validation examples"
     more = f"And {number - _MOST_TRIALS} more, in sweep.json. " if number > _MOST_TRIALS else ""
@@ -92,7 +79,7 @@ def _trial_row(trial: Mapping[str, Any], keys: list[str]) -> list[str]:
     rank = "failed" if trial["error"] else str(trial["rank"])
     rounds = "-" if trial["rounds"] is None else str(trial["rounds"])
     numbers = [_score(trial), rounds, str(trial["trained_rounds"]), duration(trial["seconds"])]
-    return [rank, str(trial["trial"]), *values, *numbers, ", ".join(trial["reused_from"]) or "-"]
+    return [rank, str(trial["trial"]), *values, *numbers]
 
 
 def _value(value: Any) -> str:
