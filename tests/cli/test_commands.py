@@ -48,7 +48,7 @@ def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
-    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json what-leaves.md"
+    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json"
     assert names == {*files.split(), "inputs.json", "inputs.safetensors", "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 

@@ -17,8 +17,8 @@ from fedtailor.deployment.audit import broken_line, page
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
-from fedtailor.experiment.leaving_pages import page_of_run
 from fedtailor.experiment.records import read_run
+from fedtailor.experiment.what_leaves import what_leaves_run
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.testing.runs import assert_same_bits
 from sites import VALUES, FunctionTransport, World, assert_same_run, divide_digits, write_arrays
@@ -260,7 +260,7 @@ def test_a_run_across_sites_says_where_models_and_pages_are(tmp_path):
     with pytest.raises(DataError, match="every site keeps its own"):
         fedtailor.load(run).model("clinic")
     with pytest.raises(ConfigError, match="fedtailor site leaves"):
-        page_of_run(run)
+        what_leaves_run(run)
 
 
 def test_nobody_is_connected_to_a_server_that_does_not_run(tmp_path):

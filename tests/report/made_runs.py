@@ -74,7 +74,6 @@ def write_run(
     training=None,
     condition="",
     events=(),
-    what_leaves="# What leaves a site\n\nNothing.\n",
     process=None,
 ):
     """Write the folder of a run of one seed, and return it. ``done`` rounds of it were made."""
@@ -100,7 +99,6 @@ def write_run(
     (folder / "split.json").write_text(
         json.dumps({"split_sha256": "0" * 64, "client_names": list(client_names)})
     )
-    (folder / "what-leaves.md").write_text(what_leaves)
     lines = []
     by_client = []
     skill = [chance.random() for _ in range(clients)]

@@ -113,6 +113,5 @@ def test_hostile_names_do_nothing_in_the_browser(tmp_path):
         class_names=[HOSTILE] * CLASSES,
         dataset=HOSTILE,
         events=[{"kind": HOSTILE, "round": 1, "client": 0, "reason": HOSTILE * 20}],
-        what_leaves=f"# {HOSTILE}\n\n{HOSTILE}\n",
     )
     check(build_page(read_methods([run]), refresh=0), tmp_path)

@@ -20,7 +20,7 @@ from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.report.figures import calibration
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page
-from fedtailor.report.page.facts import MOST_EVENTS, render_markdown
+from fedtailor.report.page.facts import MOST_EVENTS
 from report.made_runs import CLASSES, write_run, write_seeds
 
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m\u202e\x00=1+1'
@@ -91,11 +91,7 @@ def test_a_comparison_has_its_figures_and_tables(comparison):
     assert read.tags.count("table") >= len(page.figures) + 3
     text = " ".join(read.texts)
     assert "Differences from pfedfda over seeds" in text and "corrected p" in text
-    assert (
-        "pfedfda, fedavg_ft, local on fashion_mnist" in text
-        and "class 3" in text
-        and "Nothing." in text
-    )
+    assert "pfedfda, fedavg_ft, local on fashion_mnist" in text and "class 3" in text
 
 
 def test_the_page_loads_nothing_and_says_so(comparison):
@@ -130,7 +126,6 @@ def test_hostile_names_are_inert(tmp_path):
         condition=f"{HOSTILE}-3",
         diagnostics={HOSTILE: float, "beta_means": float},
         events=[{"kind": HOSTILE, "round": 1, "client": 0, "reason": HOSTILE}],
-        what_leaves=f"# a {HOSTILE}\n\n[x](javascript:alert(1)) ![y](http://z/)\n\n<script>alert(1)</script>\n",
     )
     page = page_of(run)
     read = Reader(page.html)
@@ -259,14 +254,6 @@ def test_many_events_are_counted_and_the_first_ones_listed(tmp_path):
         len(listed.table.rows) == MOST_EVENTS
         and f"The first {MOST_EVENTS} of 505 events" in page.html
     )
-
-
-def test_markdown_is_rendered_without_its_html_and_links():
-    shown = render_markdown(
-        "# A\n\n| a | b |\n|---|---|\n| **c** | <i>d</i> |\n\n<http://e> [f]\n\n[f]: http://g"
-    )
-    assert "<h3>A</h3>" in shown and "<strong>c</strong>" in shown and "&lt;i&gt;" in shown
-    assert "<a" not in shown and "<i>" not in shown
 
 
 @pytest.mark.parametrize(

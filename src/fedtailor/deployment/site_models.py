@@ -207,6 +207,7 @@ def _write_run(out: Path, made: MadeModel) -> None:
             made.personal,
             config=plan.config,
             algorithm=plan.algorithm,
+            task=plan.task(made.number),
             inputs=plan.inputs,
             dataset=dataset,
             number=made.number,

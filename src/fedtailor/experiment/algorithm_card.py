@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +18,26 @@ from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages
 from fedtailor.core.packing import bytes_of_rows, download_bytes
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, TRAINED, Task
+
+
+class LeavingValue(NamedTuple):
+    """A value that a site sends, or receives."""
+
+    name: str
+    when: str
+    """``setup``: before the first round; ``round``: in each; ``evaluation``; ``failure``."""
+    content: str
+    """Its kind, as the method declares it, or what it is in words."""
+    shape: str
+    bytes: int | None
+    """Of one message, at most; None where texts or the method decide."""
+    reduction: str
+    """What the server uses: ``mean`` or ``sum`` over sites, or the value of ``each`` site."""
+
+    @property
+    def names_single_sites(self) -> bool:
+        """Whether the server works with the values of single sites."""
+        return self.reduction == "each"
 
 
 def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
@@ -88,6 +109,35 @@ def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
     return [field for field in fields if tree.leaves(getattr(state, field))] or [otherwise]
 
 
+def sent_by_method(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[LeavingValue]:
+    """Return what a site sends in a round: the fields of the method, and their weights.
+
+    Args:
+        algorithm: with its options.
+        task: with the model that is trained, bound to the algorithm.
+    """
+    messages = algorithm.messages(task)
+    values = []
+    for name, field in messages.items():
+        if field.reduction != "none":
+            bytes_up = field_bytes(field, task)
+            shape = shape_of(field)
+            if field.rows:
+                shape += f", {field.rows} of the rows"
+            values.append(LeavingValue(name, "round", field.kind, shape, bytes_up, field.reduction))
+
+    # The site's share in the mean of some fields.
+    for kind, numbers, fields in weights_sent(messages, task):
+        if numbers:
+            name = f"weight of {', '.join(fields)}"
+            size = BYTES_PER_SCALAR * numbers
+            values.append(
+                LeavingValue(name, "round", kind, shape_in_words((numbers,)), size, "sum")
+            )
+
+    return values
+
+
 def most_bytes_up(messages: Messages, task: Task) -> int:
     """Return the bytes of an upload with as many rows as its declaration allows; a method may send
     fewer.
@@ -137,6 +187,21 @@ def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[st
         found.append((field.weight, numbers.get(field.weight, _all_rows(field)), names))
 
     return found
+
+
+def shape_of(field: Field) -> str:
+    """Return the shape of a field, or how many tensors and numbers it has."""
+    shapes = list(field.leaf_shapes().values())
+    if len(shapes) == 1:
+        return shape_in_words(shapes[0])
+    return f"{len(shapes)} tensors, {sum(map(math.prod, shapes)):,} numbers"
+
+
+def shape_in_words(shape: Sequence[int]) -> str:
+    """Return a shape such as ``10 x 64``."""
+    if math.prod(shape) == 1:
+        return "1 number"
+    return " x ".join(f"{length:,}" for length in shape)
 
 
 def _all_rows(field: Field) -> int:

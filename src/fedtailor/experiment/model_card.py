@@ -8,7 +8,9 @@ from typing import Any
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.per_example import holds_examples
+from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.experiment.algorithm_card import sent_by_method
 from fedtailor.experiment.config import Config
 
 
@@ -17,6 +19,7 @@ def model_card(
     *,
     config: Config,
     algorithm: Algorithm[Any, Any, Any],
+    task: Task,
     inputs: InputSpecification,
     dataset: str,
     number: int,
@@ -33,6 +36,7 @@ def model_card(
         personal: the model.
         config: of the run.
         algorithm: that made the model.
+        task: of the client, bound to the algorithm.
         inputs: of the model.
         dataset: name of the client's data.
         number: of the client.
@@ -61,6 +65,7 @@ def model_card(
         "class_counts": list(class_counts),
         "scores": dict(scores),
         "calibration": dict(calibration),
+        "sent": [value._asdict() for value in sent_by_method(algorithm, task)],
         "inputs": "../inputs.json",
         "inputs_sha256": inputs.digest,
         "tensors": {path: list(leaf.shape) for path, leaf in tree.paths(personal).items()},

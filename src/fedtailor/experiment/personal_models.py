@@ -36,6 +36,7 @@ def personal_models(
             personal,
             config=config,
             algorithm=parts.algorithm,
+            task=task,
             inputs=parts.inputs,
             dataset=parts.divided.dataset.name,
             number=client,

@@ -1,7 +1,7 @@
 """Run folders: written while a run goes on, and read back. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
-``status.json``, ``what-leaves.md``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``,
+``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``,
 ``models/CLIENT.safetensors`` with ``CLIENT.json``, ``class_means.safetensors`` if asked for
 (:mod:`fedtailor.experiment.class_means`), ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`),
 and ``result.json`` once it has finished. A run of several seeds holds one such folder per seed,
@@ -367,10 +367,6 @@ class RunFolder:
     def write_split(self, split: Record) -> None:
         """Write ``split.json``: which client has which examples."""
         write_whole(self.path / "split.json", to_json(split) + "\n")
-
-    def write_page(self, name: str, text: str) -> None:
-        """Write a text for people."""
-        write_whole(self.path / name, text)
 
     def add_round(
         self, record: Record, *, clients: Sequence[Record] = (), events: Sequence[Record] = ()

@@ -38,7 +38,6 @@ from fedtailor.experiment.resume import (
 )
 from fedtailor.experiment.trackers import check_trackers
 from fedtailor.experiment.tracking import make_tracked, tracked_run
-from fedtailor.experiment.what_leaves import FILE_NAME, page_of_parts, to_markdown
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
@@ -354,7 +353,6 @@ def _begin(
 
         beginning = _Beginning(None, summary.Totals(), absences=absences)
         folder.write_split({**split_record(parts.divided.division, parts.divided.conditions)})
-        folder.write_page(FILE_NAME, to_markdown(page_of_parts(parts)))
         notes += parts.notes
     else:
         recorded = folder.count_rounds()

@@ -121,6 +121,7 @@ def _card(
         onboarded.personal,
         config=method.config,
         algorithm=method.algorithm,
+        task=method.task(server.next_number),
         inputs=method.inputs,
         dataset=site.name,
         number=server.next_number,

@@ -1,6 +1,4 @@
-"""The parts of a page that are not figures: states, events, settings, environment, what leaves a
-site.
-"""
+"""The parts of a page that are not figures: states, events, settings, environment."""
 
 from __future__ import annotations
 
@@ -9,25 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
-from markupsafe import Markup
-
-from fedtailor.core.errors import DataError
 from fedtailor.core.options import show
-from fedtailor.core.reading import read_file
 from fedtailor.experiment.records import Run
-from fedtailor.report.figures.drawing import clean
 from fedtailor.report.figures.figure import Cell, Table
 from fedtailor.report.figures.records import MethodRecords, number
 from fedtailor.report.methods import settings_of
-from fedtailor.report.page.section import Document, NamedTable, Section
+from fedtailor.report.page.section import NamedTable, Section
 
 MOST_EVENTS = 500
 """Events that are listed; of more, only the first ones, and the counts of all."""
-_MOST_MARKDOWN = 2**20
-_HEADINGS_BELOW = 2
-"""Levels by which the headings of a document are lowered."""
 
 
 def runs_section(records: Sequence[MethodRecords]) -> Section:
@@ -173,53 +161,6 @@ def environment_section(records: Sequence[MethodRecords]) -> Section:
     )
 
 
-def what_leaves_section(records: Sequence[MethodRecords]) -> Section:
-    """Return the pages of the run folders on what leaves a site."""
-    documents = []
-    for method in records:
-        run = _first_run(method)
-        if run is None:
-            continue
-
-        try:
-            raw = read_file(run.path / "what-leaves.md", limit=_MOST_MARKDOWN, within=run.path)
-        except DataError:
-            continue
-
-        documents.append(
-            Document(title=method.label, html=render_markdown(raw.decode(errors="replace")))
-        )
-
-    return Section(name="what-leaves", title="What leaves a site", documents=documents)
-
-
-def render_markdown(text: str) -> Markup:
-    r"""Return a text in Markdown as HTML. HTML in it, links and pictures are shown as they are
-    written.
-
-    >>> render_markdown("*a* <b> [c](http://d)")
-    Markup('<p><em>a</em> &lt;b&gt; [c](http://d)</p>\n')
-    """
-    parser = (
-        MarkdownIt("commonmark", {"html": False})
-        .enable("table")
-        .disable(["link", "image", "autolink"])
-    )
-    parser.disable("reference")
-    tokens = parser.parse("\n".join(map(clean, text.splitlines())))
-    for token in tokens:
-        _lower(token)
-
-    html: str = parser.renderer.render(tokens, parser.options, {})
-    return Markup(html)  # the parser has escaped it
-
-
-def _lower(token: Token) -> None:
-    """Lower the level of a heading, since a document is below headings of the page."""
-    if token.type in ("heading_open", "heading_close"):
-        token.tag = f"h{min(6, int(token.tag[1:]) + _HEADINGS_BELOW)}"
-
-
 def _first_run(method: MethodRecords) -> Run | None:
     """Return the run of the first seed; None if none has begun."""
     return next((seed.run for seed in method.seeds.values()), None)
@@ -275,6 +216,5 @@ SECTIONS: Sequence[Callable[[Sequence[MethodRecords]], Section]] = (
     reported_section,
     configuration_section,
     environment_section,
-    what_leaves_section,
 )
 """The sections after the figures."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from fedtailor.report.figures.figure import Figure, Table
 
 
@@ -24,14 +22,6 @@ class NamedTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
-    """A text for people, as HTML that is safe to show."""
-
-    title: str
-    html: Markup
-
-
-@dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of a page with a heading; it is left out if it is empty."""
 
@@ -42,11 +32,10 @@ class Section:
     """Sentences below the heading."""
     tables: Sequence[NamedTable] = ()
     figures: Sequence[Figure] = ()
-    documents: Sequence[Document] = ()
     remarks: Sequence[str] = ()
     """Sentences below everything else."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing below the heading."""
-        return not (self.notes or self.remarks or self.tables or self.figures or self.documents)
+        return not (self.notes or self.remarks or self.tables or self.figures)
