@@ -181,8 +181,10 @@ def test_the_file_holds_them_and_nothing_else_changes(tmp_path):
         np.testing.assert_array_equal(np.isnan(each.means).all(1), each.counts == 0)
         np.testing.assert_array_equal(np.isnan(each.means).any(1), each.counts == 0)
     assert result["class_means_sha256"] == found.result["class_means_sha256"]
+    assert "`evaluation.class_means` is on" in (tmp_path / "on" / "what-leaves.md").read_text()
     run(settings(evaluation={}), out=tmp_path / "off")
     assert not (tmp_path / "off" / FILE).exists()
+    assert "class_means" not in (tmp_path / "off" / "what-leaves.md").read_text()
     with pytest.raises(
         DataError, match=r"holds no class means: a run with evaluation\.class_means writes them"
     ):
