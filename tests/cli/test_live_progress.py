@@ -1,5 +1,4 @@
-"""What a terminal shows while a run goes on: a line, curves and the time left; and how images are
-counted."""
+"""What a terminal shows of a run: a line and the time left; and how images are counted."""
 
 import io
 import os
@@ -15,8 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedtailor.cli.main import main
-from fedtailor.cli.show import curves, pace, preparation
-from fedtailor.cli.show.curves import Curves
+from fedtailor.cli.show import pace, preparation
 from fedtailor.cli.show.pace import TimeLeft
 from fedtailor.cli.show.preparation import Preparation
 from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
@@ -32,17 +30,6 @@ def evaluation(point, mean, worst, group="known"):
 
 def record_of(number, *evaluations, seconds=0.0):
     return {"round": number, "evaluations": list(evaluations), "seconds": {"evaluate": seconds}}
-
-
-def rising(rounds, points=("global", "personalized")):
-    """Return curves in which the mean rises to 90 % and the worst tenth to 45 %."""
-    made = Curves()
-    for number in range(1, rounds + 1):
-        share = number / rounds
-        made.add(
-            record_of(number, *(evaluation(point, 0.9 * share, 0.45 * share) for point in points))
-        )
-    return made
 
 
 @pytest.fixture
@@ -63,7 +50,7 @@ def live(monkeypatch, capsys):
 
     def draw(width=80, height=24):
         out = io.StringIO()
-        Console(file=out, width=width, height=height, color_system=None).print(progress._screen)
+        Console(file=out, width=width, height=height, color_system=None).print(progress.draw())
         return out.getvalue().splitlines()
 
     return progress, draw
@@ -82,106 +69,8 @@ def test_the_line_follows_every_round_and_keeps_the_latest_accuracy(live, capsys
     progress.end()
     assert "note: odd \n" in capsys.readouterr().err
     progress.begin("next", 3)
-    assert draw() == ["next: round 1/3"], "the next run begins with an empty picture"
+    assert draw() == ["next: round 1/3"], "the next run begins without accuracies"
     progress.end()
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (200, 60), (30, 12)])
-def test_curves_fit_the_terminal(live, width, height):
-    progress, draw = live
-    progress.begin("fedavg, digits, run 1 of 2, seed 0", 50)
-    for number in range(1, 41):
-        share = number / 40
-        scores = [
-            evaluation(point, 0.9 * share, 0.4 * share)
-            for point in ("local", "global", "personalized")
-        ]
-        progress.round(record_of(number, *scores))
-    lines = draw(width, height)
-    progress.end()
-    assert len(lines) < height and max(map(len, lines)) <= width
-    shown = [
-        name
-        for name in ("local", "global", "personalized")
-        if any(line.startswith(name) for line in lines)
-    ]
-    assert shown == (["personalized"] if height == 12 else ["local", "global", "personalized"])
-    assert any("40" in line and " round " in line for line in lines), "the axis says which rounds"
-    assert "90.0 %" in " ".join(lines)
-    assert "worst tenth 40.0 %" in " ".join(lines) or width == 30
-
-
-def test_curves_show_where_accuracies_are():
-    lines = [str(line) for line in rising(40, ["global"]).draw(60, 10, ascii_only=True)]
-    assert lines[0] == "global: mean * 90.0 %, worst tenth o 45.0 %"
-    assert lines[1].startswith("100 |") and lines[6].startswith("  0 |")
-    assert lines[7] == "    +1" + "-" * 22 + " round " + "-" * 23 + "40"
-    area = [line[5:] for line in lines[1:7]]
-    assert area[1].endswith("*") and area[3].endswith("o"), (
-        "90 % is near the top, 45 % below the middle"
-    )
-    assert area[5][0] in "*o" and area[0][:40].strip() == "", "both begin at the bottom"
-    for column in zip(*area, strict=True):
-        marks = "".join(column).replace(" ", "")
-        assert marks == "*" * marks.count("*") + "o" * marks.count("o"), (
-            "the mean is above the worst tenth"
-        )
-
-
-def test_braille_has_four_rows_of_dots_in_a_line():
-    made = Curves()
-    for number, mean in enumerate([0.0, 1.0], 1):
-        made.add(record_of(number, evaluation("global", mean, 0.0)))
-    lines = [str(line) for line in made.draw(30, 5, ascii_only=False)]
-    area = "".join(line.split("│")[1] for line in lines[1:4])
-    assert set(area) <= {" ", *map(chr, range(0x2801, 0x2900))}
-    bottom = lines[3].split("│")[1]
-    assert all(ord(character) & 0x40 and ord(character) & 0x80 for character in bottom), (
-        "the worst tenth stays at 0"
-    )
-    assert ord(lines[1].split("│")[1][-1]) & 0x08, "the mean ends at the top right"
-
-
-def test_few_evaluations_or_little_room_draw_nothing():
-    assert rising(1).draw(80, 20, ascii_only=False) == []
-    assert rising(9).draw(29, 20, ascii_only=False) == []
-    assert rising(9).draw(80, 4, ascii_only=False) == []
-    no_examples = Curves()
-    for number in (1, 2, 3):
-        no_examples.add(record_of(number, {**evaluation("global", 0, 0), "metrics": {}}))
-        no_examples.add(record_of(number, evaluation("local", float("nan"), 0.0)))
-    assert no_examples.draw(80, 20, ascii_only=False) == []
-
-
-def test_equal_accuracies_have_an_axis_too():
-    made = Curves()
-    for number in (3, 9):
-        made.add(record_of(number, evaluation("global", 1.0, 1.0)))
-    lines = [str(line) for line in made.draw(40, 6, ascii_only=True)]
-    assert lines[1].startswith("100.1 |") and lines[4].startswith("100.0 |*")
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"LANG": "C"}, True),
-        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),
-        ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, True),
-        ({"LANG": "de_DE.UTF-8"}, False),
-        ({"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, False),
-        ({}, False),
-        ({"TERM": "linux"}, True),
-    ],
-)
-def test_a_terminal_without_unicode_gets_ascii(environment, expected, monkeypatch):
-    for name in ("LANG", "LC_ALL", "LC_CTYPE", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert (
-        curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"))) is expected
-    )
-    assert curves.knows_ascii_only(Console(file=io.TextIOWrapper(io.BytesIO(), "latin-1")))
 
 
 def test_the_time_left_follows_the_latest_rounds(clock):
@@ -260,7 +149,7 @@ def test_the_line_that_counts_images_goes_when_something_fails(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_real_terminal_draws_curves_and_removes_them(tmp_path):
+def test_a_run_on_a_real_terminal_shows_a_line_and_removes_it(tmp_path):
     main_end, other_end = pty.openpty()
     command = [
         sys.executable,
@@ -291,11 +180,7 @@ def test_a_run_on_a_real_terminal_draws_curves_and_removes_them(tmp_path):
         assert process.stdout.read().decode().count("global") and process.wait() == 0
     os.close(main_end)
     text = seen.decode()
-    assert (
-        " round " in text
-        and "worst tenth" in text
-        and any("\u2801" <= character <= "\u28ff" for character in text)
-    )
+    assert "round " in text and "worst tenth" in text
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
 
 

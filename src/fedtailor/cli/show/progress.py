@@ -1,18 +1,15 @@
-"""The progress of a run, on stderr: curves and a line that change on a terminal, about ten lines
-elsewhere.
-"""
+"""The progress of a run, on stderr: a line that changes on a terminal, about ten lines elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from fedtailor.cli.show.console import duration, percent, printable, say
-from fedtailor.cli.show.curves import Curves, knows_ascii_only, name_of
 from fedtailor.cli.show.pace import TimeLeft
 from fedtailor.cli.show.preparation import Preparation
 
@@ -120,22 +117,29 @@ class PlainProgress:
 
 
 class LiveProgress(PlainProgress):
-    """On a terminal: a line that changes, and below it curves of the accuracies by round."""
+    """On a terminal: a line that changes, with the latest accuracies."""
 
     def __init__(self, runs: int = 1) -> None:
         """Start the progress of ``runs`` runs."""
         super().__init__(runs)
         self._live: Live | None = None
-        self._screen = _Screen()
+        self._line = ""
+        self._accuracies = ""
+        self._status = ""
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start the line."""
         super().begin(title, num_rounds, done)
-        self._screen = _Screen()
-        self._screen.line = printable(f"{title}: round {done + 1}/{num_rounds}")
-        console = Console(stderr=True, highlight=False)
+        self._line = f"{title}: round {done + 1}/{num_rounds}"
+        self._accuracies = ""
+        self._status = ""
+
+        # The terminal is redrawn at its own pace, not after every round.
         self._live = Live(
-            self._screen, console=console, refresh_per_second=_REDRAWN, transient=True
+            get_renderable=self.draw,
+            console=Console(stderr=True, highlight=False),
+            refresh_per_second=_REDRAWN,
+            transient=True,
         )
         self._live.start()
 
@@ -144,9 +148,9 @@ class LiveProgress(PlainProgress):
         self._time_left.add(record)
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
         if measured:
-            self._screen.latest = printable(measured[-1])
-        self._screen.curves.add(record)
-        self._screen.line = printable(self.describe(record["round"]))
+            self._accuracies = measured[-1]
+
+        self._line = self.describe(record["round"])
 
     def line(self, text: str) -> None:
         """Print a line above."""
@@ -158,7 +162,13 @@ class LiveProgress(PlainProgress):
 
     def status(self, text: str) -> None:
         """Show what is going on below the line, from the next redrawing on."""
-        self._screen.status = printable(text)
+        self._status = text
+
+    def draw(self) -> Group:
+        """Return what the terminal shows now."""
+        line = f"{self._line}, {self._accuracies}" if self._accuracies else self._line
+        lines = [line, self._status] if self._status else [line]
+        return Group(*(Text(printable(text), overflow="fold") for text in lines))
 
     def end(self) -> None:
         """Remove everything."""
@@ -166,42 +176,6 @@ class LiveProgress(PlainProgress):
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-
-class _Screen:
-    """What a terminal shows of a run. It is drawn when the terminal is redrawn, not after every
-    round.
-    """
-
-    def __init__(self) -> None:
-        self.line = ""
-        self.latest = ""
-        """The latest accuracies, for the line; the curves have them too."""
-        self.status = ""
-        """What is going on; nothing if there is nothing to say."""
-        self.curves = Curves()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the line, and the curves if there is room for them."""
-        width = options.max_width
-        line = self.line
-        status = [self.status] if self.status else []
-        lines_below = (
-            console.size.height - sum(_lines_of(each, width) for each in (line, *status)) - 1
-        )
-        curves = self.curves.draw(width, lines_below, ascii_only=knows_ascii_only(console))
-        if self.latest and not curves:
-            line = f"{line}, {self.latest}"
-
-        for text in (line, *status):
-            yield Text(text, overflow="fold")
-
-        yield from curves
-
-
-def _lines_of(text: str, width: int) -> int:
-    """Return at most how many lines a text takes, which breaks between words."""
-    return 1 if len(text) <= width else 2 + 2 * len(text) // width
 
 
 def make_progress(runs: int = 1) -> PlainProgress:
@@ -222,3 +196,11 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     if accuracy is None:
         return ""
     return f"{name_of(evaluation)} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"
+
+
+def name_of(evaluation: Mapping[str, Any]) -> str:
+    """Return which models an evaluation tested, on what, in words."""
+    point = evaluation["point"]
+    names = {"clients": point, "complete": f"{point} on the whole test part"}
+    name = names.get(evaluation["test_set"], "validation")
+    return f"{name} of new clients" if evaluation["group"] == "new" else name
