@@ -19,7 +19,7 @@ def settings(algorithm, engine="reference", seed=1):
         "algorithm": {"name": algorithm},
         "training": {"epochs": 1},
         "federation": {"rounds": ROUNDS, "participation": "fixed(2)"},
-        "evaluation": {"every": 1, "class_means": True},
+        "evaluation": {"every": 1},
         "engine": {
             "name": engine,
             **({"workers": 2} if engine in ("workers", "processes") else {}),
@@ -35,9 +35,7 @@ def content(folder):
         del record["seconds"]
     del result["run"]
     final = folder / "checkpoints" / f"{rounds[-1]['round']:06d}.safetensors"
-    class_means = folder / "class_means.safetensors"
     return {
-        "class_means": class_means.read_bytes() if class_means.exists() else None,
         "rounds": rounds,
         "result": result,
         "clients": (folder / "clients.jsonl").read_text(),

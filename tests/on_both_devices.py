@@ -35,7 +35,6 @@ def reports(method, engine, device, data=None, training=TRAINING, **schedule):
         "rounds": 2,
         "evaluate_every": 1,
         "personalized_every": 1,
-        "class_means": algorithm.has_features(),
     }
     plan = Schedule(**{**settings, **schedule})
     return list(simulate(algorithm, data or federation(), engine, plan, seed=3, device=device))
@@ -47,7 +46,6 @@ def numbers(found):
     for report in found:
         name = f"round {report.round}"
         result[f"{name}, server"] = report.state.server
-        result[f"{name}, class means"] = report.class_means
         for evaluation in report.evaluations:
             where = f"{name}, {evaluation.point}, {evaluation.group}, {evaluation.test_set}"
             for scores in (*evaluation.scores,):

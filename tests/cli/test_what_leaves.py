@@ -40,10 +40,9 @@ def test_an_algorithm_has_the_model_and_data_of_the_demo_unless_others_are_named
     assert record["model_holds_examples"] is False
 
     options = ["--set", "model.options.hidden=7", "--set", "algorithm.combine_heads=false"]
-    smaller = record_of(capsys, "fedpac", *options, "--set", "evaluation.class_means=true")
+    smaller = record_of(capsys, "fedpac", *options)
     assert smaller["model_numbers"] == 64 * 7 + 7 + 7 * 10 + 10
     assert smaller["single_sites_in_rounds"] == []
-    assert "class_means" in sent(smaller, "evaluation")
 
 
 def test_a_model_that_holds_examples_is_named(capsys):

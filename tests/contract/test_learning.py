@@ -49,7 +49,7 @@ def test_clients_without_examples_do_not_train_but_are_personalized(algorithm, m
     trace = oracle(algorithm, model)
     empty = 5
     assert {client for _, client in trace.of("train")} == {0, 1, 2, 3, 4, 6}
-    personal, _, scores, _ = trace.of("personalize")[2, empty]
+    personal, _, scores = trace.of("personalize")[2, empty]
     assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, scores)))
     skipped = {
         "kind": "skipped",

@@ -103,7 +103,7 @@ def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm
     one = build(algorithm)
     messages = one.messages(one.bind(federation.common_task))
     modules = ["fedtailor"]
-    no_evaluation = {"evaluate_every": 0, "personalized_every": 0, "class_means": False}
+    no_evaluation = {"evaluate_every": 0, "personalized_every": 0}
     trace = run(one, Reference(), federation, rounds=1, **no_evaluation)
     uploads = {client: output[1] for (_, client), output in trace.of("train").items()}
     arrived = {}
@@ -176,7 +176,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model="modul
     task = small_federation(model).common_task
     trace = oracle(algorithm, model)
     onboards = describe(one.onboarding) != "none"
-    for (_, client), (personal, numbers, _, _) in trace.of("personalize").items():
+    for (_, client), (personal, numbers, _) in trace.of("personalize").items():
         if client in small_federation(model).new:
             steps = numbers["steps"] - one.diagnostics(task, personal).get("steps", 0)
             assert (steps > 0) == (onboards and client == 7), "client 8 has no examples"

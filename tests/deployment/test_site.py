@@ -4,7 +4,6 @@ policy."""
 import hashlib
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -39,7 +38,7 @@ def lines_of(folder):
 
 
 def test_the_log_names_everything_that_was_sent_by_digest_and_size(tmp_path):
-    world = world_of(tmp_path, site={"share": ["scores", "metrics", "errors", "class_means"]})
+    world = world_of(tmp_path, site={"share": ["scores", "metrics", "errors"]})
     world.serve()
     folder = tmp_path / "sites" / "clinic"
     sent = [line for line in lines_of(folder) if line["way"] == "sent"]
@@ -79,7 +78,7 @@ def test_a_site_that_shares_nothing_sends_the_messages_of_the_method_only(tmp_pa
     world = world_of(
         tmp_path,
         site={"share": []},
-        evaluation={"every": 1, "personalized_every": 1, "class_means": True},
+        evaluation={"every": 1, "personalized_every": 1},
     )
     result = world.serve()
     assert result["sites"] == {}
@@ -88,7 +87,6 @@ def test_a_site_that_shares_nothing_sends_the_messages_of_the_method_only(tmp_pa
         assert out.get("metrics", {}) == {}
         assert not out.get("scores")
         assert set(out.get("diagnostics", {})) <= {"steps"}
-        assert out.get("class_means", ()) == ()
     simulated = world.simulate(evaluation={"every": 1, "personalized_every": 1})
     states = [
         read_final_state(path / "checkpoints", modules=MODULES)
@@ -99,17 +97,6 @@ def test_a_site_that_shares_nothing_sends_the_messages_of_the_method_only(tmp_pa
     assert "upload: body" in text
     assert "scores" not in text
     assert "this site shares: nothing" in text
-
-
-def test_class_means_are_recorded_if_sites_share_them(tmp_path):
-    evaluation = {"every": 1, "class_means": True}
-    world = world_of(tmp_path, site={"share": ["scores", "class_means"]}, evaluation=evaluation)
-    world.serve()
-    simulation = fedtailor.load(world.simulate()).records.class_means()
-    served = read_run(tmp_path / "server" / "runs" / "0001").class_means()
-    assert served.keys() == simulation.keys()
-    for client, found in simulation.items():
-        assert np.array_equal(served[client].means, found.means, equal_nan=True)
 
 
 def test_a_changed_line_of_the_log_is_noticed(tmp_path):

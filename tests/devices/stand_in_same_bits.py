@@ -147,7 +147,6 @@ def test_the_complete_test_part_has_the_same_bits():
         "fedavg",
         "reference",
         data=replace(data, complete=torch.arange(len(data.y))),
-        class_means=False,
     )
 
 

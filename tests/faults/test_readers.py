@@ -51,7 +51,6 @@ def _read_run(folder):
     clients = [record.get("client") for record in run.clients]
     for client in [*clients[:3], "0"]:
         run.model(str(client))
-    run.class_means()
 
 
 def _read_checkpoints(folder):
@@ -147,12 +146,6 @@ def _resign_model(path):
     card.write_text(json.dumps({**json.loads(card.read_text()), "sha256": digest}))
 
 
-def _resign_class_means(path):
-    result = path.parent / "result.json"
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    result.write_text(json.dumps({**json.loads(result.read_text()), "class_means_sha256": digest}))
-
-
 def _resign_cache(path):
     try:
         meta = json.loads(path.read_text())
@@ -173,9 +166,6 @@ def targets(corpus):
         found.append((corpus / "run" / name, _read_run, corpus / "run", None))
     found.append(
         (corpus / "run" / "models" / "0.safetensors", _read_run, corpus / "run", _resign_model)
-    )
-    found.append(
-        (corpus / "run" / "class_means.safetensors", _read_run, corpus / "run", _resign_class_means)
     )
     for path in sorted((corpus / "killed" / "checkpoints").iterdir()):
         resign = {".json": _resign_manifest, ".safetensors": _resign_content}.get(path.suffix)

@@ -125,7 +125,7 @@ def evaluation_of(visit, federation, client, body, shared, constants, search):
 def assert_evaluation(visit, federation, client, body, expected, constants, tolerance):
     """Compare a client's personal model, its logits and its predictions."""
     gaussian, pi, beta = expected
-    personal, _, scores, _ = visit.output
+    personal, _, scores = visit.output
     assert personal.beta.tolist() == beta.tolist()
     harness.assert_close(personal.body, body, tolerance)
     harness.assert_close(personal.prior, pi, tolerance)

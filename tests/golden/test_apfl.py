@@ -91,7 +91,7 @@ def test_three_rounds(recorder, training, adaptive):
             assert int(metrics["steps"]) == 2 * len(batches)
         w = average(sent, SIZES)
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             mixed = mix(own[client], w, alphas[client])
             harness.assert_close(personal, mixed)
             x, y = harness.examples(federation, client, "test")

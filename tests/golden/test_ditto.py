@@ -65,7 +65,7 @@ def test_three_rounds(recorder, training):
             assert int(metrics["steps"]) == len(first) + len(second)
         w = average(sent, SIZES)
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal, own[client])
             x, y = harness.examples(federation, client, "test")
             assert (

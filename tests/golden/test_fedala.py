@@ -84,7 +84,7 @@ def test_four_rounds(recorder, training, layers, names, lr):
         old, g = models, average(models, SIZES)
         for client in (0, 1):
             visit = recorder.visit(round, "personalize", client)
-            personal, _, by_set, _ = visit.output
+            personal, _, by_set = visit.output
             expected = mix(weights[client], g, old[client])
             harness.assert_close(personal, expected)
             x, y = harness.examples(federation, client, "test")

@@ -47,7 +47,7 @@ def test_two_rounds(recorder, training, finetune, names):
                 batches, len(y), training.batch_size, 3, drop_last=training.drop_last
             )
             tuned, *_ = sgd(w, x, y, batches, training, names)
-            personal, diagnostics, by_set, _ = visit.output
+            personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, tuned)
             assert int(diagnostics["steps"]) == len(batches)
             x, y = harness.examples(federation, client, "test")

@@ -120,7 +120,7 @@ def test_two_rounds(recorder, training):
         shared = average([pick(model, OTHERS) for model in models], SIZES)
         models = [{**model, **shared} for model in models]
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal, models[client])
             assert_scores(by_set["clients"], models[client], federation, client)
         assert (round, "score", 0) not in recorder.visits  # there is no global model

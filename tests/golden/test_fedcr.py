@@ -139,7 +139,7 @@ class Expected:
         """Compare the personal model of every client, its logits and its scores."""
         for client in self.federation.known:
             visit, algorithm = recorder.visit(round, "personalize", client), self.algorithm
-            personal, diagnostics, scores, _ = visit.output
+            personal, diagnostics, scores = visit.output
             x, y = harness.examples(self.federation, client)
             (batches,) = visit.plans
             training = algorithm.training

@@ -45,7 +45,7 @@ def assert_run(recorder, federation, algorithm, *, rounds=2):
                 if algorithm.evaluated_body == "local" and client in updates
                 else body
             )
-            personal, _, scores, _ = recorder.visit(round, "personalize", client).output
+            personal, _, scores = recorder.visit(round, "personalize", client).output
             assert_personal(personal, federation, client, own, shared, algorithm)
             x, y = harness.examples(federation, client, "test")
             assert_scores(

@@ -144,7 +144,7 @@ def assert_run(recorder, federation, algorithm, *, rounds=2, cohorts=None):
 
 def assert_personal(visit, federation, client, w):
     """Compare a client's personal model and its scores."""
-    personal, _, by_set, _ = visit.output
+    personal, _, by_set = visit.output
     harness.assert_close(personal.model, w, 1e-11)
     x, y = harness.examples(federation, client, "test")
     correct, loss = confusion(logits(w, x), y)

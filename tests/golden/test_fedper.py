@@ -46,7 +46,7 @@ def test_two_rounds(recorder, training):
             [harness.part(w, HEAD) for w in trained],
         )
         for client in (0, 1):
-            personal, diagnostics, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, diagnostics, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**body, **heads[client]})
             assert int(diagnostics["steps"]) == 0
             x, y = harness.examples(federation, client, "test")
@@ -114,7 +114,7 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
             again = recorder.visit(2, "train", client)
             continued, *_ = sgd(start, x, y, again.plans[0], TRAINING, ALL)
             harness.assert_close(again.output[0], harness.part(continued, HEAD))
-        personal, diagnostics, _, _ = visit.output
+        personal, diagnostics, _ = visit.output
         harness.assert_close(personal.model, sgd(start, x, y, batches, TRAINING, HEAD)[0])
         assert all(torch.equal(personal.model[name], body[name]) for name in BODY)
         assert int(diagnostics["steps"]) == len(batches) + sum(map(len, onboarding))

@@ -110,7 +110,7 @@ def test_two_rounds(recorder, labels, training, penalty):
         means = sum(counts[:, None] * own for own, counts in sent) / np.maximum(total, 1)[:, None]
         known = (total > 0).astype(float)
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, models[client])
             harness.assert_close(personal.prototypes.means, means)
             x, y = harness.examples(federation, client, "test")

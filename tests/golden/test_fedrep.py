@@ -58,7 +58,7 @@ def test_two_rounds(recorder, training, head_epochs):
             [harness.part(w, HEAD) for w in trained],
         )
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**body, **heads[client]})
             x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits({**body, **heads[client]}, x), y)

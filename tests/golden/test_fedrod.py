@@ -158,7 +158,7 @@ def test_two_rounds(recorder, variant, training):
         w = average(trained, SIZES)
         own = [average(own, SIZES)] * 2 if hyper else own
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             head = network_head(own[client], harness.LABELS[client])[0] if hyper else own[client]
             harness.assert_close(personal.model, w)
             harness.assert_close(personal.head, head)

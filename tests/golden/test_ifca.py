@@ -84,7 +84,7 @@ def test_three_rounds(recorder, count):
         for client in range(4):
             visit = recorder.visit(round, "personalize", client)
             j = chosen(models, *harness.examples(federation, client))
-            personal, diagnostics, by_set, _ = visit.output
+            personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, models[j])
             assert diagnostics["cluster"] == j and visit.plans == []
             x, y = harness.examples(federation, client, "test")

@@ -80,7 +80,7 @@ def test_two_rounds(recorder, neighbors, scale, mixing):
     recorder.run(algorithm, federation)
     w = global_after(recorder, federation, 2)
     for client in (0, 1):
-        personal, numbers, by_set, _ = recorder.visit(2, "personalize", client).output
+        personal, numbers, by_set = recorder.visit(2, "personalize", client).output
         x, y = harness.examples(federation, client)
         harness.assert_close(personal.model, w)
         memory = personal.memory.value
@@ -136,7 +136,7 @@ def test_without_examples_a_client_predicts_with_the_global_model():
     for engine in (Reference(), Padded(Reference()), Batched()):
         record = run(KNNPer(training=TRAINING, mixing=1.0), engine, make_federation(perceptron()))
         for client in (5, 8):
-            personal, _, by_set, _ = record.of("personalize")[2, client]
+            personal, _, by_set = record.of("personalize")[2, client]
             assert len(personal.memory.value.labels) == 0 and float(personal.mixing) == 0
             assert torch.isfinite(by_set["clients"].loss_sum)
         known = record.of("personalize")[2, 5][2]["clients"], record.of("score")[2, 5]

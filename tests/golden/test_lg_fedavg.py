@@ -51,7 +51,7 @@ def test_two_rounds(recorder, training):
             average([harness.part(w, HEAD) for w in trained], SIZES),
         )
         for client in (0, 1):
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             harness.assert_close(personal.model, {**bodies[client], **head})
             x, y = harness.examples(federation, client, "test")
             correct, loss = confusion(logits({**bodies[client], **head}, x), y)

@@ -27,7 +27,7 @@ def test_models_continue_and_momentum_starts_anew(recorder, training):
                 batches, len(y), training.batch_size, training.epochs, drop_last=training.drop_last
             )
             w, *_ = sgd(w, x, y, batches, training)
-            personal, _, by_set, _ = recorder.visit(round, "personalize", client).output
+            personal, _, by_set = recorder.visit(round, "personalize", client).output
             scores = by_set["clients"]
             harness.assert_close(personal, w)
             x, y = harness.examples(federation, client, "test")

@@ -245,7 +245,7 @@ def test_the_frozen_models_run_in_evaluation_mode():
 def test_new_clients_get_the_global_model(recorder):
     federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1]), num_new=1)
     recorder.run(Moon(training=PLAIN), federation)
-    personal, numbers, _, _ = recorder.visit(2, "personalize", 2).output
+    personal, numbers, _ = recorder.visit(2, "personalize", 2).output
     harness.assert_close(personal, harness.arrays(recorder.visit(2, "score", 0).shared))
     assert {name: int(value) for name, value in numbers.items()} == {"steps": 0}
 

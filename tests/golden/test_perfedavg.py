@@ -111,7 +111,7 @@ def test_two_rounds(recorder, variant, training, adapt):
             else:
                 assert len(batches) == 1
             adapted, *_ = sgd(w, *harness.examples(federation, client), batches, Training(lr=ALPHA))
-            personal, diagnostics, by_set, _ = visit.output
+            personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, adapted)
             assert int(diagnostics["steps"]) == len(batches)
             x, y = harness.examples(federation, client, "test")

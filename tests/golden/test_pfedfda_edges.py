@@ -88,7 +88,7 @@ def test_constant_features_without_ridge_or_blend_stay_finite(recorder):
     )
     assert recorder.reports[0].events == []
     for client in federation.known:
-        personal, _, _, _ = recorder.visit(1, "personalize", client).output
+        personal, _, _ = recorder.visit(1, "personalize", client).output
         assert all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(personal))
 
 

@@ -74,7 +74,7 @@ def test_three_rounds(recorder, training, mixing):
             visit = recorder.visit(round, "personalize", client)
             assert len(visit.plans[0]) == 4
             _, theta = outer(w, *harness.examples(federation, client), visit.plans[0], OPTIONS, 0.0)
-            personal, diagnostics, by_set, _ = visit.output
+            personal, diagnostics, by_set = visit.output
             harness.assert_close(personal.model, theta)
             assert int(diagnostics["steps"]) == 12
             x, y = harness.examples(federation, client, "test")

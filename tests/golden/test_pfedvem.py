@@ -146,7 +146,7 @@ def assert_update(visit, algorithm, before, body, w, rho2, x, y, test):
 def assert_personal(recorder, federation, round, client, algorithm, body, w, posteriors, bodies):
     """Compare the personal model of a client after a round, and the global one on its test
     examples."""
-    personal, diagnostics, scores, _ = recorder.visit(round, "personalize", client).output
+    personal, diagnostics, scores = recorder.visit(round, "personalize", client).output
     own = posteriors.get(client) or first_posterior(w, algorithm.initial_scale)
     expected = bodies.get(client, body) if algorithm.evaluated_body == "local" else body
     harness.assert_close(personal.body, expected, TOLERANCE)

@@ -245,7 +245,7 @@ def test_sampled_predictions_average_probabilities(recorder):
     algorithm = PFedVEM(training=TRAINING, prediction_draws=7)
     recorder.run(algorithm, federation)
     for client in federation.known:
-        personal, _, scores, _ = recorder.visit(2, "personalize", client).output
+        personal, _, scores = recorder.visit(2, "personalize", client).output
         x, y = harness.examples(federation, client, "test")
         z = np.maximum(
             x @ personal.body["hidden.weight"].numpy().T + personal.body["hidden.bias"].numpy(), 0

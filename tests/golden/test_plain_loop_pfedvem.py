@@ -142,7 +142,7 @@ def test_pfedvem(training, plain_loop, recorder, noises, monkeypatch):
         method.round(clients, [index in cohort for index in range(len(clients))])
         assert not waiting
         for index, client in enumerate(clients):
-            personal, _, scores, _ = recorder.visit(number, "personalize", index).output
+            personal, _, scores = recorder.visit(number, "personalize", index).output
             body, mean, _ = client.kept
             assert_same(body, personal.body)
             torch.testing.assert_close(mean, flat(personal.head), rtol=0, atol=1e-12)

@@ -1,13 +1,11 @@
-"""The drawings: scales, ticks, names, and class means."""
+"""The drawings: scales, ticks, and names."""
 
 import re
 import xml.etree.ElementTree as ElementTree
 
-import numpy as np
 import pytest
 
 from fedtailor.report.figures import scales
-from fedtailor.report.figures.class_means import class_means_figure
 from fedtailor.report.figures.drawing import DARK, LIGHT, STYLE, Drawing, in_colors, shortened
 
 
@@ -77,44 +75,6 @@ def test_a_drawing_as_a_file_is_valid_and_has_title_and_description():
     root = ElementTree.fromstring(drawing.standalone("T <1>", "D & E"))
     assert [child.text for child in list(root)[:2]] == ["T <1>", "D & E"]
     assert "var(" not in drawing.standalone("a", "b")
-
-
-def test_class_means_are_drawn_along_the_directions_in_which_they_vary():
-    generator = np.random.default_rng(0)
-    centers = np.zeros((3, 5))
-    centers[:, 2] = [-10, 0, 10]
-    centers[:, 4] = [0, 5, 0]
-    means = centers + generator.normal(0, 0.1, (6, 3, 5))
-    counts = np.full((6, 3), 7)
-    counts[0, 0] = 0
-    means[0, 0] = np.nan
-    figure = class_means_figure(means, counts, class_names=["a", "b", "<c>"], label="pfedfda")
-    rows = figure.table.rows
-    assert len(rows) == 17 and ("0", "a") not in {(row[0], row[1]) for row in rows}
-    first = {
-        name: np.mean([row[3] for row in rows if row[1] == name]) for name in ("a", "b", "<c>")
-    }
-    assert sorted(map(abs, first.values())) == pytest.approx([0, 10, 10], abs=1.5)
-    assert "100 %" in figure.caption
-    assert "&lt;c&gt;" in figure.draw(820).inline("x") and "pfedfda" in figure.title
-
-
-def test_class_means_of_one_client_and_class_can_be_drawn():
-    figure = class_means_figure(np.ones((1, 1, 1)), np.ones((1, 1)))
-    assert figure.table.rows[0][3:] == [0.0, 0.0] and figure.draw(340).height > 0
-
-
-@pytest.mark.parametrize(
-    ("means", "counts"),
-    [
-        (np.ones((2, 3)), np.ones((2, 3))),
-        (np.ones((2, 3, 4)), np.ones((3, 2))),
-        (np.ones((1, 1, 2)), np.zeros((1, 1))),
-    ],
-)
-def test_class_means_of_other_shapes_are_refused(means, counts):
-    with pytest.raises(ValueError, match=r"means must be|no mean"):
-        class_means_figure(means, counts)
 
 
 def test_series_of_the_same_color_have_other_dashes():

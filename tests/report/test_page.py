@@ -1,22 +1,17 @@
 """The page of a report: what it holds, that it is self-contained and inert, and that it reads any
 records."""
 
-import hashlib
 import html.parser
-import json
 import random
 import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from faults import mutations
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.metrics import BINS
-from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.report.figures import calibration
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page
@@ -293,31 +288,3 @@ def test_a_report_of_100_clients_and_500_rounds_is_small(tmp_path):
         for algorithm in ("pfedfda", "ditto", "fedavg_ft", "local")
     ]
     assert len(page_of(*folders).html.encode()) <= 6_000_000
-
-
-def test_class_means_are_drawn_where_a_run_has_recorded_them(tmp_path):
-    run = write_run(tmp_path / "run", class_names=[f"class {number}" for number in range(CLASSES)])
-    generator = np.random.default_rng(0)
-    clients = np.arange(4)
-    counts = np.ones((4, CLASSES), np.int64)
-    counts[2, 3:] = 0
-    sizes = {0: 5, 1: 5, 2: 5, 3: 6}  # the last client has another model
-    means = {
-        f"means/{client}": generator.normal(size=(counts[client].astype(bool).sum(), sizes[client]))
-        for client in sizes
-    }
-    raw = save(
-        {
-            "clients": clients,
-            "counts": counts,
-            **{name: each.astype(np.float32) for name, each in means.items()},
-        }
-    )
-    (run / "class_means.safetensors").write_bytes(raw)
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(
-        json.dumps({**result, CLASS_MEANS_DIGEST: hashlib.sha256(raw).hexdigest()})
-    )
-    figure = figure_of(page_of(run), "class-means")
-    assert len(figure.table.rows) == 10 + 10 + 3 and figure.table.rows[0][:3] == ["0", "class 0", 1]
-    assert "Only the 3 clients whose models have 5 features are drawn." in figure.caption

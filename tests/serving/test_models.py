@@ -78,6 +78,11 @@ def test_arrays_may_have_any_usual_form(shelf):
     ):
         assert np.array_equal(model.logits(form), expected)
     assert np.array_equal(model.logits(images[1]), model.logits(images[1:2]))
+    features = torch.from_numpy(model.features(images))
+    assert torch.allclose(
+        features @ model.module.tree()["head.weight"].T + model.module.tree()["head.bias"],
+        torch.from_numpy(expected),
+    )
 
 
 def test_pictures_of_digits_get_their_white(tmp_path, shelf):

@@ -113,13 +113,6 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Return the names of the hyper-parameters."""
         return [option.name for option in dataclasses.fields(cls) if option.name != "training"]
 
-    @classmethod
-    def has_features(cls) -> bool:
-        """Return whether personal models have features: ``predict`` is the default, or ``features``
-        is defined.
-        """
-        return cls.predict is Algorithm.predict or cls.features is not Algorithm.features
-
     def bind(self, task: Task) -> Task:
         """Return the task with this algorithm's training options: the one that a client's program
         receives.

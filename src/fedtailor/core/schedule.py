@@ -27,7 +27,7 @@ SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
         "robust",
         "robust_share",
     ),
-    "evaluation": ("every", "personalized_every", "select", "patience", "class_means"),
+    "evaluation": ("every", "personalized_every", "select", "patience"),
 }
 """The two sections of a configuration that hold a schedule, and their keys."""
 
@@ -67,9 +67,6 @@ class Schedule:
     patience: Annotated[int, Range(ge=0)] = 0
     """The run stops after so many evaluations of personalized models in a row whose mean accuracy
     on validation examples is not better than before; 0: it does not stop."""
-    class_means: bool = False
-    """Whether the mean features of every client's training examples are recorded by class, after
-    the last round."""
 
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for key, name in _EVALUATION_FIELDS.items()}
@@ -173,7 +170,6 @@ _EVALUATION_FIELDS = {
     "personalized_every": "personalized_every",
     "select": "select",
     "patience": "patience",
-    "class_means": "class_means",
 }
 """Key of ``[evaluation]`` -> field of :class:`Schedule`."""
 

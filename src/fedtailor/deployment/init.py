@@ -66,7 +66,7 @@ name = {name}
 data = {data}
 # Where the server is.
 server = {server}
-# What the server may see beside the messages of the method: scores, metrics, errors, class_means.
+# What the server may see beside the messages of the method: scores, metrics and errors.
 share = ["scores", "metrics"]
 # Methods and models that run here; empty: all of fedtailor's own.
 algorithms = []

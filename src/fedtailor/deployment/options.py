@@ -20,7 +20,7 @@ SITE_FILE = "site.toml"
 PLAN_FILE = "plan.json"
 """In the folder of a run across sites: what server and sites have agreed on."""
 
-SHARED = ("scores", "metrics", "errors", "class_means")
+SHARED = ("scores", "metrics", "errors")
 """What a site may share beside the messages of the method."""
 _PER_SITE = ("path", "dataset", "dir", "label_column", "group")
 """Keys of ``[data]`` that every site sets for itself."""
@@ -107,7 +107,7 @@ class SiteOptions:
     """Of a table: the column with the class; empty: the one whose name says so."""
     group: str = ""
     """Which examples must stay together, such as those of a patient; see ``data.group``."""
-    share: tuple[Literal["scores", "metrics", "errors", "class_means"], ...] = ("scores", "metrics")
+    share: tuple[Literal["scores", "metrics", "errors"], ...] = ("scores", "metrics")
     """What the server may see beside the messages of the method."""
     algorithms: tuple[str, ...] = ()
     """Methods that the site runs; empty: all of fedtailor's. Your own must be named:

@@ -23,7 +23,6 @@ from fedtailor.deployment.transport import SiteFailure
 from fedtailor.deployment.wire import (
     from_blob,
     head_of,
-    problem_with_class_means,
     problem_with_scores,
     to_blob,
     wrong,
@@ -245,7 +244,7 @@ class RemoteClients:
         )
 
     def _personalize_reply(self, client: int, answer: Envelope, round: int) -> PersonalizeReply:
-        out = self._out(answer, {"scores", "diagnostics", "class_means"})
+        out = self._out(answer, {"scores", "diagnostics"})
         if not isinstance(out["scores"], Mapping) or not set(out["scores"]) <= {
             "clients",
             "validation",
@@ -253,18 +252,11 @@ class RemoteClients:
             raise wrong("scores", "scores by test set", "something else")
 
         scores = {name: self._checked_scores(each) for name, each in out["scores"].items()}
-        means = out["class_means"]
-        if means != ():
-            text = problem_with_class_means(means, self.roster.common_task.num_classes)
-            if text:
-                raise DataError(f"{text}.", key="class_means")
-
         problem = answer.head.get("problem", "")
         return PersonalizeReply(
             {name: each for name, each in scores.items() if isinstance(each, Scores)},
             usable_numbers(_numbers(out["diagnostics"])),
             one_line(problem) if isinstance(problem, str) else "",
-            means,
         )
 
     def _scores(self, client: int, answer: Envelope, round: int) -> Scores:

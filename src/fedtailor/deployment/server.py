@@ -35,14 +35,13 @@ from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationF
 from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.transport import Transport
-from fedtailor.experiment import class_means, summary
+from fedtailor.experiment import summary
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.records import (
     ACROSS_SITES,
     CHECKPOINTS,
-    CLASS_MEANS_DIGEST,
     RunFolder,
     exclusive,
     holds_run,
@@ -282,9 +281,7 @@ class _Server:
                     seconds = beginning.seconds + time.perf_counter() - start
                     notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
                     if report.is_last:
-                        result = self._result(report, seconds) | self._write_class_means(
-                            folder, report
-                        )
+                        result = self._result(report, seconds)
                         notes["result"] = result
 
                     self.checkpoints.save(report.state, notes)
@@ -337,15 +334,6 @@ class _Server:
         self.progress.round(record)
         self.totals.add_round(record)
         self.totals.add_events(report.events)
-
-    def _write_class_means(self, folder: RunFolder, last: RoundReport) -> dict[str, str]:
-        """Write the class means that sites share, if they are asked for; return their digest for
-        the result.
-        """
-        if not self.plan.config.schedule.class_means:
-            return {}
-        data = class_means.to_file((last.final or last).class_means, self.plan.inputs.num_classes)
-        return {CLASS_MEANS_DIGEST: folder.write_class_means(data)}
 
     def _result(self, last: RoundReport, seconds: float) -> dict[str, Any]:
         """Return the result of the run."""

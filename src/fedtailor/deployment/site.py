@@ -16,7 +16,6 @@ from typing import Any, cast
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, describe_error
 from fedtailor.core.message import Messages
@@ -425,7 +424,7 @@ class _SiteRun:
             self._keep_model(clients.personal[self.client], work, reply)
 
         head["problem"] = reply.problem
-        out: dict[str, Any] = {"scores": {}, "diagnostics": {}, "class_means": ()}
+        out: dict[str, Any] = {"scores": {}, "diagnostics": {}}
         contents: dict[str, int] = {}
         if "metrics" in self.options.share:
             out["diagnostics"] = reply.diagnostics
@@ -437,10 +436,6 @@ class _SiteRun:
             out["scores"] = dict(reply.scores)
             for name, scores in reply.scores.items():
                 contents[f"scores of the personal model ({name})"] = _numbers(scores)
-
-        if "class_means" in self.options.share and isinstance(reply.class_means, ClassMeans):
-            out["class_means"] = reply.class_means
-            contents["mean features by class"] = _numbers(reply.class_means)
 
         return out, contents
 

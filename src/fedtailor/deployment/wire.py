@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.codec import Limits, decode, encode
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.metrics import BINS, SCORE_BINS, Scores
@@ -205,29 +204,6 @@ def problem_with_scores(scores: Any, num_classes: int) -> str:
         or float(scores.confusion.sum()) > total
     ):
         return "the scores count more examples than there are"
-
-    return ""
-
-
-def problem_with_class_means(means: Any, num_classes: int) -> str:
-    """Return why class means that a site sent cannot be used; empty if they can be."""
-    if not isinstance(means, ClassMeans) or not all(
-        isinstance(each, torch.Tensor) for each in means
-    ):
-        return "the class means are of another form"
-
-    fits = (
-        means.means.dim() == 2
-        and len(means.means) == num_classes
-        and tuple(means.counts.shape) == (num_classes,)
-    )
-    if not fits or means.means.dtype != torch.float32 or means.counts.dtype != torch.float64:
-        return "the class means have another shape"
-
-    if not all(bool(torch.isfinite(each).all()) for each in means) or bool(
-        (means.counts < 0).any()
-    ):
-        return "the class means are not finite"
 
     return ""
 

@@ -32,7 +32,7 @@ from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import choose_device, choose_engine
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
-from fedtailor.simulation.rounds import check_features, check_tasks, check_who_trains
+from fedtailor.simulation.rounds import check_tasks, check_who_trains
 
 
 class PreparedRun(NamedTuple):
@@ -94,7 +94,6 @@ def assemble(
     refuse_untrainable(config, federation)
     check_tasks(algorithm, federation.roster)
     check_who_trains(algorithm, schedule)
-    check_features(algorithm, schedule)
     schedule.check(len(federation.roster.trainable_clients))
     schedule.check_validation(federation.roster.validates)
     refuse_impossible_augmentation(algorithm.training, shape)

@@ -21,7 +21,6 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.data.build import split_record
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
-from fedtailor.experiment.class_means import to_file
 from fedtailor.experiment.config import Config
 from fedtailor.experiment.personal_models import personal_models
 from fedtailor.experiment.progress import Progress
@@ -285,15 +284,11 @@ def _disk(parts: PreparedRun, trial: _Trial) -> dict[str, int]:
     server = len(encode(trial.report.state.on_host().server)) + 32 * clients
     checkpoints = 2 * (stored + server) if config.checkpoint.every > 0 else 0
     split = len(to_json(split_record(parts.divided.division, parts.divided.conditions)))
-    means = trial.report.class_means
-    means_bytes = (
-        len(to_file(means, federation.common_task.num_classes)) / tried * clients if means else 0
-    )
 
     return {
         "models": round(models / tried * clients),
         "checkpoints": round(checkpoints),
-        "records": round(_records(parts, trial) + means_bytes),
+        "records": round(_records(parts, trial)),
         "split": split,
     }
 

@@ -2,10 +2,9 @@
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
 ``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``,
-``models/CLIENT.safetensors`` with ``CLIENT.json``, ``class_means.safetensors`` if asked for
-(:mod:`fedtailor.experiment.class_means`), ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`),
-and ``result.json`` once it has finished. A run of several seeds holds one such folder per seed,
-``seed-0`` and so on.
+``models/CLIENT.safetensors`` with ``CLIENT.json``, ``checkpoints``
+(:mod:`fedtailor.simulation.checkpoint`), and ``result.json`` once it has finished. A run of several
+seeds holds one such folder per seed, ``seed-0`` and so on.
 
 Files appear whole: written under a temporary name, synchronized, renamed. Lines are appended and
 synchronized once per round, ``rounds.jsonl`` last. A round that is in it is therefore complete in
@@ -68,8 +67,6 @@ from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of, upgrade_clien
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedtailor.experiment.class_means import ClientMeans
-
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
 _RESERVE = ".reserve"
@@ -83,9 +80,6 @@ CHECKPOINTS = "checkpoints"
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 _LARGEST_MODEL = 2**33
-_CLASS_MEANS = "class_means.safetensors"
-CLASS_MEANS_DIGEST = "class_means_sha256"
-"""Key of a result."""
 _MOST_CLIENTS = 10
 """Names of clients in a message."""
 NO_RUN = "'{path}' is not the folder of a run: it holds no experiment.toml."
@@ -420,7 +414,6 @@ class RunFolder:
         for lines in self._lines():
             lines.rewind(0)
         shutil.rmtree(self.path / "models", ignore_errors=True)
-        discard(self.path / _CLASS_MEANS)
         return had_rounds
 
     def rounds(self) -> Iterator[dict[str, Any]]:
@@ -474,13 +467,6 @@ class RunFolder:
                 client at a time. The name of a file is the escaped name of the client.
         """
         write_folder_whole(self.path / "models", _model_files(models))
-
-    def write_class_means(self, data: bytes) -> str:
-        """Write the class means of all clients, which are a safetensors file; return its
-        SHA-256.
-        """
-        write_whole(self.path / _CLASS_MEANS, data)
-        return hashlib.sha256(data).hexdigest()
 
     def restart(self, config: str) -> None:
         """Make a folder of several seeds one that has not finished; the configuration may name more
@@ -655,36 +641,6 @@ class Run:
             )
 
         return raw, {**card, "file": path.name}
-
-    def class_means(self, *, seed: int | None = None) -> dict[int, ClientMeans]:
-        """Return the mean features of clients' training examples by class, by the numbers of the
-        clients.
-
-        A run with ``evaluation.class_means`` records them after its last round. The file is read at
-        every call.
-
-        Args:
-            seed: which of several seeds.
-
-        Raises:
-            ConfigError: there are several seeds and none of them is named.
-            DataError: there are no class means, or their file is damaged.
-        """
-        from fedtailor.experiment.class_means import from_file
-
-        run = self.of_seed(seed)
-        path = run.path / _CLASS_MEANS
-        if run.result is None or CLASS_MEANS_DIGEST not in run.result:
-            message = f"'{run.path}' holds no class means: a run with evaluation.class_means writes them at its end."
-            raise DataError(message, key="evaluation.class_means", path=str(run.path))
-
-        raw = read_file(path, limit=_LARGEST_MODEL, within=run.path)
-        if hashlib.sha256(raw).hexdigest() != run.result[CLASS_MEANS_DIGEST]:
-            raise DataError(
-                f"'{path}' is damaged: its SHA-256 does not match result.json.", path=str(path)
-            )
-
-        return from_file(raw, path)
 
     def _file_name(self, client: str | int) -> str:
         """Return the name of a client's files, without their endings; a number may stand for a

@@ -16,7 +16,7 @@ from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.build import split_record
 from fedtailor.data.input_specification import write_input_specification
-from fedtailor.experiment import class_means, summary
+from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.personal_models import personal_models
@@ -24,7 +24,6 @@ from fedtailor.experiment.progress import Progress, Several, Silence
 from fedtailor.experiment.provenance import describe, describe_data, machine, versions
 from fedtailor.experiment.records import (
     CHECKPOINTS,
-    CLASS_MEANS_DIGEST,
     RunFolder,
     exclusive,
     holds_run,
@@ -294,11 +293,9 @@ def run_seed(
             if result is None:
                 final = report.final or report
                 folder.write_models(personal_models(parts, final))
-                digests = _write_class_means(parts, folder, final)
                 _say_which_round(parts, folder, progress, report)
                 _say_who_never_trained(parts, folder, progress, report)
                 result = _result(parts, folder, report, totals)
-                result |= digests
                 result["seconds"]["total"] = beginning.seconds + time.perf_counter() - start
                 if config.checkpoint.every > 0:
                     notes = {**_notes(folder, result["seconds"]["total"]), "result": result}
@@ -430,16 +427,6 @@ def _write_round(
         progress.note(sentence)
     progress.round(record)
     return record
-
-
-def _write_class_means(parts: PreparedRun, folder: RunFolder, final: RoundReport) -> dict[str, str]:
-    """Write the class means of all clients, if they are asked for; return their digest for the
-    result.
-    """
-    if not parts.config.schedule.class_means:
-        return {}
-    data = class_means.to_file(final.class_means, parts.federation.common_task.num_classes)
-    return {CLASS_MEANS_DIGEST: folder.write_class_means(data)}
 
 
 def _result(

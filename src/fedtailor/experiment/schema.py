@@ -22,8 +22,7 @@ them: the training metrics of a method, ``metrics`` before, are ``training_metri
 :func:`upgrade_client` give older lines these names. Version 3 adds, after the last round,
 ``auroc``, ``auroc_by_class`` and ``score_bins`` (``clients.jsonl``) and the metric ``auroc`` of
 evaluations (``rounds.jsonl``); ``mean_interval`` of metrics; and ``by_class`` and more about every
-site (``result.json``). With ``evaluation.class_means``, a folder of version 3 holds
-``class_means.safetensors`` too, and ``result.json`` its digest.
+site (``result.json``).
 """
 
 

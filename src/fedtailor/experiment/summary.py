@@ -29,7 +29,6 @@ from fedtailor.core.metrics import (
 )
 from fedtailor.core.roster import Roster
 from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
-from fedtailor.experiment.records import CLASS_MEANS_DIGEST
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -374,7 +373,7 @@ def average(results: Sequence[Record]) -> Record:
     numbers are those of the first result.
     """
     first = results[0]
-    names = [name for name in first if name not in ("split_sha256", CLASS_MEANS_DIGEST)]
+    names = [name for name in first if name != "split_sha256"]
     shared = [
         name for name in names if all(name in result for result in results)
     ]  # not all may have reused a training

@@ -182,11 +182,6 @@ def _sent_at_evaluations(
             content = "not known: the method fails on a few examples"
         values.append(LeavingValue(kind, "evaluation", content, "1 number each", None, "each"))
 
-    if schedule.class_means:
-        content = "mean features by class, and how many examples each is of"
-        shape = f"{classes} x features"
-        values.append(LeavingValue("class_means", "evaluation", content, shape, None, "each"))
-
     text = LeavingValue("error", "failure", "message of an error", "500 characters", 500, "each")
     return [*values, text]
 

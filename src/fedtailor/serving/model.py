@@ -126,6 +126,15 @@ class PersonalModel:
         """
         return self._over_batches(self.module, inputs).numpy()
 
+    def features(self, inputs: Any) -> np.ndarray:
+        """Return what the head of the model receives (n, d).
+
+        Raises:
+            DataError: the inputs are not what the model was trained for.
+            TypeError: a method of your own defines ``predict``, and no ``features``.
+        """
+        return self._over_batches(self.module.features, inputs).numpy()
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities (n, classes) of logits, with the fitted temperature."""
         return torch.softmax(logits.double() / self.temperature, dim=1)

@@ -81,6 +81,10 @@ class PersonalModule(nn.Module):
         """Return logits or log-probabilities (n, classes) of stored values."""
         return self.algorithm.predict(self.task, self.tree(), self.normalize(x))
 
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the head of the model receives (n, d) for stored values."""
+        return self.algorithm.features(self.task, self.tree(), self.normalize(x))
+
     def ood_score(self, x: Tensor) -> Tensor | None:
         """Return how far stored values lie from what the model knows (n,); None if the method does
         not say.

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
@@ -31,7 +30,6 @@ from fedtailor.simulation.programs import (
     client_program,
 )
 from fedtailor.simulation.quarantine import (
-    all_finite,
     problem_at_client,
     problem_with_numbers,
     problem_with_personal,
@@ -82,9 +80,6 @@ class PersonalizeReply(NamedTuple):
     problem: str = ""
     """Why the client did not keep its model, or something of it is not recorded; empty: nothing is
     wrong with it."""
-    class_means: ClassMeans | tuple[()] = ()
-    """Of the client's training examples, in float32; () if the request does not ask for them, or
-    not all are finite."""
 
 
 class Clients(Protocol):
@@ -374,26 +369,16 @@ class LocalClients:
                     yield client, output
                     continue
 
-                personal, diagnostics, scores, class_means = output
+                personal, diagnostics, scores = output
                 problem = problem_with_personal(personal)
                 if not problem and request.keep:
                     self.personal[client] = personal
 
                 problem = problem or problem_with_numbers(diagnostics, "diagnostic")
-                if isinstance(class_means, ClassMeans):
-                    class_means = class_means._replace(means=class_means.means.float())
-
-                if not all_finite(class_means):
-                    problem = (
-                        problem
-                        or "the mean features of a class are not finite; class means are not recorded"
-                    )
-                    class_means = ()
-
                 kept = {name: packed(each) for name, each in scores.items()}
                 yield (
                     client,
-                    PersonalizeReply(kept, usable_numbers(diagnostics), problem, class_means),
+                    PersonalizeReply(kept, usable_numbers(diagnostics), problem),
                 )
 
     def _groups(self, request: Request, clients: Sequence[int]) -> Iterator[_Group]:
@@ -503,5 +488,5 @@ def _for_reports(output: Any) -> Any:
     """Return the part of a program's output that reports hold."""
     if isinstance(output, Scores):
         return output
-    names = ("metrics", "diagnostics", "scores", "class_means")
+    names = ("metrics", "diagnostics", "scores")
     return {name: getattr(output, name) for name in names if hasattr(output, name)}

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.engine import Failure
 from fedtailor.core.metrics import Scores, per_client
 from fedtailor.core.roster import Roster
@@ -75,7 +74,6 @@ def evaluate_personalized(
     new: bool,
     keep: bool,
     rank: bool,
-    class_means: bool,
 ) -> None:
     """Personalize and score the known clients, or the new ones.
 
@@ -90,12 +88,9 @@ def evaluate_personalized(
             ones.
         keep: whether clients keep their models.
         rank: whether the scores hold what AUROC needs.
-        class_means: whether the report gets the mean features of their training examples by class.
     """
     ids = roster.new if new else roster.known
-    request = PersonalizeRequest(
-        new=new, validate=roster.validates, keep=keep, rank=rank, class_means=class_means
-    )
+    request = PersonalizeRequest(new=new, validate=roster.validates, keep=keep, rank=rank)
     replies = clients.personalize(request, shared, ids, report.round)
     diagnostics: dict[str, dict[int, float]] = {}
     scored: dict[int, dict[str, Scores]] = {}
@@ -104,8 +99,6 @@ def evaluate_personalized(
     for client, reply in _without_failures(report, replies, num_required, "personalize"):
         record(diagnostics, client, reply.diagnostics)
         scored[client] = reply.scores
-        if isinstance(reply.class_means, ClassMeans):
-            report.class_means[client] = reply.class_means
         if reply.problem:
             add_event(report, "failed", client, f"personalize: {reply.problem}")
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
-from fedtailor.core.class_means import ClassMeans, class_means
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import ExampleIndices, Program
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
@@ -57,8 +56,6 @@ class PersonalizeRequest:
     """Whether the client keeps the model."""
     rank: bool = False
     """Whether the scores hold what AUROC needs."""
-    class_means: bool = False
-    """Whether the reply holds the mean features of the client's training examples by class."""
     parts: ClassVar[frozenset[str]] = frozenset({"train", "val", "test"})
 
 
@@ -124,8 +121,6 @@ class PersonalizeOutput(NamedTuple):
     personal: Any
     diagnostics: dict[str, Tensor]
     scores: dict[str, Scores]
-    class_means: ClassMeans | tuple[()] = ()
-    """Of the training examples; () if they are not asked for."""
 
 
 def client_inputs(
@@ -241,13 +236,7 @@ def personalize_program(
     if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
 
-    means: ClassMeans | tuple[()] = ()
-    if request.class_means:
-        key = client_key(common, inputs, "predict")
-        z = forward(task, partial(_features, algorithm), personal, data.train, key=key)
-        means = class_means(z, data.train.labels(), data.train.weight, task.num_classes)
-
-    return PersonalizeOutput(personal, numbers, scores, means)
+    return PersonalizeOutput(personal, numbers, scores)
 
 
 def score_program(
@@ -291,22 +280,6 @@ def _predict(
     key: Key,
 ) -> Tensor:
     return algorithm.predict(task, personal, batch.x)
-
-
-def _features(
-    algorithm: Algorithm[Any, Any, Any],
-    task: Task,
-    personal: Any,
-    context: Mapping[str, Tensor],
-    batch: Batch,
-    key: Key,
-) -> Tensor:
-    z = algorithm.features(task, personal, batch.x)
-    if z.dim() != 2 or len(z) != len(batch.x):
-        raise TypeError(
-            f"features must return (n, d), here n = {len(batch.x)}, got {tuple(z.shape)}"
-        )
-    return z
 
 
 _PROGRAMS: Mapping[str, Callable[..., Any]] = {

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtailor.core.class_means import ClassMeans
 from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
@@ -120,9 +119,6 @@ class RoundReport:
     )
     personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
-    class_means: dict[int, ClassMeans] = field(default_factory=dict)
-    """Mean features of personal models by client, after the last round, if the schedule asks for
-    them."""
     is_last: bool = False
     """Whether the run ends with this round."""
     final: RoundReport | None = None

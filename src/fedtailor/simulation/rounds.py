@@ -139,7 +139,6 @@ def federate(
     schedule.check(len(roster.trainable_clients))
     check_tasks(algorithm, roster)
     check_who_trains(algorithm, schedule)
-    check_features(algorithm, schedule)
     schedule.check_validation(roster.validates)
     if events:
         clients = RepeatedAbsences(clients, events)
@@ -229,22 +228,6 @@ def check_who_trains(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) ->
             key="federation.train",
             allowed=["auto", "cohort"],
             got="all",
-        )
-
-
-def check_features(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) -> None:
-    """Check that the method gives features if they are to be recorded.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if schedule.class_means and not algorithm.has_features():
-        raise ConfigError(
-            f"evaluation.class_means needs the features of personal models, and {type(algorithm).__name__} gives none: "
-            "a method that defines predict must define features(task, personal, x) too.",
-            key="evaluation.class_means",
-            allowed=[False],
-            got=True,
         )
 
 
@@ -641,7 +624,6 @@ class _Server:
                 new=new,
                 keep=keep,
                 rank=rank,
-                class_means=keep and self.schedule.class_means,
             )
 
         if keep:

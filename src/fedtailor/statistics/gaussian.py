@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Real
 from torch import Tensor
 
-from fedtailor.core.class_means import class_means
-
 _SMALLEST_DEVIATION = (
     1e-12  # replaces the standard deviation of a constant feature in a correlation
 )
@@ -58,7 +56,12 @@ def class_moments(
 
     Labels of rows with weight 0 may be any integers.
     """
-    means, counts = class_means(z, labels, weight, num_classes)
+    classes = torch.arange(num_classes, device=labels.device)
+    member = (labels[:, None] == classes).double()  # (n, classes)
+    weighted = member * weight.double()[:, None]
+    counts = weighted.sum(0)
+    means = (weighted.mT @ z.double()) / torch.where(counts > 0, counts, 1.0)[:, None]
+
     centered = z.double() - means[labels.clamp(0, num_classes - 1)]
     return ClassMoments(means, counts, centered.mT @ (centered * weight.double()[:, None]))
 

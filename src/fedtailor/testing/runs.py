@@ -21,7 +21,7 @@ from fedtailor.simulation.rounds import simulate
 
 _PARTS = {
     "train": ("state", "upload", "metrics", "scores"),
-    "personalize": ("personal model", "diagnostics", "scores", "class means"),
+    "personalize": ("personal model", "diagnostics", "scores"),
     "score": ("scores",),
 }
 """Program -> the parts of its output."""
@@ -131,8 +131,7 @@ def run(
     seed: int = 3,
     **options: Any,
 ) -> Trace:
-    """Run an algorithm with evaluation at every point after every round, and class means at the
-    end; return the trace.
+    """Run an algorithm with evaluation at every point after every round; return the trace.
 
     Args:
         algorithm: to run.
@@ -143,11 +142,7 @@ def run(
         options: fields of the schedule; they replace the evaluation after every round, for example.
     """
     tracing = TracingEngine(engine)
-    everything = {
-        "evaluate_every": 1,
-        "personalized_every": 1,
-        "class_means": type(algorithm).has_features(),
-    }
+    everything = {"evaluate_every": 1, "personalized_every": 1}
     schedule = Schedule(rounds=rounds, **{**everything, **options})
     tracing.trace.reports = list(simulate(algorithm, federation, tracing, schedule, seed=seed))
 

@@ -13,7 +13,6 @@ from markupsafe import Markup
 from fedtailor import __version__
 from fedtailor.core.errors import DataError
 from fedtailor.report.figures.calibration import reliability
-from fedtailor.report.figures.class_means import class_means
 from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_size, gains, partition
 from fedtailor.report.figures.curves import accuracy_curves, costs, gaussianity
 from fedtailor.report.figures.diagnostics import beta, confidence, deviation
@@ -109,7 +108,6 @@ def _sections(records: Sequence[MethodRecords]) -> list[Section]:
                 *confidence(records),
                 *deviation(records),
                 *gaussianity(records),
-                *class_means(records),
             ],
         ),
         Section(name="reliability", title="Calibration", figures=reliability(records)),
