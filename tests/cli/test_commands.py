@@ -12,7 +12,6 @@ import torch
 
 import fedtailor
 from fedtailor.cli.main import main
-from fedtailor.cli.show.estimate import show_estimate
 from fedtailor.core import tree
 from fedtailor.experiment import config
 from fedtailor.experiment.config import parse_assignment
@@ -262,31 +261,16 @@ def test_checkpoints_may_be_rarer_or_left_out(folder, capsys):
     assert code == 3 and "checkpoint.every must be >= 0, got -1" in err
 
 
-def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(folder, capsys):
-    command = [*SMALL, "-a", "fedavg", "--set", "data.val_fraction=0.2", "--out", "one"]
-    code, out, err = outcome([*command, "--dry-run", "--json"], capsys)
+def test_a_dry_run_prints_the_resolved_experiment_and_writes_nothing(folder, capsys):
+    command = [*SMALL, "-a", "fedavg", "--seeds", "3,4", "--dry-run"]
+    code, out, err = outcome(command, capsys)
     assert code == 0, err
-    found = json.loads(out)
+    code, as_json, _ = outcome([*command, "--json"], capsys)
+    assert code == 0 and json.loads(as_json) == tomllib.loads(out)
     assert list(folder.iterdir()) == []
-    assert all(found[name]["total"] > 0 for name in ("seconds", "memory", "disk"))
-    assert outcome(command, capsys)[0] == 0
-    sizes = {
-        part: sum(path.stat().st_size for path in Path("one").glob(f"{part}/*"))
-        for part in ("models",)
-    }
-    sizes["split"] = Path("one/split.json").stat().st_size
-    sizes["records"] = sum(
-        Path(f"one/{name}.jsonl").stat().st_size for name in ("rounds", "clients")
-    )
-    for part, size in sizes.items():
-        assert 0.6 * size < found["disk"][part] < 1.7 * size, part
-    capsys.readouterr()
-    show_estimate(found)
-    out = capsys.readouterr().out
-    assert (
-        "fedavg on digits would take about this: 4 clients, 2 rounds" in out
-        and "checkpoints" in out
-    )
+    Path("resolved.toml").write_text(out)
+    assert outcome(["run", "resolved.toml", "--out", "one"], capsys)[0] == 0
+    assert Path("one/experiment.toml").read_text() == out
 
 
 def test_only_runs_are_resumed(folder, capsys):

@@ -240,7 +240,7 @@ def wrong(here, tmp_path):
         (["predict", str(damaged), *mayo, pictures], "SHA-256"),
         (["predict", str(damaged), "--client", "Oslo", pictures], "damaged"),
         (["predict", str(damaged), "--client", "Berlin", pictures], "damaged"),
-        (["predict", str(newer), *mayo, pictures], "newer fedtailor"),
+        (["predict", str(newer), *mayo, pictures], "version 99"),
         (["predict", str(other_method), *mayo, pictures], "missing.module"),
         (["predict", str(unfinished), *mayo, pictures], "holds no models"),
         (
@@ -308,7 +308,7 @@ def wrong(here, tmp_path):
         (["onboard", RUN, *new, "--name", "Mayo"], "client 'Mayo' already"),
         (["onboard", str(unfinished), *new], "no checkpoint"),
         (["onboard", str(damaged), *new], "damaged"),
-        (["onboard", str(newer), *new], "newer fedtailor"),
+        (["onboard", str(newer), *new], "version 99"),
         (
             ["onboard", RUN, "--data", str(here / "pictures"), "--out", str(tmp_path / "out")],
             "holds 4 sites",

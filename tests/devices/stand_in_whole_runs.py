@@ -12,7 +12,6 @@ import stand_in_device
 from fedtailor.core.devices import HOST
 from fedtailor.experiment import assembly
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.estimate import estimate
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.run import run
 
@@ -92,8 +91,3 @@ def test_auto_takes_the_cpu_for_engines_that_have_nothing_else(monkeypatch):
     prepared = assembly.assemble(settings(name="workers", device="auto"), 1)
     assert prepared.device == HOST and prepared.config.engine.device == "cpu"
     prepared.engine.close()
-
-
-def test_a_run_on_a_device_is_estimated(folder, on_stand_in):
-    found = estimate(settings(), Silence())
-    assert found["disk"]["checkpoints"] > 0 and found["disk"]["models"] > 0

@@ -22,8 +22,7 @@ from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.process import lives, this_process
 from fedtailor.core.whole_folder import whole_folder
-from fedtailor.experiment.records import RunFolder, exclusive, read_run
-from fedtailor.experiment.schema import SCHEMA_VERSION
+from fedtailor.experiment.records import SCHEMA_VERSION, RunFolder, exclusive, read_run
 
 CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
 

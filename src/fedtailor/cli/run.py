@@ -88,7 +88,7 @@ def run_(
         typer.Option(
             "--dry-run",
             metavar="",
-            help="Only estimate time, memory and disk, from a trial of a few steps.",
+            help="Only check the experiment and its data, and print it with every option resolved.",
         ),
     ] = False,
     json: Json = False,
@@ -125,7 +125,7 @@ def run_(
     trackers = check_trackers(track or [])
 
     if dry_run:
-        _estimate(settings, as_json=json)
+        _print_resolved(settings, as_json=json)
         return
 
     from fedtailor.cli.show.progress import make_progress
@@ -143,14 +143,24 @@ def run_(
         show_result(result)
 
 
-def _estimate(settings: Config, *, as_json: bool) -> None:
-    """Print what a run would take; nothing is written."""
-    from fedtailor.cli.show.estimate import show_estimate
-    from fedtailor.cli.show.progress import make_progress
-    from fedtailor.experiment.estimate import estimate
+def _print_resolved(settings: Config, *, as_json: bool) -> None:
+    """Check that an experiment can run, and print it with every option resolved."""
+    import dataclasses
+    import tomllib
 
-    found = estimate(settings, make_progress())
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.assembly import assemble
+    from fedtailor.experiment.config import to_toml
+
+    progress = make_progress()
+    prepared = assemble(settings, settings.seeds[0], progress=progress)
+    prepared.engine.close()
+    progress.end()
+    for note in prepared.notes:
+        progress.note(note)
+
+    text = to_toml(dataclasses.replace(prepared.config, seeds=settings.seeds))
     if as_json:
-        print_json(found)
+        print_json(tomllib.loads(text))
     else:
-        show_estimate(found)
+        typer.echo(text, nl=False)

@@ -62,11 +62,13 @@ from fedtailor.core.reading import (
     read_object,
 )
 from fedtailor.core.whole_folder import LockedError, lock, whole_folder
-from fedtailor.experiment.schema import SCHEMA_VERSION, schema_of, upgrade_client, upgrade_round
 
 if TYPE_CHECKING:
     import numpy as np
 
+
+SCHEMA_VERSION = 3
+"""Of the records. A folder of another version is refused."""
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
 _RESERVE = ".reserve"
@@ -448,7 +450,7 @@ class RunFolder:
     def provenance(self) -> dict[str, Any]:
         """Read ``provenance.json``."""
         found = read_object(self.path / "provenance.json", within=self.path)
-        schema_of(found, self.path)
+        _check_schema(found, self.path)
         return found
 
     def result(self) -> dict[str, Any] | None:
@@ -491,6 +493,23 @@ class RunFolder:
             self._end("finished")
 
 
+def _check_schema(provenance: Record, path: Path) -> None:
+    """Check that the records of a folder have the version that this program reads.
+
+    Raises:
+        DataError: they have another one.
+    """
+    version = provenance.get("schema")
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"'{path}' holds records of version {version!r:.40}; this fedtailor reads version"
+            f" {SCHEMA_VERSION}.",
+            path=str(path),
+            allowed=SCHEMA_VERSION,
+            got=version,
+        )
+
+
 def _reason_of(error: BaseException) -> str:
     """Return why a run failed, in one line."""
     try:
@@ -527,7 +546,7 @@ class Run:
     status: dict[str, Any]
     split: dict[str, Any]
     rounds: list[dict[str, Any]]
-    """The lines of ``rounds.jsonl``, with the names of the present version of records.
+    """The lines of ``rounds.jsonl``.
 
     With several seeds: those of all of them, each line with its ``seed``.
     """
@@ -537,11 +556,6 @@ class Run:
     """What ``fedtailor run --json`` printed; None for a run that has not finished."""
     seeds: dict[int, Run]
     """The runs of the single seeds, where there are several."""
-
-    @property
-    def schema(self) -> int:
-        """The version of the records, see :mod:`fedtailor.experiment.schema`."""
-        return schema_of(self.provenance, self.path)
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -575,7 +589,7 @@ class Run:
         done = {record["round"] for record in self.rounds}
         for record in _iterate_records(self.path, "clients.jsonl", needed="round"):
             if record["round"] in done:
-                yield upgrade_client(record)
+                yield record
 
     def clients_of_round(self, number: int) -> list[dict[str, Any]]:
         """Return the lines of ``clients.jsonl`` of a round. They are read when they are first asked
@@ -766,9 +780,7 @@ def _read_one(path: Path) -> Run:
 
     provenance = RunFolder(path).provenance()  # before the records, for a folder of a newer version
     config = parse_toml(text, config_file)
-    rounds = [
-        upgrade_round(record) for record in _read_records(path, "rounds.jsonl", needed="round")
-    ]
+    rounds = _read_records(path, "rounds.jsonl", needed="round")
     done = {record["round"] for record in rounds}
     events = _read_records(path, "events.jsonl")
     split = _read_optional(path / "split.json")
