@@ -53,12 +53,12 @@ def _recording_steps():
 
 def kept():
     """Return the buffers that the runner keeps for this thread, the latest last."""
-    return list(current_runner().kept.values())
+    return list(current_runner().buffers.values())
 
 
 def forget():
     """Drop all buffers of this thread."""
-    current_runner().kept.clear()
+    current_runner().buffers.clear()
 
 
 def shapes():

@@ -1,5 +1,4 @@
-"""Augmentation of images: shifts by some pixels and mirroring, drawn by key for every example and
-epoch.
+"""Augmentation of images: shifts and mirroring, drawn by key for every example and epoch.
 
 Images are moved when they are gathered from the table. So 8-bit images are never copied as floats
 in between, and the pixels that come in at the border are black whatever the normalization.
@@ -31,9 +30,7 @@ class Moving(NamedTuple):
     flip: bool
 
     def draw(self, epoch: int, count: int) -> Tensor:
-        """Return moves (count, 3) of an epoch: pixels down, pixels to the right, and 1 where
-        mirrored.
-        """
+        """Return moves (count, 3) of an epoch: pixels down, pixels right, and 1 where mirrored."""
         words = rng.words((*self.key[:3], epoch, self.key[4]), count)
         span = np.uint64(2 * self.padding + 1)
         down = (words % _DIGIT) * span // _DIGIT
@@ -67,11 +64,13 @@ def move(images: Tensor, moves: Tensor) -> Tensor:
     border = int(moves[:, :2].abs().max()) if count else 0
     padded = F.pad(images, (0, 0, border, border, border, border))
     down, right, mirrored = moves.to(images.device)[:, :, None].unbind(1)  # (n, 1) each
+
+    # Where each line and each column of the result comes from: (n, height) and (n, width).
     across = torch.arange(width)
-    lines = (
-        torch.arange(height) - down + border
-    )  # (n, height): the line that each line of the result comes from
+    lines = torch.arange(height) - down + border
     columns = torch.where(mirrored > 0, width - 1 - across, across) - right + border
+
+    # The same as places in the list of all pixels, (n, height, width).
     first = torch.arange(count)[:, None, None] * (padded.shape[1] * padded.shape[2])
     places = first + lines[:, :, None] * padded.shape[2] + columns[:, None, :]
 

@@ -29,9 +29,7 @@ class Amount(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The batches of a phase: positions in the example set, on the host, and where the last epoch
-    starts.
-    """
+    """The batches of a phase: positions in the example set, on the host."""
 
     batches: list[Tensor]
     last_epoch: int
@@ -63,14 +61,16 @@ def plan_batches(
     if n == 0 or (amount.steps == 0 and amount.epochs == 0):
         return Plan([], 0)
 
+    # How many batches the phase needs.
     size = min(amount.batch_size or n, n)
     per_epoch = n // size if amount.drop_last else -(-n // size)
     steps_per_epoch = -(-per_epoch // amount.per_step)
     steps = amount.steps or amount.epochs * steps_per_epoch
     needed = steps * amount.per_step
+
+    # Each epoch is shuffled, and split into batches of that size.
     batches: list[Tensor] = []
     moves: list[Tensor] = []
-
     for epoch in range(-(-needed // per_epoch)):
         words = rng.words((*key[:3], epoch, key[4]), n)
         order = np.argsort(words, kind="stable")
@@ -88,15 +88,12 @@ _MOST_NUMBERS = 2**24
 
 
 def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
-    """Gather rows (...) of a table; images keep their channels-last memory, and are moved by
-    ``moves``.
-    """
+    """Gather rows (...) of a table; ``moves`` move images, whose memory stays channels-last."""
     if table.dim() < 4:
         return table[rows]
 
-    flat = table.permute(0, 2, 3, 1).flatten(
-        1
-    )  # a view of channels-last memory; whole rows are copied fastest
+    # A view of channels-last memory: whole rows are copied fastest.
+    flat = table.permute(0, 2, 3, 1).flatten(1)
     picked = flat.index_select(0, rows.flatten()).view(-1, *table.shape[2:], table.shape[1])
     if moves is not None:
         picked = move(picked, moves.flatten(0, -2))
@@ -116,11 +113,10 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     if stored.dim() < 4 or scale.shape[1] == 0:
         return stored
 
+    # Scales as long as a whole image are much faster than one value per channel.
     images = stored.movedim(-3, -1)
     repeats = images.shape[-3] * images.shape[-2] if scale.shape[1] > 1 else 1
-    white, mean, deviation = scale.repeat(
-        1, repeats
-    )  # a whole image long: much faster than one value per channel
+    white, mean, deviation = scale.repeat(1, repeats)
     values = images.flatten(-3).to(dtype).div_(white).sub_(mean).div_(deviation)
 
     return values.view(images.shape).movedim(-1, -3)
@@ -148,10 +144,10 @@ class Batches:
             sizes = [len(batch) for batch in plan.batches]
             row_parts = torch.split(rows[positions], sizes)
             label_parts = torch.split(data.labels()[positions], sizes)
+
+            # Copies are aligned alike; the bits of a sum depend on the alignment.
             weight_parts = torch.split(data.weight[positions], sizes)
-            weights = [
-                part.clone() for part in weight_parts
-            ]  # aligned alike, because sums depend on the alignment
+            weights = [part.clone() for part in weight_parts]
             self.columns = list(zip(row_parts, label_parts, weights, strict=True))
 
         self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(plan.batches)
@@ -161,21 +157,25 @@ class Batches:
         if self.normalized is None:
             stored = take(self.x, rows, self.moves[number])
             return Batch(to_values(stored, self.scale, weight.dtype), labels, weight)
+
         _, channels, height, width = self.x.shape
         images = self.normalized.index_select(0, rows).view(-1, height, width, channels)
         return Batch(images.permute(0, 3, 1, 2), labels, weight)
 
 
 def _normalize_first(data: ExampleSet, plan: Plan) -> bool:
-    """Return whether to normalize all images before the first step: each is used about once, and
-    they fit.
+    """Return whether to normalize all images before the first step.
+
+    That pays if each is used about once or more, and if they fit into memory.
     """
     if data.x.dim() != 4 or data.scale.shape[1] == 0 or len(data.x) == 0:
         return False
     if plan.moves is not None:
         return False
+
     used = sum(len(batch) for batch in plan.batches)
-    return used >= len(data.rows) and len(data.rows) * data.x[0].numel() <= _MOST_NUMBERS
+    numbers = len(data.rows) * data.x[0].numel()
+    return used >= len(data.rows) and numbers <= _MOST_NUMBERS
 
 
 def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:

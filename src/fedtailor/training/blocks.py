@@ -115,10 +115,13 @@ def train(
 
     training = training or task.training
     refuse_captured_tensors(loss or step)  # type: ignore[arg-type]  # one of them is not None
+
+    # Steps replace epochs where they are positive.
     if epochs is None and steps is None:
         epochs = training.epochs
-        steps = training.steps  # used in place of epochs if positive
+        steps = training.steps
 
+    # All that is the same for every client; epochs and steps may differ and follow as tensors.
     amount = Amount(0, 0, training.batch_size, training.drop_last, batches_per_step)
     phase = Phase(
         task,
@@ -131,7 +134,9 @@ def train(
         structure(params),
         structure(context),
     )
-    limits = [_on_host_if_number(limit) for limit in (epochs, steps)]
+    limits = [_as_tensor(epochs), _as_tensor(steps)]
+
+    # A block takes and returns flat lists of tensors, because vmap stacks nothing else.
     leaves = tree.leaves(params)
     outputs = _runner_of(_Train)(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)
     trained = tree.rebuild(params, iter(outputs[: len(leaves)]))
@@ -139,15 +144,15 @@ def train(
     return Trained(trained, *outputs[len(leaves) :])
 
 
-def _on_host_if_number(limit: int | Tensor | None) -> Tensor:
+def _as_tensor(limit: int | Tensor | None) -> Tensor:
     """Return a number of epochs or steps as a tensor. Batches are planned on the host."""
-    return limit if isinstance(limit, Tensor) else torch.tensor(limit or 0, device=HOST)
+    if isinstance(limit, Tensor):
+        return limit
+    return torch.tensor(limit or 0, device=HOST)
 
 
 def _runner_of(block: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return what runs a block. Only ``vmap`` needs what PyTorch does around it, which takes 0.1
-    ms.
-    """
+    """Return what runs a block: ``apply`` takes 0.1 ms more, and only ``vmap`` needs it."""
     active: bool = torch._C._are_functorch_transforms_active()
     return block.apply if active else block.forward
 
@@ -183,14 +188,11 @@ _PLAN = "the examples that count, from which batches are planned"
 
 
 def _plan(phase: Phase, weight: Tensor, x: Tensor, key: Key, limits: Sequence[Tensor]) -> Plan:
-    """Plan one client's batches. All but the table of examples lies on the host, where the plan is
-    made.
-    """
+    """Plan one client's batches on the host, where all tensors but the examples ``x`` lie."""
     epochs, steps = limits
     amount = phase.amount._replace(epochs=int(epochs), steps=int(steps))
-    return plan_batches(
-        weight, rng.plain(key.fold("order")), amount, moving(phase.training, x, key)
-    )
+    order = rng.plain(key.fold("order"))
+    return plan_batches(weight, order, amount, moving(phase.training, x, key))
 
 
 class _Train(torch.autograd.Function):
@@ -199,13 +201,16 @@ class _Train(torch.autograd.Function):
     @staticmethod
     @torch.no_grad()
     def forward(phase: Phase, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = _Inputs.of(phase, inputs)
-        data = ExampleSet(*given.examples)
-        key = join_key(given.key, phase.purpose)
-        weight, *limits = to_host((data.weight, *given.limits), _PLAN)
+        sorted_inputs = _Inputs.of(phase, inputs)
+        data = ExampleSet(*sorted_inputs.examples)
+        key = join_key(sorted_inputs.key, phase.purpose)
+
+        weight, *limits = to_host((data.weight, *sorted_inputs.limits), _PLAN)
         plan = _plan(phase, weight, data.x, key, limits)
+
         with placed(data.weight.device):
-            return tuple(train_one(phase, given.params, given.context, data, key, plan))
+            result = train_one(phase, sorted_inputs.params, sorted_inputs.context, data, key, plan)
+        return tuple(result)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -213,26 +218,27 @@ class _Train(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], phase: Phase, *inputs: Tensor) -> tuple[Any, Any]:
-        given = _Inputs.of(
-            phase, [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
-        )
-        data = StackedExamples(*given.examples)
-        key = StackedKey(given.key, phase.purpose)
-        planned = to_host((data.weight, *given.limits), _PLAN)
+        stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
+        sorted_inputs = _Inputs.of(phase, stacked)
+        data = StackedExamples(*sorted_inputs.examples)
+        key = StackedKey(sorted_inputs.key, phase.purpose)
+
+        # Every client has batches of its own, planned as if it were alone.
+        weights, *limits = to_host((data.weight, *sorted_inputs.limits), _PLAN)
         plans = []
-
         for client_index in range(info.batch_size):
-            weight = planned[0].of_client(client_index)
-            limits = [limit.of_client(client_index) for limit in planned[1:]]
+            weight = weights.of_client(client_index)
+            own_limits = [limit.of_client(client_index) for limit in limits]
             x = data.x.of_client(client_index)
-            plans.append(_plan(phase, weight, x, key.of_client(client_index), limits))
+            plans.append(_plan(phase, weight, x, key.of_client(client_index), own_limits))
 
-        with placed(
-            data.weight.tensor.device
-        ):  # PyTorch leaves the context of a program when it comes here
-            result = tuple(train_stack(phase, given.params, given.context, data, key, plans))
+        # PyTorch has left the device context of the program when it comes here.
+        with placed(data.weight.tensor.device):
+            result = train_stack(
+                phase, sorted_inputs.params, sorted_inputs.context, data, key, plans
+            )
 
-        return result, (0,) * len(result)
+        return tuple(result), (0,) * len(result)
 
 
 def forward(
@@ -244,11 +250,10 @@ def forward(
     key: Key,
     context: tree.Tree = NO_CONTEXT,
 ) -> Tensor:
-    """Run ``function(task, params, context, batch, key)`` over a client's examples, without
-    gradients.
+    """Run a function over a client's examples, without gradients.
 
-    The function returns one row per example of the batch. Rows come back in the order of the
-    examples; those of padding hold arbitrary finite values.
+    ``function(task, params, context, batch, key)`` returns one row per example of the batch. Rows
+    come back in the order of the examples; those of padding hold arbitrary finite values.
     """
     refuse_captured_tensors(function)
     forward_pass = _Pass(task, function, structure(params), structure(context), key.purpose)
@@ -268,7 +273,7 @@ class _Pass:
     purpose: int
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """Run the function on one batch, which comes last."""
+        """Run the function on one batch: the last argument, after the leaves of the trees."""
         *flat, batch = arguments
         leaves = iter(flat)
         params = tree.rebuild(self.params, leaves)

@@ -28,10 +28,10 @@ def classification_loss(
 def model_gradient(
     task: Task, model: Params, batch: Batch, key: Key
 ) -> tuple[Params, Tensor, Params]:
-    """Return, for a custom step, the gradient of the cross-entropy, its value, and the model with
-    updated buffers.
+    """Return the gradient of the cross-entropy, its value, and the model with updated buffers.
 
-    The gradient is in the parameters of a whole model that are trained: buffers have none.
+    For custom steps. The gradient is in the parameters of a whole model that are trained: buffers
+    have none.
     """
     buffers = task.pick(model, "buffer")
 
@@ -59,22 +59,18 @@ def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def squared_distance(params: Mapping[str, Tensor], center: Mapping[str, Tensor]) -> Tensor:
-    """Return ``sum_j (params_j - center_j)^2`` over the numbers of the parameters that ``center``
-    names.
+    """Return ``sum_j (params_j - center_j)^2`` over the parameters that ``center`` names.
 
     Leave buffers out of ``center``: they are not trained.
     """
-    return torch.stack(
-        [(params[name] - value).square().sum() for name, value in center.items()]
-    ).sum()
+    squares = [(params[name] - value).square().sum() for name, value in center.items()]
+    return torch.stack(squares).sum()
 
 
 def proximal_loss(
     task: Task, params: Params, center: Params, batch: Batch, key: Key, *, penalty: float
 ) -> LossOutput:
-    """Cross-entropy of a whole model, plus half the penalty times the squared distance from
-    ``center``.
-    """
+    """Cross-entropy of a model, plus half the penalty times the squared distance from ``center``."""
     output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss + 0.5 * penalty * squared_distance(params, center))
 
@@ -82,21 +78,19 @@ def proximal_loss(
 def aligned_loss(
     task: Task, body: Params, context: tree.Tree, batch: Batch, key: Key
 ) -> LossOutput:
-    """Cross-entropy under a frozen head, plus the mean squared distance of features from targets of
-    their classes.
+    """Cross-entropy under a frozen head, plus the distance of features from class targets.
 
-    ``context``: the head, the targets (classes, d), and the weight of the distance.
+    The distance is the mean square. ``context``: the head, the targets (classes, d), and the
+    weight of the distance.
     """
     head, targets, penalty = context
     z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
     distance = weighted_mean((z - targets[batch.y]).square().mean(1), batch.weight)
-    return LossOutput(
-        cross_entropy(task.model.head(head, z), batch.y, batch.weight) + penalty * distance, buffers
-    )
+    entropy = cross_entropy(task.model.head(head, z), batch.y, batch.weight)
+    return LossOutput(entropy + penalty * distance, buffers)
 
 
 def inner_product(params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Tensor:
-    """Return ``sum_j params_j direction_j`` over the parameters that ``direction`` names: a term
-    with that gradient.
-    """
-    return torch.stack([(params[name] * value).sum() for name, value in direction.items()]).sum()
+    """Return ``sum_j params_j direction_j`` over the parameters of ``direction``, its gradient."""
+    products = [(params[name] * value).sum() for name, value in direction.items()]
+    return torch.stack(products).sum()

@@ -28,14 +28,7 @@ class GradientSteps:
     def __init__(self, phase: Phase, buffers: StepBuffers) -> None:
         self.phase = phase
         self.buffers = buffers
-        self.trained = [
-            leaf
-            for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True)
-            if not is_buffer
-        ]
-        self.model_buffers = [
-            leaf for leaf, is_buffer in zip(buffers.params, phase.buffers, strict=True) if is_buffer
-        ]
+        self.trained, self.model_buffers = split_leaves(buffers.params, phase.buffers)
         self.differentiated = [leaf.detach().requires_grad_() for leaf in self.trained]
         self.optimizer = Optimizer(phase.training, self.trained)
         self.loss_sum = torch.zeros((), dtype=self.trained[0].dtype if self.trained else None)
@@ -46,12 +39,14 @@ class GradientSteps:
 
     def take(self, evaluate: StepFunction, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
+        # A step gives its loss, the gradients, the new buffers and the values, in this order.
         loss, *rest = evaluate(batch, key)
         first_buffer = len(self.trained)
         first_output = first_buffer + len(self.model_buffers)
         gradients = rest[:first_buffer]
-        clip_norm = self.phase.training.clip_norm
+        outputs = rest[first_output:]
 
+        clip_norm = self.phase.training.clip_norm
         if clip_norm and gradients:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
             gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
@@ -59,7 +54,6 @@ class GradientSteps:
         self.loss_sum += loss
         self.optimizer.update(self.trained, gradients, step)
         write(self.model_buffers, rest[first_buffer:first_output])
-        outputs = rest[first_output:]
 
         return outputs[0] if outputs else ()
 
@@ -70,24 +64,25 @@ class GradientSteps:
         the parameter.
         """
         with torch.enable_grad():
-            params = merge(self.differentiated, self.model_buffers, self.phase.buffers)
+            params = merge_leaves(self.differentiated, self.model_buffers, self.phase.buffers)
             loss, buffers, outputs = self.phase.evaluate(params, self.buffers.context, batch, key)
             if loss.requires_grad and self.trained:
-                found = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     loss, self.differentiated, allow_unused=True, materialize_grads=True
                 )
             else:
-                found = tuple(torch.zeros_like(leaf) for leaf in self.trained)
+                gradients = tuple(torch.zeros_like(leaf) for leaf in self.trained)
 
-            gradients = [
-                gradient
-                if gradient.stride() == leaf.stride()
-                else torch.empty_like(leaf).copy_(gradient)
-                for gradient, leaf in zip(found, self.trained, strict=True)
-            ]
+            # The optimizer goes over parameters and gradients in one pass, if they are laid out
+            # alike.
+            aligned = []
+            for gradient, leaf in zip(gradients, self.trained, strict=True):
+                if gradient.stride() != leaf.stride():
+                    gradient = torch.empty_like(leaf).copy_(gradient)
+                aligned.append(gradient)
 
-        kept = [*buffers, outputs] if isinstance(outputs, Tensor) else buffers
-        return [loss.detach(), *gradients, *self.buffers.separate(kept)]
+        values = [*buffers, outputs] if isinstance(outputs, Tensor) else buffers
+        return [loss.detach(), *aligned, *self.buffers.separate(values)]
 
 
 class CustomSteps:
@@ -116,8 +111,8 @@ class CustomSteps:
             params, outputs = self.phase.advance(
                 self.buffers.params, self.buffers.context, batch, key
             )
-        kept = [*params, outputs] if isinstance(outputs, Tensor) else params
-        return self.buffers.separate(kept)
+        values = [*params, outputs] if isinstance(outputs, Tensor) else params
+        return self.buffers.separate(values)
 
 
 class Collected:
@@ -154,8 +149,8 @@ def train_one(
     per_step = phase.amount.per_step
     count = len(plan.batches) // per_step
     numbers = torch.arange(max(count, 1), device=HOST).unbind()
-    source = Batches(data, plan)
-    kept = Collected()
+    all_batches = Batches(data, plan)
+    values = Collected()
 
     with current_runner().lend(phase, params, context) as buffers:
         steps: GradientSteps | CustomSteps
@@ -164,25 +159,28 @@ def train_one(
         else:
             steps = CustomSteps(phase, buffers)
 
-        # kept here and not in the steps, which it refers to: a cycle would keep the tensors of
-        # finished phases alive
+        # It stays here and not in the steps, which it refers to: a cycle would keep the tensors of
+        # finished phases alive.
         evaluate = buffers.prepare(steps.function())
+
         for step in range(count):
             first = step * per_step
-            batches = tuple(source[first + number] for number in range(per_step))
+            batches = tuple(all_batches[first + number] for number in range(per_step))
             batch = batches[0] if per_step == 1 else batches
             outputs = steps.take(evaluate, step, batch, key.at(numbers[step]))
-            if phase.collect == "all" or (phase.collect == "last" and first >= plan.last_epoch):
-                kept.add(outputs, batches)
+
+            in_last_epoch = first >= plan.last_epoch
+            if phase.collect == "all" or (phase.collect == "last" and in_last_epoch):
+                values.add(outputs, batches)
 
         result = [*buffers.result(), torch.tensor(count), steps.loss_sum / max(count, 1)]
 
     if phase.collect == "none":
         return result
-    if not kept.rows:
-        kept.rows.append(nothing_collected(phase, params, context, data, key))
+    if not values.rows:
+        values.rows.append(nothing_collected(phase, params, context, data, key))
 
-    return [*result, *kept.tensors()]
+    return [*result, *values.tensors()]
 
 
 def nothing_collected(
@@ -199,22 +197,30 @@ def nothing_collected(
     return outputs[:0], blank.y[:0], blank.weight[:0]
 
 
-def merge(
+def split_leaves(
+    leaves: Sequence[Tensor], is_buffer: Sequence[bool]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the leaves that are trained, and the model's buffers."""
+    sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for leaf, buffer in zip(leaves, is_buffer, strict=True):
+        sides[buffer].append(leaf)
+    return sides
+
+
+def merge_leaves(
     trained: Sequence[Tensor], buffers: Sequence[Tensor], is_buffer: Sequence[bool]
 ) -> list[Tensor]:
-    """Join trained leaves and buffers in their original order."""
+    """Join trained leaves and buffers in their original order: undo :func:`split_leaves`."""
     if not buffers:
         return list(trained)
-    sources = {False: iter(trained), True: iter(buffers)}
-    return [next(sources[fixed]) for fixed in is_buffer]
+    sides = (iter(trained), iter(buffers))
+    return [next(sides[buffer]) for buffer in is_buffer]
 
 
 def forward_one(
     function: Callable[..., Tensor], data: ExampleSet, chunk: int, arguments: Sequence[Any]
 ) -> Tensor:
-    """Run ``function(*arguments, batch)`` over all examples in chunks; rows in the order of the
-    examples.
-    """
+    """Run ``function(*arguments, batch)`` over all examples in chunks; rows in their order."""
     count = len(data.rows)
     outputs = []
     with torch.no_grad():
@@ -225,7 +231,6 @@ def forward_one(
 
 
 def chunk_size(example_shape: Sequence[int]) -> int:
-    """Return how many examples a forward pass takes at once: about 2 million input numbers, 50 to
-    1000.
-    """
-    return max(50, min(1000, 2_000_000 // max(math.prod(example_shape), 1)))
+    """Return how many examples, 50 to 1000, a forward pass takes: about 2 million numbers."""
+    numbers = max(math.prod(example_shape), 1)
+    return max(50, min(1000, 2_000_000 // numbers))

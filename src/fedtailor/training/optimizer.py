@@ -37,16 +37,20 @@ class Optimizer:
         step: int,
         active: int | None = None,
     ) -> None:
-        """Change ``params`` in place, but no gradient: two gradients may be one tensor. ``step``
-        counts from 0.
+        """Change ``params`` in place, but no gradient: two gradients may be one tensor.
+
+        Args:
+            params: the parameters, or their first ``active`` rows.
+            gradients: of the same shapes.
+            step: the number of the step, from 0.
+            active: how many clients of a stack still train; None: there is one client.
         """
         training = self.training
         if not params:
             return
 
-        if (
-            active is None and training.optimizer == "sgd"
-        ):  # tensors are dense and laid out alike: one pass over memory
+        # The tensors of one client are dense and laid out alike: one pass over memory.
+        if active is None and training.optimizer == "sgd":
             torch._fused_sgd_(
                 list(params),
                 list(gradients),
@@ -59,7 +63,6 @@ class Optimizer:
                 maximize=False,
                 is_first_step=False,
             )
-
             return
 
         for number, (param, gradient) in enumerate(zip(params, gradients, strict=True)):
@@ -78,12 +81,12 @@ class Optimizer:
         self, number: int, param: Tensor, gradient: Tensor, step: int, active: int | None
     ) -> None:
         """Kingma and Ba 2015, with PyTorch's defaults."""
+        # The moments: running means of the gradient and of its square.
         mean = self.first[number][:active].mul_(_DECAY1).add_(gradient, alpha=1 - _DECAY1)
-        square = (
-            self.second[number][:active]
-            .mul_(_DECAY2)
-            .addcmul_(gradient, gradient, value=1 - _DECAY2)
-        )
+        square = self.second[number][:active].mul_(_DECAY2)
+        square.addcmul_(gradient, gradient, value=1 - _DECAY2)
+
+        # Both start at 0, which the divisions correct.
         size = self.training.lr / (1 - _DECAY1 ** (step + 1))
         scale = square.sqrt().div_((1 - _DECAY2 ** (step + 1)) ** 0.5).add_(_TINY)
         param.addcdiv_(mean, scale, value=-size)
@@ -132,13 +135,15 @@ def sgd_step(
     gradient: Mapping[str, Tensor],
     training: Training,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return parameters and momentum after a step of SGD, for custom steps; parameters without a
-    gradient stay.
+    """Return parameters and momentum after a step of SGD, for custom steps.
+
+    Parameters without a gradient stay as they are.
     """
     if training.clip_norm:
         norm = torch.stack([leaf.square().sum() for leaf in gradient.values()]).sum().sqrt()
         factor = clip_factor(norm, training.clip_norm)
         gradient = {name: factor * leaf for name, leaf in gradient.items()}
+
     decayed = {name: leaf + training.weight_decay * params[name] for name, leaf in gradient.items()}
     velocity = {name: training.momentum * momentum[name] + leaf for name, leaf in decayed.items()}
     moved = {name: params[name] - training.lr * leaf for name, leaf in velocity.items()}

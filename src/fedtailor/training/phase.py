@@ -1,6 +1,4 @@
-"""Training phases: the common part of the one-client and the stacked implementation of
-``train``.
-"""
+"""Training phases: what ``train`` for one client and ``train`` for a stack have in common."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ _LEAF = torch.empty(0)
 
 
 class StepOutput(NamedTuple):
-    """The result of a custom step: new parameters (the whole tree), and values to collect per
-    example.
-    """
+    """The result of a custom step."""
 
     params: tree.Tree
+    """New parameters, the whole tree."""
     outputs: Tensor | tuple[()] = ()
+    """Values to collect, one row per example."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,7 @@ class Phase:
 
     @functools.cached_property
     def buffers(self) -> list[bool]:
-        """Whether each leaf of the parameters is a buffer: the loss returns its new value, it is
-        never trained.
-        """
+        """Whether each leaf of the parameters is a buffer: it is never trained, losses update it."""
         groups = self.task.model.groups
         return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
 
@@ -59,9 +55,7 @@ class Phase:
         return any(self.buffers)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return the context for the arithmetic of a step; parameters, gradients and losses keep
-        their type.
-        """
+        """Return the context for the arithmetic of a step; what goes in and out keeps its type."""
         if self.training.precision == "full":
             return nullcontext()
         return torch.autocast(current().type, torch.bfloat16)
@@ -69,9 +63,7 @@ class Phase:
     def evaluate(
         self, params: Sequence[Tensor], context: Sequence[Tensor], batch: Any, key: Any
     ) -> tuple[Tensor, list[Tensor], Tensor | tuple[()]]:
-        """Return the loss, the updated buffers in leaf order, and the collected values of a
-        batch.
-        """
+        """Return the loss of a batch, the updated buffers in leaf order, and values to collect."""
         assert self.loss is not None
         params_tree = tree.rebuild(self.params, iter(params))
         context_tree = tree.rebuild(self.context, iter(context))
@@ -82,11 +74,12 @@ class Phase:
         if not (output.buffers or self.has_buffers):
             return output.loss, [], output.outputs
 
-        updated = tree.paths(params_tree)
-        _check_buffers(self.loss, output.buffers, {**updated, **tree.paths(context_tree)})
+        # The loss returns the buffers that it changed, by path; the others keep their values.
+        leaves = tree.paths(params_tree)
+        _check_buffers(self.loss, output.buffers, {**leaves, **tree.paths(context_tree)})
         buffers = [
             output.buffers.get(path, leaf)
-            for (path, leaf), is_buffer in zip(updated.items(), self.buffers, strict=True)
+            for (path, leaf), is_buffer in zip(leaves.items(), self.buffers, strict=True)
             if is_buffer
         ]
 
@@ -103,9 +96,8 @@ class Phase:
             output = self.step(self.task, params_tree, context_tree, batches, key)
 
         if not isinstance(output, StepOutput):
-            raise TypeError(
-                f"step {_name(self.step)} must return StepOutput, got {type(output).__name__}"
-            )
+            got = type(output).__name__
+            raise TypeError(f"step {_name(self.step)} must return StepOutput, got {got}")
 
         old = tree.paths(params_tree)
         new = tree.paths(output.params)
@@ -113,8 +105,8 @@ class Phase:
         new_shapes = {path: leaf.shape for path, leaf in new.items()}
         if old_shapes != new_shapes:
             raise TypeError(
-                f"step {_name(self.step)} must return parameters with the names and shapes that it received, "
-                f"{_describe(old_shapes)}, got {_describe(new_shapes)}"
+                f"step {_name(self.step)} must return parameters with the names and shapes "
+                f"that it received, {_describe(old_shapes)}, got {_describe(new_shapes)}"
             )
 
         return [new[path] for path in old], output.outputs
@@ -149,54 +141,46 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _check_output(function: Callable[..., Any], output: Any) -> None:
     """Refuse a result of the wrong type, which would be an opaque error of PyTorch later."""
+    name = _name(function)
     if not isinstance(output, LossOutput):
-        raise TypeError(
-            f"loss {_name(function)} must return LossOutput, got {type(output).__name__}"
-        )
+        raise TypeError(f"loss {name} must return LossOutput, got {type(output).__name__}")
 
-    if not isinstance(output.loss, Tensor) or output.loss.dim() != 0:
-        got = (
-            tuple(output.loss.shape)
-            if isinstance(output.loss, Tensor)
-            else type(output.loss).__name__
-        )
-        raise TypeError(
-            f"loss {_name(function)} must return a scalar tensor as its loss, got {got}"
-        )
+    value: Any = output.loss
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        got = getattr(value, "shape", type(value).__name__)
+        raise TypeError(f"loss {name} must return a scalar tensor as its loss, got {got}")
 
     if not isinstance(output.outputs, Tensor) and output.outputs != ():
-        raise TypeError(
-            f"loss {_name(function)}: outputs must be a tensor or (), got {type(output.outputs).__name__}"
-        )
+        got = type(output.outputs).__name__
+        raise TypeError(f"loss {name}: outputs must be a tensor or (), got {got}")
 
 
 def _check_buffers(
-    function: Callable[..., Any], buffers: Mapping[str, Tensor], known: Mapping[str, Tensor]
+    function: Callable[..., Any], buffers: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
 ) -> None:
-    """Refuse buffers of unknown names: with several models in one tree, a name needs the path in
-    front.
-    """
-    unknown = sorted(set(buffers) - set(known))
+    """Refuse buffers of unknown names: with several models in a tree, a name needs its path."""
+    unknown = sorted(set(buffers) - set(leaves))
     if unknown:
         raise TypeError(
-            f"loss {_name(function)} returns buffer '{unknown[0]}', which is neither in params nor in context; "
-            f"name buffers by their path, such as {', '.join(list(known)[:3])}"
+            f"loss {_name(function)} returns buffer '{unknown[0]}', which is neither in params "
+            f"nor in context; name buffers by their path, such as {', '.join(list(leaves)[:3])}"
         )
 
 
 def refuse_captured_tensors(function: Callable[..., Any]) -> None:
-    """Refuse a loss or step that holds a tensor: clients of a stack are sorted, and would get
-    another client's tensor.
+    """Refuse a loss or step that holds a tensor.
+
+    The clients of a stack are sorted, so they would get another client's tensor.
 
     Raises:
-        TypeError: a tensor was found in a closure, in arguments of a partial, in a default or on a
-            bound object.
+        TypeError: a closure, an argument of a partial, a default or a bound object holds a tensor.
     """
-    found = _captured(function, set())
-    if found:
+    place = _find_tensor(function, set())
+    if place:
         raise TypeError(
-            f"{_name(function)} holds a tensor ({found}). Every tensor that a loss or step uses must come in "
-            "through params, context, batch or key; otherwise clients would train with the tensors of others."
+            f"{_name(function)} holds a tensor ({place}). Every tensor that a loss or step uses "
+            "must come in through params, context, batch or key; otherwise clients would train "
+            "with the tensors of others."
         )
 
 
@@ -206,7 +190,7 @@ _HOLD_NOTHING = frozenset(
 """Types of values in which no tensor is looked for: most of the options of an algorithm."""
 
 
-def _captured(value: Any, seen: set[int]) -> str:
+def _find_tensor(value: Any, seen: set[int]) -> str:
     """Return where ``value`` holds a tensor, or an empty string."""
     if type(value) in _HOLD_NOTHING:
         return ""
@@ -216,15 +200,15 @@ def _captured(value: Any, seen: set[int]) -> str:
         return ""
 
     seen.add(id(value))
-    for place, inner in _held(value):
-        found = _captured(inner, seen)
-        if found:
-            return place if found == "tensor" else f"{place} > {found}"
+    for place, inner in _held_objects(value):
+        inner_place = _find_tensor(inner, seen)
+        if inner_place:
+            return place if inner_place == "tensor" else f"{place} > {inner_place}"
 
     return ""
 
 
-def _held(value: Any) -> list[tuple[str, Any]]:
+def _held_objects(value: Any) -> list[tuple[str, Any]]:
     """Return the objects that a function, partial, bound method or container holds, with names."""
     if isinstance(value, functools.partial):
         positional = [("partial argument", inner) for inner in value.args]
@@ -245,16 +229,12 @@ def _held(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, list | tuple | set):
         return [("item", inner) for inner in value]
 
-    slots = [
-        name
-        for cls in type(value).__mro__
-        for name in getattr(cls, "__slots__", ())
-        if hasattr(value, name)
-    ]
-    attributes = {
-        **{name: getattr(value, name) for name in slots},
-        **getattr(value, "__dict__", {}),
-    }
+    # Any other object: its slots, which it may have from any of its classes, and its attributes.
+    attributes: dict[str, Any] = {}
+    for cls in type(value).__mro__:
+        slots = [name for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
+        attributes |= {name: getattr(value, name) for name in slots}
+    attributes |= getattr(value, "__dict__", {})
 
     return [(f"attribute '{name}'", inner) for name, inner in attributes.items()]
 

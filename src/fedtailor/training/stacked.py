@@ -1,5 +1,4 @@
-"""``train`` and ``forward`` for a stack of clients: one vectorized step for all that have not
-finished.
+"""``train`` and ``forward`` for a stack of clients: one vectorized step for all of them.
 
 Clients are sorted by their number of steps, so that those still training are a prefix of the stack,
 which shrinks; a finished client's parameters and momentum are not touched again.
@@ -19,16 +18,19 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
 from fedtailor.training.batches import Plan, take, to_values
-from fedtailor.training.one_client import chunk_size, merge, nothing_collected
+from fedtailor.training.one_client import (
+    chunk_size,
+    merge_leaves,
+    nothing_collected,
+    split_leaves,
+)
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
 from fedtailor.training.step_runner import memory_of, separate_from, write
 
 
 class Stacked(NamedTuple):
-    """A tensor that has a leading client axis (``dim`` 0), or is the same for all clients (``dim``
-    None).
-    """
+    """A tensor with a leading client axis (``dim`` 0), or the same for all clients (``dim`` None)."""
 
     tensor: Tensor
     dim: int | None
@@ -48,11 +50,9 @@ class Stacked(NamedTuple):
 
     def full(self, count: int) -> Tensor:
         """Return a copy with a client axis of ``count``."""
-        return (
-            self.tensor.clone()
-            if self.dim == 0
-            else self.tensor.expand(count, *self.tensor.shape).clone()
-        )
+        if self.dim == 0:
+            return self.tensor.clone()
+        return self.tensor.expand(count, *self.tensor.shape).clone()
 
     def joined(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tables of all clients as one table, and the ``rows`` (clients, n) in it."""
@@ -82,9 +82,7 @@ class StackedExamples(NamedTuple):
         return ExampleSet(*(part.of_client(client_index) for part in self))
 
     def gather(self, positions: Tensor, present: Tensor, moves: Tensor | None = None) -> Batch:
-        """Return batches (clients, b, ...) at positions (clients, b); rows with ``present`` 0 are
-        padding.
-        """
+        """Return batches (clients, b, ...) at positions (clients, b); ``present`` 0 is padding."""
         rows = _pick(self.rows, positions)
         weight = _pick(self.weight, positions) * present
         values = to_values(_pick(self.x, rows, moves), self.scale.tensor, weight.dtype)
@@ -126,14 +124,16 @@ def train_stack(
     key: StackedKey,
     plans: Sequence[Plan],
 ) -> list[Tensor]:
-    """Train the clients of a stack, one per plan; return what ``train_one`` returns, with a leading
-    client axis.
+    """Train the clients of a stack, one per plan.
+
+    Returns what ``train_one`` returns, with a leading client axis.
     """
     count = len(plans)
     device = data.weight.tensor.device
-    lengths = torch.tensor(
-        [len(plan.batches) // phase.amount.per_step for plan in plans], device=HOST
-    )
+
+    # The clients with the most steps come first, so that those still training are a prefix.
+    steps_of_clients = [len(plan.batches) // phase.amount.per_step for plan in plans]
+    lengths = torch.tensor(steps_of_clients, device=HOST)
     order = torch.argsort(lengths, descending=True, stable=True)
     order_there = order.to(device)
     run = _Run(
@@ -151,13 +151,12 @@ def train_stack(
     steps = run.lengths.to(device)
     losses = run.loss_sum / torch.clamp(steps, min=1)
     result = [*run.params, steps, losses]
-    if phase.collect != "none":
-        result += (
-            run.collected()
-            if run.rows
-            else _nothing_collected(phase, params, context, data, key, count)
-        )
+    if phase.collect != "none" and run.rows:
+        result += run.collected()
+    elif phase.collect != "none":
+        result += _nothing_collected(phase, params, context, data, key, count)
 
+    # Back in the order of the stack.
     back = torch.argsort(order).to(device)
     return [tensor[back] for tensor in result]
 
@@ -185,12 +184,7 @@ class _Run:
         self.lengths = lengths
         """Steps of every client, the most first; on the host."""
         self.is_buffer = phase.buffers if phase.loss is not None else [False] * len(params)
-        self.trained = [
-            leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if not is_buffer
-        ]
-        self.model_buffers = [
-            leaf for leaf, is_buffer in zip(params, self.is_buffer, strict=True) if is_buffer
-        ]
+        self.trained, self.model_buffers = split_leaves(params, self.is_buffer)
         self.optimizer = Optimizer(phase.training, self.trained)
         self.loss_sum = torch.zeros(len(plans), dtype=params[0].dtype if params else None)
         self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -210,23 +204,24 @@ class _Run:
         device = data.weight.tensor.device
         batches = []
         for number in range(step * per_step, (step + 1) * per_step):
-            chosen = [plan.batch(number) for plan in self.plans[:active]]
-            rows = [rows for rows, _ in chosen]
-            present_rows = [torch.ones(len(each), device=HOST) for each in rows]
-            padded = (
-                pad_sequence(rows, batch_first=True),
-                pad_sequence(present_rows, batch_first=True),
-            )
+            planned = [plan.batch(number) for plan in self.plans[:active]]
+
+            # Padding repeats the first example, with a weight of 0.
+            rows = [rows for rows, _ in planned]
+            ones = [torch.ones(len(own), device=HOST) for own in rows]
+            padded = (pad_sequence(rows, batch_first=True), pad_sequence(ones, batch_first=True))
             positions, present = to_device(padded, device)
-            drawn = [moves for _, moves in chosen if moves is not None]
-            moves = pad_sequence(drawn, batch_first=True) if drawn else None
+
+            all_moves = [moves for _, moves in planned if moves is not None]
+            moves = pad_sequence(all_moves, batch_first=True) if all_moves else None
             batches.append(data.gather(positions, present.to(data.weight.tensor.dtype), moves))
 
         return tuple(batches)
 
     def _advance(self, step: int, active: int, batches: tuple[Batch, ...]) -> Tensor | tuple[()]:
-        """Run the vectorized step, write its result into the first ``active`` rows; return the
-        values to collect.
+        """Run the vectorized step and write its result into the first ``active`` rows.
+
+        Returns the values to collect.
         """
         phase = self.phase
         leaves = [leaf[:active] for leaf in self.params]
@@ -267,13 +262,9 @@ class _Run:
         gradients = [gradient.clone() for gradient in gradients]
         clip_norm = self.phase.training.clip_norm
         if clip_norm and gradients:
-            norm = torch.cat([gradient.reshape(active, -1) for gradient in gradients], 1).norm(
-                dim=1
-            )
-            factor = clip_factor(norm, clip_norm)
-            gradients = [
-                gradient * factor.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients
-            ]
+            flat = [gradient.reshape(active, -1) for gradient in gradients]
+            factor = clip_factor(torch.cat(flat, 1).norm(dim=1), clip_norm)  # (active,)
+            gradients = [_scale_rows(gradient, factor) for gradient in gradients]
 
         self.optimizer.update([leaf[:active] for leaf in self.trained], gradients, step, active)
 
@@ -288,21 +279,24 @@ class _Run:
             in_last_epoch = last_epochs <= step * self.phase.amount.per_step
             weight = weight * in_last_epoch[:, None]
 
-        self.rows.append(
-            (self._filled(collected(outputs)), self._filled(labels), self._filled(weight))
-        )
+        columns = (collected(outputs), labels, weight)
+        values, labels, weight = (self._with_finished(column) for column in columns)
+        self.rows.append((values, labels, weight))
 
-    def _filled(self, active: Tensor) -> Tensor:
+    def _with_finished(self, active: Tensor) -> Tensor:
         """Extend the rows of the active clients by zeros for those that have finished."""
         result = active.new_zeros((len(self.plans), *active.shape[1:]))
         result[: len(active)] = active.detach()
         return result
 
     def collected(self) -> list[Tensor]:
-        """Return collected values, labels and weights: (clients, steps x batch, ...), padding of
-        weight 0.
-        """
+        """Return collected values, labels and weights, (clients, steps x batch, ...) each."""
         return [torch.cat(column, 1) for column in zip(*self.rows, strict=True)]
+
+
+def _scale_rows(rows: Tensor, factor: Tensor) -> Tensor:
+    """Multiply the row of every client (clients, ...) by its factor (clients,)."""
+    return rows * factor.view(-1, *[1] * (rows.dim() - 1))
 
 
 def _gradients(
@@ -313,18 +307,14 @@ def _gradients(
     batch: Any,
     key: Key,
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor | tuple[()]]:
-    """Return gradients of the trained leaves, the loss, the updated buffers and the collected
-    values.
-    """
-    trained = [leaf for leaf, fixed in zip(params, is_buffer, strict=True) if not fixed]
-    buffers = [leaf for leaf, fixed in zip(params, is_buffer, strict=True) if fixed]
+    """Return the gradients of the trained leaves, the loss, the new buffers, values to collect."""
+    trained, buffers = split_leaves(params, is_buffer)
 
     def objective(
         leaves: list[Tensor],
     ) -> tuple[Tensor, tuple[Tensor, list[Tensor], Tensor | tuple[()]]]:
-        loss, updated, outputs = phase.evaluate(
-            merge(leaves, buffers, is_buffer), context, batch, key
-        )
+        whole = merge_leaves(leaves, buffers, is_buffer)
+        loss, updated, outputs = phase.evaluate(whole, context, batch, key)
         return loss, (loss, updated, outputs)
 
     gradients, (loss, updated, outputs) = torch.func.grad(objective, has_aux=True)(trained)
@@ -353,11 +343,13 @@ def _nothing_collected(
 def forward_stack(
     function: Callable[..., Tensor], count: int, data: StackedExamples, arguments: Sequence[Stacked]
 ) -> Tensor:
-    """Run ``function(*arguments, batch)`` over all examples of ``count`` clients: rows (clients, n,
-    ...).
+    """Run ``function(*arguments, batch)`` over all examples of ``count`` clients.
+
+    Returns the rows of all clients, (clients, n, ...).
     """
     total = data.rows.tensor.shape[-1]
-    chunk = chunk_size(data.x.tensor.shape[1 if data.x.dim is None else 2 :])
+    example_shape = data.x.tensor.shape[1:] if data.x.dim is None else data.x.tensor.shape[2:]
+    chunk = chunk_size(example_shape)
     present = torch.ones((), dtype=data.weight.tensor.dtype)
     tensors = [argument.tensor for argument in arguments]
     run_on = torch.func.vmap(function, in_dims=(*(argument.dim for argument in arguments), 0))

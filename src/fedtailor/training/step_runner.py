@@ -24,15 +24,11 @@ of its phase."""
 
 
 class StepBuffers:
-    """The tensors of a phase: a copy of its parameters, which is trained in place, and its
-    context.
-    """
+    """The tensors of a phase: a copy of its parameters, trained in place, and its context."""
 
     def __init__(self, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
         self.params = [_copy_to_train(leaf) for leaf in params]
-        self.context = [
-            leaf if _has_standard_layout(leaf) else leaf.detach().clone() for leaf in context
-        ]
+        self.context = [_with_standard_layout(leaf) for leaf in context]
         self._param_memory = {memory_of(leaf) for leaf in self.params}
 
     def prepare(self, function: StepFunction) -> StepFunction:
@@ -40,9 +36,7 @@ class StepBuffers:
         return function
 
     def separate(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Return values detached, and copied where they share memory with parameters, which are
-        about to change.
-        """
+        """Return values detached, and copied where they share memory with the parameters."""
         return separate_from(self._param_memory, values)
 
     def result(self) -> list[Tensor]:
@@ -56,20 +50,18 @@ def _copy_to_train(leaf: Tensor) -> Tensor:
     return leaf.detach().clone(memory_format=layout)
 
 
-def _has_standard_layout(leaf: Tensor) -> bool:
-    """Return whether a copy would lie in memory as the tensor does, so that arithmetic gives the
-    same bits for both.
-    """
-    dense = leaf.is_contiguous() or (
-        leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last)
-    )
-    return dense and leaf.data_ptr() % 64 == 0
+def _with_standard_layout(leaf: Tensor) -> Tensor:
+    """Return a tensor that lies in memory as a copy would: the bits of sums depend on the layout."""
+    dense = leaf.is_contiguous()
+    if leaf.dim() == 4:
+        dense = dense or leaf.is_contiguous(memory_format=torch.channels_last)
+
+    aligned = leaf.data_ptr() % 64 == 0
+    return leaf if dense and aligned else leaf.detach().clone()
 
 
 def separate_from(memory: Container[int], values: Sequence[Tensor]) -> list[Tensor]:
-    """Return values detached, and copied where they lie in pieces of memory; see
-    :func:`memory_of`.
-    """
+    """Return values detached, and copied where they lie in ``memory``; see :func:`memory_of`."""
     results = []
     for value in values:
         value = value.detach()
@@ -85,7 +77,8 @@ def write(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 def memory_of(tensor: Tensor) -> int:
     """Return a number that tells one piece of memory from another as long as both are held."""
-    with torch._C.DisableTorchFunction():  # a recording would take it for a look at values
+    # A recording would take this for a look at values.
+    with torch._C.DisableTorchFunction():
         return int(tensor.untyped_storage()._cdata)
 
 

@@ -1,6 +1,4 @@
-"""Training beside or after the federated rounds: a head alone, fine-tuning of a copy, a new
-client's catching up.
-"""
+"""Training beside or after the rounds: a head alone, fine-tuning, a new client's catching up."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def fine_tune(
     layers: Layers = "all",
     training: Training | None = None,
 ) -> FineTuned:
-    """Train a copy of a whole model, or of its head alone, by cross-entropy; without epochs it is
-    the model itself.
-    """
+    """Train a copy of a model, or of its head alone; without epochs it is the model itself."""
     if epochs == 0:
         return untuned(model)
 
@@ -108,9 +104,7 @@ def train_rounds(
     context: tree.Tree = NO_CONTEXT,
     training: Training | None = None,
 ) -> Trained:
-    """Train for as long as a number of rounds (), in one phase: how a new client catches up with
-    the others.
-    """
+    """Train for as long as a number of rounds (), in one phase: how a new client catches up."""
     training = training or task.training
     rounds = rounds.round().long()
     if training.steps > 0:

@@ -1,5 +1,4 @@
-"""Recordings: the tensor operations of a function, run again on the same memory without Python in
-between.
+"""Recordings: the tensor operations of a function, run again on the same memory.
 
 A recording is what a CUDA graph is on a GPU. The function runs once; every operation is kept, with
 the memory of its results. A replay runs the operations again, in order, on what the inputs hold by
@@ -32,8 +31,8 @@ _MOST_COPIED = 2**16
 """Bytes that may be copied for an operation that cannot write to given memory: convolutions of
 images need more."""
 _METADATA = set(
-    "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension nelement numel size "
-    "storage_offset stride __setitem__ __iter__".split()
+    "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension "
+    "nelement numel size storage_offset stride __setitem__ __iter__".split()
 )
 """Functions that return no tensor and look at no values."""
 _SPLITS = {torch.tensor_split, Tensor.tensor_split}
@@ -113,13 +112,12 @@ class _Step(NamedTuple):
         Raises:
             CannotRecord: its results are large, and it cannot write to given memory.
         """
-        run_anew = partial(self.func, *self.args, **self.kwargs)
+        run_again = partial(self.func, *self.args, **self.kwargs)
         if not self.made:
-            return _ran(run_anew)
+            return _ran(run_again)
 
-        if (
-            self.func is torch.ops.aten.relu.default
-        ):  # it cannot write to given memory, but clamp_min can
+        # relu cannot write to given memory, but clamp_min can.
+        if self.func is torch.ops.aten.relu.default:
             return _ran(partial(torch.clamp_min, *self.args, 0, out=self.made[0]))
 
         for form, out in _writing_forms(self.func, self.made):
@@ -128,12 +126,13 @@ class _Step(NamedTuple):
             except (TypeError, RuntimeError):  # this form takes other arguments
                 continue
 
+        # What is left makes new results, which are copied.
         if sum(tensor.nbytes for tensor in self.made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
         if len(self.func._schema.returns) > 1:
-            return _ran(partial(_copy_all, self.made, run_anew))
+            return _ran(partial(_copy_all, self.made, run_again))
 
-        return _ran(partial(_copy, self.made[0], run_anew))
+        return _ran(partial(_copy, self.made[0], run_again))
 
 
 def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -145,8 +144,9 @@ def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
 def _writing_forms(
     func: Any, made: list[Tensor]
 ) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return the forms of an operation that write to given memory, with their ``out`` arguments;
-    the fastest first.
+    """Return the forms of an operation that write to given memory, the fastest first.
+
+    Beside each stand its ``out`` arguments.
     """
     names = [argument.name for argument in func._schema.arguments]
     packet = func.overloadpacket
@@ -157,9 +157,8 @@ def _writing_forms(
         if inputs != names or len(outs) != len(made):
             continue
 
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(
-            overload.name(), "CPU"
-        ):  # it would copy, too
+        # Without a kernel of its own, this form would copy too.
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):
             continue
 
         if func.namespace == "aten":
@@ -201,9 +200,7 @@ def _reads_values(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the operations that run, below automatic differentiation and ``torch.func``
-    transforms.
-    """
+    """Keeps the operations that run, below differentiation and the transforms of ``torch.func``."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -226,26 +223,26 @@ class _Recorder(TorchDispatchMode):
         if not operations.repeatable(func, args):
             raise CannotRecord(f"it is not known to be repeated exactly: {func.name()}")
 
+        # Views, because the function may change the shapes of its tensors later, in place.
         writes = func._schema.is_mutable and not operations.moves_no_memory(func)
-        step = _Step(
-            func, _fixed_views(args), _fixed_views(kwargs), []
-        )  # shapes may be changed later, in place
+        step = _Step(func, _fixed_views(args), _fixed_views(kwargs), [])
         if writes:
             self._thaw(step)
 
         output = func(*args, **kwargs)
-        given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
-        made = _fixed_views(
-            [tensor for tensor in _tensors(output) if memory_of(tensor) not in given]
-        )
+        arguments = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
+        results = [tensor for tensor in _tensors(output) if memory_of(tensor) not in arguments]
+        made = _fixed_views(results)
         self._hold(made)
-        self.read |= given
+        self.read |= arguments
 
+        # Only what depends on changing memory must run again in a replay.
+        unchanging = self.changing.isdisjoint(arguments) or operations.from_shapes(func)
         if func is torch.ops.aten.lift_fresh.default:  # a tensor made of numbers of Python
             self.constants[memory_of(output)] = output.detach()
         elif writes:
             self.steps.append(step)
-        elif made and (self.changing.isdisjoint(given) or operations.from_shapes(func)):
+        elif made and unchanging:
             self.constants |= {memory_of(tensor): tensor for tensor in made}
         elif made:  # else it is a view, which moves no memory
             self.changing |= {memory_of(tensor) for tensor in made}
@@ -259,8 +256,9 @@ class _Recorder(TorchDispatchMode):
             raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
 
     def _thaw(self, step: _Step) -> None:
-        """Note that an operation is about to change memory; every replay first gives a constant its
-        value back.
+        """Note that an operation is about to change memory.
+
+        If it changes a constant, every replay first gives that its value back.
         """
         for tensor in step.written():
             where = memory_of(tensor)
@@ -269,9 +267,9 @@ class _Recorder(TorchDispatchMode):
 
             if where in self.constants:
                 constant = self.constants.pop(where)
-                self.steps.append(
-                    _Step(torch.ops.aten.copy_.default, (constant, constant.clone()), {}, [])
-                )
+                values = constant.clone()
+                restore = _Step(torch.ops.aten.copy_.default, (constant, values), {}, [])
+                self.steps.append(restore)
 
             self.changing.add(where)
 

@@ -40,31 +40,31 @@ _MOST_KEPT = 64 * 2**20
 
 
 class ReplayRunner:
-    """Runs steps from recordings where it can. Recordings last as long as the runner, and are not
-    shared by threads.
+    """Runs steps from recordings where it can.
+
+    Recordings last as long as the runner; threads do not share them.
     """
 
     def __init__(self) -> None:
-        self._kept = _Kept()
+        self._of_thread = _OfThread()
 
     @property
-    def kept(self) -> dict[Hashable, ReplayBuffers]:
+    def buffers(self) -> dict[Hashable, ReplayBuffers]:
         """The buffers of this thread by what their phases have in common, the latest last."""
-        return self._kept.buffers
+        return self._of_thread.buffers
 
     @contextmanager
     def lend(
         self, phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]
     ) -> Iterator[StepBuffers]:
-        """Lend a phase its buffers: those of an earlier phase that differed in values only, or new
-        ones.
-        """
+        """Lend a phase its buffers: new ones, or those of a phase that differed in values only."""
         name = _common_part(phase, params, context)
         if name is None:
             yield StepBuffers(params, context)
             return
 
-        buffers = self.kept.pop(name, None)  # a phase within this one must not get the same buffers
+        # Taken out meanwhile, because a phase within this one must not get the same buffers.
+        buffers = self.buffers.pop(name, None)
         if buffers is None:
             buffers = ReplayBuffers(params, context)
         else:
@@ -73,23 +73,19 @@ class ReplayRunner:
         try:
             yield buffers
         finally:
-            self.kept[name] = buffers
+            self.buffers[name] = buffers
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         """Drop the oldest buffers of this thread until the others fit; the latest stay."""
-        while (
-            len(self.kept) > 1
-            and sum(buffers.nbytes for buffers in self.kept.values()) > _MOST_KEPT
-        ):
-            oldest = next(iter(self.kept))
-            del self.kept[oldest]
+        nbytes = sum(buffers.nbytes for buffers in self.buffers.values())
+        while len(self.buffers) > 1 and nbytes > _MOST_KEPT:
+            oldest = next(iter(self.buffers))
+            nbytes -= self.buffers.pop(oldest).nbytes
 
 
 class ReplayBuffers(StepBuffers):
-    """Buffers that serve one phase after the other, so that a recording of their memory can be used
-    again.
-    """
+    """Buffers that serve one phase after the other, so that recordings of them can be used again."""
 
     def __init__(self, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
         super().__init__(params, [leaf.detach().clone() for leaf in context])
@@ -111,9 +107,7 @@ class ReplayBuffers(StepBuffers):
         write(self.context, context)
 
     def prepare(self, function: StepFunction) -> StepFunction:
-        """Return a function that gives what ``function`` gives, from a recording where there is
-        one.
-        """
+        """Return a function that gives what ``function`` gives, from a recording if there is one."""
         return partial(self._run, function)
 
     def result(self) -> list[Tensor]:
@@ -128,6 +122,7 @@ class ReplayBuffers(StepBuffers):
                 return function(batch, key)
             shape = ShapeCache([*self.params, *self.context])
             self.shapes[form] = shape
+
         return shape.run(function, batch, key)
 
 
@@ -148,15 +143,14 @@ class ShapeCache:
 
     @property
     def trusted(self) -> bool:
-        """Whether the recording is used: it was right, also on batches that it was not made
-        from.
-        """
+        """Whether the recording is used: it was right on batches that it was not made from too."""
         return self.graph is not None and self._right > _TRIALS
 
     def run(self, function: StepFunction, batch: Any, key: Key) -> list[Tensor]:
         """Return ``function(batch, key)``, from the recording once it is trusted."""
         if self.trusted:
             return self._replay(batch, key)
+
         self._steps += 1
         expected = function(batch, key)
         if not self.refused and self._steps > _OFTEN:
@@ -164,18 +158,16 @@ class ShapeCache:
         return expected
 
     def _try(self, expected: list[Tensor], function: StepFunction, batch: Any, key: Key) -> None:
-        """Record the step, or compare a replay with what the step gave; give up if anything is
-        wrong.
-        """
+        """Record the step, or compare a replay with what the step gave; give up if it differs."""
         try:
             if self.graph is None:
-                found = self._record(function, batch, key)
+                results = self._record(function, batch, key)
             else:
-                found = self._replay(batch, key)
+                results = self._replay(batch, key)
 
-            if not all(_same_bits(one, two) for one, two in zip(expected, found, strict=True)):
+            if not all(_same_bits(one, two) for one, two in zip(expected, results, strict=True)):
                 raise CannotRecord("a replay gives something else")
-        except Exception as reason:  # whatever it is: the step itself has run
+        except Exception as reason:  # any failure will do: the step itself has run
             self.graph = None
             self.refused = str(reason) or type(reason).__name__
         else:
@@ -183,9 +175,9 @@ class ShapeCache:
 
     def _replay(self, batch: Any, key: Key) -> list[Tensor]:
         assert self.graph is not None
-        given = [*_columns(batch), *key[:4]]
-        for number, own in self._inputs:
-            own.copy_(given[number])
+        values = [*_columns(batch), *key[:4]]
+        for number, memory in self._inputs:
+            memory.copy_(values[number])
         self.graph.replay()
         return self.graph.outputs
 
@@ -195,11 +187,13 @@ class ShapeCache:
         inputs = [*_columns(own_batch), *own_key[:4]]
         graph = record(partial(function, own_batch, own_key), [*self._held, *inputs])
         self.graph = graph
-        self._inputs = [(number, own) for number, own in enumerate(inputs) if graph.reads(own)]
+        self._inputs = [
+            (number, memory) for number, memory in enumerate(inputs) if graph.reads(memory)
+        ]
         return graph.outputs
 
 
-class _Kept(threading.local):
+class _OfThread(threading.local):
     """The buffers that a runner keeps for a thread."""
 
     def __init__(self) -> None:
@@ -209,8 +203,9 @@ class _Kept(threading.local):
 def _common_part(
     phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor]
 ) -> Hashable | None:
-    """Return what phases have in common that may share recordings; None: this one is too large, or
-    not comparable.
+    """Return what phases that may share recordings have in common.
+
+    None: this phase is too large, or cannot be compared with others.
     """
     if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
         return None
@@ -233,8 +228,9 @@ def _common_part(
 
 
 def _fixed(value: Any) -> Hashable | None:
-    """Return a stand-in for what a step uses besides tensors; None if it may change while it stays
-    the same object.
+    """Return a stand-in for what a step uses besides tensors, which does not change.
+
+    None if the value may change while it stays the same object.
     """
     if isinstance(value, partial):
         keywords = sorted(value.keywords.items())
