@@ -93,7 +93,7 @@ class Phase:
         params_tree = tree.rebuild(self.params, iter(params))
         context_tree = tree.rebuild(self.context, iter(context))
         with self.precision():
-            output = self.step(self.task, params_tree, context_tree, batches, key)
+            output: Any = self.step(self.task, params_tree, context_tree, batches, key)
 
         if not isinstance(output, StepOutput):
             got = type(output).__name__
@@ -147,7 +147,7 @@ def _check_output(function: Callable[..., Any], output: Any) -> None:
 
     value: Any = output.loss
     if not isinstance(value, Tensor) or value.dim() != 0:
-        got = getattr(value, "shape", type(value).__name__)
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"loss {name} must return a scalar tensor as its loss, got {got}")
 
     if not isinstance(output.outputs, Tensor) and output.outputs != ():

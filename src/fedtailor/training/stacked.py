@@ -279,9 +279,8 @@ class _Run:
             in_last_epoch = last_epochs <= step * self.phase.amount.per_step
             weight = weight * in_last_epoch[:, None]
 
-        columns = (collected(outputs), labels, weight)
-        values, labels, weight = (self._with_finished(column) for column in columns)
-        self.rows.append((values, labels, weight))
+        values = self._with_finished(collected(outputs))
+        self.rows.append((values, self._with_finished(labels), self._with_finished(weight)))
 
     def _with_finished(self, active: Tensor) -> Tensor:
         """Extend the rows of the active clients by zeros for those that have finished."""
