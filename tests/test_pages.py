@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.paper import load_paper
 from fedtailor.algorithms import load_algorithm
-from fedtailor.papers.tables import load_paper
 from write_pages import WRITERS, outdated, pages_of
 
 

@@ -186,7 +186,7 @@ PLACES = (
     (
         "an experiment of a paper",
         ["experiments/"],
-        "a folder of TOML files; no code",
+        "a TOML file of the paper; `python -m experiments` runs it",
         "tests/papers/",
     ),
 )
@@ -197,12 +197,11 @@ BESIDE = {
     "docs": "these pages; `make docs` writes those that follow from code or records",
     "tools": "the writers of pages, the map of imports, the check for packed code",
     "benchmarks": "measurements of speed and accuracy, with their records",
-    "experiments": "the experiments of the papers as TOML files, the papers' numbers, and our records",
+    "experiments": "the experiments of four papers: their files, our records, and the program that runs them",
 }
 
 COLUMNS = {
     "cli": 1.5,
-    "papers": 0.0,
     "report": 0.0,
     "testing": 3.0,
     "serving": 2.0,

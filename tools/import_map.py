@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "fedtailor"
 
 LAYERS = (
     ("cli",),
-    ("deployment", "papers", "testing"),
+    ("deployment", "testing"),
     ("serving",),
     ("report",),
     ("experiment",),
@@ -30,12 +30,11 @@ TORCH_FREE = frozenset({"core.errors", "core.options", "core.atomic", "core.read
 torch."""
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"deployment", "papers", "report", "testing", "serving", "experiment", "data"})
+    "cli": frozenset({"deployment", "report", "testing", "serving", "experiment", "data"})
     | TORCH_FREE,
     "deployment": frozenset(
         {"serving", "experiment", "simulation", "models", "data", "algorithms", "core"}
     ),
-    "papers": frozenset({"report", "experiment", "models", "data", "algorithms"}) | TORCH_FREE,
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),
     "report": frozenset({"experiment", "data"}) | TORCH_FREE,

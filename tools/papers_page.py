@@ -1,22 +1,23 @@
-"""The page docs/papers.md, from the papers' files and our records, and its first sentence in the
-README.
-"""
+"""The page docs/papers.md, from the papers' files and our records, and its line in the README."""
 
 import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from fedtailor.papers.costs import OTHER_NETWORKS, estimate
-from fedtailor.papers.plan import read_plan
-from fedtailor.papers.records import compare, read_records, records_of
-from fedtailor.papers.tables import Cell, Paper, cells, load_paper, paper_names
-from fedtailor.papers.verdicts import count, judged_numbers, places_by_explanation, sentence
+from experiments.cells import Cell, cells, read_plan
+from experiments.paper import FOLDER, Paper, load_paper, paper_names
+from experiments.records import (
+    Record,
+    Row,
+    compare,
+    count,
+    judged_numbers,
+    read_records,
+    records_of,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = ROOT / "experiments"
-Record = dict[str, Any]
 
 NAMES = {"pfedfda": "pFedFDA", "fedcr": "FedCR", "pfedvem": "pFedVEM", "fedlda": "FedLDA"}
 """The papers in the order of the page."""
@@ -47,9 +48,9 @@ FIGURES = {
 }
 
 HOW = """
-A run is a method on a data set and setting (a column of a table), with one or several seeds. It counts once, even if
-several tables print it. A run with several printed numbers is within tolerance if all of them are: {numbers_within}
-of {numbers} numbers are. {outside} runs are outside:
+A run is a method on a data set and setting (a column of a table), with one or several seeds. It
+counts once, even if several tables print it. A run with several printed numbers is within tolerance
+if all of them are: {numbers_within} of {numbers} numbers are. {outside} runs are outside:
 
 * for {found} of them, an experiment points to a cause;
 * for {elsewhere}, it shows only that our algorithms and engines are not the cause;
@@ -57,25 +58,29 @@ of {numbers} numbers are. {outside} runs are outside:
 
 ## How to read it
 
-* **Tolerance** is in percentage points, and was stated before the runs, in the papers' files: {tolerances}.
-* **Model** is the evaluation point that the paper's number belongs to ([running](running.md) describes them),
-  *averaged* is how it sums up the clients. `experiments/PAPER/paper.toml` holds all settings.
-* **Ours** is the mean over our seeds, *spread* their standard deviation. The seed drives the initial model, the
-  cohorts and the order of the examples. The split is the same in all seeds of pFedFDA and FedLDA; in pFedVEM's and
-  FedCR's experiments it varies with the seed.
-* **Best round** is the highest accuracy of the rounds in which we scored the models of all clients, and how many rounds
-  those are; with several seeds, the mean over them. It is chosen on test examples, so no verdict uses it. PFLlib, among
-  other tools, reports the best round.
-* **Minutes** are the sum over the seeds, by the wall clock of a machine with two cores that partly did other work or
-  paused the runs, so they are upper bounds. *CPU* is processor time; older records do not have it.
-* **Inferred** settings are those that neither the paper nor its released code states. A difference may be due to
-  them.
+* **Tolerance** is in percentage points, and was stated before the runs, in the papers' files:
+  {tolerances}.
+* **Model** is the evaluation point that the paper's number belongs to ([running](running.md)
+  describes them), *averaged* is how it sums up the clients. `experiments/PAPER/paper.toml` holds
+  all settings.
+* **Ours** is the mean over our seeds, *spread* their standard deviation. The seed drives the
+  initial model, the cohorts and the order of the examples. The split is the same in all seeds of
+  pFedFDA and FedLDA; in pFedVEM's and FedCR's experiments it varies with the seed.
+* **Best round** is the highest accuracy of the rounds in which we scored the models of all clients,
+  and how many rounds those are; with several seeds, the mean over them. It is chosen on test
+  examples, so no verdict uses it. PFLlib, among other tools, reports the best round.
+* **Minutes** are the sum over the seeds, by the wall clock of a machine with two cores that partly
+  did other work or paused the runs, so they are upper bounds. *CPU* is processor time; older
+  records do not have it.
+* **Inferred** settings are those that neither the paper nor its released code states. A difference
+  may be due to them.
 * FedAvg's numbers in pFedFDA's and FedCR's tables are those of FedAvg-FT's run before the tuning.
 
 ## One seed is no evidence
 
-On one fixed split (CIFAR-10, Dirichlet(0.5), 25 % of the samples, as divided by the code of pFedFDA's authors) we ran
-their code and ours. These are the accuracies over all test examples after so many rounds, in percent:
+On one fixed split (CIFAR-10, Dirichlet(0.5), 25 % of the samples, as divided by the code of
+pFedFDA's authors) we ran their code and ours. These are the accuracies over all test examples after
+so many rounds, in percent:
 
 | | code | 50 | 100 | 150 | 200 |
 |---|---|---:|---:|---:|---:|
@@ -90,28 +95,26 @@ their code and ours. These are the accuracies over all test examples after so ma
 | | ours, seed 1 | 25.3 | 36.6 | 40.2 | 44.3 |
 | | the authors' | 26.8 | 35.5 | 39.8 | 44.0 |
 
-With seed 1 our numbers agree with theirs. The initial model of seed 0 learns slowly: its numbers are 0.5 to 2 points
-lower. A run of seed 0 alone can therefore be outside tolerance, or behind another method, for no other reason. So
-look at the seeds and their spread before you conclude anything from a difference below.
+With seed 1 our numbers agree with theirs. The initial model of seed 0 learns slowly: its numbers
+are 0.5 to 2 points lower. A run of seed 0 alone can therefore be outside tolerance, or behind
+another method, for no other reason. So look at the seeds and their spread before you conclude
+anything from a difference below.
 """
 
 LDA = """
 ## FedLDA
 
-The paper's networks, ResNet18 and WideResNet, are too slow for two cores. `small` is its protocol on CIFAR-10 (20
-clients, 500 samples each) with the small network of pFedFDA. **No paper prints these numbers**, so they have no
-verdict: only the order of the methods can be compared with the paper's.
+The paper's networks, ResNet18 and WideResNet, are too slow for two cores. `small` is its protocol
+on CIFAR-10 (20 clients, 500 samples each) with the small network of pFedFDA. **No paper prints
+these numbers**, so they have no verdict: only the order of the methods can be compared with the
+paper's.
 """
 
 COST = """
-## What it cost, and what the rest would cost
+## What it cost
 
-The {count} records took {wall} hours by the wall clock{cpu}.
-
-An estimate comes from records: of the same run, the same method, the same network, or of any run, scaled by rounds,
-clients, examples, epochs and the operations of the network. It is for a machine with two cores that does nothing
-else, and may be wrong by a factor of two, or more for networks that have no record. *All runs* are those of which the
-paper prints a number, as often as the paper repeats them.
+The {count} records took {wall} hours by the wall clock; {cpu} hours of processor time in the
+{with_cpu} records that have it.
 
 {table}
 
@@ -121,33 +124,33 @@ These columns cannot be run, because we do not have their data: {absent}.
 
 def pages() -> dict[str, str]:
     """Return the texts of the page and of the README by their paths relative to docs."""
-    papers = {
-        name: load_paper(name, EXPERIMENTS)
-        for name in sorted(paper_names(EXPERIMENTS), key=list(NAMES).index)
-    }
-    records = {name: read_records(EXPERIMENTS / "results", name) for name in papers}
+    papers = {name: load_paper(name) for name in sorted(paper_names(), key=list(NAMES).index)}
+    records = {name: read_records(name) for name in papers}
     rows = {name: judged_numbers(paper, records[name]) for name, paper in papers.items()}
-    tally = count(row for own in rows.values() for row in own)
-    parts = [f"# The papers' numbers and ours\n\n**{sentence(tally)}**"]
+    tally = count(row for judged in rows.values() for row in judged)
+    outside = tally.runs - tally.runs_within
+
+    parts = [f"# The papers' numbers and ours\n\n**{tally}**"]
     parts.append(
         HOW.format(
             numbers_within=tally.numbers_within,
             numbers=tally.numbers,
-            outside=tally.runs - tally.runs_within,
-            found=tally.runs - tally.runs_within - tally.elsewhere - tally.unexplained,
+            outside=outside,
+            found=outside - tally.elsewhere - tally.unexplained,
             elsewhere=tally.elsewhere,
             unexplained=tally.unexplained,
             tolerances=tolerances(papers.values()),
         )
     )
-    parts += [verdicts(papers[name], own, records[name]) for name, own in rows.items() if own]
+    parts += [verdicts(papers[name], judged) for name, judged in rows.items() if judged]
     parts.append(order_of_methods(papers["fedlda"], records["fedlda"]))
-    parts.append(unfinished([record for own in records.values() for record in own]))
+    parts.append(unfinished([record for every in records.values() for record in every]))
     parts.append(costs(papers, records))
+
     text = "\n\n".join(part.strip("\n") for part in parts)
     return {
         "papers.md": f"{text}\n",
-        "../README.md": readme(f"Of four papers' tables, {sentence(tally)}"),
+        "../README.md": readme(f"Of four papers' tables, {tally}"),
     }
 
 
@@ -155,12 +158,12 @@ def readme(share: str) -> str:
     """Return the README with the share of runs within tolerance on the line that links the page."""
     text = (ROOT / "README.md").read_text()
     line = f"{share} [docs/papers.md](docs/papers.md) has every number and its verdict."
-    found, replaced = re.subn(
-        r"^.*\[docs/papers\.md\]\(docs/papers\.md\).*$", lambda _: line, text, flags=re.MULTILINE
-    )
+    pattern = r"^.*\[docs/papers\.md\]\(docs/papers\.md\).*$"
+    changed, replaced = re.subn(pattern, lambda _: line, text, flags=re.MULTILINE)
     if replaced != 1:
         raise ValueError(f"README.md must have one line that links docs/papers.md, got {replaced}")
-    return found
+
+    return changed
 
 
 def tolerances(papers: Iterable[Paper]) -> str:
@@ -172,6 +175,7 @@ def tolerances(papers: Iterable[Paper]) -> str:
             for least, tolerance in sorted(paper.tolerance.items())
         ]
         texts.append(f"{NAMES[paper.name]} {', '.join(stated) or 'none'}")
+
     return "; ".join(texts)
 
 
@@ -180,9 +184,9 @@ def points(fraction: float) -> str:
     return f"{100 * fraction:g}"
 
 
-def percent(fraction: float) -> str:
-    """Return a fraction in percent with one decimal."""
-    return f"{100 * fraction:.1f}"
+def percent(fraction: float | None) -> str:
+    """Return a fraction in percent with one decimal; a dash for None."""
+    return "-" if fraction is None else f"{100 * fraction:.1f}"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -191,132 +195,123 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, alignment, *rows])
 
 
-def verdicts(paper: Paper, rows: list[Record], records: list[Record]) -> str:
+def verdicts(paper: Paper, rows: list[Row]) -> str:
     """Return the section of a paper: every number with its verdict, and what is outside."""
-    spreads = {paper.tables[row["table"]].spread for row in rows} - {""}
-    kind = (
-        f" The ± of printed numbers is the {' or the '.join(sorted(spreads))}." if spreads else ""
-    )
-    count_of_paper = count(rows)
-    head = [
-        "table",
-        "data",
-        "method",
-        "number",
-        "printed",
-        "ours",
-        "difference",
-        "tolerance",
-        "verdict",
-    ]
-    head += ["best round", "model", "averaged", "seeds", "spread", "minutes", "CPU", "inferred"]
-    body = [verdict_cells(paper, row, records) for row in rows]
-    share = f"{count_of_paper.runs_within} of {count_of_paper.runs} runs are within tolerance."
-    lines = [
+    spreads = {paper.tables[row.cell.table].spread for row in rows} - {""}
+    kind = ""
+    if spreads:
+        kind = f" The ± of printed numbers is the {' or the '.join(sorted(spreads))}."
+
+    tally = count(rows)
+    head = ["table", "data", "method", "number", "printed", "ours", "difference", "tolerance"]
+    head += ["verdict", "best round", "model", "averaged", "seeds", "spread", "minutes", "CPU"]
+    head += ["inferred"]
+    parts = [
         f"## {NAMES[paper.name]}",
-        f"{share} Accuracies are in percent.{kind}",
-        table(head, body),
+        f"{tally.runs_within} of {tally.runs} runs are within tolerance. "
+        f"Accuracies are in percent.{kind}",
+        table(head, [verdict_cells(row) for row in rows]),
     ]
-    places = places_by_explanation(paper, rows)
-    if places:
-        lines.append("Outside tolerance:")
-        lines.append("\n".join(f"* **{where}.** {text}" for text, where in places.items()))
-    return "\n\n".join(lines)
+    outside = [row for row in rows if row.verdict == "outside"]
+    if outside:
+        parts.append("Outside tolerance:")
+        parts.append("\n".join(explanations(outside)))
+
+    return "\n\n".join(parts)
 
 
-def verdict_cells(paper: Paper, row: Record, records: list[Record]) -> list[str]:
-    """Return the cells of a number."""
-    own = [
-        record
-        for record in records
-        if record["digest"] == row["digest"] and record["seed"] in row["seeds"]
-    ]
-    wall = math.fsum(record["result"]["seconds"]["total"] for record in own) / 60
-    cpu = [record["cpu_seconds"] / 60 for record in own if record.get("cpu_seconds") is not None]
-    spread = "" if row["spread"] is None else f" ± {points(row['spread'])}"
+def explanations(outside: Iterable[Row]) -> list[str]:
+    """Return the explanations of numbers outside tolerance, each with the numbers it covers."""
+    numbers: dict[str, dict[str, list[str]]] = {}
+    for row in outside:
+        assert row.difference is not None
+        paper = row.cell.paper
+        label = row.printed.score.label
+        score = "" if label == "accuracy" else f" {label}"
+        method = paper.methods[row.cell.method].label
+        column = paper.columns[row.cell.column].label
+        by_column = numbers.setdefault(row.explanation, {})
+        by_column.setdefault(column, []).append(f"{method}{score} ({100 * row.difference:+.1f})")
+
+    lines = []
+    for text, by_column in numbers.items():
+        where = "; ".join(f"{column}: {', '.join(words)}" for column, words in by_column.items())
+        lines.append(f"* **{where}.** {text}")
+
+    return lines
+
+
+def verdict_cells(row: Row) -> list[str]:
+    """Return the cells of a number that has a verdict."""
+    assert row.printed.value is not None and row.difference is not None
+    assert row.tolerance is not None
+    paper = row.cell.paper
+    score = row.printed.score
+    is_complete = score.point.endswith("_complete")
+    wall = math.fsum(record["result"]["seconds"]["total"] for record in row.records) / 60
+    cpu = [record.get("cpu_seconds") for record in row.records]
+    spread = "" if row.printed.spread is None else f" ± {points(row.printed.spread)}"
+
     return [
-        row["table"],
-        paper.columns[row["column"]].label,
-        paper.methods[row["method"]].label,
-        row["label"],
-        f"{points(row['reference'])}{spread}",
-        percent(row["value"]),
-        f"{100 * row['difference']:+.1f}",
-        points(row["tolerance"]),
-        row["verdict"] if row["verdict"] == "within" else f"**{row['verdict']}**",
+        row.cell.table,
+        paper.columns[row.cell.column].label,
+        paper.methods[row.cell.method].label,
+        score.label,
+        f"{points(row.printed.value)}{spread}",
+        percent(row.mean),
+        f"{100 * row.difference:+.1f}",
+        points(row.tolerance),
+        "within" if row.verdict == "within" else f"**{row.verdict}**",
         best_round(row),
-        row["point"],
-        "complete test part" if row["point"].endswith("_complete") else FIGURES[row["figure"]],
-        ", ".join(map(str, row["seeds"])),
-        "-" if row["deviation"] is None else percent(row["deviation"]),
+        score.point,
+        "complete test part" if is_complete else FIGURES[score.figure],
+        ", ".join(map(str, row.seeds)),
+        percent(row.deviation),
         f"{wall:.0f}",
-        f"{math.fsum(cpu):.0f}" if len(cpu) == len(own) else "-",
-        ", ".join(f"`{key}`" for key in row["inferred"]) or "-",
+        "-" if None in cpu else f"{math.fsum(cpu) / 60:.0f}",
+        ", ".join(f"`{key}`" for key in row.cell.inferred) or "-",
     ]
 
 
-def best_round(row: Record) -> str:
-    """Return the best round's number and how many rounds were scored; a dash if there was only
-    one.
-    """
-    return (
-        "-"
-        if row["best_of_rounds"] is None
-        else f"{percent(row['best_of_rounds'])} of {row['scored_rounds']}"
-    )
+def best_round(row: Row) -> str:
+    """Return the best round's number and how many rounds were scored; a dash for fewer than two."""
+    best = row.best_of_rounds
+    return "-" if best is None else f"{percent(best)} of {row.scored_rounds}"
 
 
 def order_of_methods(paper: Paper, records: list[Record]) -> str:
-    """Return the section about FedLDA's small table: our numbers, and whether the methods are in
-    the paper's order.
-    """
-    ours = {
-        row["method"]: row["value"]
-        for row in compare(paper, "small", records)
-        if row["value"] is not None
-    }
-    seeds = {row["method"]: row["seeds"] for row in compare(paper, "small", records)}
+    """Return the section about FedLDA's small table: our numbers, and the order of the methods."""
+    recorded = [row for row in compare(paper, "small", records) if row.mean is not None]
+    recorded.sort(key=lambda row: -(row.mean or 0.0))
+    ours = {row.cell.method: row.mean or 0.0 for row in recorded}
     printed = {
-        column: {
-            cell.method: cell.readings[0].reference for cell in cells(paper, "1", column=column)
-        }
+        column: {cell.method: cell.printed[0].value for cell in cells(paper, "1", column=column)}
         for column in ("cifar10_resnet18_500", "cifar10_wrn_500")
     }
-    head = [
-        "method",
-        *(paper.columns[column].label for column in ("cifar10_cnn_500", *printed)),
-        "our seeds",
-    ]
-    body = [
-        [
-            paper.methods[name].label,
-            percent(ours[name]),
-            *(or_dash(printed[column].get(name)) for column in printed),
-        ]
-        for name in sorted(ours, key=lambda name: -ours[name])
-    ]
-    for name, line in zip(sorted(ours, key=lambda name: -ours[name]), body, strict=True):
-        line.append(", ".join(map(str, seeds[name])))
+
+    labels = [paper.columns[column].label for column in ("cifar10_cnn_500", *printed)]
+    body = []
+    for row in recorded:
+        name = row.cell.method
+        numbers = [percent(printed[column].get(name)) for column in printed]
+        seeds = ", ".join(map(str, row.seeds))
+        body.append([paper.methods[name].label, percent(row.mean), *numbers, seeds])
+
     sentences = []
-    for column, numbers in printed.items():
-        pairs = pairs_in_order(
-            ours, {name: value for name, value in numbers.items() if value is not None}
-        )
+    for column, numbers_of in printed.items():
+        theirs = {name: value for name, value in numbers_of.items() if value is not None}
+        pairs = pairs_in_order(ours, theirs)
         sentences.append(
-            f"{sum(pairs)} of {len(pairs)} pairs of methods are in the order of {paper.columns[column].label}."
+            f"{sum(pairs)} of {len(pairs)} pairs of methods are in the order of "
+            f"{paper.columns[column].label}."
         )
+
+    head = ["method", *labels, "our seeds"]
     return "\n\n".join([LDA.strip("\n"), table(head, body), " ".join(sentences)])
 
 
-def or_dash(fraction: float | None) -> str:
-    """Return a fraction in percent, a dash for None."""
-    return "-" if fraction is None else percent(fraction)
-
-
 def pairs_in_order(ours: dict[str, float], theirs: dict[str, float]) -> list[bool]:
-    """Return for every pair of methods whose numbers differ, in both, whether the order is the
-    same.
-    """
+    """Return for every pair of methods whose numbers differ, in both, whether the order agrees."""
     names = [name for name in ours if name in theirs]
     pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
     differences = [(ours[one] - ours[other], theirs[one] - theirs[other]) for one, other in pairs]
@@ -324,77 +319,49 @@ def pairs_in_order(ours: dict[str, float], theirs: dict[str, float]) -> list[boo
 
 
 def unfinished(records: list[Record]) -> str:
-    """Return the section about the runs of the plan that have no record, in their order, and what
-    they would cost.
-    """
-    planned = read_plan(EXPERIMENTS / "plan.toml", EXPERIMENTS)
-    left = [
-        cell
-        for cell in planned
-        if not any(record["seed"] == cell.seed for record in records_of(cell, records))
-    ]
+    """Return the section about the runs of the plan that have no record, in their order."""
+    planned = read_plan(FOLDER / "plan.toml")
+    left = []
+    for cell in planned:
+        seeds = [record["seed"] for record in records_of(cell, records)]
+        if cell.seed not in seeds:
+            left.append(cell)
+
     if not left:
         return "## Planned and not run\n\nEvery run of the plan has a record."
+
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in left:
         groups.setdefault((cell.paper.name, cell.table, cell.column), []).append(cell)
+
     body = []
-    for (name, number, column), own in groups.items():
-        paper = own[0].paper
-        runs = ", ".join(f"{paper.methods[cell.method].label} ({cell.seed})" for cell in own)
-        body.append(
-            [NAMES[name], number, paper.columns[column].label, runs, hours_of(own, records)]
-        )
-    head = ["paper", "table", "data", "methods (seed)", "hours, estimated"]
+    for (name, number, column), group in groups.items():
+        paper = group[0].paper
+        runs = ", ".join(f"{paper.methods[cell.method].label} ({cell.seed})" for cell in group)
+        body.append([NAMES[name], number, paper.columns[column].label, runs])
+
+    head = ["paper", "table", "data", "methods (seed)"]
     text = f"{len(left)} of the {len(planned)} runs of `experiments/plan.toml` have no record yet."
-    text += " Rough hours are judged by runs with other networks."
     return "\n\n".join(["## Planned and not run", text, table(head, body)])
 
 
-def hours_of(planned: list[Cell], records: list[Record], seeds: int = 1) -> str:
-    """Return the hours that runs would take, each ``seeds`` times, and for how many they are not
-    known.
-    """
-    estimates = [estimate(cell, records) for cell in planned]
-    known = [each for each in estimates if each is not None]
-    unknown = len(planned) - len(known)
-    if not known:
-        return "not known"
-    rough = ", rough" if any(each.basis == OTHER_NETWORKS for each in known) else ""
-    more = f" + {unknown} runs not known" if unknown else ""
-    return f"{seeds * math.fsum(each.seconds for each in known) / 3600:.1f}{rough}{more}"
-
-
 def costs(papers: dict[str, Paper], records: dict[str, list[Record]]) -> str:
-    """Return the section about hours: spent, and for all that the papers print."""
-    every = [record for own in records.values() for record in own]
-    cpu = [
-        record["cpu_seconds"] / 3600 for record in every if record.get("cpu_seconds") is not None
-    ]
+    """Return the section about hours."""
+    every = [record for of_paper in records.values() for record in of_paper]
+    cpu = [record["cpu_seconds"] for record in every if record.get("cpu_seconds") is not None]
     body = []
     for name, paper in papers.items():
         printed = printed_runs(paper)
         done = [cell for cell in printed if records_of(cell, records[name])]
-        seeds = paper.source.seeds
         spent = hours(record["result"]["seconds"]["total"] for record in records[name])
-        body.append(
-            [
-                NAMES[name],
-                f"{len(done)} of {len(printed)}",
-                str(len(records[name])),
-                spent,
-                f"{seeds * len(printed)}",
-                hours_of(printed, every, seeds),
-            ]
-        )
+        body.append([NAMES[name], f"{len(done)} of {len(printed)}", str(len(records[name])), spent])
+
     head = ["paper", "runs with a printed number that have a record", "records", "hours spent"]
-    head += ["all runs", "hours for all runs, estimated"]
     return COST.format(
         count=len(every),
         wall=hours(record["result"]["seconds"]["total"] for record in every),
-        cpu=f"; {math.fsum(cpu):.1f} hours of processor time in the {len(cpu)} records that have it"
-        if cpu
-        else "",
+        cpu=hours(cpu),
+        with_cpu=len(cpu),
         table=table(head, body),
         absent="; ".join(absent_columns(papers)),
     )
@@ -407,12 +374,13 @@ def hours(seconds: Iterable[float]) -> str:
 
 def printed_runs(paper: Paper) -> list[Cell]:
     """Return the cells of which the paper prints a number, one for each run."""
-    found: dict[str, Cell] = {}
+    runs: dict[str, Cell] = {}
     for number in paper.tables:
         for cell in cells(paper, number):
-            if any(reading.reference is not None for reading in cell.readings):
-                found.setdefault(cell.digest, cell)
-    return list(found.values())
+            if any(printed.value is not None for printed in cell.printed):
+                runs.setdefault(cell.digest, cell)
+
+    return list(runs.values())
 
 
 def absent_columns(papers: dict[str, Paper]) -> list[str]:
@@ -426,4 +394,5 @@ def absent_columns(papers: dict[str, Paper]) -> list[str]:
             if column.data.get("dataset") == dataset
         ]
         texts.append(f"{title}: {', '.join(columns)}")
+
     return texts

@@ -8,7 +8,8 @@ import importlib
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 WRITERS = (
     "algorithm_pages",
     "api_page",
@@ -20,6 +21,9 @@ WRITERS = (
 )
 GENERATED_FOLDERS = ("algorithms",)
 """Folders that hold generated pages only."""
+
+
+sys.path.insert(0, str(ROOT))  # the papers' page reads the package `experiments` of the clone
 
 
 def pages_of(writer: str) -> dict[str, str]:

@@ -6,14 +6,15 @@ import json
 import os
 from typing import Any
 
-from benchmarks.peers import work
-from benchmarks.peers.flower_client import client_fn
-from benchmarks.train_step import torch_module
 from flwr.client import ClientApp
 from flwr.common import Context, FitIns, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
+
+from benchmarks.peers import work
+from benchmarks.peers.flower_client import client_fn
+from benchmarks.train_step import torch_module
 
 
 class OnRequest(FedAvg):

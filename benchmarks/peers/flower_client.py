@@ -12,11 +12,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from benchmarks.peers import work
-from benchmarks.train_step import DECAY, LR, MOMENTUM, torch_module
 from flwr.client import Client, NumPyClient
 from flwr.common import Context
 from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.peers import work
+from benchmarks.train_step import DECAY, LR, MOMENTUM, torch_module
 
 
 @cache

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from benchmarks.peers import work
 
+from benchmarks.peers import work
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.engine import Engine, Job, Program
 from fedtailor.core.federation import Federation, Split

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+
 from benchmarks.peers import work
 from benchmarks.train_step import DECAY, LR, MOMENTUM, torch_module
-from torch import nn
 
 
 class Classifier(nn.Module):

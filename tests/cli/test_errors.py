@@ -43,7 +43,6 @@ BAD = [
         USAGE,
         "gives 'data.clients' twice",
     ),
-    (["experiments", "show", "pfedfda"], USAGE, "TABLE is missing."),
     (["run", "--json=3"], USAGE, "--json takes no value."),
     (["run", "--algoritm", "fedavg"], USAGE, "did you mean '--algorithm'?"),
     # names

@@ -52,11 +52,6 @@ def environment(**more):
         ["what-leaves"],
         ["doctor"],
         ["data"],
-        ["experiments"],
-        ["experiments", "list"],
-        ["experiments", "show"],
-        ["experiments", "run"],
-        ["experiments", "report"],
         ["cache"],
         ["cache", "list"],
         ["cache", "clear"],
@@ -99,7 +94,6 @@ def test_every_command_is_covered_here():
         "what-leaves",
         "doctor",
         "data",
-        "experiments",
         "cache",
     }
 

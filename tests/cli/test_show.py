@@ -41,9 +41,6 @@ COMMANDS = [
     ["data", "list"],
     ["data", "list", "cifar10"],
     ["data", "partition", "--partition", "iid"],
-    ["experiments", "list"],
-    ["experiments", "list", "fedcr"],
-    ["experiments", "report"],
     [
         "run",
         "-a",
@@ -242,7 +239,6 @@ def test_names_are_taken_in_any_spelling(capsys):
     assert result["run"].startswith("runs/fedavg_ft-digits-")
     for command in (
         ["data", "list", "Fashion-MNIST"],
-        ["experiments", "list", "pFedFDA"],
         ["LIST", "Models"],
     ):
         assert main(command) == 0, command

@@ -29,8 +29,6 @@ from fedtailor.data.split_files import read_split_file
 from fedtailor.experiment.config import load_config, make_config, to_toml
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.records import RunFolder, read_run
-from fedtailor.papers.plan import read_plan
-from fedtailor.papers.records import read_records
 from fedtailor.simulation.checkpoint import Checkpoints
 from fedtailor.simulation.engines.store import Store
 
@@ -69,10 +67,6 @@ def _read_checkpoints(folder):
     RunFolder(folder).absences(after=0)
 
 
-def _read_record(folder):
-    return read_records(folder, "record")
-
-
 def _read_cached(folder):
     cache._load(folder / "cached", (folder / "signature").read_text())
 
@@ -97,12 +91,6 @@ def corpus(tmp_path_factory):
         )
     (folder / "config.toml").write_text(to_toml(make_config(settings)))
     shutil.copy(folder / "run" / "split.json", folder)
-    (folder / "record").mkdir()
-    (folder / "record" / "one.json").write_text(
-        to_json({"digest": "x", "seed": 0, "result": {"metrics": {}}})
-    )
-    plan = {"runs": [{"paper": "pfedfda", "table": "1", "seeds": [0]}]}
-    (folder / "plan.toml").write_text(tomli_w.dumps(plan))
     dataset = load_digits(Path())
     signature = "ab" * 32
     (folder / "signature").write_text(signature)
@@ -173,7 +161,6 @@ def targets(corpus):
     for name in ("rounds.jsonl", "events.jsonl"):
         found.append((corpus / "killed" / name, _read_checkpoints, corpus / "killed", None))
     found.append((corpus / "config.toml", load_config, corpus / "config.toml", None))
-    found.append((corpus / "plan.toml", read_plan, corpus / "plan.toml", None))
     found.append(
         (
             corpus / "split.json",
@@ -182,7 +169,6 @@ def targets(corpus):
             None,
         )
     )
-    found.append((corpus / "record" / "one.json", _read_record, corpus, None))
     found.append((corpus / "cached" / "meta.json", _read_cached, corpus, _resign_cache))
     found.append((corpus / "cached" / "x.npy", _read_cached, corpus, None))
     found.append((corpus / "copies.npy", _read_copies, corpus, None))

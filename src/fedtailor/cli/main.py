@@ -19,7 +19,6 @@ from fedtailor.cli.data import data_app
 from fedtailor.cli.demo import demo
 from fedtailor.cli.deploy import deploy_app
 from fedtailor.cli.doctor import doctor
-from fedtailor.cli.experiments import experiments_app
 from fedtailor.cli.export import export
 from fedtailor.cli.list import list_
 from fedtailor.cli.onboard import onboard
@@ -49,7 +48,6 @@ app.command("list", cls=Command)(list_)
 app.command("what-leaves", cls=Command)(what_leaves)
 app.command("doctor", cls=Command)(doctor)
 app.add_typer(data_app, name="data")
-app.add_typer(experiments_app, name="experiments")
 app.add_typer(cache_app, name="cache")
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(site_app, name="site")

@@ -1,0 +1,340 @@
+"""The experiments of the papers.
+
+    python -m experiments list [PAPER]
+    python -m experiments show PAPER TABLE COLUMN METHOD > cell.toml
+    python -m experiments run PAPER [TABLE] [--column NAME] [--method NAME] [--seed NUMBER]
+    python -m experiments run --plan experiments/plan.toml
+    python -m experiments table [PAPER [TABLE]]
+    python -m experiments difference PAPER TABLE COLUMN METHOD OTHER
+
+A cell is one method on one data set and setting, a column of a table. docs/experiments.md explains
+the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.cells import (
+    Cell,
+    cells,
+    dataset_states,
+    expand,
+    missing_data,
+    read_plan,
+    single_runs,
+)
+from experiments.difference import Interval, difference
+from experiments.paper import FOLDER, Paper, load_paper, paper_names
+from experiments.records import (
+    Row,
+    add_record,
+    compare,
+    count,
+    judged_numbers,
+    read_records,
+    records_of,
+    unused,
+)
+from experiments.runs import remove_models, run_cell, run_folder
+from fedtailor.core.errors import FedtailorError, UsageError
+
+INTERRUPTED = 130
+"""The exit code of a shell for a command that was interrupted."""
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
+    """Run a command on the papers of a folder, and return its exit code."""
+    options = make_parser().parse_args(arguments)
+    options.folder = folder
+    try:
+        return int(options.command(options) or 0)
+    except FedtailorError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return INTERRUPTED
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("list", help="list the papers, or the tables of one")
+    command.set_defaults(command=list_papers)
+    command.add_argument("paper", nargs="?")
+    _add_data_dir(command)
+
+    command = commands.add_parser("show", help="print the configuration of a cell as TOML")
+    command.set_defaults(command=show_cell)
+    for name in ("paper", "table", "column", "method"):
+        command.add_argument(name)
+
+    command.add_argument("--seed", type=int, default=0)
+
+    command = commands.add_parser("run", help="run the cells that have no record")
+    command.set_defaults(command=run_missing)
+    command.add_argument("paper", nargs="?")
+    command.add_argument("table", nargs="?")
+    command.add_argument("--column", default="", help="only this column")
+    command.add_argument("--method", default="", help="only this method")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--plan", type=Path, help="run what a plan lists, in its order")
+    command.add_argument("--list", action="store_true", help="only list the runs")
+    _add_data_dir(command)
+
+    command = commands.add_parser("table", help="print the papers' numbers beside ours")
+    command.set_defaults(command=print_tables)
+    command.add_argument("paper", nargs="?")
+    command.add_argument("table", nargs="?")
+
+    command = commands.add_parser("difference", help="compare two methods client by client")
+    command.set_defaults(command=print_difference)
+    for name in ("paper", "table", "column", "method", "other"):
+        command.add_argument(name)
+
+    return parser
+
+
+def _add_data_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data-dir",
+        default="",
+        help="folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor)",
+    )
+
+
+def list_papers(options: argparse.Namespace) -> None:
+    """List the papers, or the tables of one: number of cells, how many can run, and have run."""
+    states = dataset_states(options.data_dir)
+    counts = ["cells", "can run", "have a record"]
+    if not options.paper:
+        rows = []
+        for name in paper_names(options.folder):
+            paper = load_paper(name, options.folder)
+            every = [cell for table in paper.tables for cell in cells(paper, table)]
+            source = f"{paper.source.authors} {paper.source.year}, {paper.source.venue}"
+            rows.append([name, *_counts(every, states, options.folder), source])
+
+        print_columns(["paper", *counts, "source"], rows)
+        return
+
+    paper = load_paper(options.paper, options.folder)
+    rows = []
+    missing: dict[str, None] = {}
+    for name, table in paper.tables.items():
+        every = cells(paper, name)
+        missing |= dict.fromkeys(missing_data(cell, states) for cell in every)
+        rows.append(
+            [
+                name,
+                *_counts(every, states, options.folder),
+                f"{table.title} (columns: {', '.join(table.columns)}; "
+                f"methods: {', '.join(table.reference)})",
+            ]
+        )
+
+    print_columns(["table", *counts, "what"], rows)
+    for sentence in filter(None, missing):
+        print(f"missing: {sentence}")
+
+
+def _counts(every: Sequence[Cell], states: dict[str, str], folder: Path) -> list[Any]:
+    records = read_records(every[0].paper.name, folder)
+    available = sum(not missing_data(cell, states) for cell in every)
+    recorded = sum(bool(records_of(cell, records)) for cell in every)
+    return [len(every), available, recorded]
+
+
+def show_cell(options: argparse.Namespace) -> None:
+    """Print the configuration of a cell for ``fedtailor run``, below comments that explain it."""
+    import tomli_w
+
+    paper = load_paper(options.paper, options.folder)
+    cell = expand(paper, options.table, options.column, options.method, options.seed)
+    print(f"# {paper.source.title} ({paper.source.authors} {paper.source.year})")
+    print(f"# table {cell.table}, {paper.tables[cell.table].title}")
+    print(f"# {paper.columns[cell.column].label}; {paper.methods[cell.method].label}")
+    for number in cell.printed:
+        value = "nothing" if number.value is None else f"{number.value:g}"
+        score = number.score
+        print(f"# printed: {value} ({score.label}; {score.point}, {score.figure})")
+
+    for key in cell.inferred:
+        print(f"# inferred (neither the paper nor its released code states it): {key}")
+
+    print(f"\n{tomli_w.dumps(cell.values).rstrip()}")
+
+
+def run_missing(options: argparse.Namespace) -> int:
+    """Run the cells that have no record, and write a record of each; return the exit code.
+
+    A cell that fails does not stop the others.
+    """
+    states = dataset_states(options.data_dir)
+    exit_code = 0
+    for cell in _chosen_cells(options):
+        # The records are read again before each run, because other processes may write some.
+        records = records_of(cell, read_records(cell.paper.name, options.folder))
+        if any(record["seed"] == cell.seed for record in records):
+            print(f"{cell}: has a record")
+        elif sentence := missing_data(cell, states):
+            print(f"{cell}: {sentence}")
+        elif options.list:
+            print(f"{cell}: to run")
+        else:
+            exit_code = _run_one(cell, options) or exit_code
+
+    return exit_code
+
+
+def _chosen_cells(options: argparse.Namespace) -> list[Cell]:
+    """Return what to run, each run once."""
+    if options.plan:
+        if options.paper:
+            raise UsageError("give PAPER and TABLE, or --plan FILE, not both.", key="plan")
+
+        return read_plan(options.plan, options.folder)
+
+    if not options.paper:
+        raise UsageError("give PAPER and TABLE, or --plan FILE.", key="paper")
+
+    paper = load_paper(options.paper, options.folder)
+    chosen = []
+    for table in [options.table] if options.table else paper.tables:
+        chosen += cells(
+            paper, table, column=options.column, method=options.method, seed=options.seed
+        )
+
+    return single_runs(chosen)
+
+
+def _run_one(cell: Cell, options: argparse.Namespace) -> int:
+    """Run a cell and write its record; return the exit code of its error, 0 if there is none."""
+    from fedtailor.cli.show.progress import make_progress
+
+    print(f"{cell} ...", flush=True)
+    run_path = run_folder(cell)
+    try:
+        record = run_cell(cell, run_path, data_dir=options.data_dir, progress=make_progress())
+    except FedtailorError as error:
+        print(f"{cell}: failed: {error.message}")
+        return error.exit_code
+
+    path = add_record(record, options.folder)
+    remove_models(run_path)
+    scores = ", ".join(
+        f"{score['label']} {percent(score['value'])} (printed {percent(score['reference'])})"
+        for score in record["scores"].values()
+    )
+    print(f"{cell}: {scores}; in {path}", flush=True)
+    return 0
+
+
+def print_tables(options: argparse.Namespace) -> None:
+    """Print the papers' numbers beside ours where there is a record, and the verdicts."""
+    judged = []
+    for name in [options.paper] if options.paper else paper_names(options.folder):
+        paper = load_paper(name, options.folder)
+        records = read_records(paper.name, options.folder)
+        judged += judged_numbers(paper, records)
+        for table in [paper.find_table(options.table)] if options.table else paper.tables:
+            _print_table(paper, table, compare(paper, table, records))
+
+        stale = len(unused(paper, records))
+        if stale:
+            print(f"note: {stale} records have settings that are in no table; not shown.\n")
+
+    if judged and not options.table:
+        print(count(judged))
+
+
+def _print_table(paper: Paper, table: str, rows: list[Row]) -> None:
+    """Print one table."""
+    print(f"{paper.name}, table {table}: {paper.tables[table].title}; accuracy in %")
+    recorded = [row for row in rows if row.records]
+    if recorded:
+        head = ["column", "method", "score", "model", "figure", "seeds", "printed", "ours"]
+        head += ["deviation", "difference", "tolerance", "verdict"]
+        print_columns(head, [_cells_of_row(row) for row in recorded])
+
+    if len(recorded) < len(rows):
+        print(f"{len(rows) - len(recorded)} of {len(rows)} numbers have no record yet.")
+
+    for note in paper.tables[table].notes:
+        print(f"note: {note}")
+
+    print()
+
+
+def _cells_of_row(row: Row) -> list[Any]:
+    score = row.printed.score
+    return [
+        row.cell.column,
+        row.cell.method,
+        score.label,
+        score.point,
+        score.figure,
+        ",".join(map(str, row.seeds)),
+        percent(row.printed.value),
+        percent(row.mean),
+        percent(row.deviation),
+        percent(row.difference, sign="+"),
+        percent(row.tolerance),
+        row.verdict or "-",
+    ]
+
+
+def print_difference(options: argparse.Namespace) -> None:
+    """Print the difference between two methods: of each seed, and the mean with its intervals."""
+    paper = load_paper(options.paper, options.folder)
+    first = expand(paper, options.table, options.column, options.method)
+    second = expand(paper, options.table, options.column, options.other)
+    gap = difference(first, second, read_records(paper.name, options.folder))
+
+    print(f"{first.method} minus {second.method} on {first.column}, in points")
+    for seed, value in gap.by_seed.items():
+        print(f"seed {seed}: {100 * value:+.2f}")
+
+    print(f"mean: {100 * gap.mean:+.2f}")
+    print(f"95 % interval over clients, for these models: {_in_points(gap.over_clients)}")
+    print(f"95 % interval over seeds, for these clients: {_in_points(gap.over_seeds)}")
+
+
+def _in_points(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+
+    low, high = interval
+    return f"{100 * low:+.2f} to {100 * high:+.2f}"
+
+
+def percent(fraction: float | None, *, sign: str = "") -> str:
+    """Return a fraction in percent with one decimal; a dash for None."""
+    return "-" if fraction is None else f"{100 * fraction:{sign}.1f}"
+
+
+def print_columns(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table with aligned columns."""
+    lines = [head, *([str(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = [text.ljust(width) for text, width in zip(line, widths, strict=True)]
+        print("  ".join(padded).rstrip())
+
+
+if __name__ == "__main__":
+    # A reader that closes the pipe, such as head, ends the program without a traceback.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())

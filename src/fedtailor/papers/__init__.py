@@ -1,1 +1,0 @@
-"""Experiments of papers: their tables, our records, and the comparison of both."""
