@@ -127,7 +127,10 @@ def test_one_client_and_a_stack_see_the_same_images(float64):
     both_ways(program, as_floats(federation), [4, 0, 6, 1])
 
 
-@pytest.mark.parametrize("engine", ["reference", "workers", "batched"])
+@pytest.mark.parametrize(
+    "engine",
+    ["reference", *(pytest.param(name, marks=pytest.mark.slow) for name in ("workers", "batched"))],
+)
 def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
     """Without augmentation the same numbers; black comes in as black only where values are 8
     bits."""
@@ -155,6 +158,7 @@ def test_a_run_on_8_bit_images_is_that_on_floats(engine, float64):
     )
 
 
+@pytest.mark.slow
 def test_engines_agree_on_augmented_8_bit_images(float64):
     from fedtailor.algorithms.pfedfda import PFedFDA
 

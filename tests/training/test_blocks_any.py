@@ -38,7 +38,7 @@ def noisy_loss(task, params, context, batch, key):
 
 
 @settings(
-    max_examples=30,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

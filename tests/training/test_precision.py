@@ -24,15 +24,21 @@ def models(name, precision, engine, task=perceptron):
     return record.reports[-1].personal
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        (name, engine)
-        for turn, name in enumerate(ALGORITHMS)
-        for engine in in_turn([Reference(), Batched(3)], turn)
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
+FAST = {"fedavg", "pfedfda", "scaffold", "pfedvem"}
+"""The methods that every run of the tests trains; the others are slow tests."""
+
+
+def cases():
+    """Return every method with an engine, in turn."""
+    parameters = []
+    for turn, name in enumerate(ALGORITHMS):
+        marks = [] if name in FAST else [pytest.mark.slow]
+        for engine in in_turn([Reference(), Batched(3)], turn):
+            parameters.append(pytest.param(name, engine, marks=marks, id=f"{name}-{engine.name}"))
+    return parameters
+
+
+@pytest.mark.parametrize(("name", "engine"), cases())
 def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, engine):
     full, rough = (models(name, precision, engine) for precision in ("full", "bfloat16"))
     differs = False
@@ -50,7 +56,7 @@ def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, e
 
 
 @pytest.mark.parametrize("task", [convolutional, module])
-@pytest.mark.parametrize("name", ["fedavg", "pfedfda", "fedcr"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedcr", marks=pytest.mark.slow)])
 def test_convolutions_and_modules_train_in_it(name, task):
     for model in models(name, "bfloat16", Reference(), task).values():
         assert all(
