@@ -75,6 +75,11 @@ def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     )
 
 
+def copy(tree: Tree) -> Tree:
+    """Return a tree whose leaves are in memory of their own."""
+    return rebuild(tree, iter([leaf.clone() for leaf in leaves(tree)]))
+
+
 def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
     """Return the first tree where a condition () holds, else the other one; both are of one
     structure.

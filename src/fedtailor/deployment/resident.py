@@ -238,7 +238,7 @@ def _check_private(folder: Path) -> None:
 
 
 def _end(signum: int, frame: object) -> NoReturn:
-    raise SystemExit(0)
+    raise KeyboardInterrupt  # no failure of the client whose program runs
 
 
 def main() -> None:
@@ -254,6 +254,8 @@ def main() -> None:
     try:
         site = open_site(folder)
         serve(socket_path(folder), site.answer)
+    except KeyboardInterrupt:
+        return
     except FedtailorError as error:
         sys.stderr.write(f"{error.kind}: {one_line(error.message)}\n")
         raise SystemExit(error.exit_code) from error

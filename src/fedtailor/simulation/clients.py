@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedtailor.core import rng
+from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
@@ -19,7 +19,6 @@ from fedtailor.core.metrics import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import contained
 from fedtailor.simulation.engines.options import refuse_engine
-from fedtailor.simulation.engines.private_inputs import copy_of
 from fedtailor.simulation.programs import (
     PersonalizeRequest,
     Request,
@@ -458,7 +457,7 @@ class LocalClients:
             return to_device(storage[client], self.device)  # it may come from a file
         key = rng.new_key(self.seed, client=client, purpose=method)
         return contained(
-            getattr(self.algorithm, method), self.algorithm.bind(task), copy_of(info), key
+            getattr(self.algorithm, method), self.algorithm.bind(task), tree.copy(info), key
         )
 
 

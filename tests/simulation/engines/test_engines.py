@@ -133,58 +133,6 @@ def test_interruption_is_no_failure_of_a_client(engine):
         engine.map(interrupted, COMMON, jobs())
 
 
-class Terminated(BaseException):
-    """What the handler of a signal raises, and a client too."""
-
-
-def terminate(number, frame):
-    raise Terminated
-
-
-@pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
-def test_what_the_handler_of_a_signal_raises_is_no_failure_of_a_client(engine):
-    """A program may raise the same exception: then it is its own failure."""
-
-    signals = [
-        signal.SIGTERM
-    ]  # one only: a second one could arrive when the engine has ended its work
-
-    def terminated(task, common, inputs):
-        if signals:
-            signal.raise_signal(signals.pop())
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        with pytest.raises(Terminated):
-            engine.map(terminated, COMMON, jobs())
-        outputs = engine.map(terminated, COMMON, jobs())
-        assert all(isinstance(output.reason, Terminated) for output in outputs)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        engine.close()
-
-
-def test_a_thread_that_an_interruption_leaves_behind_changes_no_settings():
-    """A pool does not wait for a thread in whose start it was interrupted."""
-    engine = Workers(2)
-    left = []
-
-    def interrupted(task, common, inputs):
-        left.append((engine._surroundings, torch.get_default_dtype()))
-
-    engine.map(interrupted, COMMON, jobs())
-    surroundings, before = left[0]
-    torch.set_default_dtype(torch.float64 if before is torch.float32 else torch.float32)
-    try:
-        later = torch.get_default_dtype()
-        engine._run(surroundings, interrupted, COMMON, jobs()[0])
-        assert torch.get_default_dtype() == later != before
-    finally:
-        torch.set_default_dtype(before)
-        engine.close()
-
-
 def test_a_client_of_another_thread_cannot_interrupt():
     """Python handles signals in the main thread; what is raised elsewhere is the program's own."""
 

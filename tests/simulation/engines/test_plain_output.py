@@ -66,7 +66,7 @@ def test_a_small_tensor_that_repeats_its_values_is_written_out(monkeypatch):
         ((torch.ones(2).to("meta"),), "at '0' that is on the device meta"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, r"is of type torch\.complex64"),
         ({"a": {b"b": ()}}, "a name of type bytes at 'a'"),
-        ({"\ud800": ()}, "cannot be written"),
+        ({"a": {"\ud800": ()}}, "at 'a'"),
     ],
 )
 def test_the_place_is_named(value, words):

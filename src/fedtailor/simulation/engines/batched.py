@@ -1,8 +1,7 @@
 """The engine ``batched``: one program for a stack of clients, by ``torch.func.vmap``.
 
 Clients are sorted by size and divided into blocks. Within a block, lists of examples are padded
-with examples of weight
-0. The building blocks of training see the stacked tensors and drop clients that have finished.
+with examples of weight 0. The building blocks of training see the stacked tensors and drop clients that have finished.
 """
 
 from __future__ import annotations
@@ -19,10 +18,14 @@ from fedtailor.core import tree
 from fedtailor.core.engine import ExampleIndices, Failure, Job, Program, one_thread
 from fedtailor.core.errors import describe_error
 from fedtailor.core.per_example import cut
-from fedtailor.simulation.engines.containment import refuse_to_contain, run_one_by_one
+from fedtailor.simulation.engines.containment import (
+    process_restored,
+    refuse_to_contain,
+    run_one_by_one,
+    thread_restored,
+)
 from fedtailor.simulation.engines.plain_output import plain
-from fedtailor.simulation.engines.private_inputs import PrivateInputs
-from fedtailor.simulation.engines.surroundings import Surroundings, thread_restored
+from fedtailor.simulation.engines.private_inputs import make_private, refuse_spoiled
 
 
 class Batched:
@@ -58,37 +61,40 @@ class Batched:
         If no client fails then, the program cannot be stacked. That is slow but not wrong, so it is
         a warning.
         """
-        surroundings = Surroundings()
-        try:
-            return self._run_contained(program, common, jobs)
-        except BaseException as error:  # a client's program may raise anything
-            refuse_to_contain(error)
-            surroundings.restore()
-            outputs = run_one_by_one(program, common, jobs)
-            if not any(isinstance(output, Failure) for output in outputs):
-                warnings.warn(self._why_one_by_one(error, len(jobs)), RuntimeWarning, stacklevel=2)
+        with process_restored() as settings:
+            try:
+                return self._run_contained(program, common, jobs)
+            except BaseException as error:  # a client's program may raise anything
+                refuse_to_contain(error)
+                settings.restore()
+                outputs = run_one_by_one(program, common, jobs)
+                if not any(isinstance(output, Failure) for output in outputs):
+                    reason = self._why_one_by_one(error, len(jobs))
+                    warnings.warn(reason, RuntimeWarning, stacklevel=2)
 
-            return outputs
-        finally:
-            surroundings.restore()
+                return outputs
 
     def _run_contained(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Run one block on private inputs; what is wrong with any client's output is raised."""
-        private = PrivateInputs(common, [job.inputs for job in jobs])
-        own_jobs = [
-            job._replace(inputs=inputs) for job, inputs in zip(jobs, private.inputs, strict=True)
-        ]
+        private_common, inputs = make_private(common, [job.inputs for job in jobs])
+        private_jobs = []
+        for job, private in zip(jobs, inputs, strict=True):
+            private_jobs.append(job._replace(inputs=private))
+
         with thread_restored():
-            outputs = run_stacked(program, private.common, own_jobs)
-        private.check()
+            outputs = run_stacked(program, private_common, private_jobs)
+
+        refuse_spoiled(private_common)
         return [plain(output) for output in outputs]
 
     def _why_one_by_one(self, error: BaseException, clients: int) -> str:
+        what = "engine 'batched' runs clients one by one, because"
         out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         reason = describe_error(error)
         if not out_of_memory and "can't allocate memory" not in reason:
-            return f"engine 'batched' runs clients one by one, because they cannot be stacked: {reason}"
-        warning = f"engine 'batched' runs clients one by one, because there is not enough memory to stack {clients}."
+            return f"{what} they cannot be stacked: {reason}"
+
+        warning = f"{what} there is not enough memory to stack {clients}."
         if clients > 1:
             warning += f" Set engine.block = {clients // 2} (it is {self.block})."
         return warning

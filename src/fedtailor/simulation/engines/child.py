@@ -12,6 +12,7 @@ output that was gathered with others cannot be sent).
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import shutil
@@ -26,7 +27,7 @@ from torch import Tensor
 from fedtailor.core.engine import Failure, Gather, Job, Program, ProgramError
 from fedtailor.core.errors import LONGEST_REASON, describe_error
 from fedtailor.core.task import Task
-from fedtailor.simulation.engines.containment import run_job
+from fedtailor.simulation.engines.containment import Settings, run_job
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
 from fedtailor.simulation.engines.serialization import (
     SerializationError,
@@ -35,7 +36,6 @@ from fedtailor.simulation.engines.serialization import (
     read_frame,
     write_frame,
 )
-from fedtailor.simulation.engines.surroundings import Settings, Surroundings, set_import_path
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.step_graph.replay import ReplayRunner
@@ -57,7 +57,7 @@ class RequestHandler:
         self.program: Program
         self.shared_inputs: Any
         self.gather: Gather | None = None
-        self.surroundings: Surroundings
+        self.settings: Settings
         self.runner = ReplayRunner()
 
     def answer(self, request: bytes | memoryview) -> memoryview:
@@ -92,8 +92,10 @@ class RequestHandler:
         self.tables = list(tables)
 
     def _handle_settings(self, settings: Settings, path: tuple[str, ...]) -> None:
-        set_import_path(self.path_here(path))
+        sys.path[:] = self.path_here(path)
+        importlib.invalidate_caches()
         settings.apply()
+        self.settings = Settings.current()
 
     def _handle_run(self) -> None:
         self.runner = ReplayRunner()
@@ -112,7 +114,6 @@ class RequestHandler:
         self.program = program
         self.shared_inputs = shared_inputs
         self.gather = gather
-        self.surroundings = Surroundings()
 
     def _handle_job(self, *contents: Any) -> Any:
         return self._run(self._job(*contents))
@@ -123,7 +124,7 @@ class RequestHandler:
     def _run(self, job: Job) -> Any:
         """Run a client's program."""
         output = run_job(self.program, self.shared_inputs, job, self.runner)
-        if self.surroundings.restore():
+        if self.settings.restore():
             self.runner = ReplayRunner()  # what was recorded under other settings may be wrong
         if isinstance(output, Failure):
             return Failure(portable(output.reason))

@@ -1,7 +1,6 @@
 """Plain outputs: what a client's program returns, as values that no longer depend on the program.
 
-A program may return anything: mappings that raise when they are read, views into the memory of
-others, tensors without values. What uses an output later must not be surprised, so it is rebuilt at
+A program may return anything. What uses an output later must not be surprised, so it is copied at
 once, where a failure is the client's.
 """
 
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 
 from fedtailor.core.devices import current
 
-DEEPEST = 32
+_DEEPEST = 32
 """Levels of nested values."""
-LONGEST_NAME = 500
+_LONGEST_NAME = 500
 """Characters of a name in a mapping."""
 LARGEST_EXPANDED = 2**28
 """Bytes of a tensor that repeats its values without storing them."""
@@ -41,56 +40,43 @@ def plain(value: Any, where: str = "", depth: int = 0) -> Any:
         TypeError: it holds something else, or a tensor that cannot be stored; the message names the
             place.
     """
-    if depth > DEEPEST:
-        raise TypeError(f"the output is nested more than {DEEPEST} levels deep")
+    if depth > _DEEPEST:
+        raise TypeError(f"the output is nested more than {_DEEPEST} levels deep")
     if isinstance(value, Tensor):
         return _plain_tensor(value, where)
 
     if isinstance(value, Mapping):
-        return {
-            _plain_name(name, where): plain(child, _join(where, name), depth + 1)
-            for name, child in value.items()
-        }
+        result = {}
+        for name, child in value.items():
+            _check_name(name, where)
+            result[name] = plain(child, _join(where, name), depth + 1)
+        return result
 
     if isinstance(value, tuple):
         names = getattr(type(value), "_fields", range(len(value)))
-        children = [
-            plain(child, _join(where, name), depth + 1)
-            for name, child in zip(names, value, strict=True)
-        ]
-
+        children = []
+        for name, child in zip(names, value, strict=True):
+            children.append(plain(child, _join(where, name), depth + 1))
         return type(value)(*children) if hasattr(type(value), "_fields") else tuple(children)
 
     if type(value) in _HARMLESS:
         return value
 
-    raise TypeError(
-        f"the output holds a value of type {type(value).__name__}{_at(where)}, which is not a tensor"
-    )
+    kind = type(value).__name__
+    raise TypeError(f"the output holds a value of type {kind}{_at(where)}, which is not a tensor")
 
 
-def _plain_name(name: Any, where: str) -> str | int:
+def _check_name(name: Any, where: str) -> None:
     if type(name) is int:
-        return name
-
+        return
     if type(name) is not str:
+        kind = type(name).__name__
+        raise TypeError(f"the output has a name of type {kind}{_at(where)}, which is not text")
+    if len(name) > _LONGEST_NAME or not name.isprintable():
         raise TypeError(
-            f"the output has a name of type {type(name).__name__}{_at(where)}, which is not text"
+            f"the output has a name{_at(where)} that is longer than {_LONGEST_NAME} characters or "
+            "cannot be printed"
         )
-
-    if len(name) > LONGEST_NAME:
-        raise TypeError(
-            f"the output has a name of {len(name)} characters{_at(where)}; at most {LONGEST_NAME} may be"
-        )
-
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise TypeError(
-            f"the output has a name{_at(where)} that cannot be written: {error.reason}"
-        ) from error
-
-    return name
 
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
@@ -98,8 +84,6 @@ def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
     problem = ""
     if type(tensor) not in CLASSES:
         problem = f"is of the class {type(tensor).__name__}"
-    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        problem = "belongs to a transformation of torch.func that has ended"
     elif tensor.layout != torch.strided or tensor.is_nested:
         problem = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
     elif tensor.device != current():

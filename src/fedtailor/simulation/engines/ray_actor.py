@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,6 @@ from fedtailor.core.errors import DataError
 from fedtailor.simulation.engines.child import RequestHandler
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
 from fedtailor.simulation.engines.serialization import Layout, decode
-from fedtailor.simulation.engines.surroundings import import_path
 from fedtailor.simulation.engines.workers import keep_pages
 
 
@@ -61,7 +61,7 @@ class ClientActor:
 
         torch.set_num_threads(1)
         keep_pages()
-        self._handler = RequestHandler(partial(_path_here, import_path()))
+        self._handler = RequestHandler(partial(_path_here, tuple(sys.path)))
         self._package = 0
         self._tables_version = 0
         self._received: dict[str, int] = {}

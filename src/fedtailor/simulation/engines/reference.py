@@ -1,5 +1,6 @@
-"""The engine ``reference``: a plain loop over clients on one thread. The other engines are tested
-against it.
+"""The engine ``reference``: a plain loop over clients on one thread.
+
+The other engines are tested against it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtailor.core.engine import Job, Program, one_thread
-from fedtailor.simulation.engines.containment import run_job
-from fedtailor.simulation.engines.surroundings import Surroundings
+from fedtailor.simulation.engines.containment import process_restored, run_one_by_one
 
 
 class Reference:
@@ -22,16 +22,8 @@ class Reference:
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
-        with one_thread():
-            surroundings = Surroundings()
-            outputs = []
-            for (
-                job
-            ) in jobs:  # not by a further call: few calls lead from the command to the gradient
-                outputs.append(run_job(program, common, job))
-                surroundings.restore()
-
-            return outputs
+        with one_thread(), process_restored():
+            return run_one_by_one(program, common, jobs)
 
     def close(self) -> None:
         """Do nothing: nothing is held between calls."""

@@ -7,14 +7,15 @@ The engines ``processes`` and ``ray`` send the same requests;
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedtailor.core.engine import Failure, Gather, Job, Program, ProgramError
 from fedtailor.core.errors import ConfigError, describe_error
 from fedtailor.core.task import Task
+from fedtailor.simulation.engines.containment import Settings
 from fedtailor.simulation.engines.serialization import SerializationError, decode, encode
-from fedtailor.simulation.engines.surroundings import Settings, import_path
 
 
 class Request(NamedTuple):
@@ -48,7 +49,7 @@ class Requests:
 
     def before_tables(self) -> dict[str, Request]:
         """Return the settings of this process, and the announcement of the run."""
-        settings = (Settings.current(), import_path())
+        settings = (Settings.current(), tuple(sys.path))
         if settings != self._settings:
             self._settings = settings
             self._settings_version += 1

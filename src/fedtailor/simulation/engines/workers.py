@@ -15,35 +15,25 @@ import warnings
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from fedtailor.core.engine import Job, Program, one_thread
-from fedtailor.simulation.engines.containment import run_job
-from fedtailor.simulation.engines.surroundings import Surroundings
+from fedtailor.simulation.engines.containment import Settings, process_restored, run_job
 from fedtailor.training.step_graph.replay import ReplayRunner
 
-_M_TRIM_THRESHOLD = -1  # parameters of mallopt(3)
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+"""Parameters of mallopt(3)."""
 _GLANCE = 0.05
 """Seconds between two looks at the clients that run."""
-
-
 _ONE_BY_ONE = (
-    "engine 'workers' runs the clients of this round again, one by one, because one of them changed a setting of the "
-    "whole process, such as PyTorch's default type or the working folder, while others ran."
+    "engine 'workers' runs the clients of this round again, one by one, because one of them changed "
+    "a setting of the whole process, such as PyTorch's default type, while others ran."
 )
-
-
-class _Result(NamedTuple):
-    """The output of a client."""
-
-    output: Any
-    changed_settings: bool
-    """Whether settings of the whole process had changed when it was done."""
 
 
 class Workers:
@@ -56,78 +46,47 @@ class Workers:
         self.workers = workers or physical_cores()
         self._pool: ThreadPoolExecutor | None = None
         self._owner = 0
+        """The process that started the threads: a fork has none of them."""
         self._lock = threading.Lock()
-        self._runner = ReplayRunner()
-        self._surroundings: Surroundings | None = None
-        """Of the programs that run now. An interruption can leave a thread behind, which must not
-        restore its own."""
+        self.runner = ReplayRunner()
+        """Carries out training steps; its recordings are shared by all threads."""
         keep_pages()
 
     def begin_run(self) -> None:
         """Forget all recordings."""
-        self._runner = ReplayRunner()
+        self.runner = ReplayRunner()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
-        order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
-        with self._lock, one_thread():
-            if self._pool is None or self._owner != os.getpid():  # a fork has none of the threads
-                self._pool = ThreadPoolExecutor(
-                    self.workers, initializer=torch.set_num_threads, initargs=(1,)
-                )
-                self._owner = os.getpid()
-
-            pool = self._pool  # threads stay until the engine is closed, and keep their recordings
-            surroundings = Surroundings()
-            self._surroundings = surroundings
-            task = partial(self._run, surroundings, program, common)
-            waiting = deque(order)
-            results: dict[int, _Result] = {}
-
-            def feed() -> None:
-                """Run clients until none is left: a future for each of them would cost 0.06 ms."""
-                while True:
-                    try:
-                        position = waiting.popleft()
-                    except IndexError:
-                        return
-
-                    results[position] = task(jobs[position])
-
+        with self._lock, one_thread(), process_restored() as settings:
+            round = _Round(self, settings, program, common, jobs)
+            pool = self._threads()
             try:
-                _wait_for([pool.submit(feed) for _ in range(min(self.workers, len(jobs)))])
-                if self._may_be_bent(results.values()):
+                count = min(self.workers, len(jobs))
+                _wait_for([pool.submit(round.run_waiting) for _ in range(count)])
+
+                # Other clients may have computed under a setting that one of them changed.
+                if round.changed_settings and count > 1:
                     warnings.warn(_ONE_BY_ONE, RuntimeWarning, stacklevel=2)
-                    for position, job in enumerate(jobs):
-                        results[position] = pool.submit(task, job).result()
+                    for position in range(len(jobs)):
+                        pool.submit(round.run, position).result()
             except BaseException:
-                self._pool = (
-                    None  # first, because a second interruption may come while the clients end
-                )
-                waiting.clear()  # after an interruption, no further client starts
+                # First of all, because a second interruption may come while the clients end.
+                self._pool = None
+                round.waiting.clear()
                 pool.shutdown()
                 raise
-            finally:
-                self._surroundings = None
-                surroundings.restore()
 
-            return [results[position].output for position in range(len(jobs))]
+            return round.outputs
 
-    def _run(self, surroundings: Surroundings, program: Program, common: Any, job: Job) -> _Result:
-        """Run one client in this thread."""
-        output = run_job(program, common, job, self._runner)
-        changed = self._surroundings is surroundings and surroundings.restore_settings()
-        if changed:
-            self.begin_run()  # what was recorded under other settings may be wrong
-        return _Result(output, changed)
-
-    def _may_be_bent(self, results: Collection[_Result]) -> bool:
-        """Return whether a client changed settings of the process while another one ran."""
-        return (
-            self.workers > 1
-            and len(results) > 1
-            and any(result.changed_settings for result in results)
-        )
+    def _threads(self) -> ThreadPoolExecutor:
+        """Return the threads, which stay until the engine is closed, and keep their recordings."""
+        if self._pool is None or self._owner != os.getpid():
+            self._pool = ThreadPoolExecutor(
+                self.workers, initializer=torch.set_num_threads, initargs=(1,)
+            )
+            self._owner = os.getpid()
+        return self._pool
 
     def close(self) -> None:
         """End the threads; a later call starts new threads."""
@@ -135,6 +94,47 @@ class Workers:
             if self._pool is not None and self._owner == os.getpid():
                 self._pool.shutdown()
             self._pool = None
+
+
+class _Round:
+    """The jobs of one map, and what has come of them."""
+
+    def __init__(
+        self,
+        engine: Workers,
+        settings: Settings,
+        program: Program,
+        common: Any,
+        jobs: Sequence[Job],
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.program = program
+        self.common = common
+        self.jobs = jobs
+        self.outputs: list[Any] = [None] * len(jobs)
+        self.changed_settings = False
+        """Whether a client changed settings of the whole process."""
+        order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
+        self.waiting = deque(order)
+
+    def run_waiting(self) -> None:
+        """Run clients until none is left: a future for each of them would cost 0.06 ms."""
+        while True:
+            try:
+                position = self.waiting.popleft()
+            except IndexError:
+                return
+
+            self.run(position)
+
+    def run(self, position: int) -> None:
+        """Run one client in this thread."""
+        job = self.jobs[position]
+        self.outputs[position] = run_job(self.program, self.common, job, self.engine.runner)
+        if self.settings.restore():
+            self.changed_settings = True
+            self.engine.begin_run()  # what was recorded under other settings may be wrong
 
 
 def _wait_for(feeders: Sequence[Future[None]]) -> None:
