@@ -12,9 +12,9 @@ import fedtailor
 from fedtailor.core.atomic import to_json
 from fedtailor.core.codec import encode
 from fedtailor.deployment.envelope import from_bytes, to_bytes
+from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import open_site
-from fedtailor.deployment.transport import SiteFailure
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.records import read_run

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from fedtailor.cli.show.progress import LiveProgress
-from fedtailor.cli.show.serve import ServeMessages
+from fedtailor.cli.show.serve import ServeOutput
 
 
 @pytest.fixture
 def messages():
     """Return the messages of a server whose output is no terminal."""
-    made = ServeMessages()
+    made = ServeOutput()
     yield made
     made.close()
 
@@ -84,13 +84,13 @@ def test_a_terminal_shows_below_the_line_for_whom_the_server_waits(capsys, monke
     monkeypatch.setenv("COLUMNS", "120")
     progress = LiveProgress()
     progress.begin("fedavg", 6)
-    messages = ServeMessages()
+    messages = ServeOutput()
     messages.progress = progress
     messages.attendance(
         {"clinic": site(heard=3), "practice": site(online=False, heard=75, waited=5)}
     )
     console = Console(file=io.StringIO(), width=120, height=30)
-    console.print(progress._screen)
+    console.print(progress.draw())
     messages.close()
     assert console.file.getvalue().splitlines()[:2] == [
         "fedavg: round 1/6",

@@ -11,8 +11,11 @@ import pytest
 from deployment.test_own_data import write_table
 from fedtailor.cli.main import main
 from fedtailor.core.process import this_process
-from fedtailor.deployment.attendance import read_attendance, write_attendance
-from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.federation_folder import (
+    FederationFolder,
+    read_attendance,
+    write_attendance,
+)
 from fedtailor.serving.run import load
 from sites import NAMES, World, divide_digits, write_arrays
 
@@ -194,19 +197,15 @@ def test_a_finished_run_is_not_served_again(world, capsys):
 
 def test_another_run_needs_the_end_of_the_last(world, capsys):
     (world / "server" / "runs" / "0002" / "result.json").unlink()
-    assert "has not finished: go on without --new" in failed(
-        ["serve", "server", "--new"], CONFIG, capsys
-    )
+    assert "has not finished" in failed(["serve", "server", "--new"], CONFIG, capsys)
 
 
-def test_leaves_prints_and_writes_the_page(world, capsys):
+def test_leaves_prints_the_page(world, capsys):
     assert main(["site", "leaves", "sites/clinic"]) == 0
     text = capsys.readouterr().out
     assert "No example and no personal model" in text and "for 6 rounds of training" in text
-    assert (world / "sites" / "clinic" / "what-leaves.md").read_text() == text
     assert main(["site", "leaves", "sites/clinic", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "page": "sites/clinic/what-leaves.md",
         "text": text,
         "complete": True,
     }

@@ -1,7 +1,7 @@
 """Who is there: what a server writes down of its sites, and what it still knows after it was
 started again."""
 
-from fedtailor.deployment.attendance import read_attendance, write_attendance
+from fedtailor.deployment.federation_folder import read_attendance, write_attendance
 from sites import World, divide_digits, write_arrays
 
 DATA = divide_digits(rows=20)

@@ -5,9 +5,8 @@ import torch
 
 from fedtailor.core.codec import encode
 from fedtailor.deployment.envelope import Envelope, to_bytes
-from fedtailor.deployment.exchange import Exchange
+from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.options import DeployOptions
-from fedtailor.deployment.transport import SiteFailure
 
 REQUEST = Envelope({"kind": "train"}, {})
 ANSWER = Envelope({"kind": "train", "ok": True}, {})

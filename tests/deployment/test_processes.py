@@ -1,8 +1,9 @@
-"""Flower's processes with stand-ins for its programs: what is watched, explained and registered."""
+"""Flower's processes with stand-ins for its programs: what is watched, explained, registered."""
 
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -12,6 +13,7 @@ from fedtailor.core.errors import RunError
 from fedtailor.deployment.flower import processes
 from fedtailor.deployment.flower.processes import ServerProcesses, SiteProcesses, explain
 from fedtailor.deployment.keys import PublicKey
+from fedtailor.deployment.run_site import run_site
 from fedtailor.deployment.supervise import Ended
 
 RESIDENT = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -19,34 +21,31 @@ FLWR = """
 import json, pathlib, sys
 path = pathlib.Path("registered.json")
 nodes = json.loads(path.read_text()) if path.exists() else {}
+log = pathlib.Path("log")
 command = sys.argv[2]
+answer = {"success": True}
 if command == "register":
-    key = pathlib.Path(sys.argv[3]).read_text()
-    if key in nodes.values():
-        print(json.dumps({"success": False, "error-message": "Public key already in use"}))
-        raise SystemExit(1)
-    number = str(100 + len(pathlib.Path("log").read_text().split()) if pathlib.Path("log").exists() else 100)
-    nodes[number] = key
-    print(json.dumps({"success": True, "node-id": number}))
+    number = str(100 + (len(log.read_text().split()) if log.exists() else 0))
+    nodes[number] = pathlib.Path(sys.argv[3]).read_text()
+    answer["node-id"] = number
 elif command == "unregister":
     del nodes[sys.argv[3]]
-    print(json.dumps({"success": True}))
 else:
-    rows = [{"node-id": number, "status": "registered"} for number in nodes]
-    print(json.dumps({"success": True, "nodes": rows}))
+    answer["nodes"] = [{"node-id": number, "status": "registered"} for number in nodes]
+print(json.dumps(answer))
 path.write_text(json.dumps(nodes))
-with open("log", "a") as log:
-    log.write(command + "\\n")
+with log.open("a") as file:
+    file.write(command + "\\n")
 """
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Return a function that replaces a program of Flower by Python code."""
+    """Return a function that replaces Flower's programs by Python code, which then waits."""
 
     def replace(code):
         path = tmp_path / "program"
-        path.write_text(f"#!{sys.executable}\n{code}")
+        path.write_text(f"#!{sys.executable}\nimport sys, time\nfrom pathlib import Path\n{code}\n")
         path.chmod(0o755)
         monkeypatch.setattr(processes, "_program", lambda name: str(path))
         monkeypatch.setattr(processes, "_SUPERNODE", (str(path),))
@@ -54,59 +53,100 @@ def stand_in(tmp_path, monkeypatch):
     return replace
 
 
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Return a function that starts the processes of a site, from a relative folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for name in ("ca.crt", "site.key"):
+        (folder / name).write_text("")
+    (folder / "site.toml").write_text('name = "clinic"\ndata = "data"\nserver = "localhost:1"\n')
+    started = []
+
+    def start():
+        place = folder.relative_to(tmp_path)
+        made = SiteProcesses(place, "localhost", 1, place / "ca.crt", place / "site.key")
+        started.append(made)
+        made.start(RESIDENT)
+        return made
+
+    yield start
+    for made in started:
+        made.stop()
+
+
+@pytest.fixture
+def server(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    made = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", port)
+    yield made
+    made.stop()
+
+
 def wait_for(condition):
     for _ in range(2000):
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(0.01)
     raise AssertionError("waited in vain")
 
 
-def site_of(folder):
-    site = SiteProcesses(folder, "server", 8000, folder / "ca.crt", folder / "node")
-    site.start(RESIDENT)
-    return site
-
-
 def test_without_flower_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(RunError, match=r"pip install 'fedtailor\[flower\]'"):
-        processes._program("flower-superlink")
+    with pytest.raises(RunError, match=r"fedtailor\[flower\]"):
+        processes.require_flower()
 
 
-def test_a_supernode_that_gave_up_but_stays_is_started_again(tmp_path, stand_in):
-    stand_in("import time; print('SuperNode ID: 5', flush=True); time.sleep(1);"
-             "print('Giving up reconnection after 1 s', flush=True); time.sleep(600)")  # fmt: skip
-    site = site_of(tmp_path / "site")
-    try:
-        wait_for(site.is_connected)
-        (ended,) = wait_for(site.watch)
-        assert ended.name == "supernode"
-        assert ended.code == -signal.SIGKILL
-        assert not site.is_connected()
-    finally:
-        site.stop()
+def test_a_supernode_finds_its_files_and_is_started_again_when_it_gave_up(stand_in, site):
+    stand_in("""
+trust = sys.argv[sys.argv.index('--root-certificates') + 1]
+key = sys.argv[sys.argv.index('--auth-supernode-private-key') + 1]
+print('SuperNode ID' if Path(trust).is_file() and Path(key).is_file() else 'missing', flush=True)
+while not Path('give-up').exists():
+    time.sleep(0.01)
+print('Giving up reconnection after 1 s', flush=True)
+time.sleep(600)
+""")
+    started = site()
+    wait_for(started.is_connected)
+    assert started.problem() is None
+    (started._folder / "flower" / "give-up").touch()
+    (ended,) = wait_for(started.watch)
+    assert (ended.name, ended.code) == ("supernode", -signal.SIGKILL)
+    assert not started.is_connected()
 
 
-def test_a_site_that_waits_for_the_server_says_so(tmp_path, stand_in):
-    stand_in(
-        "import time; print('Connection attempt failed, retrying in 1 s', flush=True); time.sleep(600)"
-    )
-    site = site_of(tmp_path / "site")
-    try:
-        assert "does not answer" in wait_for(site.problem)
-        assert not site.is_connected()
-    finally:
-        site.stop()
-    stand_in("import time; print('Connection attempt failed\\nConnection successful\\nSuperNode ID', flush=True);"
-             "time.sleep(600)")  # fmt: skip
-    site = site_of(tmp_path / "other")
-    try:
-        wait_for(site.is_connected)
-        assert site.problem() is None
-    finally:
-        site.stop()
+def test_a_lost_connection_is_a_problem_until_something_is_received(stand_in, site):
+    stand_in("""
+print('SuperNode ID 1: Connection successful\\nConnection attempt failed, retrying', flush=True)
+while not Path('on').exists():
+    time.sleep(0.01)
+print('Received successfully', flush=True)
+time.sleep(600)
+""")
+    started = site()
+    assert "does not answer" in wait_for(started.problem)
+    (started._folder / "flower" / "on").touch()
+    wait_for(lambda: started.problem() is None)
+
+
+def test_a_site_says_when_the_server_is_away(stand_in, site, tmp_path):
+    stand_in("print('Connection attempt failed, retrying', flush=True)\ntime.sleep(600)")
+    said = []
+
+    def show(text):
+        said.append(text)
+        if "does not answer" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_site(tmp_path / "site", show)
+    assert "localhost:1" in said[0]
+    assert (tmp_path / "site" / "logs" / "site.log").read_text().endswith("stopped\n")
 
 
 @pytest.mark.parametrize(
@@ -115,15 +155,15 @@ def test_a_site_that_waits_for_the_server_says_so(tmp_path, stand_in):
         ("supernode", 1, "[SSL: CERTIFICATE_VERIFY_FAILED] no", "CA"),
         ("supernode", 1, "[code: 2004] Failed to activate SuperNode.", "not registered"),
         ("supernode", -9, "", "supernode was killed by signal 9"),
-        ("superlink", 3, "first\n\nlast words\n\n", "superlink ended with code 3: last words"),
-        ("resident", 4, "", "resident ended with code 4: it printed nothing"),
+        ("superlink", 3, "first\n\n\x1b[91mlast \x1b[0mwords\n\n", "code 3: last words"),
+        ("resident", 4, "", "resident ended with code 4"),
     ],
 )
 def test_ends_are_explained(name, code, output, said):
-    assert said in explain(Ended(name, code, 0.0, 1.0, 1.0, output))
+    assert said in explain(Ended(name, code, 1.0, output))
 
 
-def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatch):
+def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, server, monkeypatch):
     stand_in(FLWR)
     monkeypatch.setattr(
         processes, "read_public_key", lambda path: PublicKey(path.read_text(), "SHA256:x")
@@ -132,52 +172,43 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, monkeypatc
     for name in ("a", "b"):
         keys[name] = tmp_path / f"{name}.pub"
         keys[name].write_text(f"key of {name}")
+
     folder = tmp_path / "server"
-    server = ServerProcesses(folder, folder, "127.0.0.1", 8000)
-    try:
-        first = server.register(keys)
-        assert len(set(first.values())) == 2
-        assert server.register(keys) == first
-        assert (folder / "log").read_text().split().count("register") == 2
-        noted = json.loads((folder / "nodes.json").read_text())
-        del noted[
-            "key of b"
-        ]  # as if the process had been killed between the registration and the note
-        (folder / "nodes.json").write_text(json.dumps(noted))
-        again = server.register(keys)
-        assert again["a"] == first["a"]
-        assert json.loads((folder / "registered.json").read_text())[str(again["b"])] == "key of b"
-        (folder / "registered.json").unlink()  # a new database
-        server.register(keys)
-        assert len(json.loads((folder / "registered.json").read_text())) == 2
-    finally:
-        server.stop()
+    first = server.register(keys)
+    assert len(set(first.values())) == 2
+    assert server.register(keys) == first
+    assert (folder / "log").read_text().split().count("register") == 2
+
+    # As if the process had been killed between the registration and the note.
+    noted = json.loads((folder / "nodes.json").read_text())
+    del noted["key of b"]
+    (folder / "nodes.json").write_text(json.dumps(noted))
+    again = server.register(keys)
+    assert again["a"] == first["a"]
+    assert json.loads((folder / "registered.json").read_text())[str(again["b"])] == "key of b"
+
+    (folder / "registered.json").unlink()  # a new database
+    server.register(keys)
+    assert len(json.loads((folder / "registered.json").read_text())) == 2
 
 
-def test_a_refusal_of_flower_is_an_error_with_its_reason(tmp_path, stand_in):
-    server = ServerProcesses(tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000)
-    try:
-        stand_in(
-            "import json; print(json.dumps({'success': False, 'error-message': 'no such app'}))"
-        )
-        with pytest.raises(RunError, match="no such app"):
-            server.submit(tmp_path)
-        stand_in("print('not JSON')")
-        with pytest.raises(RunError, match="not JSON"):
-            server.submit(tmp_path)
-    finally:
-        server.stop()
+def test_refusals_of_flower_are_errors_with_their_reasons(tmp_path, stand_in, server):
+    stand_in('print(\'{"success": false, "error-message": "no such app"}\')')
+    with pytest.raises(RunError, match="no such app"):
+        server.submit(tmp_path)
+    stand_in("print('not JSON')")
+    with pytest.raises(RunError, match="not JSON"):
+        server.submit(tmp_path)
 
 
-def test_a_superlink_that_ends_at_once_is_an_error_with_its_last_words(tmp_path, stand_in):
-    stand_in("print('address already in use'); raise SystemExit(1)")
-    server = ServerProcesses(
-        tmp_path / "server", tmp_path / "server", "127.0.0.1", 8000, insecure=True
-    )
-    try:
-        with pytest.raises(RunError, match="address already in use"):
+def test_a_port_that_is_taken_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = ServerProcesses(tmp_path / "server", tmp_path, "127.0.0.1", port)
+        with pytest.raises(RunError, match=str(port)):
             server.start()
-    finally:
         server.stop()
 
 

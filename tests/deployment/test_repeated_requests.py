@@ -2,9 +2,8 @@
 to be lost."""
 
 from fedtailor.deployment.envelope import Envelope
-from fedtailor.deployment.exchange import Exchange
+from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.options import DeployOptions
-from fedtailor.deployment.transport import SiteFailure
 
 
 class Clock:

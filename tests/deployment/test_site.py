@@ -11,8 +11,8 @@ import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.packing import packed_bytes
 from fedtailor.deployment import site_models
-from fedtailor.deployment.attendance import read_attendance, write_attendance
 from fedtailor.deployment.audit import broken_line, page
+from fedtailor.deployment.federation_folder import read_attendance, write_attendance
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob

@@ -8,9 +8,9 @@ import torch
 
 from fedtailor.core.codec import decode, encode
 from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
+from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.site import open_site
 from fedtailor.deployment.state import SiteState
-from fedtailor.deployment.transport import SiteFailure
 from sites import (
     ABSENCES,
     VALUES,

@@ -11,14 +11,13 @@ import pytest
 
 from fedtailor.core.errors import RunError
 from fedtailor.deployment import supervise
-from fedtailor.deployment.supervise import Child, Supervisor
+from fedtailor.deployment.supervise import LogFile, Supervisor
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="children of children are found in /proc"
 )
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 FORKS = """
 import os, subprocess, sys, time
 code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); %s; time.sleep(600)"
@@ -32,8 +31,7 @@ time.sleep(600)
 class Clock:
     """Time that passes when the test says so."""
 
-    def __init__(self):
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self):
         return self.now
@@ -46,21 +44,19 @@ def clock():
 
 @pytest.fixture
 def supervisor(tmp_path, clock):
-    with Supervisor(tmp_path / "state", clock) as made:
+    with Supervisor(tmp_path / "state", os.environ, clock) as made:
         yield made
 
 
-def child(tmp_path, code, name="child"):
-    return Child(
-        name, [sys.executable, "-c", code], dict(os.environ), tmp_path / f"{name}.log", tmp_path
-    )
+def python(code):
+    return [sys.executable, "-c", code]
 
 
 def wait_for(condition):
     for _ in range(2000):
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(0.01)
     raise AssertionError("waited in vain")
 
@@ -72,59 +68,34 @@ def alive(pid):
         return False
 
 
-def test_an_end_is_reported_and_followed_by_a_restart(tmp_path, supervisor, clock):
-    supervisor.start(child(tmp_path, "print('bye'); raise SystemExit(7)"))
-    (ended,) = wait_for(supervisor.watch)
-    assert ended.name == "child"
-    assert ended.code == 7
-    assert ended.restart_in == 1.0
-    assert ended.output == "bye\n"
-    assert not supervisor.is_running("child")
-    clock.now += 0.9
-    assert supervisor.watch() == []
-    assert supervisor.pid("child") is None
-    clock.now += 0.2
-    assert supervisor.watch() == []
-    assert supervisor.pid("child") is not None
-
-
-def test_waits_double_up_to_a_limit_and_begin_again_after_a_long_life(tmp_path, supervisor, clock):
-    supervisor.start(child(tmp_path, "raise SystemExit(1)"))
+def test_a_child_that_ends_is_restarted_after_a_wait_that_doubles(supervisor, clock):
+    supervisor.start("child", python("print('bye'); raise SystemExit(7)"))
     waits = []
     for _ in range(6):
         (ended,) = wait_for(supervisor.watch)
+        assert (ended.name, ended.code, ended.output) == ("child", 7, "bye\n")
         waits.append(ended.restart_in)
-        clock.now += ended.restart_in
-        assert supervisor.watch() == []
+        clock.now += ended.restart_in - 0.1
+        assert supervisor.watch() == [] and supervisor.pid("child") is None
+        clock.now += 0.2
+        assert supervisor.watch() == [] and supervisor.pid("child") is not None
     assert waits == [1, 2, 4, 8, 15, 15]
+
     clock.now += supervise.LONG_LIFE
     (ended,) = wait_for(supervisor.watch)
     assert ended.restart_in == 1
 
 
-def test_a_killed_child_is_restarted(tmp_path, supervisor, clock):
-    supervisor.start(child(tmp_path, SLEEP))
-    first = supervisor.pid("child")
-    supervisor.kill("child")
-    (ended,) = wait_for(supervisor.watch)
-    assert ended.code == -signal.SIGKILL
-    clock.now += 1
-    supervisor.watch()
-    assert supervisor.is_running("child")
-    assert supervisor.pid("child") != first
-
-
 def test_a_program_that_vanished_is_waited_for(tmp_path, supervisor, clock):
     program = tmp_path / "program"
-    program.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
+    program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
-    supervisor.start(Child("child", [str(program)], dict(os.environ), tmp_path / "log", tmp_path))
+    supervisor.start("child", [str(program)])
     wait_for(supervisor.watch)
     program.rename(tmp_path / "away")
     clock.now += 1
     (ended,) = supervisor.watch()
     assert ended.code == 127
-    assert "No such file" in ended.output
     (tmp_path / "away").rename(program)
     clock.now += 2
     assert supervisor.watch() == []
@@ -132,81 +103,70 @@ def test_a_program_that_vanished_is_waited_for(tmp_path, supervisor, clock):
 
 
 def test_what_cannot_be_started_is_refused(tmp_path, supervisor):
-    with pytest.raises(RunError, match="cannot start 'child'"):
-        supervisor.start(Child("child", [str(tmp_path / "none")], {}, tmp_path / "log", tmp_path))
-    supervisor.start(child(tmp_path, SLEEP, "one"))
-    with pytest.raises(RunError, match="runs already"):
-        supervisor.start(child(tmp_path, SLEEP, "one"))
-
-
-def test_stop_ends_all_even_those_that_ignore_sigterm(tmp_path):
-    with Supervisor(tmp_path / "state") as supervisor:
-        supervisor.start(child(tmp_path, SLEEP, "sleeps"))
-        supervisor.start(child(tmp_path, STUBBORN, "stubborn"))
-        wait_for(lambda: "up" in supervisor.output("stubborn"))
-        pids = [supervisor.pid("sleeps"), supervisor.pid("stubborn")]
-        supervisor.stop(grace=0.3)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "ended and reaped"
-    supervisor.stop()
-
-
-def test_stop_ends_children_of_children(tmp_path):
-    with Supervisor(tmp_path / "state") as supervisor:
-        supervisor.start(child(tmp_path, FORKS))
-        wait_for(lambda: "up" in supervisor.output("child"))
-        pids = [int(word) for word in supervisor.output("child").split()[1:]]
-        assert all(alive(pid) for pid in pids)
-        supervisor.stop(grace=0.3)
-        assert not any(alive(pid) for pid in pids)
-
-
-def test_children_of_a_child_that_died_are_ended_before_its_restart(tmp_path, clock, monkeypatch):
-    with Supervisor(tmp_path / "state", clock) as supervisor:
-        supervisor.start(
-            child(tmp_path, FORKS.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "pass"))
-        )
-        wait_for(lambda: "up" in supervisor.output("child"))
-        inner, escaped = (int(word) for word in supervisor.output("child").split()[1:])
-        os.kill(supervisor.pid("child"), signal.SIGKILL)
-        wait_for(supervisor.watch)
-        assert not alive(inner)
-    assert not alive(escaped)
-
-
-def test_one_supervisor_a_folder(tmp_path, supervisor):
+    with pytest.raises(RunError, match="child"):
+        supervisor.start("child", [str(tmp_path / "none")])
+    supervisor.start("one", python(SLEEP))
+    with pytest.raises(RunError, match="one"):
+        supervisor.start("one", python(SLEEP))
     with pytest.raises(RunError, match="in use"):
-        Supervisor(tmp_path / "state")
+        Supervisor(tmp_path / "state", {})
+
+
+def test_stop_ends_all_even_children_of_children_that_ignore_sigterm(supervisor):
+    supervisor.start("child", python(FORKS))
+    wait_for(lambda: "up" in supervisor.output("child"))
+    pids = [supervisor.pid("child"), *map(int, supervisor.output("child").split()[1:])]
+    assert all(map(alive, pids))
+    supervisor.stop(grace=0.1)
+    assert not any(map(alive, pids))
+    assert not Path(f"/proc/{pids[0]}").exists(), "reaped"
+
+
+def test_children_of_a_killed_child_are_ended_before_its_restart(supervisor, clock):
+    supervisor.start("other", python(SLEEP))
+    supervisor.start("child", python(FORKS.replace("signal.SIG_IGN", "signal.SIG_DFL")))
+    wait_for(lambda: "up" in supervisor.output("child"))
+    pids = [int(word) for word in supervisor.output("child").split()[1:]]
+    supervisor.kill("child")
+    (ended,) = wait_for(supervisor.watch)
+    assert ended.code == -signal.SIGKILL
+    assert not any(map(alive, pids)) and supervisor.is_running("other")
 
 
 def test_what_a_killed_supervisor_left_is_ended_by_the_next(tmp_path):
     code = f"""
 import os, sys, time
 from pathlib import Path
-from fedtailor.deployment.supervise import Child, Supervisor
-folder = Path({str(tmp_path)!r})
-supervisor = Supervisor(folder / "state")
-supervisor.start(Child("c", [sys.executable, "-c", {SLEEP!r}], dict(os.environ), folder / "log", folder))
+from fedtailor.deployment.supervise import Supervisor
+supervisor = Supervisor(Path({str(tmp_path)!r}), os.environ)
+supervisor.start("c", [sys.executable, "-c", {SLEEP!r}])
 print(supervisor.pid("c"), flush=True)
 time.sleep(600)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    process = subprocess.Popen(python(code), stdout=subprocess.PIPE)
     pid = int(process.stdout.readline())
     process.kill()
     process.wait()
     process.stdout.close()
     assert alive(pid)
-    with Supervisor(tmp_path / "state"):
+    with Supervisor(tmp_path, os.environ):
         assert not alive(pid)
 
 
-def test_logs_are_appended_and_limited(tmp_path, supervisor, clock, monkeypatch):
+def test_logs_are_appended_and_limited(tmp_path, supervisor, monkeypatch):
     monkeypatch.setattr(supervise, "LARGEST_LOG", 2000)
-    (tmp_path / "child.log").write_text("before\n")
-    code = "import sys, time\nprint('x' * 3000, flush=True)\nwhile True:\n print('later', flush=True)\n time.sleep(0.01)"
-    supervisor.start(child(tmp_path, code))
-    moved = tmp_path / "child.log.1"
+    log = tmp_path / "state" / "child.log"
+    log.write_text("before\n")
+    loop = "while True:\n print('later', flush=True)\n time.sleep(0.01)"
+    supervisor.start("child", python(f"import time\nprint('x' * 3000, flush=True)\n{loop}"))
+    moved = log.with_name("child.log.1")
     wait_for(lambda: supervisor.watch() == [] and moved.exists())
     assert moved.read_text().startswith("before\nxxx")
     wait_for(lambda: "later" in supervisor.output("child"))
-    assert "xxx" not in (tmp_path / "child.log").read_text()
-    assert "before" not in supervisor.output("child")
+    assert "xxx" not in log.read_text() and "before" not in supervisor.output("child")
+
+
+def test_the_log_for_people_has_times_and_survives_a_full_disk(tmp_path):
+    LogFile(tmp_path / "logs" / "x.log").write("all is\nwell")
+    assert (tmp_path / "logs" / "x.log").read_text().endswith("  all is well\n")
+    LogFile(Path("/dev/full")).write("lost")

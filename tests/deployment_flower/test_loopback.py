@@ -40,7 +40,7 @@ class Deployment:
         for number in range(SITES):
             make_node_key(folder / f"site{number}" / "node")
             keys[f"site{number}"] = folder / f"site{number}" / "node.pub"
-        self.port = processes._free_port()
+        self.port = processes.free_port()
         self.server = ServerProcesses(folder / "server", folder / "server", "127.0.0.1", self.port)
         self.sites = []
         self.keys = keys

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
 from fedtailor import __version__
-from fedtailor.deployment.attendance import read_attendance
+from fedtailor.deployment.federation_folder import read_attendance
 from fedtailor.deployment.keys import make_node_key, make_server_keys
 from real_sites import PROGRAMS, Command, Deployment, free_port, left_of, wait
 from sites import VALUES, World, divide_digits, write_arrays

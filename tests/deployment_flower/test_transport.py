@@ -14,9 +14,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.flower.records import pack, unpack
 from fedtailor.deployment.flower.transport import GridTransport
-from fedtailor.deployment.transport import SiteFailure
 
 NODES = {0: 100, 1: 101}
 

@@ -129,8 +129,7 @@ def remove(
 def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
     """List the registered sites, and when each was last heard of."""
     from fedtailor.cli.show.deploy import show_sites
-    from fedtailor.deployment.attendance import read_attendance
-    from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.federation_folder import FederationFolder, read_attendance
 
     place = FederationFolder(Path(folder))
     registered = place.sites()

@@ -28,10 +28,10 @@ def serve(
     """
     import shlex
 
-    from fedtailor.cli.show.serve import ServeMessages, show_finished
+    from fedtailor.cli.show.serve import ServeOutput, show_finished
     from fedtailor.deployment.run_server import has_finished, run_server
 
-    messages = ServeMessages()
+    messages = ServeOutput()
     try:
         result = run_server(Path(folder), messages, new=new)
     except KeyboardInterrupt:

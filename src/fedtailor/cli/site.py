@@ -100,13 +100,14 @@ def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
 @site_app.command("start", cls=Command)
 def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """Connect the site, and keep it connected until Ctrl-C."""
+    import functools
     import shlex
 
-    from fedtailor.cli.show.site import SiteMessages
+    from fedtailor.cli.show.site import show_sentence
     from fedtailor.deployment.run_site import run_site
 
     try:
-        run_site(Path(folder), SiteMessages(json=json))
+        run_site(Path(folder), functools.partial(show_sentence, json=json))
     except KeyboardInterrupt:
         message = f"stopped. To connect again: fedtailor site start {shlex.quote(folder)}"
         raise Interrupted(message, path=folder) from None
@@ -115,16 +116,15 @@ def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
 @site_app.command("leaves", cls=Command)
 def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """Print what has left this site so far, from its log of all messages."""
-    from fedtailor.deployment.audit import broken_line, page, write_page
+    from fedtailor.deployment.audit import broken_line, page
     from fedtailor.deployment.options import load_site
 
     place = Path(folder)
     options = load_site(place)
-    path = write_page(place, options.name, options.share)
     text = page(place, options.name, options.share)
 
     if json:
-        print_json({"page": str(path), "text": text, "complete": broken_line(place) is None})
+        print_json({"text": text, "complete": broken_line(place) is None})
     else:
         print(text, end="")  # noqa: T201  # data on stdout
 

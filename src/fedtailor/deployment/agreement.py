@@ -25,10 +25,9 @@ from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.moments import Moments, merge_moments, normalization_of
 from fedtailor.deployment.envelope import Envelope
-from fedtailor.deployment.exchange import Exchange
+from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, Plan
-from fedtailor.deployment.transport import SiteFailure
 from fedtailor.deployment.wire import whole, wrong
 from fedtailor.experiment.assembly import make_algorithm, resolved
 from fedtailor.experiment.config import Config

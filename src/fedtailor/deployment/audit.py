@@ -20,7 +20,6 @@ from fedtailor.core.reading import read_lines
 from fedtailor.deployment.envelope import Envelope
 
 AUDIT_FILE = "audit.jsonl"
-PAGE_FILE = "what-leaves.md"
 _NAMED = ("kind", "run", "round", "attempt")
 """What a line repeats of the head of a message."""
 
@@ -82,13 +81,6 @@ def broken_line(folder: Path) -> int | None:
         previous = hashlib.sha256(raw).hexdigest()
 
     return None
-
-
-def write_page(folder: Path, name: str, share: tuple[str, ...]) -> Path:
-    """Write the page "what leaves this site" from the log, and return where it is."""
-    path = folder / PAGE_FILE
-    path.write_text(page(folder, name, share), encoding="utf-8")
-    return path
 
 
 def page(folder: Path, name: str, share: tuple[str, ...]) -> str:

@@ -5,10 +5,8 @@ them.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from fedtailor.core.reading import read_object
 from fedtailor.data.division import divide
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
 from fedtailor.deployment.options import FEDERATION_FILE
 from fedtailor.experiment.records import refuse_existing
@@ -67,9 +66,9 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
         RunError: Flower is missing, or a process fails.
     """
     refuse_existing(folder)
-    _refuse_missing_flower()
+    require_flower()
     folder.mkdir(parents=True, exist_ok=True)
-    server = prepare(folder, rounds=rounds, port=_free_port())
+    server = prepare(folder, rounds=rounds, port=free_port())
     say(f"a server and {len(SITES)} sites, each with its own data and key: {', '.join(SITES)}")
 
     with contextlib.ExitStack() as stack:
@@ -154,17 +153,3 @@ def _command(arguments: list[str], log: Path) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _refuse_missing_flower() -> None:
-    if not os.access(Path(sys.executable).parent / "flower-superlink", os.X_OK):
-        message = (
-            "the demonstration needs Flower: make demo-sites, or pip install 'fedtailor[flower]'."
-        )
-        raise RunError(message, key="flower")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,21 +1,49 @@
-"""One exchange with the sites: send a request to each, wait for the answers, and know when to wait
-no longer.
-"""
+"""One exchange with the sites: send a request to each, wait for answers, and know when to stop."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 from fedtailor.core.errors import one_line
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import DeployOptions
-from fedtailor.deployment.transport import SiteFailure, Transport
 
 _POLL = 0.5
-"""Seconds that one look at the transport takes at most."""
+"""Most seconds that one look at the transport takes."""
+
+
+class SiteFailure(NamedTuple):
+    """A request that got no usable reply."""
+
+    kind: Literal["unavailable", "failed"]
+    """``unavailable``: the site is not connected, or was lost. ``failed``: it answered, but not
+    with a message."""
+    text: str
+    """What happened, in one line."""
+
+
+class Transport(Protocol):
+    """Carries messages between the server and the sites, which are known by client number."""
+
+    def send(self, requests: Mapping[int, Envelope]) -> None:
+        """Send a request to each client.
+
+        A client may be asked again before it has answered. The reply to any of its requests since
+        :meth:`forget` counts; once one has arrived, the replies to the others are dropped.
+        """
+
+    def receive(self, seconds: float) -> list[tuple[int, Envelope | SiteFailure]]:
+        """Return the replies that have arrived, by client; wait at most ``seconds`` for one."""
+
+    def forget(self) -> None:
+        """Drop all later replies to what was sent so far."""
+
+    def online(self) -> set[int]:
+        """Return the clients whose sites are connected."""
 
 
 @dataclass
@@ -39,7 +67,7 @@ class Exchange:
         options: DeployOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
-        look: Callable[[Attendance], None] = lambda attendance: None,
+        notify: Callable[[Attendance], None] = lambda attendance: None,
     ) -> None:
         """Use a transport.
 
@@ -47,12 +75,12 @@ class Exchange:
             transport: carries the messages.
             options: how long to wait.
             clock: gives seconds.
-            look: is called with who is there, whenever that may have changed.
+            notify: is called with who is there, whenever that may have changed.
         """
         self._transport = transport
         self._options = options
         self._clock = clock
-        self._look = look
+        self._notify = notify
         self.attendance = Attendance()
 
     def ask(
@@ -64,97 +92,93 @@ class Exchange:
     ) -> dict[int, Envelope | SiteFailure]:
         """Return the answer of every site that gave one in time, in the order of the sites.
 
-        The exchange ends when all have answered; or at the quorum and ``grace`` seconds later; or
-        at the deadline. But it does not end before ``needed`` sites have answered: a deployment
-        waits where a simulation would stop.
+        The exchange ends when all have answered, or ``grace`` seconds after the quorum, or at the
+        deadline. But it does not end before ``needed`` sites have answered: a deployment waits
+        where a simulation would stop.
 
         Args:
             requests: by the number of the site.
-            needed: answers without which there is no point in going on.
+            needed: answers without which the run cannot continue.
             accept: whether an answer belongs to the request; others are dropped.
         """
-        options = self._options
-        start = self._clock()
         self._transport.forget()
         self._transport.send(requests)
         self.attendance.waiting = dict.fromkeys(requests, time.time())
-        answers: dict[int, Envelope | SiteFailure] = {}
-        quorum = max(needed, math.ceil(options.quorum * len(requests) - 1e-9))
-        repeats = _Repeats(requests, options.resend, start)
-        at_quorum: float | None = None
+        patience = _Patience(self._options, len(requests), needed, self._clock())
+        repeats = _Repeats(requests, self._options.resend, self._clock())
+        answers: dict[int, Envelope] = {}
+        failures: dict[int, SiteFailure] = {}
 
-        while self._waiting(requests, answers):
-            self._look(self.attendance)
+        while len(answers) < len(requests):
+            self._notify(self.attendance)
             now = self._clock()
-            answered = sum(isinstance(each, Envelope) for each in answers.values())
-            if answered >= quorum and at_quorum is None:
-                at_quorum = now
-
-            is_over = now - start >= options.deadline or (
-                at_quorum is not None and now - at_quorum >= options.grace
-            )
-            if is_over and answered >= min(needed, len(requests)):
+            if patience.is_over(len(answers), now):
                 break
 
-            again = repeats.due(self._waiting(requests, answers), now)
-            if again:
-                self._transport.send({client: requests[client] for client in again})
+            # Requests can be lost, so silent sites are asked again.
+            due = repeats.take_due([client for client in requests if client not in answers], now)
+            if due:
+                self._transport.send({client: requests[client] for client in due})
 
-            for client, answer in self._transport.receive(_POLL):
-                if client in requests and not self._enter(client, answer, answers, accept):
+            for client, reply in self._transport.receive(_POLL):
+                if client not in requests:
+                    continue
+                if isinstance(reply, Envelope) and accept(client, reply):
+                    answers[client] = reply
+                    self._note_answer(client)
+                elif self._is_lost(client, reply, failures):
                     repeats.hasten(client, self._clock())
 
         self._transport.forget()
         self.attendance.waiting = {}
-        self._look(self.attendance)
-        return {client: answers[client] for client in requests if client in answers}
+        self._notify(self.attendance)
+        replies: dict[int, Envelope | SiteFailure] = {**failures, **answers}
+        return {client: replies[client] for client in requests if client in replies}
 
-    def _enter(
-        self,
-        client: int,
-        answer: Envelope | SiteFailure,
-        answers: dict[int, Envelope | SiteFailure],
-        accept: Callable[[int, Envelope], bool],
-    ) -> bool:
-        """Enter an answer; a failure only where there is no better one, and not if the site may
-        still answer.
-
-        Return whether it was entered, or is of no interest; False if the request was lost.
-        """
-        if isinstance(answer, SiteFailure):
-            self.attendance.failures[client] = answer.text
-            if answer.kind == "failed":
-                answers.setdefault(client, answer)
-            return False
-
-        if not accept(client, answer):
-            if (
-                "failed" in answer.head
-            ):  # nobody at the site could read the request; it is sent again
-                self.attendance.failures[client] = one_line(str(answer.head["failed"]))
-                return False
-
-            return True
-
-        answers[client] = answer
+    def _note_answer(self, client: int) -> None:
         self.attendance.heard[client] = time.time()
         self.attendance.waiting.pop(client, None)
         self.attendance.failures.pop(client, None)
 
-        return True
+    def _is_lost(
+        self, client: int, reply: Envelope | SiteFailure, failures: dict[int, SiteFailure]
+    ) -> bool:
+        """Return whether a request was lost, and note why; a site that failed may still answer."""
+        if isinstance(reply, SiteFailure):
+            self.attendance.failures[client] = reply.text
+            if reply.kind == "failed":
+                failures.setdefault(client, reply)
+            return True
 
-    def _waiting(
-        self, requests: Mapping[int, Envelope], answers: Mapping[int, Envelope | SiteFailure]
-    ) -> Collection[int]:
-        """Return the sites that may still answer."""
-        return [client for client in requests if not isinstance(answers.get(client), Envelope)]
+        # At the site, nobody could read the request. Other answers belong to older requests.
+        if "failed" in reply.head:
+            self.attendance.failures[client] = one_line(str(reply.head["failed"]))
+            return True
+        return False
+
+
+class _Patience:
+    """For how long an exchange waits: until the deadline, or the grace after the quorum."""
+
+    def __init__(self, options: DeployOptions, asked: int, needed: int, now: float) -> None:
+        self._options = options
+        self._needed = min(needed, asked)
+        self._quorum = max(needed, math.ceil(options.quorum * asked - 1e-9))
+        self._end = now + options.deadline
+        self._has_quorum = False
+
+    def is_over(self, answered: int, now: float) -> bool:
+        if answered >= self._quorum and not self._has_quorum:
+            self._has_quorum = True
+            self._end = min(self._end, now + self._options.grace)
+        return now >= self._end and answered >= self._needed
 
 
 class _Repeats:
     """When requests are sent again.
 
     Each time, the wait doubles: a site that works for long must not find a queue of repeats when it
-    is done. It starts anew if the request is known to be lost.
+    is done. The wait starts again at the first if the request is known to be lost.
     """
 
     def __init__(self, clients: Iterable[int], wait: float, now: float) -> None:
@@ -162,13 +186,13 @@ class _Repeats:
         self._waits = dict.fromkeys(clients, wait)
         self._due = dict.fromkeys(clients, now + wait)
 
-    def due(self, waiting: Iterable[int], now: float) -> list[int]:
-        """Return the sites to ask again now."""
-        found = [client for client in waiting if now >= self._due[client]]
-        for client in found:
+    def take_due(self, clients: Iterable[int], now: float) -> list[int]:
+        """Return the sites to ask again now, and set when each is due next."""
+        due = [client for client in clients if now >= self._due[client]]
+        for client in due:
             self._waits[client] *= 2
             self._due[client] = now + self._waits[client]
-        return found
+        return due
 
     def hasten(self, client: int, now: float) -> None:
         """Note that the request to a site was lost."""

@@ -1,20 +1,33 @@
-"""The folder of a server: ``federation.toml``, who is registered, and the runs. No torch."""
+"""The folder of a server: ``federation.toml``, who is registered, the runs, and who is there.
+
+No torch, because several commands only look at it.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean
-from fedtailor.core.reading import damaged, read_json
+from fedtailor.core.process import lives, this_process
+from fedtailor.core.reading import damaged, read_object
 from fedtailor.deployment.options import FEDERATION_FILE
 from fedtailor.experiment.records import holds_run
 
 SITES_FILE = "sites.json"
+ATTENDANCE_FILE = "attendance.json"
+"""Who is there: the process of the round loop writes it, others read it."""
+SERVING_FILE = "serving.json"
+"""What the process of the round loop is to do: the run, and the nodes of the sites."""
+APP_FILE = "app.json"
+"""Which process runs the round loop."""
+OUTCOME_FILE = "outcome.json"
+"""How it ended."""
 RUNS = "runs"
 """Folder of the runs."""
 _RUN = re.compile(r"\d{4,}")
@@ -42,12 +55,10 @@ class FederationFolder:
         """
         self.path = path
         if not (path / FEDERATION_FILE).is_file():
-            message = (
-                f"'{path}' holds no {FEDERATION_FILE}: make a folder with 'fedtailor deploy init'."
-            )
-            raise ConfigError(
-                message, key="folder", path=str(path), allowed=FEDERATION_FILE, got="none"
-            )
+            hint = "make a folder with 'fedtailor deploy init'"
+            message = f"'{path}' holds no {FEDERATION_FILE}: {hint}."
+            allowed = FEDERATION_FILE
+            raise ConfigError(message, key="folder", path=str(path), allowed=allowed, got="none")
 
     def sites(self) -> list[Registered]:
         """Return the registered sites, in the order of a run: by name, new ones last.
@@ -59,16 +70,15 @@ class FederationFolder:
         if not path.is_file():
             return []
 
-        record = read_json(path, within=self.path)
+        sites = []
         try:
-            found = [
-                Registered(str(each["name"]), str(each["key"]), bool(each["new"]))
-                for each in record["sites"]
-            ]
+            for record in read_object(path, within=self.path)["sites"]:
+                site = Registered(str(record["name"]), str(record["key"]), bool(record["new"]))
+                sites.append(site)
         except (KeyError, TypeError) as reason:
             raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
-        return sorted(found, key=lambda site: (site.new, site.name))
+        return sorted(sites, key=lambda site: (site.new, site.name))
 
     def register(self, site: Registered) -> None:
         """Add a site; it belongs to the runs that begin after this.
@@ -76,21 +86,18 @@ class FederationFolder:
         Raises:
             ConfigError: the name or the key is taken, or the name is not usable.
         """
-        known = self.sites()
+        sites = self.sites()
         check_name(site.name)
-        for other in known:
+        for other in sites:
             if other.name == site.name:
                 message = f"there is a site '{site.name}' already: choose another name."
                 raise ConfigError(message, key="name", allowed="a new name", got=site.name)
 
             if other.key.split()[:2] == site.key.split()[:2]:
-                message = (
-                    f"this key is that of site '{other.name}' already: every site makes its own."
-                )
+                message = f"this key is that of site '{other.name}': every site makes its own."
                 raise ConfigError(message, key="key", allowed="a new key", got=other.name)
 
-        record = {"sites": [each._asdict() for each in [*known, site]]}
-        write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
+        self._write_sites([*sites, site])
 
     def remove(self, name: str) -> None:
         """Remove a site: it cannot connect any more once the server has been started again.
@@ -98,29 +105,30 @@ class FederationFolder:
         Raises:
             ConfigError: there is no such site.
         """
-        known = self.sites()
-        kept = [each for each in known if each.name != name]
-        if len(kept) == len(known):
-            allowed = ", ".join(each.name for each in known) or "none"
-            hint = did_you_mean(name, [each.name for each in known]) or "."
-            message = f"there is no site '{name}'{hint} Registered: {allowed}."
-            raise ConfigError(message, key="name", allowed=allowed, got=name)
+        sites = self.sites()
+        names = [site.name for site in sites]
+        if name not in names:
+            registered = ", ".join(names) or "none"
+            hint = did_you_mean(name, names) or "."
+            message = f"there is no site '{name}'{hint} Registered: {registered}."
+            raise ConfigError(message, key="name", allowed=registered, got=name)
 
-        write_whole(
-            self.path / SITES_FILE,
-            to_json({"sites": [each._asdict() for each in kept]}, indent=2) + "\n",
-        )
+        self._write_sites([site for site in sites if site.name != name])
 
     def runs(self) -> list[Path]:
         """Return the folders of the runs, the oldest first."""
         place = self.path / RUNS
-        found = sorted(place.iterdir()) if place.is_dir() else []
-        return [path for path in found if _RUN.fullmatch(path.name) and holds_run(path)]
+        paths = sorted(place.iterdir()) if place.is_dir() else []
+        return [path for path in paths if _RUN.fullmatch(path.name) and holds_run(path)]
 
     def next_run(self) -> Path:
         """Return the folder for the next run, which does not exist yet."""
         numbers = [int(path.name) for path in self.runs()]
         return self.path / RUNS / f"{max(numbers, default=0) + 1:04d}"
+
+    def _write_sites(self, sites: Sequence[Registered]) -> None:
+        record = {"sites": [site._asdict() for site in sites]}
+        write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
 
 
 def check_name(name: str) -> None:
@@ -130,7 +138,8 @@ def check_name(name: str) -> None:
         ConfigError: it is not usable.
     """
     if not name.strip() or len(name) > _LONGEST_NAME or safe_name(name) != name:
-        allowed = f"1 to {_LONGEST_NAME} of the characters a-z A-Z 0-9 _ - . ~, without a dot at the start"
+        characters = "the characters a-z A-Z 0-9 _ - . ~, without a dot at the start"
+        allowed = f"1 to {_LONGEST_NAME} of {characters}"
         message = f"the name of a site must be {allowed}, got {name!r:.120}{_similar_name(name)}"
         raise ConfigError(message, key="name", allowed=allowed, got=name)
 
@@ -148,18 +157,37 @@ def check_enough(sites: Sequence[Registered]) -> None:
     Raises:
         ConfigError: none of them trains.
     """
-    if not any(not site.new for site in sites):
-        message = "no site is registered that takes part in training: add one with 'fedtailor deploy add'."
+    if all(site.new for site in sites):
+        hint = "add one with 'fedtailor deploy add'"
+        message = f"no site is registered that takes part in training: {hint}."
         raise ConfigError(message, key="sites", allowed="1 or more", got=0)
 
 
-def read_members(path: Path) -> list[dict[str, Any]]:
-    """Read who takes part in a run.
+def write_attendance(folder: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write who is there, by the name of the site."""
+    record = {"process": this_process(), "time": time.time(), "sites": sites}
+    write_whole(folder / ATTENDANCE_FILE, to_json(record) + "\n")
 
-    Raises:
-        DataError: the file is missing or damaged.
+
+def read_attendance(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return who is there, by the name of the site; nothing if that is not known.
+
+    While no server runs, no site is connected, and none is waited for.
     """
-    record = read_json(path, within=path.parent)
-    if not isinstance(record, dict) or not isinstance(record.get("members"), list):
-        raise DataError(f"'{path}' is damaged: it names no members.", path=str(path))
-    return list(record["members"])
+    try:
+        record = read_object(folder / ATTENDANCE_FILE, within=folder)
+    except DataError:
+        return {}
+
+    sites = record.get("sites")
+    if not isinstance(sites, dict):
+        return {}
+
+    is_served = lives(record.get("process"))
+    attendance = {}
+    for name, site in sites.items():
+        if isinstance(site, dict):
+            absent = {} if is_served else {"online": False, "waiting_since": None}
+            attendance[str(name)] = {**site, **absent}
+
+    return attendance

@@ -16,10 +16,9 @@ from fedtailor.core.metrics import Scores
 from fedtailor.core.packing import pack_download, unpack_upload
 from fedtailor.core.roster import Roster
 from fedtailor.deployment.envelope import Envelope
-from fedtailor.deployment.exchange import Exchange
+from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.plan import Plan
 from fedtailor.deployment.state import Version
-from fedtailor.deployment.transport import SiteFailure
 from fedtailor.deployment.wire import (
     from_blob,
     head_of,

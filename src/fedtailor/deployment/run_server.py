@@ -1,11 +1,9 @@
-"""A server while it serves: Flower's processes, the process of the round loop, and what a person
-sees of both.
-"""
+"""A server while it serves: Flower's processes, the round loop, and what a person sees of both."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,28 +11,37 @@ from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
 from fedtailor.core.process import lives
 from fedtailor.core.reading import read_lines, read_object
-from fedtailor.deployment.attendance import read_attendance
-from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_enough
+from fedtailor.deployment.federation_folder import (
+    APP_FILE,
+    OUTCOME_FILE,
+    SERVING_FILE,
+    FederationFolder,
+    Registered,
+    check_enough,
+    read_attendance,
+)
+from fedtailor.deployment.flower.processes import ServerProcesses, explain
 from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
-from fedtailor.deployment.log_file import LogFile
-from fedtailor.deployment.options import FEDERATION_FILE, load_federation
-from fedtailor.deployment.server import APP_FILE, OUTCOME_FILE, SERVING_FILE
+from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
+from fedtailor.deployment.supervise import LogFile
+from fedtailor.experiment.config import load_config
 from fedtailor.experiment.records import holds_run
 
-_LOOK = 0.5
+_PAUSE = 0.5
 """Seconds between two looks at the processes."""
 _START = 120.0
 """Seconds that the process of the round loop may take to start."""
 _MOST_STARTS = 5
-"""Starts of that process without a round in between, after which there is no hope."""
+"""Starts of that process without a round in between; then the server gives up."""
 _FEWEST_DAYS = 30
+"""Days before the end of the certificate from which the server says so."""
 _ERRORS: Mapping[str, type[FedtailorError]] = {
-    each.kind: each for each in (ConfigError, DataError, RunError)
+    error.kind: error for error in (ConfigError, DataError, RunError)
 }
 
 
-class Messages(Protocol):
+class ServeObserver(Protocol):
     """What a person sees of a server."""
 
     def say(self, text: str) -> None:
@@ -50,90 +57,86 @@ class Messages(Protocol):
         """Show who is there."""
 
 
-def run_server(folder: Path, messages: Messages, *, new: bool = False) -> dict[str, Any]:
-    """Serve until the run has finished, and return its result; the last run goes on if it has not
-    finished.
+def run_server(folder: Path, observer: ServeObserver, *, new: bool = False) -> dict[str, Any]:
+    """Serve until the run has finished, and return its result.
+
+    The last run continues if it has not finished.
 
     Args:
         folder: of the server.
-        messages: are told what happens.
+        observer: is told what happens.
         new: whether to begin another run after one that has finished.
 
     Raises:
         ConfigError: the configuration is wrong, or no site is registered.
         DataError: the sites do not fit together.
-        RunError: Flower is missing or does not start, or the run cannot go on.
+        RunError: Flower is missing or does not start, or the run cannot continue.
     """
     place = FederationFolder(folder)
-    file = load_federation(folder / FEDERATION_FILE)
+    deploy = load_federation(folder / FEDERATION_FILE).deploy
     sites = place.sites()
     check_enough(sites)
     run = _choose_run(place, new=new)
-    log = LogFile(folder / "logs" / "serve.log")
-    told = _Logged(messages, log)
-    _note_changes(folder, run, told)
-    finished = _result_of(run)
+    logged = _Logged(observer, LogFile(folder / "logs" / "serve.log"))
 
-    if finished is not None:
-        told.say(f"the last run has finished: '{run}'. To begin another: --new.")
-        return finished
+    _say_changes(folder, run, logged)
+    result = _result_of(run)
+    if result is not None:
+        logged.say(f"the last run has finished: '{run}'. To begin another: --new.")
+        return result
 
-    from fedtailor.deployment.flower.processes import ServerProcesses, explain
-
-    options = file.deploy
     days = days_left(folder / KEYS / SERVER_CERTIFICATE)
     if days < _FEWEST_DAYS:
-        told.say(
-            f"the server's certificate ends in {days:.0f} days: fedtailor deploy renew {folder}"
-        )
+        hint = f"fedtailor deploy renew {folder}"
+        logged.say(f"the server's certificate ends in {days:.0f} days: {hint}")
 
-    processes = ServerProcesses(
-        folder / "flower", folder / KEYS, options.listening_address, options.port
-    )
+    host = deploy.listening_address
+    processes = ServerProcesses(folder / "flower", folder / KEYS, host, deploy.port)
     try:
-        told.say(f"starting the server on {options.listening_address}, port {options.port}")
+        logged.say(f"starting the server on {host}, port {deploy.port}")
         processes.start()
         nodes = processes.register(_key_files(folder / "flower" / "sites", sites))
-        told.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
-        watcher = _Watcher(folder, run, told)
-        app = _App(folder, run, processes, nodes)
-        app.start()
-
-        while True:
-            for ended in processes.watch():
-                told.say(f"{explain(ended)}; it is started again")
-
-            watcher.look()
-            outcome = app.outcome()
-            if outcome is not None:
-                watcher.look()
-                return _finish(outcome)
-
-            if app.has_died():
-                told.say(
-                    "the process of the round loop has ended: it is started again, and goes on"
-                )
-                app.start_again(watcher.rounds)
-
-            time.sleep(_LOOK)
+        logged.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
+        return _serve(_RoundLoop(folder, run, processes, nodes), logged)
     finally:
         processes.stop()
 
 
-def _note_changes(folder: Path, run: Path, messages: Messages) -> None:
-    """Say if federation.toml was changed since the run began, for only ``[deploy]`` counts then."""
-    begun = run / FEDERATION_FILE
-    if begun.is_file() and begun.read_bytes() != (folder / FEDERATION_FILE).read_bytes():
-        messages.say(
-            f"{FEDERATION_FILE} was changed since this run began. The run goes on as it began, but for [deploy]; the "
-            "next run takes the changes."
-        )
+def _serve(loop: _RoundLoop, observer: ServeObserver) -> dict[str, Any]:
+    """Keep the round loop running until it has an outcome, and return its result."""
+    watcher = _Watcher(loop.folder, loop.run, observer)
+    loop.start()
+    while True:
+        for ended in loop.processes.watch():
+            observer.say(f"{explain(ended)}; it is started again")
+
+        # First the outcome, so that everything before it is shown.
+        outcome = loop.outcome()
+        watcher.show_news()
+        if outcome is not None:
+            return _result_or_error(outcome)
+
+        if loop.has_died():
+            observer.say("the process of the round loop has ended: it is started again")
+            loop.start_again(watcher.rounds)
+
+        time.sleep(_PAUSE)
 
 
 def has_finished(folder: Path) -> bool:
     """Return whether the last run of a server's folder has finished; False if there is none."""
-    known = FederationFolder(folder).runs()
-    return bool(known) and _result_of(known[-1]) is not None
+    runs = FederationFolder(folder).runs()
+    return bool(runs) and _result_of(runs[-1]) is not None
+
+
+def _say_changes(folder: Path, run: Path, observer: ServeObserver) -> None:
+    """Say if federation.toml was changed since the run began, for only ``[deploy]`` counts then."""
+    begun = run / FEDERATION_FILE
+    if begun.is_file() and begun.read_bytes() != (folder / FEDERATION_FILE).read_bytes():
+        observer.say(
+            f"{FEDERATION_FILE} was changed since this run began. The run continues as it began, "
+            "but for [deploy]; the next run takes the changes."
+        )
 
 
 def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:
@@ -143,6 +146,7 @@ def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:
     for site in sites:
         files[site.name] = folder / f"{site.name}.pub"
         write_whole(files[site.name], site.key + "\n")
+
     return files
 
 
@@ -152,15 +156,14 @@ def _choose_run(place: FederationFolder, *, new: bool) -> Path:
     Raises:
         ConfigError: a new run is asked for, and the last one has not finished.
     """
-    known = place.runs()
-    if not known:
-        return place.next_run()
-    if not new:
-        return known[-1]
+    runs = place.runs()
+    if runs and not new:
+        return runs[-1]
 
-    if _result_of(known[-1]) is None:
-        message = f"'{known[-1]}' has not finished: go on without --new, or move its folder away."
-        raise ConfigError(message, key="new", path=str(known[-1]))
+    if runs and _result_of(runs[-1]) is None:
+        hint = "continue it without --new, or move its folder away"
+        message = f"'{runs[-1]}' has not finished: {hint}."
+        raise ConfigError(message, key="new", path=str(runs[-1]))
 
     return place.next_run()
 
@@ -171,52 +174,53 @@ def _result_of(run: Path) -> dict[str, Any] | None:
     return {**read_object(run / "result.json", within=run), "run": str(run)}
 
 
-def _finish(outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _result_or_error(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of an outcome.
 
     Raises:
-        FedtailorError: the run could not go on.
+        FedtailorError: the run could not continue.
     """
     error = outcome.get("error")
     if error is None:
         return dict(outcome["result"])
 
-    raise _ERRORS.get(str(error.get("kind")), RunError)(
-        str(error.get("message")),
-        key=error.get("key"),
-        path=error.get("path"),
-        allowed=error.get("allowed"),
-        got=error.get("got"),
-    )
+    cls = _ERRORS.get(str(error.get("kind")), RunError)
+    details = {name: error.get(name) for name in ("key", "path", "allowed", "got")}
+    raise cls(str(error.get("message")), **details)
 
 
-class _App:
-    """The process of the round loop, which Flower starts."""
+class _RoundLoop:
+    """The process of the round loop, which Flower starts.
 
-    def __init__(self, folder: Path, run: Path, processes: Any, nodes: Mapping[str, int]) -> None:
-        self._folder = folder
-        self._run = run
-        self._processes = processes
+    Both sides write files into the folder of the server: here what to do, there who does it, and
+    how it ended.
+    """
+
+    def __init__(
+        self, folder: Path, run: Path, processes: ServerProcesses, nodes: Mapping[str, int]
+    ) -> None:
+        self.folder = folder
+        self.run = run
+        self.processes = processes
         self._nodes = nodes
         self._submission = 0
         self._starts = 0
         self._rounds = -1
         self._started = 0.0
-        self._flower_id = ""
 
     def start(self) -> None:
         """Ask Flower to start it."""
         self._submission += 1
         for name in (APP_FILE, OUTCOME_FILE):
-            discard(self._folder / name)
+            discard(self.folder / name)
 
         serving = {
             "submission": self._submission,
-            "run": self._run.name,
+            "run": self.run.name,
             "nodes": {name: str(node) for name, node in self._nodes.items()},
         }
-        write_whole(self._folder / SERVING_FILE, to_json(serving) + "\n")
-        self._flower_id = self._processes.submit(self._folder)
+        write_whole(self.folder / SERVING_FILE, to_json(serving) + "\n")
+        self.processes.submit(self.folder)
         self._started = time.monotonic()
 
     def start_again(self, rounds: int) -> None:
@@ -228,26 +232,28 @@ class _App:
         self._starts = 1 if rounds > self._rounds else self._starts + 1
         self._rounds = rounds
         if self._starts > _MOST_STARTS:
-            log = self._folder / "flower" / "superexec.log"
-            message = f"the process of the round loop has ended {self._starts} times without a round: see '{log}'."
+            log = self.folder / "flower" / "superexec.log"
+            times = f"{self._starts} times without a round"
+            message = f"the process of the round loop has ended {times}: see '{log}'."
             raise RunError(message, path=str(log))
+
         self.start()
 
     def outcome(self) -> Mapping[str, Any] | None:
         """Return how it ended; None if it has not ended by itself."""
-        found = self._read(OUTCOME_FILE)
-        return found if found.get("submission") == self._submission else None
+        outcome = self._read(OUTCOME_FILE)
+        return outcome if outcome.get("submission") == self._submission else None
 
     def has_died(self) -> bool:
         """Return whether it has ended without an outcome."""
-        found = self._read(APP_FILE)
-        if found.get("submission") == self._submission:
-            return not lives(found.get("process")) and self.outcome() is None
+        app = self._read(APP_FILE)
+        if app.get("submission") == self._submission:
+            return not lives(app.get("process")) and self.outcome() is None
         return time.monotonic() - self._started > _START
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            return read_object(self._folder / name, within=self._folder)
+            return read_object(self.folder / name, within=self.folder)
         except DataError:  # it is not there yet
             return {}
 
@@ -255,51 +261,47 @@ class _App:
 class _Watcher:
     """Reads what the process of the round loop writes, and shows what is new."""
 
-    def __init__(self, folder: Path, run: Path, messages: _Logged) -> None:
+    def __init__(self, folder: Path, run: Path, observer: ServeObserver) -> None:
         self._folder = folder
         self._run = run
-        self._messages = messages
+        self._observer = observer
         self._has_begun = False
-        self.rounds = 0
-        """Rounds that were shown."""
         self._events = 0
+        self.rounds = 0
+        """Rounds that were shown, or done before."""
 
-    def look(self) -> None:
+    def show_news(self) -> None:
         """Show what is new."""
-        self._messages.attendance(read_attendance(self._folder))
-        if not (self._run / "plan.json").is_file():
+        self._observer.attendance(read_attendance(self._folder))
+        if not (self._run / PLAN_FILE).is_file():
             return
 
         try:
             if not self._has_begun:
                 self._begin()
-
-            self._show_new()
+            self._show_lines()
         except DataError:  # a line is being written
             return
 
     def _begin(self) -> None:
-        from fedtailor.experiment.config import load_config
-
         config = load_config(self._run / "experiment.toml")
-        done = sum(1 for _ in self._lines("rounds.jsonl"))
-        self.rounds = done
-        self._events = sum(1 for _ in self._lines("events.jsonl")) if done else 0
+        self.rounds = len(list(self._lines("rounds.jsonl")))
+        if self.rounds:
+            self._events = len(list(self._lines("events.jsonl")))
         self._has_begun = True
-        self._messages.begin(config.algorithm.name, config.schedule.rounds, done)
+        self._observer.begin(config.algorithm.name, config.schedule.rounds, self.rounds)
 
-    def _show_new(self) -> None:
-        events = list(self._lines("events.jsonl"))
-        for event in events[self._events :]:
-            self._messages.say(_in_words(event))
-        self._events = max(self._events, len(events))
+    def _show_lines(self) -> None:
+        for event in list(self._lines("events.jsonl"))[self._events :]:
+            self._observer.say(_in_words(event))
+            self._events += 1
+
         for record in list(self._lines("rounds.jsonl"))[self.rounds :]:
-            self._messages.round(record)
+            self._observer.round(record)
             self.rounds += 1
 
-    def _lines(self, name: str) -> Any:
-        path = self._run / name
-        return read_lines(path, within=self._run) if path.is_file() else ()
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        return read_lines(self._run / name, within=self._run)
 
 
 def _in_words(event: Mapping[str, Any]) -> str:
@@ -307,28 +309,26 @@ def _in_words(event: Mapping[str, Any]) -> str:
     if event.get("kind") == "note":
         return str(event.get("text"))
     where = f"round {event.get('round')}" if "round" in event else "run"
-    who = f", site {event['client']}" if "client" in event else ""
-    return f"{where}{who}: {event.get('kind')}, {event.get('reason', '')}"
+    site = f", site {event['client']}" if "client" in event else ""
+    return f"{where}{site}: {event.get('kind')}, {event.get('reason', '')}"
 
 
 class _Logged:
-    """Messages that go to a person and into a log file."""
+    """An observer that also writes a log file."""
 
-    def __init__(self, messages: Messages, log: LogFile) -> None:
-        self._messages = messages
+    def __init__(self, observer: ServeObserver, log: LogFile) -> None:
+        self._observer = observer
         self._log = log
+        self.attendance = observer.attendance
 
     def say(self, text: str) -> None:
         self._log.write(text)
-        self._messages.say(text)
+        self._observer.say(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
         self._log.write(f"{title}: {done} of {rounds} rounds are done")
-        self._messages.begin(title, rounds, done)
+        self._observer.begin(title, rounds, done)
 
     def round(self, record: Mapping[str, Any]) -> None:
         self._log.write(f"round {record['round']}: {sum(record['seconds'].values()):.1f} s")
-        self._messages.round(record)
-
-    def attendance(self, sites: Mapping[str, Mapping[str, Any]]) -> None:
-        self._messages.attendance(sites)
+        self._observer.round(record)

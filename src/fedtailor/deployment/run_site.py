@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.deployment.audit import write_page
+from fedtailor.deployment.flower.processes import SiteProcesses, explain
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
-from fedtailor.deployment.log_file import LogFile
 from fedtailor.deployment.options import SITE_FILE, load_site
+from fedtailor.deployment.supervise import LogFile
 
-if TYPE_CHECKING:
-    from fedtailor.deployment.flower.processes import SiteProcesses
-
-_LOOK = 0.5
+_PAUSE = 0.5
 """Seconds between two looks at the processes."""
 
 
-class Messages(Protocol):
-    """What a person sees of a site."""
-
-    def say(self, text: str) -> None:
-        """Say a sentence."""
-
-
-def run_site(folder: Path, messages: Messages) -> None:
+def run_site(folder: Path, show: Callable[[str], None]) -> None:
     """Keep a site connected until it is interrupted; what stops is started again.
+
+    Args:
+        folder: of the site.
+        show: is called with every sentence for a person.
 
     Raises:
         ConfigError: ``site.toml`` is wrong, or a file is missing.
@@ -35,37 +29,17 @@ def run_site(folder: Path, messages: Messages) -> None:
         RunError: Flower is missing.
     """
     options = load_site(folder)
-    if not options.server:
-        message = (
-            f"'{folder / SITE_FILE}' does not say where the server is: server = \"host:port\"."
-        )
-        raise ConfigError(
-            message,
-            key="site.server",
-            path=str(folder / SITE_FILE),
-            allowed="host:port",
-            got="nothing",
-        )
-
+    _check_files(folder, options.server)
     host, port = check_address(options.server)
-    for name in (CERTIFICATE, SITE_KEY):
-        if not (folder / name).is_file():
-            message = (
-                f"'{folder / name}' is missing: 'fedtailor site check' says where it comes from."
-            )
-            raise ConfigError(message, key=name, path=str(folder / name))
-
-    from fedtailor.deployment.flower.processes import SiteProcesses, explain
-
     log = LogFile(folder / "logs" / "site.log")
 
     def say(text: str) -> None:
         log.write(text)
-        messages.say(text)
+        show(text)
 
     processes = SiteProcesses(folder, host, port, folder / CERTIFICATE, folder / SITE_KEY)
     work = _NewLines(folder / "flower" / "resident.log")
-    said = ""
+    connection = ""
     try:
         processes.start()
         say(f"{options.name}: connecting to {options.server}")
@@ -73,23 +47,42 @@ def run_site(folder: Path, messages: Messages) -> None:
             for ended in processes.watch():
                 say(f"{explain(ended)}; trying again in {ended.restart_in:.0f} s")
 
-            state = _state(processes, options.server)
-            if state not in ("", said):
-                said = state
+            # Said when it changes only.
+            state = _connection(processes, options.server)
+            if state not in ("", connection):
+                connection = state
                 say(state)
 
             for line in work.read():
-                messages.say(line)
+                show(line)
 
-            time.sleep(_LOOK)
+            time.sleep(_PAUSE)
     finally:
         processes.stop()
-        write_page(folder, options.name, options.share)
         log.write("stopped")
 
 
-def _state(processes: SiteProcesses, server: str) -> str:
-    """Return in words whether the site is connected; nothing while that is not known."""
+def _check_files(folder: Path, server: str) -> None:
+    """Check that a site knows its server, and has what it needs to connect.
+
+    Raises:
+        ConfigError: something is missing.
+    """
+    path = folder / SITE_FILE
+    if not server:
+        message = f"'{path}' does not say where the server is: server = \"host:port\"."
+        allowed = "host:port"
+        raise ConfigError(message, key="site.server", path=str(path), allowed=allowed, got="''")
+
+    for name in (CERTIFICATE, SITE_KEY):
+        path = folder / name
+        if not path.is_file():
+            message = f"'{path}' is missing: 'fedtailor site check' says where it comes from."
+            raise ConfigError(message, key=name, path=str(path))
+
+
+def _connection(processes: SiteProcesses, server: str) -> str:
+    """Return in words whether the site is connected; empty while that is not known."""
     problem = processes.problem()
     if problem is not None:
         return f"not connected to {server}: {problem}; trying again"
@@ -108,8 +101,8 @@ class _NewLines:
         if not self._path.is_file():
             return []
 
-        size = self._path.stat().st_size
-        if size < self._place:  # the file was replaced by a new one
+        # A log that grew too large begins at its start again.
+        if self._path.stat().st_size < self._place:
             self._place = 0
 
         with self._path.open("rb") as file:

@@ -23,18 +23,20 @@ from fedtailor.core.roster import Roster
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.deployment.agreement import Agreement, Member, agree
-from fedtailor.deployment.attendance import read_attendance, write_attendance
-from fedtailor.deployment.exchange import Attendance, Exchange
+from fedtailor.deployment.exchange import Attendance, Exchange, Transport
 from fedtailor.deployment.federation_folder import (
+    APP_FILE,
+    OUTCOME_FILE,
     RUNS,
+    SERVING_FILE,
     FederationFolder,
     check_enough,
-    read_members,
+    read_attendance,
+    write_attendance,
 )
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationFile, load_federation
 from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
 from fedtailor.deployment.remote import RemoteClients
-from fedtailor.deployment.transport import Transport
 from fedtailor.experiment import summary
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.progress import Progress, Silence
@@ -130,7 +132,7 @@ def _exchange(
         }
         write_attendance(folder, sites)
 
-    exchange = Exchange(transport, file.deploy, look=look)
+    exchange = Exchange(transport, file.deploy, notify=look)
     known = read_attendance(folder)  # of an earlier process
     for number, name in enumerate(names):
         heard = known.get(name, {}).get("heard")
@@ -201,13 +203,13 @@ def read_agreement(run: Path) -> Agreement:
     if plan.fedtailor != __version__:
         raise other_version("fedtailor", __version__, plan.fedtailor)
 
+    path = run / MEMBERS_FILE
+    members = []
     try:
-        members = [
-            Member(**{**each, "share": tuple(each["share"])})
-            for each in read_members(run / MEMBERS_FILE)
-        ]
+        for record in read_object(path, within=run)["members"]:
+            members.append(Member(**{**record, "share": tuple(record["share"])}))
     except (TypeError, KeyError) as reason:
-        raise damaged(run / MEMBERS_FILE, f"{type(reason).__name__}: {reason}") from reason
+        raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
     if len(members) != plan.sites:
         raise DataError(
@@ -360,15 +362,6 @@ class _Server:
         result["seconds"]["total"] = seconds
 
         return result
-
-
-SERVING_FILE = "serving.json"
-"""What ``fedtailor serve`` tells the process of the round loop: the run, and the nodes of the
-sites."""
-APP_FILE = "app.json"
-"""Which process runs the round loop."""
-OUTCOME_FILE = "outcome.json"
-"""How it ended."""
 
 
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:

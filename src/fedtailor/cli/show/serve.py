@@ -18,7 +18,7 @@ _MOST_NAMED = 8
 """Sites that a line names."""
 
 
-class ServeMessages:
+class ServeOutput:
     """What the server says while it runs."""
 
     def __init__(self) -> None:

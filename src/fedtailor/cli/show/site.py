@@ -58,19 +58,10 @@ def show_models(folder: str, name: str, found: Sequence[Mapping[str, Any]]) -> N
     say(f"To use one: fedtailor predict {shlex.quote(folder)}/model --client {name} PATH...")
 
 
-class SiteMessages:
-    """What ``fedtailor site start`` says: a sentence on stderr for a person, or a line of JSON on
-    stdout.
-    """
-
-    def __init__(self, *, json: bool) -> None:
-        """Say it as lines of JSON, or as sentences."""
-        self._json = json
-
-    def say(self, text: str) -> None:
-        """Say a sentence."""
-        if self._json:
-            sys.stdout.write(to_json({"message": text}) + "\n")
-            sys.stdout.flush()
-        else:
-            say(text)
+def show_sentence(text: str, *, json: bool) -> None:
+    """Show a sentence of ``fedtailor site start``: on stderr, or as a line of JSON on stdout."""
+    if json:
+        sys.stdout.write(to_json({"message": text}) + "\n")
+        sys.stdout.flush()
+    else:
+        say(text)

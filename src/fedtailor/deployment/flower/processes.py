@@ -12,7 +12,6 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Any
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError, one_line
 from fedtailor.deployment.keys import read_public_key, write_private
-from fedtailor.deployment.supervise import Child, Ended, Supervisor
+from fedtailor.deployment.supervise import Ended, Supervisor
 
 _START_SECONDS = 90.0
 _COMMAND_SECONDS = 120.0
 _CONNECTION = "fedtailor"
+"""The name of the connection in ``_SETTINGS``."""
 
 _APP = """[project]
 name = "fedtailor-app"
@@ -43,33 +43,33 @@ clientapp = "fedtailor.deployment.flower.client_app:client_app"
 [tool.flwr.app.config]
 folder = ""
 """
+_SETTINGS = """[superlink]
+default = "fedtailor"
+[superlink.fedtailor]
+address = {address}
+root-certificates = {certificate}
+"""
 
-_REASONS = (
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "the server's certificate is not signed by this site's CA; copy ca.crt again",
+_REASONS = {
+    "CERTIFICATE_VERIFY_FAILED": (
+        "the server's certificate is not signed by this site's CA; copy ca.crt again"
     ),
-    (
-        "[code: 2004]",
-        "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in use by another "
-        "process; after a crash the server counts it as in use for 20 seconds",
+    "[code: 2004]": (
+        "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in "
+        "use by another process; after a crash the server counts it as in use for 20 seconds"
     ),
-    (
-        "Connection attempt failed",
-        "the server does not answer: it is not running, or a firewall is between",
+    "Connection attempt failed": (
+        "the server does not answer: it is not running, or a firewall is between"
     ),
-)
-"""What a SuperNode prints when something is wrong, and what it means; the first that is found
-counts."""
+}
+"""What a SuperNode prints when something is wrong, and what it means; the first one counts."""
 _REACHES = ("Connection successful", "Received successfully", "Sent successfully")
-"""What a SuperNode prints when it has reached the server; it does not say when a lost connection is
-there again."""
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
-"""What makes a word colored on a terminal."""
+"""What a SuperNode prints when it has reached the server. Nothing says when a lost connection is
+back."""
 _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
-"""What a SuperNode prints when its loop has ended and its process goes on without it, seen with
-Flower 1.41."""
-
+"""What a SuperNode prints when its loop has ended and its process stays, seen with Flower 1.41."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""What colors a word on a terminal."""
 
 _ONLY_OUR_APP = "fedtailor.deployment.flower.only_our_app"
 _SUPERNODE = ("-m", "fedtailor.deployment.flower.supernode")
@@ -84,34 +84,31 @@ _OTHER_PROGRAMS = (
 
 
 class ServerProcesses:
-    """The SuperLink, the gate through which sites reach it, and the SuperExec, which starts the
-    round loop.
+    """The programs of a server.
+
+    They are the SuperLink, the gate through which sites reach it, and the SuperExec, which starts
+    the round loop.
 
     Args:
         folder: their database, logs and settings.
         keys: holds ``ca.crt``, ``server.pem`` and ``server.key``.
         host: the address to listen at; ``0.0.0.0`` for all.
         port: the one port that is open.
-        insecure: without TLS, node keys and gate, for loopback only.
 
     Raises:
         RunError: the folder is in use by another process.
     """
 
-    def __init__(
-        self, folder: Path, keys: Path, host: str, port: int, insecure: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, keys: Path, host: str, port: int) -> None:
         self._folder = folder.resolve()
         self._keys = keys.resolve()
+        self._certificate = self._keys / "ca.crt"
         self._host = host
-        self._insecure = insecure
         self._port = port
-        self._inner = port if insecure else _free_port()
-        self._address = f"127.0.0.1:{self._inner}"
-        self._env = _environment(
-            self._folder, poll=1.0
-        )  # it starts one program, at the start of a run
-        self._supervisor = Supervisor(self._folder)
+        self._address = f"127.0.0.1:{free_port()}"
+        # One program, at the start of a run, so it need not look for work often.
+        self._environment = _environment(self._folder, poll=1.0)
+        self._supervisor = Supervisor(self._folder, self._environment)
 
     def start(self) -> None:
         """Start all programs, and wait until the SuperLink answers.
@@ -120,47 +117,32 @@ class ServerProcesses:
             RunError: it does not, or the port is not free.
         """
         _refuse_taken_port(self._host, self._port)
+        # Nobody else who reaches the SuperLink's port gets the tasks of the SuperExec.
         secret = self._folder / "superexec.secret"
         write_private(secret, secrets.token_bytes(32))
-        only_ours = [
-            "--superexec-auth-secret-file",
-            str(secret),
-        ]  # nobody else who reaches the port gets its tasks
-        command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self._inner)]
-        command += ["--database", str(self._folder / "superlink.db"), "--isolation", "process"]
+        only_ours = ["--superexec-auth-secret-file", str(secret)]
 
-        if self._insecure:
-            command += ["--insecure"]
-        else:
-            command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self._keys / "ca.crt")]
-            command += ["--ssl-certfile", str(self._keys / "server.pem")]
-            command += ["--ssl-keyfile", str(self._keys / "server.key")]
+        command = [_program("flower-superlink"), "--isolation", "process", *only_ours]
+        command += ["--host", "127.0.0.1", "--port", self._address.rpartition(":")[2]]
+        command += ["--database", str(self._folder / "superlink.db"), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(self._certificate)]
+        command += ["--ssl-certfile", str(self._keys / "server.pem")]
+        command += ["--ssl-keyfile", str(self._keys / "server.key")]
+        self._supervisor.start("superlink", command)
+        self._wait_for_health("superlink", self._address)
 
-        self._start("superlink", [*command, *only_ours])
-        self._wait_for_health(self._address)
-        if not self._insecure:
-            gate = [
-                sys.executable,
-                "-m",
-                "fedtailor.deployment.flower.gate",
-                self._host,
-                str(self._port),
-            ]
-            self._start("gate", [*gate, self._address, str(self._keys)])
-            reached = "127.0.0.1" if self._host in ("", "0.0.0.0", "::") else self._host
-            self._wait_for_health(f"{reached}:{self._port}")
+        command = [sys.executable, "-m", "fedtailor.deployment.flower.gate"]
+        command += [self._host, str(self._port), self._address, str(self._keys)]
+        self._supervisor.start("gate", command)
+        reached = "127.0.0.1" if self._host in ("", "0.0.0.0", "::") else self._host
+        self._wait_for_health("gate", f"{reached}:{self._port}")
 
-        roots = (
-            ["--insecure"]
-            if self._insecure
-            else ["--root-certificates", str(self._keys / "ca.crt")]
-        )
         command = [_program("flower-superexec"), "--runtime-api-address", self._address]
-        self._start("superexec", [*command, *roots, *only_ours])
+        command += ["--root-certificates", str(self._certificate), *only_ours]
+        self._supervisor.start("superexec", command)
 
     def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
-        """Register the public keys of sites that are not registered yet, and return the node ids of
-        all by name.
+        """Register the public keys of new sites, and return the node ids of all sites by name.
 
         Raises:
             DataError: a file is not a site's public key.
@@ -169,24 +151,22 @@ class ServerProcesses:
         path = self._folder / "nodes.json"
         noted: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
         listed = self._flwr("supernode", "list", _CONNECTION)["nodes"]
-        there = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
-        known = {
-            text: node for text, node in noted.items() if node in there
-        }  # the database may be a new one
-        public = {name: read_public_key(key).text for name, key in keys.items()}
-        missing = {name: text for name, text in public.items() if text not in known}
+        registered = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
 
-        for node in there - set(
-            known.values()
-        ):  # its registration was interrupted before it was noted
+        # The database may be a new one, and a registration can be interrupted before it is noted.
+        nodes = {text: node for text, node in noted.items() if node in registered}
+        for node in registered - set(nodes.values()):
             self._flwr("supernode", "unregister", str(node), _CONNECTION)
 
-        for name, text in missing.items():
-            answer = self._flwr("supernode", "register", str(keys[name].resolve()), _CONNECTION)
-            known[text] = int(answer["node-id"])
-            write_whole(path, json.dumps(known))
+        texts = {name: read_public_key(key).text for name, key in keys.items()}
+        for name, text in texts.items():
+            if text not in nodes:
+                file = str(keys[name].resolve())
+                answer = self._flwr("supernode", "register", file, _CONNECTION)
+                nodes[text] = int(answer["node-id"])
+                write_whole(path, json.dumps(nodes))
 
-        return {name: known[text] for name, text in public.items()}
+        return {name: nodes[text] for name, text in texts.items()}
 
     def submit(self, run_folder: Path) -> str:
         """Start the round loop for a run's folder, and return Flower's id of the run."""
@@ -201,55 +181,35 @@ class ServerProcesses:
         return self._supervisor.watch()
 
     def stop(self) -> None:
-        """End both programs and all that they started."""
+        """End all programs and all that they started."""
         self._supervisor.stop()
 
-    def _start(self, name: str, command: list[str]) -> None:
-        self._supervisor.start(
-            Child(name, command, self._env, self._folder / f"{name}.log", self._folder)
-        )
-
-    def _wait_for_health(self, address: str) -> None:
-        """Wait until the SuperLink answers at an address."""
-        scheme = "http" if self._insecure else "https"
-        context = (
-            None
-            if self._insecure
-            else ssl.create_default_context(cafile=str(self._keys / "ca.crt"))
-        )
+    def _wait_for_health(self, name: str, address: str) -> None:
+        """Wait until a program answers at an address."""
+        context = ssl.create_default_context(cafile=str(self._certificate))
         end = time.monotonic() + _START_SECONDS
-
         while time.monotonic() < end and self._supervisor.is_running("superlink"):
             try:
-                with urllib.request.urlopen(
-                    f"{scheme}://{address}/health", timeout=5, context=context
-                ):
+                with urllib.request.urlopen(f"https://{address}/health", None, 5, context=context):
                     return
-            except (urllib.error.URLError, OSError):
+            except OSError:
                 time.sleep(0.1)
 
-        name = "superlink" if address == self._address else "gate"
-        raise RunError(
-            f"the server's {name} did not start: {_last_line(self._supervisor.output(name))}"
-        )
+        reason = _last_line(self._supervisor.output(name))
+        raise RunError(f"the server's {name} did not start: {reason}")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run one of Flower's commands, and return its JSON answer."""
-        roots = (
-            "insecure = true"
-            if self._insecure
-            else f"root-certificates = {json.dumps(f'{self._keys}/ca.crt')}"
-        )
-        settings = f'[superlink]\ndefault = "{_CONNECTION}"\n[superlink.{_CONNECTION}]\n'
-        home = Path(self._env["FLWR_HOME"])
-        home.mkdir(exist_ok=True)
-        write_whole(home / "config.toml", f'{settings}address = "{self._address}"\n{roots}\n')
-        command = [_program("flwr"), *arguments, "--format", "json"]
+        settings = Path(self._environment["FLWR_HOME"]) / "config.toml"
+        settings.parent.mkdir(exist_ok=True)
+        certificate = json.dumps(str(self._certificate))
+        address = json.dumps(self._address)
+        write_whole(settings, _SETTINGS.format(address=address, certificate=certificate))
 
         try:
             done = subprocess.run(
-                command,
-                env=self._env,
+                [_program("flwr"), *arguments, "--format", "json"],
+                env=self._environment,
                 cwd=self._folder,
                 capture_output=True,
                 text=True,
@@ -257,16 +217,14 @@ class ServerProcesses:
             )
             answer: dict[str, Any] = json.loads(done.stdout)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise RunError(
-                f"Flower's command line failed at `{arguments[0]}`: {one_line(str(error))}"
-            ) from error
+            reason = one_line(str(error))
+            raise RunError(f"Flower's command line failed at `{arguments[0]}`: {reason}") from error
         except ValueError:
             answer = {"error-message": one_line(done.stdout + done.stderr)}
 
         if not answer.get("success"):
-            raise RunError(
-                f"Flower refused `{' '.join(arguments[:2])}`: {answer.get('error-message', 'no reason')}"
-            )
+            reason = answer.get("error-message", "no reason")
+            raise RunError(f"Flower refused `{' '.join(arguments[:2])}`: {reason}")
 
         return answer
 
@@ -280,72 +238,49 @@ class SiteProcesses:
         port: its port.
         ca: the certificate of its authority.
         key: the site's private key.
-        insecure: without TLS and node keys, for loopback only.
 
     Raises:
         RunError: the folder is in use by another process.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        server: str,
-        port: int,
-        ca: Path | None,
-        key: Path | None,
-        insecure: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, server: str, port: int, ca: Path, key: Path) -> None:
         self._folder = folder.resolve()
-        self._own = self._folder / "flower"
-        self._address = f"{server}:{port}"
-        self._trust = ["--insecure"]
-        if not insecure:
-            assert ca is not None and key is not None, "TLS needs both"
-            # absolute paths: the program runs in another folder
-            self._trust = ["--root-certificates", str(ca.resolve())]
-            self._trust += ["--auth-supernode-private-key", str(key.resolve())]
+        # Absolute paths, because the SuperNode runs in another folder.
+        self._command = ["--superlink", f"{server}:{port}"]
+        self._command += ["--root-certificates", str(ca.resolve())]
+        self._command += ["--auth-supernode-private-key", str(key.resolve())]
 
-        self._env = _environment(self._own, poll=0.05)  # it starts one for every message
-        programs = self._own / "bin"
-        self._env["PATH"] = f"{programs}{os.pathsep}{self._env['PATH']}"
-        _write_programs(programs)
+        # One program for every message, so it looks for work often. Ours come first in the path.
+        place = self._folder / "flower"
+        environment = _environment(place, poll=0.05)
+        environment["PATH"] = f"{place / 'bin'}{os.pathsep}{environment['PATH']}"
+        _write_programs(place / "bin")
         self._accepted: int | None = None
-        self._supervisor = Supervisor(self._own)
+        self._supervisor = Supervisor(place, environment)
 
     def start(self, resident: list[str] | None = None) -> None:
         """Start both programs.
 
         Args:
-            resident: the command of the resident process, if it is another than that of this
-                package.
+            resident: the command of the resident process; None: that of this package.
         """
-        _program(
-            "flower-supernode"
-        )  # before anything starts, it is refused where Flower is missing
-        asked = resident or [
-            sys.executable,
-            "-m",
-            "fedtailor.deployment.resident",
-            str(self._folder),
-        ]
-        self._start("resident", asked)
-        command = [sys.executable, *_SUPERNODE, "--superlink", self._address, *self._trust]
-        command += ["--port", str(_free_port())]
+        _program("flower-supernode")  # where Flower is missing, nothing is started
+        module = "fedtailor.deployment.resident"
+        command = resident or [sys.executable, "-m", module, str(self._folder)]
+        self._supervisor.start("resident", command)
+
+        command = [sys.executable, *_SUPERNODE, *self._command, "--port", str(free_port())]
         command += ["--node-config", f"folder={json.dumps(str(self._folder))}"]
-        self._start("supernode", command)
+        self._supervisor.start("supernode", command)
 
     def watch(self) -> list[Ended]:
-        """Start again what has died, and return what has died since the last call; see
-        :func:`explain`.
-        """
+        """Start again what has died, and return what has died since the last call."""
         if any(sign in self._supervisor.output("supernode") for sign in _STUCK):
             self._supervisor.kill("supernode")
         return self._supervisor.watch()
 
     def problem(self) -> str | None:
-        """Return in a sentence why the site does not reach the server now; None if nothing is known
-        to be wrong.
-        """
+        """Return why the site does not reach the server now; None if nothing is known."""
         output = self._supervisor.output("supernode")
         last = max(output.rfind(sign) for sign in _REACHES)
         return _reason(output[max(last, 0) :])
@@ -353,18 +288,14 @@ class SiteProcesses:
     def is_connected(self) -> bool:
         """Tell whether the present SuperNode has been accepted by the server."""
         pid = self._supervisor.pid("supernode")
+        # Noted, because the line is lost when much is printed after it.
         if pid != self._accepted and "SuperNode ID" in self._supervisor.output("supernode"):
-            self._accepted = pid  # the line is lost when much is printed after it
+            self._accepted = pid
         return self._supervisor.is_running("supernode") and pid == self._accepted
 
     def stop(self) -> None:
         """End both programs and all that they started."""
         self._supervisor.stop()
-
-    def _start(self, name: str, command: list[str]) -> None:
-        self._supervisor.start(
-            Child(name, command, self._env, self._own / f"{name}.log", self._own)
-        )
 
 
 def explain(ended: Ended) -> str:
@@ -377,34 +308,44 @@ def explain(ended: Ended) -> str:
     return f"{ended.name} ended with code {ended.code}: {_last_line(ended.output)}"
 
 
+def require_flower() -> None:
+    """Check that Flower is installed.
+
+    Raises:
+        RunError: it is not.
+    """
+    _program("flower-superlink")
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _reason(output: str) -> str | None:
-    return next((reason for sign, reason in _REASONS if sign in output), None)
+    return next((reason for sign, reason in _REASONS.items() if sign in output), None)
 
 
 def _write_programs(folder: Path) -> None:
-    """Write the programs that a SuperNode starts by their names: one that runs our app only, and
-    none of the others.
-    """
+    """Write the programs that a SuperNode starts: one that runs our app only, and refusals."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = dict.fromkeys(_OTHER_PROGRAMS, "#!/bin/sh\necho 'not at this site' >&2\nexit 1\n")
-    texts["flwr-clientapp"] = (
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {_ONLY_OUR_APP} "$@"\n'
-    )
+    python = shlex.quote(sys.executable)
+    texts["flwr-clientapp"] = f'#!/bin/sh\nexec {python} -m {_ONLY_OUR_APP} "$@"\n'
 
     for name, text in texts.items():
-        path = folder / name
-        write_whole(path, text)
-        path.chmod(0o700)
+        write_whole(folder / name, text)
+        (folder / name).chmod(0o700)
 
 
 def _environment(folder: Path, poll: float) -> dict[str, str]:
-    """Return the environment of Flower's programs; SuperExec looks for work every ``poll``
-    seconds.
-    """
-    programs = str(Path(sys.executable).parent)
+    """Return the environment of Flower's programs, which look for work every ``poll`` seconds."""
+    programs = Path(sys.executable).parent  # Flower starts its own by their names
     return {
         **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its own by their names
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -422,9 +363,8 @@ def _program(name: str) -> str:
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        message = (
-            f"Flower is not installed here ('{path}' is missing): pip install 'fedtailor[flower]'."
-        )
+        remedy = "pip install 'fedtailor[flower]'"
+        message = f"Flower is not installed here ('{path}' is missing): {remedy}."
         raise RunError(message, path=str(path))
     return str(path)
 
@@ -432,20 +372,13 @@ def _program(name: str) -> str:
 def _refuse_taken_port(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # connections that have ended do not count
+        # Connections that have ended do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             message = f"cannot listen on {host}, port {port}: {error.strerror or error}."
             raise RunError(message, key="deploy.port", got=port) from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _last_line(output: str) -> str:

@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 
 from fedtailor.core.errors import DataError, describe_error, one_line
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.flower.records import MESSAGE_TYPE, pack, unpack
-from fedtailor.deployment.transport import SiteFailure
 
 _POLL_SECONDS = 0.1
 _LIFETIME = 24 * 3600.0
@@ -41,7 +41,7 @@ class GridTransport:
         self._refused: list[tuple[int, SiteFailure]] = []
 
     def send(self, requests: Mapping[int, Envelope]) -> None:
-        """Send a request to each client; see :class:`~fedtailor.deployment.transport.Transport`.
+        """Send a request to each client; see :class:`~fedtailor.deployment.exchange.Transport`.
 
         Raises:
             DataError: a request cannot be sent.
