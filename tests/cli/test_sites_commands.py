@@ -408,7 +408,7 @@ def test_sites_are_removed(world, capsys):
     ids=" ".join,
 )
 def test_without_cryptography_the_extra_is_named(world, command, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setattr("fedtailor.deployment.keys._IS_INSTALLED", False)
     assert "pip install 'fedtailor[flower]'" in failed(command, FAILED, capsys)
     assert not (world / "new").exists()
 

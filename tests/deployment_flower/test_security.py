@@ -116,7 +116,7 @@ def test_other_apps_are_refused(content):
 def test_a_site_starts_no_other_program_of_flower(tmp_path):
     processes = SiteProcesses(tmp_path, "localhost", 1, Path("ca.crt"), Path("key"))
     programs = tmp_path / "flower" / "bin"
-    assert processes._env["PATH"].startswith(f"{programs}:")
+    assert processes._supervisor._environment["PATH"].startswith(f"{programs}:")
     assert "only_our_app" in (programs / "flwr-clientapp").read_text()
     for name in ("flwr-serverapp", "flwr-agentapp"):
         assert "exit 1" in (programs / name).read_text()

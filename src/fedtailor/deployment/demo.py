@@ -1,6 +1,4 @@
-"""The demonstration of sites: a server and three sites on this machine, with digits divided among
-them.
-"""
+"""The demonstration of sites: a server and three sites on this machine, which divide digits."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
-from fedtailor.deployment.options import FEDERATION_FILE
 from fedtailor.experiment.records import refuse_existing
 
 SITES = ("clinic", "hospital", "practice")
@@ -73,31 +70,25 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
 
     with contextlib.ExitStack() as stack:
         for name in SITES:
-            stack.enter_context(
-                _command(["site", "start", str(folder / name)], folder / f"{name}.log")
-            )
+            arguments = ["site", "start", str(folder / name)]
+            stack.enter_context(_command(arguments, folder / f"{name}.log"))
 
         say("the sites are starting; the server waits for them")
         run = [sys.executable, "-m", "fedtailor", "serve", str(server)]
         done = subprocess.run(run, check=False, stdout=subprocess.DEVNULL)
 
-    if done.returncode == 130 or done.returncode == 6:
+    if done.returncode in (6, 130):
         raise KeyboardInterrupt
-
     if done.returncode != 0:
-        raise RunError(
-            f"the server ended with code {done.returncode}; the logs are in '{folder}'.",
-            path=str(folder),
-        )
+        logs = f"the logs are in '{folder}'"
+        raise RunError(f"the server ended with code {done.returncode}; {logs}.", path=str(folder))
 
     run_folder = FederationFolder(server).runs()[-1]
     return read_object(run_folder / "result.json", within=run_folder)
 
 
 def prepare(folder: Path, *, rounds: int, port: int) -> Path:
-    """Make the folders of the server and of all sites, and register the sites; return the
-    server's.
-    """
+    """Make all folders, register the sites, and return the folder of the server."""
     server = folder / _SERVER
     experiment = folder / "experiment.toml"
     write_whole(experiment, _EXPERIMENT.format(rounds=rounds, port=port))
@@ -107,28 +98,25 @@ def prepare(folder: Path, *, rounds: int, port: int) -> Path:
         made = init_site(site, name, "data", f"localhost:{port}")
         add_site(place, name, made.public_key, new=False)
         shutil.copy(server / KEYS / CERTIFICATE, site / CERTIFICATE)
+
         data = site / "data" / name
         data.mkdir(parents=True)
-        np.savez(
-            data / "train.npz", x=x, y=y, class_names=np.array([str(label) for label in range(10)])
-        )
+        class_names = np.array([str(label) for label in range(10)])
+        np.savez(data / "train.npz", x=x, y=y, class_names=class_names)
 
-    assert (server / FEDERATION_FILE).is_file()
     return server
 
 
 def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the images (n, 8, 8, 1), 0 to 255, and the labels (n,) of every site."""
-    division = divide(
-        DataOptions(dataset="digits", clients=len(SITES), partition=_PARTITION), run_seed=0
-    )
+    options = DataOptions(dataset="digits", clients=len(SITES), partition=_PARTITION)
+    division = divide(options, run_seed=0)
     dataset = division.dataset
     parts = {}
-
     for name, rows in zip(SITES, division.rows, strict=True):
-        own = np.sort(np.concatenate(rows))
-        images = np.round(dataset.x[own] * (255.0 / dataset.white)).astype(np.uint8)
-        parts[name] = (images, dataset.y[own])
+        examples = np.sort(np.concatenate(rows))
+        images = np.round(dataset.x[examples] * (255.0 / dataset.white)).astype(np.uint8)
+        parts[name] = (images, dataset.y[examples])
 
     return parts
 

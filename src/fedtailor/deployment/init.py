@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tomli_w
 
 from fedtailor.core.atomic import unwritable, write_whole
-from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.reading import read_toml
+from fedtailor.core.errors import ConfigError
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
 from fedtailor.deployment.keys import (
     PublicKey,
@@ -21,7 +20,14 @@ from fedtailor.deployment.keys import (
     read_public_key,
     renew_server_certificate,
 )
-from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE, SiteOptions, load_federation
+from fedtailor.deployment.options import (
+    FEDERATION_FILE,
+    PER_SITE,
+    SITE_FILE,
+    SiteOptions,
+    load_federation,
+    read_settings,
+)
 
 KEYS = "keys"
 """Folder of the server's keys and certificates."""
@@ -84,15 +90,13 @@ class NewSite(NamedTuple):
 
 
 def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> FederationFolder:
-    """Make the folder of a server: ``federation.toml``, a certificate authority, and the server's
-    certificate.
+    """Make the folder of a server: ``federation.toml``, an authority, the server's certificate.
 
     Args:
         folder: must not exist, or be empty.
         host: name or address under which sites will reach the server.
         port: of the server.
-        experiment: an experiment file whose sections ``federation.toml`` begins with; None: a plain
-            one.
+        experiment: whose sections ``federation.toml`` begins with; None: a plain one.
 
     Raises:
         ConfigError: the folder is taken, or the host or the experiment is wrong.
@@ -187,29 +191,14 @@ def check_address(text: str) -> tuple[str, int]:
 
 
 def _from_experiment(experiment: Path, host: str, port: int) -> str:
-    """Return ``federation.toml`` from an experiment file; what every site sets for itself is left
-    out.
-    """
-    try:
-        values: dict[str, Any] = read_toml(experiment)
-    except DataError as error:
-        raise ConfigError(error.message, path=str(experiment)) from error
-
+    """Return ``federation.toml`` from an experiment file, without what each site sets itself."""
+    values = read_settings(experiment)
     for name in ("engine", "checkpoint"):
         values.pop(name, None)
 
     data = values.get("data")
     if isinstance(data, dict):
-        for key in (
-            "path",
-            "dataset",
-            "dir",
-            "label_column",
-            "group",
-            "partition",
-            "clients",
-            "new_clients",
-        ):
+        for key in (*PER_SITE, "partition", "clients", "new_clients"):
             data.pop(key, None)
 
     values["deploy"] = {**values.get("deploy", {}), "host": host, "port": port}
@@ -224,9 +213,8 @@ def _quoted(text: str) -> str:
 def _refuse_taken(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         message = f"'{folder}' exists already, and is never overwritten: choose another folder."
-        raise ConfigError(
-            message, key="folder", path=str(folder), allowed="a new folder", got=str(folder)
-        )
+        allowed = "a new folder"
+        raise ConfigError(message, key="folder", path=str(folder), allowed=allowed, got=str(folder))
 
 
 def _make(folder: Path) -> None:

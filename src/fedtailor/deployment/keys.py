@@ -1,9 +1,7 @@
-"""Keys and certificates: a certificate authority and server certificate for the server, a node key
-for each site.
+"""Keys and certificates: an authority and a certificate for the server, a key for each site.
 
 All keys are elliptic-curve keys (P-384). A certificate is valid from a day before it was made,
-because clocks differ. The package ``cryptography`` is imported when it is needed: it comes with the
-extra ``flower``.
+because clocks differ.
 """
 
 from __future__ import annotations
@@ -15,23 +13,30 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
 
-if TYPE_CHECKING:
+try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+except ImportError:
+    _IS_INSTALLED = False
+else:
+    _IS_INSTALLED = True
 
 AUTHORITY_DAYS = 3650
 """Days for which the certificate authority is valid."""
 SERVER_DAYS = 825
 """Days for which a server certificate is valid; some systems accept no more."""
-LARGEST_PUBLIC_KEY = 4096
-"""Bytes of a file with a public key."""
 
 _KIND = "ecdsa-sha2-nistp384"
+_LARGEST_FILE = 1024**2
+"""Bytes of a file with a key or a certificate."""
+_LARGEST_PUBLIC_KEY = 4096
 
 
 class PublicKey(NamedTuple):
@@ -58,26 +63,14 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
         RunError: one of the files exists, or ``cryptography`` is not installed.
     """
     _require_cryptography()
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     names = _alternative_names(hosts)
-    _refuse_existing(
-        folder / "ca.crt", folder / "ca.key", folder / "server.pem", folder / "server.key"
-    )
+    _refuse_existing(*(folder / name for name in ("ca.crt", "ca.key", "server.pem", "server.key")))
+
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name(
-        [x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedtailor certificate authority")]
-    )
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    certificate = (
-        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(key, hashes.SHA384())
-    )
+    subject = _name("fedtailor certificate authority")
+    builder = _certificate(subject, subject, key.public_key(), AUTHORITY_DAYS, is_authority=True)
+    certificate = builder.sign(key, hashes.SHA384())
+
     folder.mkdir(parents=True, exist_ok=True)
     write_private(folder / "ca.key", _private_text(key))
     write_whole(folder / "ca.crt", _certificate_text(certificate))
@@ -85,8 +78,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
-    """Replace the server's certificate and key by new ones of the same authority: nothing changes
-    for the sites.
+    """Replace the server's certificate and key; the authority stays, so sites need nothing new.
 
     Raises:
         ConfigError: a host is not a name or an address.
@@ -94,53 +86,38 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
         RunError: they are missing, or ``cryptography`` is not installed.
     """
     _require_cryptography()
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     names = _alternative_names(hosts)
     certificate = _load_certificate(folder / "ca.crt")
     path = folder / "ca.key"
-
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError) as error:
-        raise DataError(
-            f"'{path}' is not a private key without a password.", path=str(path)
-        ) from error
+        message = f"'{path}' is not a private key without a password."
+        raise DataError(message, path=str(path)) from error
 
-    if (
-        not isinstance(key, ec.EllipticCurvePrivateKey)
-        or key.public_key() != certificate.public_key()
-    ):
+    is_ours = isinstance(key, ec.EllipticCurvePrivateKey)
+    if not is_ours or key.public_key() != certificate.public_key():
         raise DataError(f"'{path}' and ca.crt do not belong together.", path=str(path))
 
     _sign_server(folder, names, certificate, key)
 
 
 def make_node_key(path: Path) -> PublicKey:
-    """Make the key of a site: a private key in OpenSSH's form with mode 0600, and ``PATH.pub`` for
-    the server.
+    """Make the key of a site: a private key with mode 0600, and ``PATH.pub`` for the server.
 
     Raises:
         RunError: one of the files exists, or ``cryptography`` is not installed.
     """
     _require_cryptography()
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     public_path = path.with_name(f"{path.name}.pub")
     _refuse_existing(path, public_path)
+
     key = ec.generate_private_key(ec.SECP384R1())
-    text = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_private(path, text)
+    write_private(path, _private_text(key, serialization.PrivateFormat.OpenSSH))
     write_whole(public_path, public + b"\n")
 
     return read_public_key(public_path)
@@ -154,22 +131,16 @@ def read_public_key(path: Path) -> PublicKey:
         RunError: it cannot be read, or ``cryptography`` is not installed.
     """
     _require_cryptography()
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-
-    content = _read(path, LARGEST_PUBLIC_KEY)
-    lines = [line for line in content.decode(errors="replace").splitlines() if line.strip()]
-
+    content = _read(path, _LARGEST_PUBLIC_KEY).decode(errors="replace")
+    lines = [line for line in content.splitlines() if line.strip()]
     if len(lines) != 1:
-        raise DataError(
-            f"'{path}' must hold one public key, on one line.",
-            path=str(path),
-            got=f"{len(lines)} lines",
-        )
+        message = f"'{path}' must hold one public key, on one line."
+        raise DataError(message, path=str(path), got=f"{len(lines)} lines")
 
     kind, *rest = lines[0].split()
     if kind != _KIND or not rest:
-        message = f"'{path}' is not the public key of a site: 'fedtailor site init' makes one, site.key.pub."
+        hint = "'fedtailor site init' makes one, site.key.pub"
+        message = f"'{path}' is not the public key of a site: {hint}."
         raise DataError(message, path=str(path), allowed=_KIND, got=kind[:60])
 
     text = f"{kind} {rest[0]}"
@@ -195,9 +166,7 @@ def days_left(certificate: Path) -> float:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user may read, from its first byte on; one that exists is
-    replaced.
-    """
+    """Write a file that only this user may read, from its first byte on; replace an older one."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
@@ -207,12 +176,9 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def _require_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as error:
-        raise RunError(
-            "keys need the package cryptography, which comes with the extra flower: pip install 'fedtailor[flower]'."
-        ) from error
+    if not _IS_INSTALLED:
+        hint = "which comes with the extra flower: pip install 'fedtailor[flower]'"
+        raise RunError(f"keys need the package cryptography, {hint}.")
 
 
 def _sign_server(
@@ -221,38 +187,45 @@ def _sign_server(
     authority: x509.Certificate,
     key: ec.EllipticCurvePrivateKey,
 ) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    """Write a new key of the server, and its certificate by the authority."""
     server = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fedtailor server")])
+    subject = _name("fedtailor server")
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-    certificate = (
-        _certificate(subject, authority.subject, server.public_key(), SERVER_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False
-        )
-        .add_extension(issuer, critical=False)
-        .add_extension(names, critical=False)
-        .sign(key, hashes.SHA384())
+    usage = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = _certificate(
+        subject, authority.subject, server.public_key(), SERVER_DAYS, is_authority=False
     )
+    for extension in (usage, issuer, names):
+        builder = builder.add_extension(extension, critical=False)
+
     write_private(folder / "server.key", _private_text(server))
-    write_whole(folder / "server.pem", _certificate_text(certificate))
+    write_whole(folder / "server.pem", _certificate_text(builder.sign(key, hashes.SHA384())))
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    *,
+    is_authority: bool,
 ) -> x509.CertificateBuilder:
-    from cryptography import x509
-
+    """Return a certificate that is not signed yet."""
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
+    length = 0 if is_authority else None
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=length)
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -261,80 +234,60 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - day)
         .not_valid_after(now + days * day)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    from cryptography import x509
-
+    """Return the names and addresses for which a certificate is valid."""
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys([*hosts, "127.0.0.1", "localhost"]):
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
-            names.append(_dns_name(host))
+            _check_host(host)
+            names.append(x509.DNSName(host))
 
     return x509.SubjectAlternativeName(names)
 
 
-def _dns_name(host: str) -> x509.DNSName:
-    from cryptography import x509
-
+def _check_host(host: str) -> None:
     labels = host.split(".")
-    plain = host.isascii() and len(host) <= 253
-    if not plain or not all(
+    is_plain = host.isascii() and len(host) <= 253
+    if not is_plain or not all(
         label.replace("-", "a").isalnum() and len(label) <= 63 for label in labels
     ):
-        message = f"a host must be a name or an address, without a port, such as fl.example.org; got '{host[:253]}'."
-        raise ConfigError(message, key="host", got=host[:253])
+        allowed = "a name or an address, without a port, such as fl.example.org"
+        message = f"a host must be {allowed}; got '{host[:253]}'."
+        raise ConfigError(message, key="host", allowed=allowed, got=host[:253])
 
-    return x509.DNSName(host)
 
-
-def _private_text(key: ec.EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+def _private_text(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat | None = None
+) -> bytes:
+    form = form or serialization.PrivateFormat.PKCS8
+    encryption = serialization.NoEncryption()
+    return bytes(key.private_bytes(serialization.Encoding.PEM, form, encryption))
 
 
 def _certificate_text(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
     return bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _load_certificate(path: Path) -> x509.Certificate:
-    from cryptography import x509
-
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError as error:
         raise DataError(f"'{path}' is not a certificate in PEM form.", path=str(path)) from error
 
 
-def _read(path: Path, largest: int = 1024**2) -> bytes:
+def _read(path: Path, largest: int = _LARGEST_FILE) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(largest + 1)
@@ -351,6 +304,5 @@ def _read(path: Path, largest: int = 1024**2) -> bytes:
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise RunError(
-                f"'{path}' exists already, and a key is never overwritten.", path=str(path)
-            )
+            message = f"'{path}' exists already, and a key is never overwritten."
+            raise RunError(message, path=str(path))

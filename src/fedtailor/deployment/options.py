@@ -1,5 +1,6 @@
-"""The two files that people write: ``federation.toml`` at the server, and ``site.toml`` at every
-site. No torch.
+"""The two files that people write: ``federation.toml`` at the server, ``site.toml`` at a site.
+
+No torch, because several commands only look at them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PLAN_FILE = "plan.json"
 
 SHARED = ("scores", "metrics", "errors")
 """What a site may share beside the messages of the method."""
-_PER_SITE = ("path", "dataset", "dir", "label_column", "group")
+PER_SITE = ("path", "dataset", "dir", "label_column", "group")
 """Keys of ``[data]`` that every site sets for itself."""
 _ONE_MACHINE_ONLY = {
     "partition": "every site is one client",
@@ -38,9 +39,7 @@ _ONE_MACHINE_ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """The ``[deploy]`` section of ``federation.toml``. Nothing here changes what a site
-    computes.
-    """
+    """The ``[deploy]`` section of ``federation.toml``; it does not change what a site computes."""
 
     host: str = "localhost"
     """Name or address under which sites reach the server."""
@@ -60,7 +59,7 @@ class DeployOptions:
     """Seconds after which a request is sent again to a site that has not answered; each time after
     twice as long.
 
-    If the request is known to be lost, it begins anew. A site answers twice the same.
+    If the request is known to be lost, the first wait counts again. A site answers twice the same.
     """
     allow_mixed: bool = False
     """Whether sites may have other versions of torch. Then the last bits of results depend on who
@@ -84,12 +83,8 @@ class DeployOptions:
         check_options(self, owner="deploy")
         if len(set(self.classes)) < len(self.classes):
             message = "deploy.classes must be different names."
-            raise ConfigError(
-                message,
-                key="deploy.classes",
-                allowed="different names",
-                got=show(list(self.classes)),
-            )
+            got = show(list(self.classes))
+            raise ConfigError(message, key="deploy.classes", allowed="different names", got=got)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +115,8 @@ class SiteOptions:
         check_options(self, owner="site")
         for key in ("name", "data"):
             if not getattr(self, key).strip():
-                raise ConfigError(
-                    f"site.{key} must not be empty.", key=f"site.{key}", allowed="text", got="''"
-                )
+                message = f"site.{key} must not be empty."
+                raise ConfigError(message, key=f"site.{key}", allowed="text", got="''")
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ def load_federation(path: Path) -> FederationFile:
         ConfigError: the file is missing or no TOML, or a value is wrong or needs the data of all
             sites in one place.
     """
-    values = _read(path)
+    values = read_settings(path)
     deploy = build(DeployOptions, _with_tuples(_section(values, "deploy")), section="deploy")
     data = _section(values, "data")
     for key, why in _ONE_MACHINE_ONLY.items():
@@ -151,23 +145,12 @@ def load_federation(path: Path) -> FederationFile:
             message = f"data.{key} has no place in {path.name}: {why}. Leave it out."
             raise ConfigError(message, key=f"data.{key}", path=str(path), got=show(data[key]))
 
-    data = {key: value for key, value in data.items() if key not in _PER_SITE}
-    rest = {key: value for key, value in values.items() if key not in ("deploy", "engine")}
-    config = make_config(
-        {**rest, "data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}
-    )
-
-    if len(config.seeds) > 1:
-        message = f"a deployment has one seed, got seeds = {list(config.seeds)}: set seed."
-        raise ConfigError(
-            message, key="seeds", path=str(path), allowed="one seed", got=list(config.seeds)
-        )
-
-    if config.schedule.client_timeout:
-        message = (
-            "federation.client_timeout is for one machine; here, deploy.deadline limits a round."
-        )
-        raise ConfigError(message, key="federation.client_timeout", path=str(path), allowed=0)
+    # The data of a site stand for those of one client of a simulation.
+    data = {key: value for key, value in data.items() if key not in PER_SITE}
+    values = {key: value for key, value in values.items() if key != "deploy"}
+    values |= {"data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}
+    config = make_config(values)
+    _check_one_seed(path, config)
 
     checkpoint = dataclasses.replace(config.checkpoint, every=1)
     return FederationFile(dataclasses.replace(config, checkpoint=checkpoint), deploy)
@@ -184,30 +167,46 @@ def load_site(folder: Path) -> SiteOptions:
         message = f"'{folder}' holds no {SITE_FILE}: make a folder with 'fedtailor site init'."
         raise ConfigError(message, key="folder", path=str(folder), allowed=SITE_FILE, got="none")
 
-    values = _read(path)
+    values = read_settings(path)
     for key in ("name", "data"):
         if key not in values:
             message = f"'{path}' must say {key}."
-            raise ConfigError(
-                message, key=f"site.{key}", path=str(path), allowed=key, got="nothing"
-            )
+            details = {"path": str(path), "allowed": key, "got": "nothing"}
+            raise ConfigError(message, key=f"site.{key}", **details)
 
     return build(SiteOptions, _with_tuples(values), section="site")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML file.
+
+    Raises:
+        ConfigError: it is missing or not TOML.
+    """
     try:
         return read_toml(path)
     except DataError as error:
         raise ConfigError(error.message, path=str(path)) from error
 
 
+def _check_one_seed(path: Path, config: Config) -> None:
+    """Refuse what a simulation has, and a deployment has not."""
+    if len(config.seeds) > 1:
+        seeds = list(config.seeds)
+        message = f"a deployment has one seed, got seeds = {seeds}: set seed."
+        raise ConfigError(message, key="seeds", path=str(path), allowed="one seed", got=seeds)
+
+    if config.schedule.client_timeout:
+        here = "deploy.deadline limits a round"
+        message = f"federation.client_timeout is for one machine; here, {here}."
+        raise ConfigError(message, key="federation.client_timeout", path=str(path), allowed=0)
+
+
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name, {})
     if not isinstance(section, Mapping):
-        raise ConfigError(
-            f"'{name}' must be a section with keys, such as [{name}].", key=name, got=show(section)
-        )
+        message = f"'{name}' must be a section with keys, such as [{name}]."
+        raise ConfigError(message, key=name, got=show(section))
     return dict(section)
 
 

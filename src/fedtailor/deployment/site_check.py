@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fedtailor import __version__
 from fedtailor.core.errors import FedtailorError
@@ -23,7 +24,11 @@ from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.site_data import read_dataset
 
 _FEWEST_DAYS = 30
+"""Days before the end of the certificate from which the check says so."""
 _SECONDS = 10
+"""For the server to answer."""
+_MOST_CLASSES = 8
+"""Classes whose examples are counted in the answer."""
 
 
 class Check(NamedTuple):
@@ -35,27 +40,27 @@ class Check(NamedTuple):
 
 
 def check_site(folder: Path) -> Iterator[Check]:
-    """Check everything that a site needs, one thing after the other; nothing is sent but a question
-    for its health.
+    """Check everything that a site needs, one thing after the other.
+
+    Nothing is sent but a question for the server's health.
 
     Raises:
         ConfigError: ``site.toml`` is missing or wrong.
     """
     options = load_site(folder)
-    yield Check(
-        "site.toml", True, f"name {options.name}, shares {', '.join(options.share) or 'nothing'}"
-    )
-    steps: list[tuple[str, Callable[[], str]]] = [
-        ("data", lambda: _data(folder, options)),
-        ("key", lambda: _key(folder)),
-        ("certificate", lambda: _certificate(folder)),
-        ("server", lambda: _server(folder, options)),
-        ("log", lambda: _log(folder)),
-        ("Flower", _flower),
-        ("versions", _versions),
-    ]
+    shares = ", ".join(options.share) or "nothing"
+    yield Check("site.toml", True, f"name {options.name}, shares {shares}")
 
-    for what, step in steps:
+    steps: dict[str, Callable[[], str]] = {
+        "data": lambda: _data(folder, options),
+        "key": lambda: _key(folder),
+        "certificate": lambda: _certificate(folder),
+        "server": lambda: _server(folder, options),
+        "log": lambda: _log(folder),
+        "Flower": _flower,
+        "versions": _versions,
+    }
+    for what, step in steps.items():
         try:
             yield Check(what, True, step())
         except FedtailorError as error:
@@ -71,15 +76,18 @@ class _Problem(Exception):
 def _data(folder: Path, options: SiteOptions) -> str:
     """Read the data as they are, without what federation.toml will say of them."""
     dataset = read_dataset(options, DataOptions(path="each-site"), folder)
-    counts = np.bincount(dataset.y, minlength=dataset.num_classes)
-    classes = ", ".join(
-        f"{name} {count}" for name, count in list(zip(dataset.class_names, counts, strict=True))[:8]
-    )
-    more = "" if dataset.num_classes <= 8 else f" and {dataset.num_classes - 8} more classes"
     tested = len(dataset.y) - dataset.num_official_train
-    given = f", {tested} of them for testing" if tested else ""
+    text = f"{len(dataset.y)} examples"
+    if tested:
+        text += f", {tested} of them for testing"
 
-    return f"{len(dataset.y)} examples{given}: {classes}{more}"
+    counts = np.bincount(dataset.y, minlength=dataset.num_classes)
+    numbered = zip(dataset.class_names, counts, strict=True)
+    classes = [f"{name} {count}" for name, count in numbered]
+    text += f": {', '.join(classes[:_MOST_CLASSES])}"
+    more = len(classes) - _MOST_CLASSES
+
+    return f"{text} and {more} more classes" if more > 0 else text
 
 
 def _key(folder: Path) -> str:
@@ -95,79 +103,65 @@ def _key(folder: Path) -> str:
 def _certificate(folder: Path) -> str:
     path = folder / CERTIFICATE
     if not path.is_file():
-        raise _Problem(
-            f"'{path}' is missing: copy the file of this name from the server's folder 'keys'."
-        )
+        hint = "copy the file of this name from the server's folder 'keys'"
+        raise _Problem(f"'{path}' is missing: {hint}.")
 
     days = days_left(path)
     if days < 0:
         raise _Problem(f"'{path}' ended {-days:.0f} days ago: ask for a new one.")
     if days < _FEWEST_DAYS:
         return f"ends in {days:.0f} days: ask for a new one"
-
     return f"valid for {days:.0f} days"
 
 
 def _server(folder: Path, options: SiteOptions) -> str:
-    if not options.server:
+    """Ask the server for its health, and see whether it is the one of the certificate."""
+    name = options.server
+    if not name:
         raise _Problem('site.toml does not say where the server is: server = "host:port".')
 
-    host, port = check_address(options.server)
+    host, port = check_address(name)
     path = folder / CERTIFICATE
     if not path.is_file():
         raise _Problem("not asked: there is no certificate to know it by.")
 
+    url = f"https://{host}:{port}/health"
     try:
         context = ssl.create_default_context(cafile=path)
-        with urllib.request.urlopen(
-            f"https://{host}:{port}/health", timeout=_SECONDS, context=context
-        ) as answer:
-            if answer.status == 200:
-                return f"{options.server} answers"
-            raise _Problem(f"{options.server} answers with status {answer.status}.")
-    except ssl.SSLError as reason:
-        raise _Problem(_of_certificate(options.server, reason)) from reason
+        with urllib.request.urlopen(url, timeout=_SECONDS, context=context):
+            return f"{name} answers"
     except urllib.error.HTTPError as reason:
-        raise _Problem(
-            f"{options.server} answers with status {reason.code}: is it another program?"
-        ) from reason
-    except urllib.error.URLError as reason:
-        if isinstance(reason.reason, ssl.SSLError):
-            raise _Problem(_of_certificate(options.server, reason.reason)) from reason
-
-        text = (
-            f"{options.server} does not answer ({reason.reason}): is it running, is the port open?"
-        )
-        raise _Problem(text) from reason
+        problem = f"{name} answers with status {reason.code}: is it another program?"
+        raise _Problem(problem) from reason
     except (OSError, ValueError) as reason:
-        raise _Problem(f"{options.server} does not answer ({reason}).") from reason
+        # The library wraps what went wrong on the way.
+        cause: Any = getattr(reason, "reason", reason)
+        if not isinstance(cause, ssl.SSLError):
+            problem = f"{name} does not answer ({cause}): is it running, is the port open?"
+            raise _Problem(problem) from reason
 
-
-def _of_certificate(server: str, reason: Any) -> str:
-    text = getattr(reason, "verify_message", "") or str(reason)
-    remedy = "compare the file with the server's, and the clocks"
-    return f"{server} is not the server of '{CERTIFICATE}' ({text}): {remedy}."
+        text = getattr(cause, "verify_message", "") or str(cause)
+        remedy = "compare the file with the server's, and the clocks"
+        raise _Problem(
+            f"{name} is not the server of '{CERTIFICATE}' ({text}): {remedy}."
+        ) from reason
 
 
 def _log(folder: Path) -> str:
     line = broken_line(folder)
     if line is not None:
-        raise _Problem(
-            f"audit.jsonl was changed: line {line} does not follow from the line before."
-        )
+        where = f"line {line} does not follow from the line before"
+        raise _Problem(f"audit.jsonl was changed: {where}.")
     return "complete"
 
 
 def _flower() -> str:
-    path = Path(sys.executable).parent / "flower-supernode"
-    if not path.is_file():
-        raise _Problem(
-            f"it is not installed beside {sys.executable}: pip install 'fedtailor[flower]'."
-        )
+    if not (Path(sys.executable).parent / "flower-supernode").is_file():
+        remedy = "pip install 'fedtailor[flower]'"
+        raise _Problem(f"it is not installed beside {sys.executable}: {remedy}.")
     return "installed"
 
 
 def _versions() -> str:
-    import torch
-
-    return f"fedtailor {__version__}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"fedtailor {__version__}, torch {torch.__version__}, {capability}"

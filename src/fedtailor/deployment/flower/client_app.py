@@ -1,5 +1,6 @@
-"""Flower's ClientApp: a process for every message, which only asks the site's resident process. No
-torch here.
+"""Flower's ClientApp: a process for every message, which only asks the site's resident process.
+
+No torch here, because each message would load it again.
 """
 
 from __future__ import annotations
@@ -18,15 +19,12 @@ from fedtailor.deployment.resident import ask, socket_path
 RESTART_SECONDS = 60.0
 """How long a resident process may need to start again; then the request fails."""
 _TIMES = 2
-"""How often a request is asked: again if the process ended in the middle, for the same request may
-have ended it."""
+"""How often a request is asked if the process ends in the middle; the request may have ended it."""
 _LONGEST_WORK = 24 * 3600.0
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Return the resident process's reply to a message; its head is ``{"failed": reason}`` if there
-    is none.
-    """
+    """Return the resident process's reply, or one with the head ``{"failed": reason}``."""
     try:
         reply = _ask(Path(str(context.node_config["folder"])), unpack(message.content))
     except FedtailorError as error:

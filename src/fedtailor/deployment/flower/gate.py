@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,8 +24,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
-"""The paths of sites' requests, as they come; so nothing like ``/v1/fleet/../control`` gets
-through."""
+"""The paths of sites' requests, as they come: ``/v1/fleet/../control`` is none of them."""
 _OF_ONE_CONNECTION = frozenset(
     {"connection", "host", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 )
@@ -52,27 +51,20 @@ def make_gate(inner: str, certificate: Path) -> Starlette:
         if _ALLOWED.fullmatch(path) is None:
             return PlainTextResponse("not for sites\n", status_code=404)
 
-        headers = [
-            (name, value)
-            for name, value in request.headers.items()
-            if name not in _OF_ONE_CONNECTION
-        ]
-        asked = client.build_request(
-            request.method, path, headers=headers, content=request.stream()
+        # Both bodies stream through, so that large messages take little memory here.
+        onward = client.build_request(
+            request.method, path, headers=_passed_on(request.headers), content=request.stream()
         )
-
         try:
-            answer = await client.send(asked, stream=True)
+            answer = await client.send(onward, stream=True)
         except httpx.HTTPError:
             return PlainTextResponse("the server is starting\n", status_code=503)
 
-        kept = {
-            name: value for name, value in answer.headers.items() if name not in _OF_ONE_CONNECTION
-        }
-        body = answer.aiter_raw()
-
         return StreamingResponse(
-            body, answer.status_code, kept, background=BackgroundTask(answer.aclose)
+            answer.aiter_raw(),
+            answer.status_code,
+            _passed_on(answer.headers),
+            background=BackgroundTask(answer.aclose),
         )
 
     @asynccontextmanager
@@ -85,10 +77,12 @@ def make_gate(inner: str, certificate: Path) -> Starlette:
     )
 
 
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name not in _OF_ONE_CONNECTION}
+
+
 def main() -> None:
-    """Open the gate. Arguments: address and port at which to listen, the SuperLink's address, the
-    folder of keys.
-    """
+    """Open the gate: arguments are its address and port, the SuperLink's address, the keys."""
     host, port, inner, folder = sys.argv[1:]
     keys = Path(folder)
     uvicorn.run(

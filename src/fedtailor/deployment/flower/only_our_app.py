@@ -35,15 +35,12 @@ def refuse_other_app(content: bytes) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
-            if (
-                len(content) > _LARGEST
-                or not set(names) <= _FILES
-                or names.count("pyproject.toml") != 1
-            ):
-                raise PermissionError(
-                    f"the server has sent an app with other files than fedtailor's: {names[:5]}"
-                )
+            is_small = len(content) <= _LARGEST
+            if not is_small or not set(names) <= _FILES or names.count("pyproject.toml") != 1:
+                message = "the server has sent an app with other files than fedtailor's"
+                raise PermissionError(f"{message}: {names[:5]}")
 
+            # Few compressed bytes can become many.
             size = archive.getinfo("pyproject.toml").file_size
             text = archive.read("pyproject.toml").decode() if size <= _LARGEST else ""
 
@@ -52,9 +49,8 @@ def refuse_other_app(content: bytes) -> None:
         raise PermissionError("the server has sent an app that cannot be read") from reason
 
     if components != COMPONENTS:
-        raise PermissionError(
-            f"the server has sent an app with other parts than fedtailor's: {components!s:.200}"
-        )
+        message = "the server has sent an app with other parts than fedtailor's"
+        raise PermissionError(f"{message}: {components!s:.200}")
 
 
 def install_ours(fab_file: bytes, *arguments: Any, **options: Any) -> Any:
@@ -65,9 +61,9 @@ def install_ours(fab_file: bytes, *arguments: Any, **options: Any) -> Any:
 
 def main() -> None:
     """Do one task."""
-    assert run_clientapp.install_from_fab is install_from_fab, (
-        "this version of Flower installs apps in another way"
-    )
+    # Flower has no option for this; a version that installs in another way must not pass.
+    is_known = run_clientapp.install_from_fab is install_from_fab
+    assert is_known, "this version of Flower installs apps in another way"
     run_clientapp.install_from_fab = install_ours
     flwr_clientapp()
 

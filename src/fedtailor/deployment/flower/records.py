@@ -36,11 +36,8 @@ def unpack(content: RecordDict) -> Envelope:
     """
     head = content.get("head")
     arrays = content.get("blobs")
-    if (
-        set(content) != {"head", "blobs"}
-        or not isinstance(head, ConfigRecord)
-        or not isinstance(arrays, ArrayRecord)
-    ):
+    is_ours = isinstance(head, ConfigRecord) and isinstance(arrays, ArrayRecord)
+    if not is_ours or set(content) != {"head", "blobs"}:
         raise DataError("the records of a message must be a head and blobs")
 
     text = head.get("head")
@@ -50,12 +47,8 @@ def unpack(content: RecordDict) -> Envelope:
     blobs = {}
     for name, array in arrays.items():
         if array.stype != _FORM or array.dtype != "uint8" or not isinstance(array.data, bytes):
-            raise DataError(
-                "a blob must be an array of bytes",
-                key=name,
-                allowed=_FORM,
-                got=str(array.stype)[:60],
-            )
+            got = str(array.stype)[:60]
+            raise DataError("a blob must be an array of bytes", key=name, allowed=_FORM, got=got)
 
         check_blob(name, len(array.data))
         blobs[name] = array.data

@@ -17,11 +17,10 @@ from flwr.supernode.cli import flower_supernode
 def main() -> None:
     """Run the SuperNode."""
     for module in (heartbeat, fleet_http_connection):
-        used = vars(module).get("HEARTBEAT_DEFAULT_INTERVAL")
-        assert used == HEARTBEAT_DEFAULT_INTERVAL, (
-            "this version of Flower takes the interval from another place"
-        )
+        is_known = module.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_DEFAULT_INTERVAL
+        assert is_known, "this version of Flower takes the interval from another place"
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_MIN_INTERVAL
+
     flower_supernode()
 
 

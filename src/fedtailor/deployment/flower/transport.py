@@ -46,23 +46,19 @@ class GridTransport:
         Raises:
             DataError: a request cannot be sent.
         """
-        clients = list(requests)
-        messages = [self._message(client, requests[client]) for client in clients]
-        sent = list(self._grid.push_messages(messages))
-        if not sent:  # Flower's answer to requests that are too large together
-            sent = [None] * len(clients)
+        messages = [self._message(client, request) for client, request in requests.items()]
+        # Flower answers with an empty list to requests that are too large together.
+        numbers = list(self._grid.push_messages(messages)) or [None] * len(messages)
 
-        for client, number in zip(clients, sent, strict=True):
+        for client, number in zip(requests, numbers, strict=True):
             if number is None:
-                failure = SiteFailure(
-                    "unavailable", "Flower did not take the request: no such node, or too large"
-                )
-                self._refused.append((client, failure))
+                text = "Flower did not take the request: no such node, or too large"
+                self._refused.append((client, SiteFailure("unavailable", text)))
             else:
                 self._asked[number] = client
 
     def receive(self, seconds: float) -> list[tuple[int, Envelope | SiteFailure]]:
-        """Return the replies that have arrived, by client. Wait at most so long for the first."""
+        """Return the replies that have arrived, by client; wait at most ``seconds`` for one."""
         end = time.monotonic() + seconds
         while True:
             replies = [*self._refused, *self._fetch()]
@@ -100,7 +96,10 @@ class GridTransport:
         except httpx.HTTPError:
             raise
         except Exception:  # one damaged reply must not hide the others
-            return [reply for number in numbers for reply in self._fetch_one(number)]
+            replies = []
+            for number in numbers:
+                replies += self._fetch_one(number)
+            return replies
 
     def _fetch_one(self, number: str) -> list[tuple[int, Envelope | SiteFailure]]:
         if number not in self._asked:
@@ -122,12 +121,10 @@ class GridTransport:
                 continue
 
             reply = _read(message, self._node_of[client])
-            if isinstance(reply, Envelope):
-                self._asked = {
-                    number: other for number, other in self._asked.items() if other != client
-                }
-
             replies.append((client, reply))
+            # One reply is enough: those to repeats of the request are dropped.
+            if isinstance(reply, Envelope):
+                self._asked = {key: other for key, other in self._asked.items() if other != client}
 
         return replies
 
@@ -142,9 +139,8 @@ def _read(message: Message, node: int) -> Envelope | SiteFailure:
         return SiteFailure("failed", one_line(f"Flower error {code}: {message.error.reason}"))
 
     if sender != node:
-        return SiteFailure(
-            "failed", f"the reply comes from another node: {sender} instead of {node}"
-        )
+        text = f"the reply comes from another node: {sender} instead of {node}"
+        return SiteFailure("failed", text)
 
     try:
         return unpack(message.content)
