@@ -473,9 +473,7 @@ def test_names_and_keys_are_registered_once(keys, capsys):
     capsys.readouterr()
     add = ["deploy", "add", "server"]
     assert "'clinic' already" in failed([*add, "clinic", "clinic/site.key.pub"], CONFIG, capsys)
-    assert "that of site 'clinic'" in failed(
-        [*add, "other", "clinic/site.key.pub"], CONFIG, capsys
-    )
+    assert "that of site 'clinic'" in failed([*add, "other", "clinic/site.key.pub"], CONFIG, capsys)
     assert "'clinic/site.key'" in failed([*add, "other", "clinic/site.key"], DATA, capsys)
     assert "is not the public key of a site" in failed(
         [*add, "other", "one line.txt"], DATA, capsys
