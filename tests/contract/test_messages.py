@@ -13,16 +13,14 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.codec import decode, encode
 from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Each, Mean, Sum, problem_with, reduce_field
-from fedtailor.core.packing import (
-    download_bytes,
+from fedtailor.core.message_bytes import download_bytes, tree_bytes, upload_bytes
+from fedtailor.core.rng import new_key
+from fedtailor.deployment.packing import (
     pack_download,
     pack_upload,
-    packed_bytes,
     unpack_download,
     unpack_upload,
-    upload_bytes,
 )
-from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.engines import Guarding
@@ -109,8 +107,9 @@ def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm
     arrived = {}
     for client, upload in uploads.items():
         packed = pack_upload(upload, messages)
-        assert packed_bytes(packed) == upload_bytes(upload, messages)
-        arrived[client] = unpack_upload(decode(encode(packed)), messages)
+        assert tree_bytes(packed) == upload_bytes(upload, messages)
+        received = decode(encode(packed, modules=modules), modules=modules)
+        arrived[client] = unpack_upload(received, messages)
         assert (
             problem_with(arrived[client], messages, int(federation.info(client).num_train)) is None
         )
@@ -128,8 +127,8 @@ def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm
     shared = one.broadcast(trace.reports[0].state.server, Cohort(torch.arange(3), 7, 2, 2))
     packed = pack_download(shared, messages)
     per_client = one.init_per_client(federation.common_task, federation.info(0), new_key(0))
-    sent = packed_bytes(packed) + packed_bytes(per_client)
-    assert sent == download_bytes(messages) == download_bytes(messages, shared)
+    sent = tree_bytes(packed) + tree_bytes(per_client)
+    assert sent == download_bytes(messages)
     found = unpack_download(decode(encode(packed, modules=modules), modules=modules), messages)
     assert structure(found) == structure(shared)
     assert_same_bits(found, shared)

@@ -19,7 +19,7 @@ from fedtailor.core.message import (
     reduce_field,
     spread,
 )
-from fedtailor.core.packing import download_bytes, upload_bytes
+from fedtailor.core.message_bytes import download_bytes, upload_bytes
 from fedtailor.testing.runs import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -9,7 +9,7 @@ import torch
 
 import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.packing import packed_bytes
+from fedtailor.core.message_bytes import tree_bytes
 from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import broken_line, page
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance
@@ -66,11 +66,11 @@ def test_the_bytes_that_a_run_reports_are_those_of_the_numbers_that_were_sent(tm
         uploads = 0
         for _, answer in world.transport.received:
             if answer.head.get("kind") == "train" and answer.head["round"] == number:
-                uploads += packed_bytes(from_blob(answer.blobs["out"], MODULES)["upload"])
+                uploads += tree_bytes(from_blob(answer.blobs["out"], MODULES)["upload"])
         downloads = 0
         for _, request in world.transport.sent:
             if request.head.get("kind") == "train" and request.head["round"] == number:
-                downloads += packed_bytes(from_blob(request.blobs["shared"], MODULES))
+                downloads += tree_bytes(from_blob(request.blobs["shared"], MODULES))
         assert (uploads, downloads) == (line["bytes"]["up"], line["bytes"]["down"])
 
 

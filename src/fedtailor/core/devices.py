@@ -9,7 +9,7 @@ waited for once. On the CPU none of these does anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
@@ -84,19 +84,6 @@ def to_host(value: T, why: str) -> T:
         return value
     with torch.profiler.record_function(f"to the host: {why}"):
         return _replaced(value, iter(_copied_at_once(leaves, HOST)))
-
-
-def are_equal(pairs: Sequence[tuple[Tensor, Tensor]], why: str) -> bool:
-    """Return whether two tensors of the same shape and type are equal, in every pair.
-
-    Args:
-        pairs: on one device.
-        why: who needs the answer on the host, as for :func:`to_host`.
-    """
-    if not _others or all(first.device == HOST for first, _ in pairs):
-        return all(torch.equal(first, second) for first, second in pairs)
-    answers = to_host([(first == second).all() for first, second in pairs], why)
-    return all(map(bool, answers))
 
 
 def find(name: str) -> torch.device:

@@ -84,7 +84,7 @@ class Field:
 
     def scalars(self) -> int:
         """Return how many numbers a value takes; a symmetric matrix counts packed."""
-        return sum(_scalars(self.kind, shape) for shape in self.leaf_shapes().values())
+        return sum(num_scalars(self.kind, shape) for shape in self.leaf_shapes().values())
 
 
 Messages = Mapping[str, Field]
@@ -571,7 +571,8 @@ def _are_covariances(matrices: Tensor) -> Tensor:
     return symmetric & (failed == 0).all()
 
 
-def _scalars(kind: str, shape: tuple[int, ...]) -> int:
+def num_scalars(kind: str, shape: tuple[int, ...]) -> int:
+    """Return how many numbers a tensor takes; a symmetric matrix (..., d, d) counts packed."""
     if kind == "covariance":
         d = shape[-1]
         return math.prod(shape[:-2]) * d * (d + 1) // 2

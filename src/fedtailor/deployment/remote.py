@@ -13,10 +13,10 @@ from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import DataError, FedtailorError, one_line
 from fedtailor.core.message import Messages, Problem
 from fedtailor.core.metrics import Scores
-from fedtailor.core.packing import pack_download, unpack_upload
 from fedtailor.core.roster import Roster
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
+from fedtailor.deployment.packing import pack_download, unpack_upload
 from fedtailor.deployment.plan import Plan
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import (

@@ -19,8 +19,8 @@ from fedtailor import __version__
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, describe_error
 from fedtailor.core.message import Messages
+from fedtailor.core.message_bytes import tree_bytes
 from fedtailor.core.metrics import Scores, per_client
-from fedtailor.core.packing import pack_upload, packed_bytes, unpack_download
 from fedtailor.core.tree import leaves
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.moments import LEAST_ROWS
@@ -28,6 +28,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.audit import Audit
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import SiteOptions, load_site
+from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import PROTOCOL, Plan, other_version
 from fedtailor.deployment.site_data import (
     PreparedData,
@@ -386,10 +387,8 @@ class _SiteRun:
         self.states.keep([version, *work.keep, *([work.base] if work.base is not None else [])])
         upload = pack_upload(reply.upload, self.messages)
         out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}
-        contents = {
-            f"upload: {name}": packed_bytes(part) for name, part in upload["values"].items()
-        }
-        contents["upload: weights and rows"] = packed_bytes((upload["weights"], upload["rows"]))
+        contents = {f"upload: {name}": tree_bytes(part) for name, part in upload["values"].items()}
+        contents["upload: weights and rows"] = tree_bytes((upload["weights"], upload["rows"]))
 
         if "metrics" in self.options.share:
             out["metrics"] = reply.metrics

@@ -15,7 +15,7 @@ from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import ClientInfo
 from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages
-from fedtailor.core.packing import bytes_of_rows, download_bytes
+from fedtailor.core.message_bytes import bytes_of_rows, download_bytes
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, TRAINED, Task
 

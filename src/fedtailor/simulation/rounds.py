@@ -29,8 +29,8 @@ from fedtailor.core.message import (
     problem_with,
     reduce_field,
 )
+from fedtailor.core.message_bytes import download_bytes, upload_bytes
 from fedtailor.core.metrics import Scores
-from fedtailor.core.packing import download_bytes, upload_bytes
 from fedtailor.core.robust import left_out_by_krum, needs_every_value, reduce_robustly, sent_values
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
@@ -402,7 +402,7 @@ class _Server:
             rank=report.round == schedule.rounds,
         )
         shared = self.broadcast(report.round, report.cohort)
-        report.bytes_down += download_bytes(self.messages, shared) * len(clients)
+        report.bytes_down += download_bytes(self.messages) * len(clients)
         reduction = Reduction(self.summed, tuple(sorted(cohort)))
         attempt = _Attempt(
             request, shared, clients, cohort, reduction, set(clients), reduction.begin()

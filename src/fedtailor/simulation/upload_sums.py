@@ -25,7 +25,7 @@ from fedtailor.core.message import (
     Upload,
     problem_with,
 )
-from fedtailor.core.packing import upload_bytes
+from fedtailor.core.message_bytes import upload_bytes
 from fedtailor.simulation.quarantine import problem_at_client
 
 Entries = Mapping[str, Mean | Sum | PartialSum]

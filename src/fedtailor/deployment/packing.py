@@ -1,0 +1,275 @@
+"""Messages as they travel between the server and its sites.
+
+An upload or a broadcast holds numbers that need not be sent: the lower half of a symmetric matrix,
+rows of weight 0, the same weight beside several fields. They are left out, and the receiver puts
+them back, so that all that is computed from a message has the same bits as in a simulation, whose
+count of bytes (:mod:`fedtailor.core.message_bytes`) is that of these messages.
+
+A packed upload is a tree of three dicts::
+
+    {"values": {field: value}, "weights": {kind of weight or field: tensor}, "rows": {field: bits}}
+
+A tensor of a value has only the rows that are sent, one after the other along one axis, if there
+are others; the last two axes of symmetric matrices are one axis with their upper triangle, row by
+row. What a receiver cannot put back stays as it came: the check of the upload refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core import tree
+from fedtailor.core.errors import DataError, one_line
+from fedtailor.core.message import Each, Field, Mean, Messages, Sum, Upload, problem_with
+from fedtailor.core.message_bytes import sent_rows
+
+_VALUES = ("not finite", "range", "covariance")
+"""Kinds of problems with values. Such an upload can travel, and the server refuses it as a
+simulation does."""
+_SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""A type of whole numbers by the bytes of a number: equal bits are equal whole numbers."""
+
+
+def pack_upload(upload: Upload, messages: Messages) -> tree.Tree:
+    """Return an upload as a tree that :func:`fedtailor.core.codec.encode` takes.
+
+    An upload with wrong values is packed with all its rows, so that the server sees what is wrong
+    and refuses it.
+
+    Args:
+        upload: of one client.
+        messages: the declaration.
+
+    Raises:
+        DataError: the upload is not as declared in another way than by its values, and cannot
+            travel.
+    """
+    has_wrong_values = _has_wrong_values(upload, messages)
+    values: dict[str, tree.Tree] = {}
+    weights: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}
+
+    for name, entry in upload.items():
+        field = messages[name]
+        if isinstance(entry, Mean) and field.weight != "equal":
+            weights[_weight_key(name, field)] = entry.weight
+        if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
+            rows[name] = _to_bits(entry.rows)
+
+        sent = torch.ones((), dtype=torch.bool) if has_wrong_values else sent_rows(entry)
+        leaves = [_packed_leaf(leaf, sent, field) for leaf in tree.leaves(entry.value)]
+        values[name] = tree.rebuild(entry.value, iter(leaves))
+
+    return {"values": values, "weights": weights, "rows": rows}
+
+
+def _has_wrong_values(upload: Upload, messages: Messages) -> bool:
+    """Return whether values of an upload are wrong.
+
+    Raises:
+        DataError: something else is.
+    """
+    problem = problem_with(upload, messages)
+    if problem is None:
+        return False
+
+    # The first problem may hide one in another field.
+    problems = [problem]
+    for name, entry in upload.items() if problem.kind in _VALUES else ():
+        other = problem_with({name: entry}, {name: messages[name]})
+        problems += [other] if other is not None else []
+
+    for problem in problems:
+        if problem.kind not in _VALUES:
+            raise DataError(f"upload: {problem}.", key=problem.field or None)
+
+    return True
+
+
+def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
+    """Return the upload that :func:`pack_upload` packed.
+
+    Rows that were not sent are 0, or the number nearest to 0 that the field allows. What the
+    declaration says is not checked here: :func:`fedtailor.core.message.problem_with` does that.
+
+    Args:
+        packed: from anyone, as :func:`fedtailor.core.codec.decode` returned it.
+        messages: the declaration.
+
+    Raises:
+        DataError: it has another form than a packed upload of this declaration.
+    """
+    try:
+        values, weights, rows = packed["values"], packed["weights"], packed["rows"]
+        upload: dict[str, Mean | Sum | Each] = {}
+        for name, value in values.items():
+            upload[name] = _unpacked_entry(name, messages[name], value, weights, rows)
+        return upload
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as reason:
+        what = one_line(f"{type(reason).__name__}: {reason}")
+        raise DataError(f"a message is no packed upload of this method: {what}.") from reason
+
+
+def _unpacked_entry(
+    name: str, field: Field, value: Any, weights: Mapping[str, Any], rows: Mapping[str, Any]
+) -> Mean | Sum | Each:
+    if field.reduction == "mean":
+        equal = field.weight == "equal"
+        weight = torch.ones(()) if equal else weights[_weight_key(name, field)]
+        return Mean(_unpacked(value, field, weight > 0), weight)
+
+    if name in rows:
+        mask = _from_bits(rows[name], field)
+        return Sum(_unpacked(value, field, mask), mask.to(torch.get_default_dtype()))
+
+    whole = _unpacked(value, field, torch.ones((), dtype=torch.bool))
+    return Sum(whole) if field.reduction == "sum" else Each(whole)
+
+
+def _unpacked(value: tree.Tree, field: Field, sent: Tensor) -> tree.Tree:
+    """Return a value with the rows that were not sent, and with whole matrices."""
+    shapes = field.leaf_shapes()
+    leaves = []
+    for path, leaf in tree.paths(value).items():
+        shape = shapes[path]
+        some = (int(sent.count_nonzero()), *shape[sent.dim() :])
+        if field.kind == "covariance":
+            leaf = _with_both_halves(leaf, shape, some)
+        if leaf.shape != shape and leaf.shape == some:
+            leaf = _with_other_rows(leaf, shape, field, sent)
+        leaves.append(leaf)
+
+    return tree.rebuild(value, iter(leaves))
+
+
+def _with_other_rows(rows: Tensor, shape: tuple[int, ...], field: Field, sent: Tensor) -> Tensor:
+    """Return a tensor with the rows that were sent, and in the others the number nearest to 0 that
+    is allowed.
+    """
+    low = math.ceil(field.low) if field.kind == "counts" and math.isfinite(field.low) else field.low
+    result = torch.full(shape, min(max(0.0, low), field.high), dtype=rows.dtype)
+    result[sent] = rows
+    return result
+
+
+def pack_download(shared: tree.Tree, messages: Messages) -> tree.Tree:
+    """Return a broadcast with symmetric matrices as their upper triangles; all else stays as it is.
+
+    Args:
+        shared: what :meth:`fedtailor.core.algorithm.Algorithm.broadcast` returned.
+        messages: the declaration. Fields are found in ``shared`` by their names.
+    """
+    new = {}
+    for name, value in _covariances(shared, messages).items():
+        leaves = [_packed_matrices(leaf) for leaf in tree.leaves(value)]
+        new[name] = tree.rebuild(value, iter(leaves))
+    return _replaced(shared, new)
+
+
+def unpack_download(packed: tree.Tree, messages: Messages) -> tree.Tree:
+    """Return the broadcast that :func:`pack_download` packed, with the same bits, types and memory
+    layout.
+
+    Args:
+        packed: as :func:`fedtailor.core.codec.decode` returned it.
+        messages: the declaration.
+    """
+    new = {}
+    for name, value in _covariances(packed, messages).items():
+        shapes = messages[name].leaf_shapes()
+        leaves = []
+        for path, leaf in tree.paths(value).items():
+            shape = shapes.get(path, ())
+            leaves.append(_with_both_halves(leaf, shape) if shape else leaf)
+        new[name] = tree.rebuild(value, iter(leaves))
+    return _replaced(packed, new)
+
+
+def _replaced(shared: tree.Tree, new: Mapping[str, tree.Tree]) -> tree.Tree:
+    """Return a broadcast, a mapping or a NamedTuple, with some fields replaced."""
+    if not new:
+        return shared
+    return {**shared, **new} if isinstance(shared, Mapping) else shared._replace(**new)
+
+
+def _covariances(shared: Any, messages: Messages) -> dict[str, Any]:
+    """Return what a broadcast holds in the fields that are covariances."""
+    if not isinstance(shared, Mapping):
+        shared = shared._asdict() if hasattr(shared, "_fields") else {}
+    return {
+        name: shared[name]
+        for name, field in messages.items()
+        if field.kind == "covariance" and field.down and name in shared
+    }
+
+
+# Weights and rows
+
+
+def _weight_key(name: str, field: Field) -> str:
+    """Return the name of a weight: fields share those of their kind, but for their own ones."""
+    return f"own {name}" if field.weight == "own" else field.weight
+
+
+def _packed_leaf(leaf: Tensor, sent: Tensor, field: Field) -> Tensor:
+    """Return the rows of a leaf that are sent, along one axis; the leaf itself if all are."""
+    kept = leaf if bool(sent.all()) else leaf[sent].contiguous()
+    return _triangle(kept) if field.kind == "covariance" and _are_symmetric(kept) else kept
+
+
+def _to_bits(rows: Tensor) -> Tensor:
+    """Return a mask with eight entries of its last axis in every byte."""
+    mask = (rows > 0).numpy()
+    return torch.from_numpy(np.packbits(mask, axis=-1) if mask.ndim else mask.astype(np.uint8))
+
+
+def _from_bits(bits: Tensor, field: Field) -> Tensor:
+    """Return the mask that was packed, which fits the leading axes of the leaves."""
+    shape = next(iter(field.leaf_shapes().values()))[: bits.dim()]
+    mask = np.unpackbits(bits.numpy(), axis=-1, count=shape[-1]) if shape else bits.numpy()
+    if mask.shape != shape:
+        raise ValueError(f"bits of shape {tuple(bits.shape)} for rows of shape {shape}")
+    return torch.from_numpy(mask).bool()
+
+
+# Symmetric matrices
+
+
+def _are_symmetric(matrices: Tensor) -> bool:
+    """Return whether matrices (..., d, d) are symmetric in every bit."""
+    if matrices.dim() < 2 or matrices.shape[-1] != matrices.shape[-2]:
+        return False
+    if matrices.element_size() not in _SAME_SIZE:
+        return False
+    bits = matrices.view(_SAME_SIZE[matrices.element_size()])
+    return torch.equal(bits, bits.mT)
+
+
+def _packed_matrices(leaf: Tensor) -> Tensor:
+    """Return the triangles of matrices that come back as they are, with their place in memory."""
+    plain = torch.empty(leaf.shape, device="meta").stride()
+    return _triangle(leaf) if leaf.stride() == plain and _are_symmetric(leaf) else leaf
+
+
+def _triangle(matrices: Tensor) -> Tensor:
+    """Return the upper triangles of matrices (..., d, d), row by row, (..., d (d + 1) / 2)."""
+    rows, columns = torch.triu_indices(matrices.shape[-1], matrices.shape[-1])
+    return matrices[..., rows, columns].contiguous()
+
+
+def _with_both_halves(leaf: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+    """Return matrices (..., d, d) if a leaf is the triangles of one of these shapes."""
+    for *leading, size, _ in shapes:
+        if leaf.shape == (*leading, size * (size + 1) // 2):
+            rows, columns = torch.triu_indices(size, size)
+            matrices = torch.empty((*leading, size, size), dtype=leaf.dtype)
+            matrices[..., rows, columns] = leaf
+            matrices[..., columns, rows] = leaf
+            return matrices
+    return leaf
