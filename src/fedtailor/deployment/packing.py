@@ -106,7 +106,9 @@ def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
         DataError: it has another form than a packed upload of this declaration.
     """
     try:
-        values, weights, rows = packed["values"], packed["weights"], packed["rows"]
+        values = packed["values"]
+        weights = packed["weights"]
+        rows = packed["rows"]
         upload: dict[str, Mean | Sum | Each] = {}
         for name, value in values.items():
             upload[name] = _unpacked_entry(name, messages[name], value, weights, rows)
