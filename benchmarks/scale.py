@@ -1,7 +1,7 @@
 """Seconds per round and memory with 100 to 1,000,000 clients, of which 30 train in a round.
 
-    python benchmarks/scale.py [--algorithms fedavg,fedrep,ditto] [--clients 100,1000000] [--rounds
-    20] [--json]
+    python -m benchmarks.scale [--algorithms fedavg,fedrep,ditto] [--clients 100,1000000]
+                               [--rounds 20] [--json]
 
 Every client has 20 random 8-bit images of 28 x 28 pixels for training and 5 for tests. They are in
 a file that is mapped into memory, like the decoded cache of a data set; from client 100,000 on, the
@@ -28,6 +28,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.records import describe_machine, save_record
+
 TRAIN = 20
 TEST = 5
 SIDE = 28
@@ -42,13 +44,13 @@ def write_images(path: Path, clients: int) -> None:
     import numpy as np
 
     draw = np.random.default_rng(0)
-    each = (TRAIN + TEST) * SIDE * SIDE
+    bytes_of_client = (TRAIN + TEST) * SIDE * SIDE
     with path.open("wb") as file:
         for start in range(0, min(clients, WRITTEN), 1000):
-            file.write(
-                draw.integers(0, 256, min(1000, clients - start) * each, dtype=np.uint8).tobytes()
-            )
-        file.truncate(clients * each)
+            size = min(1000, clients - start) * bytes_of_client
+            file.write(draw.integers(0, 256, size, dtype=np.uint8).tobytes())
+
+        file.truncate(clients * bytes_of_client)
 
 
 def make_federation(path: Path, clients: int) -> Any:
@@ -111,78 +113,49 @@ def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float
 
 def run(names: list[str], sizes: list[int], rounds: int) -> dict[str, Any]:
     """Measure every method at every size, each in a separate process."""
-    from fedtailor.experiment.provenance import machine, versions
-
-    record: dict[str, Any] = {
-        "benchmark": "scale",
-        "cohort": COHORT,
-        "rounds": rounds,
-        "results": [],
-    }
-    record |= {"machine": {**machine(), "load_before": os.getloadavg()[0]}, "versions": versions()}
-    with tempfile.TemporaryDirectory(
-        dir="."
-    ) as folder:  # temporary folders elsewhere may be in memory
+    record = {"cohort": COHORT, "rounds": rounds, "results": [], **describe_machine()}
+    # Temporary folders elsewhere may be in memory.
+    with tempfile.TemporaryDirectory(dir=".") as folder:
         path = Path(folder) / "images"
         write_images(path, max(sizes))
         for name in names:
             for size in sizes:
-                command = [
-                    sys.executable,
-                    __file__,
-                    "--serve",
-                    name,
-                    str(size),
-                    str(rounds),
-                    str(path),
-                ]
-                found = json.loads(
-                    subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                command = [sys.executable, "-m", "benchmarks.scale", "--serve", name]
+                command += [str(size), str(rounds), str(path)]
+                answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                measured = json.loads(answer.stdout)
+                record["results"].append({"algorithm": name, "clients": size, **measured})
+                print(
+                    f"{name:8} {size:9,} clients: {measured['round_s']:.3f} s per round, "
+                    f"set-up {measured['setup_s']:.1f} s, peak {measured['peak_mb']:.0f} MB, "
+                    f"anonymous {measured['anonymous_mb']:.0f} MB",
+                    flush=True,
                 )
-                record["results"].append({"algorithm": name, "clients": size, **found})
-                print(f"{name:8} {size:9,} clients: {show(found)}", file=sys.stderr)
+
     record["machine"]["load_after"] = os.getloadavg()[0]
     return record
 
 
-def show(found: dict[str, float]) -> str:
-    """Return one line of numbers."""
-    return (
-        f"{found['round_s']:.3f} s per round, set-up {found['setup_s']:.1f} s, "
-        f"peak {found['peak_mb']:.0f} MB, anonymous {found['anonymous_mb']:.0f} MB"
-    )
-
-
 def main() -> None:
-    """Parse the command line and print the record."""
+    """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--algorithms", default="fedavg,fedrep,ditto", help="names, separated by commas"
-    )
-    parser.add_argument(
-        "--clients", default="100,10000,100000,1000000", help="numbers, separated by commas"
-    )
+    parser.add_argument("--algorithms", default="fedavg,fedrep,ditto", help="names, with commas")
+    parser.add_argument("--clients", default="100,10000,100000,1000000", help="numbers")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument(
-        "--json", action="store_true", help="print the record, and write results/scale.json"
-    )
+    parser.add_argument("--json", action="store_true", help="write results/scale.jsonl too")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        name, size, rounds, path = arguments.serve
+    options = parser.parse_args()
+    if options.serve:
+        name, size, rounds, path = options.serve
         print(json.dumps(measure(name, int(size), int(rounds), Path(path))))
         return
-    record = run(
-        arguments.algorithms.split(","),
-        [int(n) for n in arguments.clients.split(",")],
-        arguments.rounds,
-    )
-    if arguments.json:
-        text = json.dumps(record, indent=1)
-        (Path(__file__).parent / "results" / "scale.json").write_text(text + "\n")
-        print(text)
+
+    sizes = [int(number) for number in options.clients.split(",")]
+    record = run(options.algorithms.split(","), sizes, options.rounds)
+    if options.json:
+        save_record("scale", "scale", record)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ BESIDE = {
     "tests": "one folder for each package; `tests/golden` compares methods with their papers, written again in NumPy",
     "docs": "these pages; `make docs` writes those that follow from code or records",
     "tools": "the writers of pages, the map of imports, the check for packed code",
-    "benchmarks": "measurements of speed and accuracy, with their records",
+    "benchmarks": "measurements of speed, and records of finished studies",
     "experiments": "the experiments of four papers: their files, our records, and the program that runs them",
 }
 

@@ -14,10 +14,7 @@ WRITERS = (
     "algorithm_pages",
     "api_page",
     "architecture_page",
-    "comparison_page",
     "papers_page",
-    "performance_page",
-    "scarce_data_page",
 )
 GENERATED_FOLDERS = ("algorithms",)
 """Folders that hold generated pages only."""

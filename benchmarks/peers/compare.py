@@ -1,7 +1,7 @@
 """Our engines, pfl-research and Flower on the same work, in turn in one run.
 
     sh benchmarks/peers/setup.sh
-    python benchmarks/peers/compare.py [--model cifar_cnn|mlp] [--blocks 5] [--arms NAMES] [--json]
+    python -m benchmarks.peers.compare [--model cifar_cnn|mlp] [--blocks 5] [--arms NAMES] [--json]
     [--check]
 
 100 clients hold random images divided by Dir(0.5), and 30 of them train one epoch per round: in
@@ -33,6 +33,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.records import save_record
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -248,7 +250,8 @@ def show(record: dict[str, Any]) -> None:
     print(f"{record['model']}, {record['blocks']} paired rounds of {record['active']} clients")
     for name, found in record["arms"].items():
         print(
-            f"{name:15} {found['ms_per_step']:8.3f} ms per client-step, x{found['ratio']:.2f} of the first arm"
+            f"{name:15} {found['ms_per_step']:8.3f} ms per client-step, "
+            f"x{found['ratio']:.2f} of the first arm"
         )
     for name in record["not_installed"]:
         print(f"{name:15} not installed")
@@ -269,7 +272,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--active", type=int, default=30, help="clients per round")
     parser.add_argument("--check", action="store_true", help="also compare what the arms learn")
-    parser.add_argument("--json", action="store_true", help="write results/peers-MODEL.json too")
+    parser.add_argument("--json", action="store_true", help="write results/peers.jsonl too")
     arguments = parser.parse_args()
     arguments.names = arguments.arms.split(",")
     if unknown := sorted(set(arguments.names) - set(ARMS)):
@@ -303,8 +306,7 @@ def main() -> None:
     if worst := {n: d for n, d in record.get("largest_difference", {}).items() if d > TOLERANCE}:
         raise SystemExit(f"these arms did not learn the same: {', '.join(worst)}")
     if arguments.json:
-        path = HERE.parent / "results" / f"peers-{arguments.model}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        save_record("peers", f"peers-{arguments.model}", record)
 
 
 if __name__ == "__main__":

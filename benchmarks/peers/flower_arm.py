@@ -12,9 +12,9 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from benchmarks.arms import torch_module
 from benchmarks.peers import work
 from benchmarks.peers.flower_client import client_fn
-from benchmarks.train_step import torch_module
 
 
 class OnRequest(FedAvg):

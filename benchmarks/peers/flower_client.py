@@ -16,8 +16,8 @@ from flwr.client import Client, NumPyClient
 from flwr.common import Context
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.arms import DECAY, LR, MOMENTUM, torch_module
 from benchmarks.peers import work
-from benchmarks.train_step import DECAY, LR, MOMENTUM, torch_module
 
 
 @cache

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.arms import DECAY, LR, MOMENTUM, torch_module
 from benchmarks.peers import work
-from benchmarks.train_step import DECAY, LR, MOMENTUM, torch_module
 
 
 class Classifier(nn.Module):

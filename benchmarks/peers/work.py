@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, TextIO
 
-from benchmarks.train_step import DECAY, LR, MOMENTUM, SETTINGS
+from benchmarks.arms import DECAY, LR, MOMENTUM, SETTINGS
 
 ALPHA = 0.5
 WHITE = 255.0
