@@ -30,8 +30,8 @@ from fedtailor.deployment.options import (
 )
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import CheckpointOptions, make_config
-from fedtailor.experiment.sweep_space import load_sweep
-from fedtailor.experiment.sweep_trials import make_plans
+from fedtailor.experiment.sweep import make_searches
+from fedtailor.experiment.sweep_options import load_sweep
 from fedtailor.experiment.trackers import TRACKERS
 from fedtailor.simulation.engines.options import EngineOptions
 
@@ -280,7 +280,7 @@ def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
                 assert load_site(tmp_path)
             elif "[sweep" in block:
                 (tmp_path / "sweep.toml").write_text(block)
-                assert make_plans(*load_sweep(tmp_path / "sweep.toml"))
+                assert make_searches(*load_sweep(tmp_path / "sweep.toml"))
             else:
                 config = make_config(tomllib.loads(block))
                 if config.data.dataset == "digits":  # which needs no download

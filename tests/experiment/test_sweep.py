@@ -12,14 +12,12 @@ import pytest
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.experiment import sweep as module
-from fedtailor.experiment import sweep_trials
 from fedtailor.experiment.config import load_config, make_config
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.records import exclusive, read_run
 from fedtailor.experiment.run import run
-from fedtailor.experiment.sweep import rungs, sweep, validation_accuracy
-from fedtailor.experiment.sweep_space import Interval, SweepOptions, load_sweep, sweep_to_toml
-from fedtailor.experiment.sweep_trials import make_plans
+from fedtailor.experiment.sweep import halving_rounds, make_searches, sweep, validation_accuracy
+from fedtailor.experiment.sweep_options import SweepOptions, load_sweep, sweep_to_toml
 from fedtailor.simulation import rounds
 
 SMALL = {
@@ -50,7 +48,7 @@ def choice(result):
     """Return what a sweep has chosen, and by which scores."""
     return [
         [
-            (trial["values"], [step["by_seed"] for step in trial["steps"]], trial["rank"])
+            (trial["values"], [step["validation"] for step in trial["steps"]], trial["rank"])
             for trial in method["trials"]
         ]
         + [method["best"]["trial"], method["spread"]]
@@ -137,10 +135,16 @@ def sites_config(monkeypatch, folder, *, permuted):
     [
         {"values": {"training.lr": [0.001, 0.05]}},
         pytest.param(
-            {"values": {"training.lr": [0.001, 0.05, 0.5]}, "halving": 2}, marks=pytest.mark.slow
+            {
+                "values": {"training.lr": "loguniform(0.001, 0.5)"},
+                "sampler": "tpe",
+                "trials": 12,
+                "halving": 2,
+            },
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=["grid", "halving"],
+    ids=["grid", "tpe-and-pruning"],
 )
 def test_the_choice_is_the_same_if_test_labels_are_permuted(settings, tmp_path, monkeypatch):
     found = {}
@@ -157,20 +161,18 @@ def test_the_choice_is_the_same_if_test_labels_are_permuted(settings, tmp_path, 
     assert choice(found[False]) == choice(found[True])
 
 
-@pytest.mark.slow
 def test_selection_reads_nothing_but_validation_scores(tmp_path, monkeypatch):
     """Results without any test score, until the choice is made, give the same choice."""
     settings = {"values": {"training.lr": [0.01, 0.1]}, "out": tmp_path / "sweep"}
     expected = choice(sweep(config(), **settings))
-    read = module._results_by_seed
+    run_jobs = module.run_jobs
 
-    def only_validation(job):
-        results = read(job)
-        for result in results.values():
-            result["metrics"] = {"validation": result["metrics"]["validation"]}
-        return results
+    def only_validation(jobs, progress):
+        for outcome in run_jobs(jobs, progress):
+            metrics = {"validation": outcome.result["metrics"]["validation"]}
+            yield outcome._replace(result={**outcome.result, "metrics": metrics})
 
-    monkeypatch.setattr(module, "_results_by_seed", only_validation)
+    monkeypatch.setattr(module, "run_jobs", only_validation)
     monkeypatch.setattr(module, "_test_scores", lambda folder: {})
     assert choice(sweep(config(), **settings)) == expected
 
@@ -198,15 +200,10 @@ def test_the_best_on_validation_examples_is_chosen_and_of_equal_ones_the_first(t
 def test_the_scores_are_those_of_the_runs(finished):
     folder, result = finished
     trial = result["methods"][0]["best"]
-    (step,) = trial["steps"]
     found = read_run(folder / trial["run"]).result
     accuracy = found["metrics"]["validation"]["accuracy"]
     assert trial["validation"] == pytest.approx(accuracy["mean"])
     assert trial["standard_error"] == pytest.approx(accuracy["sem"]["mean"])
-    assert (
-        list(step["by_seed"]) == ["0", "1"]
-        and np.mean(list(step["by_seed"].values())) == trial["validation"]
-    )
     assert (
         result["methods"][0]["test"]["personalized"] == found["metrics"]["personalized"]["accuracy"]
     )
@@ -298,11 +295,9 @@ def test_a_sweep_that_has_finished_trains_nothing_and_trials_can_be_added(copied
     assert count_rounds == []
     more = sweep(settings, **{**RANDOM, "trials": 3}, out=folder)
     assert len(count_rounds) == 2 * 2
-    values = [
-        [trial["steps"][0]["by_seed"] for trial in each["methods"][0]["trials"]]
-        for each in (first, more)
-    ]
-    assert values[1][:2] == values[0] and len(values[1]) == 3
+    trials = [result["methods"][0]["trials"] for result in (first, more)]
+    assert [trial["values"] for trial in trials[0]] == [trial["values"] for trial in trials[1]][:2]
+    assert len(trials[1]) == 3
 
 
 def test_another_sweep_does_not_go_into_the_folder(finished, tmp_path):
@@ -324,170 +319,126 @@ def test_another_sweep_does_not_go_into_the_folder(finished, tmp_path):
         sweep(config(), **RANDOM, out=tmp_path / "other")
 
 
-# successive halving
+# pruning
 
 
 @pytest.mark.parametrize(
     ("trials", "num_rounds", "factor", "expected"),
-    [
-        (9, 9, 3, [(9, 1), (3, 3), (1, 9)]),
-        (20, 30, 3, [(20, 3), (6, 10), (2, 30)]),
-        (5, 100, 2, [(5, 25), (2, 50), (1, 100)]),
-        (100, 4, 2, [(100, 1), (50, 2), (25, 4)]),
-        (2, 30, 3, [(2, 30)]),
-        (30, 2, 3, [(30, 2)]),
-        (4, 30, 0, [(4, 0)]),
-    ],
+    [(9, 9, 3, [1, 3, 9]), (5, 100, 2, [25, 50, 100]), (2, 30, 3, [30]), (4, 30, 0, [30])],
 )
-def test_steps_of_halving(trials, num_rounds, factor, expected):
-    assert [tuple(rung) for rung in rungs(trials, num_rounds, factor)] == expected
+def test_rounds_of_halving(trials, num_rounds, factor, expected):
+    assert halving_rounds(trials, num_rounds, factor) == expected
 
 
-def test_the_best_trials_get_more_rounds(tmp_path, count_rounds):
+def test_trials_that_lag_behind_are_pruned(tmp_path, count_rounds):
     settings = config(("federation.rounds", 4))
-    values = {"training.lr": [1e-9, 0.1, 0.3, 2e-9]}
+    values = {"training.lr": [0.3, 1e-9, 2e-9, 3e-9]}
     said = []
     result = sweep(settings, values=values, halving=2, out=tmp_path / "sweep", announce=said.append)
     (method,) = result["methods"]
-    assert len(count_rounds) == method["trained_rounds"] == 4 * 1 + 2 * 2 + 1 * 4
-    trials = method["trials"]
-    assert [[step["rounds"] for step in trial["steps"]] for trial in trials] in (
-        [[1], [1, 2], [1, 2, 4], [1]],
-        [[1], [1, 2, 4], [1, 2], [1]],
-    )
-    assert method["best"]["rounds"] == 4 and method["best"]["rank"] == 1
+    rounds = [[step["rounds"] for step in trial["steps"]] for trial in method["trials"]]
+    assert rounds[0] == [1, 2, 4]
+    assert rounds[1] == rounds[2] == [1]
+    assert len(count_rounds) == method["trained_rounds"] == sum(map(sum, rounds))
+    assert method["best"]["trial"] == 1 and method["best"]["rounds"] == 4
     assert method["spread"]["rounds"] == 1 and method["spread"]["trials"] == 4
-    assert "fedavg: trial 3 of 4, 1 of 4 rounds: training.lr=0.3" in said
-    alone = run(
-        config(
-            ("federation.rounds", 4),
-            ("training.lr", trials[method["best"]["trial"] - 1]["values"]["training.lr"]),
-        ),
-        out=tmp_path / "alone",
-    )
-    assert validation_accuracy(alone["metrics"]) == method["best"]["validation"]
+    assert "fedavg: trial 3 of 4, 1 of 4 rounds: training.lr=2e-09" in said
 
 
-def test_halving_does_not_go_with_other_choices_of_rounds():
+def test_pruning_does_not_go_with_other_choices_of_rounds():
     watching = config(("evaluation.select", "best"), ("evaluation.personalized_every", 1))
-    with pytest.raises(ConfigError, match=r"sweep\.halving .* evaluation\.select"):
+    with pytest.raises(ConfigError) as raised:
         sweep(watching, values={"training.lr": [0.1]}, halving=2)
-    with pytest.raises(
-        ConfigError, match=r"federation\.rounds cannot be varied with sweep\.halving"
-    ):
+    assert raised.value.key == "sweep.halving"
+    with pytest.raises(ConfigError) as raised:
         sweep(config(), values={"federation.rounds": [1, 2]}, halving=2)
+    assert raised.value.key == "sweep.values.federation.rounds"
 
 
 # what is tried
 
 
-def plans(values, *overrides, **options):
-    return make_plans(config(*overrides), SweepOptions(values=values, **options))
+def searches(values, *overrides, **options):
+    return make_searches(config(*overrides), SweepOptions(values=values, **options))
 
 
-def tried(plan, key):
-    return [trial.values[key] for trial in plan.trials]
+def drawn(search, score=lambda values: 0.0):
+    """Return the values of all trials, if a function scores them in place of a run."""
+    study, trials = search._make_study(), []
+    for number in range(1, search.num_trials + 1):
+        study.sampler = search._make_sampler(number)
+        trial = study.ask({name: each.distribution for name, each in search.space.items()})
+        values = {key: each.value(trial.params[key]) for key, each in search.space.items()}
+        trials.append(values)
+        study.tell(trial, score(values))
+    return trials
 
 
 def test_a_grid_has_every_combination_in_order():
-    (plan,) = plans({"training.lr": [0.1, 0.2], "training.epochs": [1, 2]})
-    assert [str(trial) for trial in plan.trials] == [
-        "training.lr=0.1, training.epochs=1",
-        "training.lr=0.1, training.epochs=2",
-        "training.lr=0.2, training.epochs=1",
-        "training.lr=0.2, training.epochs=2",
+    (search,) = searches({"training.lr": [0.1, 0.2], "training.epochs": [1, 2]})
+    assert [tuple(values.values()) for values in drawn(search)] == [
+        (0.1, 1),
+        (0.1, 2),
+        (0.2, 1),
+        (0.2, 2),
     ]
-    assert [(trial.config.training.lr, trial.config.training.epochs) for trial in plan.trials][
-        1
-    ] == (0.1, 2)
 
 
 def test_random_values_have_the_bounds_and_the_distribution_of_their_range():
     values = {
         "training.lr": "loguniform(0.001, 1)",
-        "training.momentum": "uniform(0.2, 0.6)",
         "training.epochs": "integers(2, 5)",
         "training.flip": [True, False],
     }
-    drawn = sweep_trials._points(
-        "fedavg", SweepOptions(values=values).space, SweepOptions(values=values, trials=400)
-    )
-    columns = {key: np.array([point[key] for point in drawn]) for key in values}
+    (search,) = searches(values, trials=400)
+    columns = {key: np.array([point[key] for point in drawn(search)]) for key in values}
     lr = np.log10(columns["training.lr"])
-    momentum = columns["training.momentum"]
-    assert -3 <= lr.min() < -2.9 and -0.1 < lr.max() <= 0 and abs(lr.mean() + 1.5) < 0.1
-    assert (
-        0.2 <= momentum.min() < 0.21
-        and 0.59 < momentum.max() <= 0.6
-        and abs(momentum.mean() - 0.4) < 0.02
-    )
+    assert -3 <= lr.min() < -2.9 and -0.1 < lr.max() <= 0 and abs(lr.mean() + 1.5) < 0.15
     assert np.abs(np.bincount(columns["training.epochs"], minlength=6)[2:] - 100).max() < 40
-    assert abs(np.corrcoef(lr, momentum)[0, 1]) < 0.15
     assert abs(columns["training.flip"].sum() - 200) < 40
 
 
-@pytest.mark.parametrize("kind", ["uniform", "loguniform", "integers"])
-def test_the_ends_of_a_range_are_inside(kind):
-    interval = Interval(kind, 3.0, 7.0)
-    assert interval.at(0.0) == pytest.approx(3) and interval.at(0.0) >= 3
-    assert 6.99 < interval.at(1 - 2**-53) <= 7
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_draws_depend_on_seed_method_number_and_scores_only(sampler):
+    values = {"training.lr": "uniform(0.1, 1)"}
+
+    def trials(count, **options):
+        (search,) = searches(values, trials=count, sampler=sampler, **options)
+        return drawn(search, lambda point: -abs(point["training.lr"] - 0.3))
+
+    assert trials(20)[:15] == trials(15)
+    assert trials(15, seed=1) != trials(15)
 
 
-def test_draws_depend_on_seed_method_number_and_key_only():
-    few = {"training.lr": "uniform(0.1, 1)"}
-    more = {"training.momentum": "uniform(0, 0.9)", **few}
-    first = tried(plans(few, trials=3)[0], "training.lr")
-    assert tried(plans(few, trials=5)[0], "training.lr")[:3] == first
-    assert tried(plans(more, trials=3)[0], "training.lr") == first
-    both = plans(few, trials=3, methods=("ditto", "fedavg"))
-    assert tried(both[1], "training.lr") == first != tried(both[0], "training.lr")
-    assert tried(plans(few, trials=3, seed=1)[0], "training.lr") != first
+def test_tpe_draws_near_the_best():
+    (search,) = searches({"training.lr": "uniform(0.1, 1)"}, trials=60, sampler="tpe")
+    late = drawn(search, lambda point: -abs(point["training.lr"] - 0.3))[30:]
+    assert np.median([abs(point["training.lr"] - 0.3) for point in late]) < 0.12
 
 
-def test_a_part_of_a_grid_is_drawn_without_repetition():
-    (plan,) = plans({"training.lr": [0.1, 0.2, 0.3], "training.epochs": [1, 2, 3]}, trials=8)
-    assert len({str(trial) for trial in plan.trials}) == 8
-
-
-@pytest.mark.parametrize(
-    "values", [{"training.epochs": [1, 2]}, {"training.epochs": "integers(1, 2)"}]
-)
-def test_a_space_with_fewer_values_than_trials_is_tried_once(values):
-    (plan,) = plans(values, trials=9)
-    assert sorted(tried(plan, "training.epochs")) == [1, 2]
-    assert "only 2 different trials" in plan.notes[0]
-
-
-def test_methods_have_their_own_options_and_unequal_grids_are_said(tmp_path):
+def test_methods_have_their_own_options_and_unequal_grids_are_said():
     values = {
         "training.lr": [0.1, 0.2],
         "algorithm.finetune_epochs": [1, 2, 3],
         "ditto.penalty": [0.5],
         "ditto.lr": [0.3],
     }
-    tuned, ditto, head = plans(values, methods=("fedavg_ft", "ditto", "fedavg_ft(finetune=head)"))
-    assert (tuned.method, ditto.method, head.method) == (
-        "fedavg_ft",
-        "ditto",
-        "fedavg_ft(finetune=head)",
-    )
+    methods = ("fedavg_ft", "ditto", "fedavg_ft(finetune=head)", "fedavg")
+    tuned, ditto, head, plain = searches(values, methods=methods)
+    assert [search.method for search in (tuned, ditto, head)] == list(methods[:3])
     assert (tuned.name, ditto.name, head.name) == ("fedavg_ft", "ditto", "fedavg_ft-2")
-    assert set(tuned.trials[0].values) == {"training.lr", "algorithm.finetune_epochs"}
-    assert ditto.trials[0].values == {"algorithm.penalty": 0.5, "algorithm.lr": 0.3}
-    assert ditto.trials[0].config.algorithm.options == {"penalty": 0.5, "lr": 0.3}
-    assert [len(plan.trials) for plan in (tuned, ditto, head)] == [6, 1, 6]
-    assert "fedavg_ft 6, ditto 1" in module.unequal_budgets([tuned, ditto, head])[0]
-    assert module.unequal_budgets([tuned, head]) == []
+    assert set(tuned.space) == {"training.lr", "algorithm.finetune_epochs"}
+    assert drawn(ditto) == [{"algorithm.penalty": 0.5, "algorithm.lr": 0.3}]
+    assert [search.num_trials for search in (tuned, ditto, head, plain)] == [6, 1, 6, 2]
+    notes = " ".join(module._notes(config(), [tuned, ditto, head]))
+    assert "fedavg_ft 6, ditto 1" in notes
+    assert "equal budgets" not in " ".join(module._notes(config(), [tuned, head]))
 
 
 def test_methods_that_choose_on_validation_examples_themselves_are_named():
     values = {"training.lr": [0.1]}
-    assert (
-        "knn_per"
-        in sweep_trials.optimistic_methods(plans(values, methods=("knn_per", "fedavg")))[0]
-    )
-    for methods in (("knn_per",), ("ditto", "fedavg")):
-        assert sweep_trials.optimistic_methods(plans(values, methods=methods)) == []
+    notes = module._notes(config(), searches(values, methods=("knn_per", "fedavg")))
+    assert any(note.startswith("knn_per") for note in notes)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -497,9 +448,8 @@ def test_methods_say_whether_they_look_at_validation_examples(name):
 
 
 def test_a_method_with_nothing_to_vary_has_one_trial():
-    values = {"ditto.penalty": [0.5, 1.0]}
-    fedavg, _ = plans(values, methods=("fedavg", "ditto"))
-    assert len(fedavg.trials) == 1 and "none of the options" in fedavg.notes[0]
+    fedavg, _ = searches({"ditto.penalty": [0.5, 1.0]}, methods=("fedavg", "ditto"))
+    assert drawn(fedavg) == [{}]
 
 
 # mistakes
@@ -514,8 +464,6 @@ def test_a_method_with_nothing_to_vary_has_one_trial():
         ({"training": [0.1]}, "must be a section"),
         ({"seed": [1]}, "SECTION.OPTION"),
         ({"": [1]}, "SECTION.OPTION"),
-        ({".": [1]}, "SECTION.OPTION"),
-        ({"training.": [1]}, "SECTION.OPTION"),
         ({"training.lrr": [0.1]}, "did you mean 'lr'"),
         ({"trainig.lr": [0.1]}, "did you mean 'training'"),
         ({"fedavgg.lr": [0.1]}, "did you mean 'fedavg'"),
@@ -524,32 +472,29 @@ def test_a_method_with_nothing_to_vary_has_one_trial():
         ({"algorithm.name": ["ditto"]}, "sweep.methods"),
         ({"data.val_fraction": [0.1, 0.2]}, "other validation examples"),
         ({"data.seed": [1]}, "other validation examples"),
-        ({"engine.name": ["batched"]}, "no section that can be varied"),
-        ({"evaluation.select": ["best"]}, "no section that can be varied"),
+        ({"engine.name": ["batched"]}, "neither a section"),
+        ({"evaluation.select": ["best"]}, "neither a section"),
         ({"training.lr": 0.1}, "must be a list"),
         ({"training.lr": []}, "at least one value"),
-        ({"training.lr": [0.1, 0.1]}, "holds 0.1 twice"),
+        ({"training.lr": [0.1, 0.1]}, "0.1 is there twice"),
         ({"training.lr": [-1]}, "training.lr must be > 0"),
         ({"training.lr": ["x"]}, "training.lr must be a number"),
-        ({"training.lr": [[0.1]]}, "training.lr must be a number"),
         ({"training.lr": [None]}, "a list of numbers"),
         ({"training.lr": [math.nan]}, "a finite number"),
         ({"training.lr": "uniform"}, "must be a list"),
         ({"training.lr": "normal(0, 1)"}, "unknown range 'normal'"),
         ({"training.lr": "loguniforn(1, 2)"}, "did you mean 'loguniform'"),
         ({"training.lr": "uniform(1, x)"}, "two numbers"),
-        ({"training.lr": "uniform(nan, 1)"}, "two numbers"),
-        ({"training.lr": "uniform(0, inf)"}, "two numbers"),
         ({"training.lr": "uniform(2, 1)"}, "A < B"),
+        ({"training.lr": "uniform(nan, 1)"}, "A < B"),
+        ({"training.lr": "uniform(0, inf)"}, "A < B"),
+        ("training.lr", "sweep.values"),
         ({"training.lr": "loguniform(0, 1)"}, "A > 0"),
         ({"training.epochs": "integers(1, 2.5)"}, "two whole numbers"),
-        ({"training.epochs": "integers(1, 99999999999999999999)"}, "two whole numbers"),
         ({"training.epochs": "uniform(1, 3)"}, "training.epochs must be a whole number"),
         ({"training.lr": "uniform(0.1, 1)", "training.epochs": [1, 2]}, "number of trials"),
         ({"training": {"lr": [0.1]}, "training.lr": [0.2]}, "gives 'training.lr' twice"),
         ({"model.options.hidden.x": [1]}, "is not a section"),
-        ({1: [0.1]}, "must be text"),
-        ("training.lr", "must be a mapping"),
         (
             {
                 "training.lr": [k / 1000 for k in range(1, 201)],
@@ -578,7 +523,7 @@ def test_mistakes_are_errors_before_anything_is_written(values, words, tmp_path)
             {"methods": ("ditto(penalty=1)",), "values": {"ditto.penalty": [0.1]}},
             "fixed: penalty = 1",
         ),
-        ({"halving": 1}, "at least 2"),
+        ({"halving": 1}, "2 or more"),
         ({"halving": -1}, "sweep.halving must be >= 0"),
         ({"trials": 10**9}, "sweep.trials must be"),
         ({"trials": 2.5}, "sweep.trials must be a whole number"),
@@ -596,10 +541,9 @@ def test_options_that_no_method_would_use_are_an_error(tmp_path):
     ditto = config(("algorithm.name", "ditto"), ("algorithm.penalty", 2.0))
     with pytest.raises(ConfigError, match=r"\[algorithm\] holds options \(penalty\)"):
         sweep(ditto, methods=["fedavg"], values={"training.lr": [0.1]}, out=tmp_path / "sweep")
-    (plan,) = make_plans(ditto, SweepOptions(values={"algorithm.penalty": [0.1]}))
-    assert plan.trials[0].config.algorithm.options == {"penalty": 0.1}, (
-        "those of the file are where a sweep begins"
-    )
+    # Those of the file are where a sweep begins.
+    (search,) = make_searches(ditto, SweepOptions(values={"algorithm.penalty": [0.1]}))
+    assert drawn(search) == [{"algorithm.penalty": 0.1}]
     with pytest.raises(ConfigError, match="needs a configuration"):
         sweep("experiment.toml", values={})
 
@@ -643,12 +587,9 @@ def test_a_damaged_result_of_a_trial_is_an_error(copied):
     folder, result = copied
     place = folder / result["methods"][0]["trials"][0]["run"]
     for text in ("{", "{}", '{"metrics": 3}'):
-        (place / "seed-1" / "result.json").write_text(text)
+        (place / "result.json").write_text(text)
         with pytest.raises(DataError, match="damaged"):
             sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
-    (place / "seed-1" / "result.json").unlink()
-    with pytest.raises(DataError, match="damaged"):
-        sweep(config(("seeds", [0, 1])), **RANDOM, out=folder)
 
 
 def test_two_processes_do_not_write_to_one_folder(copied):

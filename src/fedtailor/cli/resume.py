@@ -34,7 +34,7 @@ def resume(
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
-    from fedtailor.experiment.sweep_space import SWEEP_FILE
+    from fedtailor.experiment.sweep_options import SWEEP_FILE
     from fedtailor.experiment.trackers import check_trackers
 
     path = Path(run)

@@ -35,7 +35,7 @@ from fedtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
-    from fedtailor.experiment.sweep_space import SweepOptions
+    from fedtailor.experiment.sweep_options import SweepOptions
 
 _RUNS_PER_TEN_LINES = 10
 """So many runs make the progress print a line at the end of each."""
@@ -54,8 +54,9 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUES",
-            help='What to try: "training.lr=[0.01, 0.1]", or uniform(A, B), loguniform(A, B), integers(A, B) in place '
-            "of the list. METHOD.OPTION is an option of one method. May be repeated.",
+            help='What to try: "training.lr=[0.01, 0.1]", or uniform(A, B), loguniform(A, B), '
+            "integers(A, B) in place of the list. METHOD.OPTION is an option of one method. May be "
+            "repeated.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -75,12 +76,21 @@ def sweep(
             help="Trials of every method (default: the whole grid).",
         ),
     ] = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where values come from: grid, random or tpe (default: auto, the grid if all of "
+            "it is tried, else random).",
+        ),
+    ] = "",
     halving: Annotated[
         int | None,
         typer.Option(
             parser=whole_number("--halving"),
             metavar="NUMBER",
-            help="Few rounds first; one trial in NUMBER goes on with NUMBER times the rounds (default: 0, no halving).",
+            help="Prune: few rounds first; about one trial in NUMBER gets NUMBER times the rounds "
+            "(default: 0, no pruning).",
         ),
     ] = None,
     dataset: DatasetName = "",
@@ -101,12 +111,11 @@ def sweep(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Try values of options, and choose the best on validation examples. Test examples never
-    decide.
+    """Try values of options, and choose the best on validation examples.
 
-    If the folder holds the same sweep, interrupted or killed, it is resumed.
+    Test examples never decide. If the folder holds the same sweep, interrupted or killed, it is resumed.
     """
-    from fedtailor.experiment.sweep_space import load_sweep
+    from fedtailor.experiment.sweep_options import load_sweep
 
     named: dict[str, Any] = {
         "data.dataset": dataset,
@@ -122,14 +131,15 @@ def sweep(
         "engine.name": engine,
         "engine.device": device,
         "engine.ray_address": ray_address,
+        "sweep.sampler": sampler,
         "sweep.trials": trials,
         "sweep.halving": halving,
         "sweep.methods": algorithm,
     }
     overrides = [*read_overrides(named, set_), *_read_values(values)]
-    settings, options = load_sweep(
-        config, overrides
-    )  # before torch is imported: a mistake is reported at once
+
+    # Before torch is imported: a mistake is reported at once.
+    settings, options = load_sweep(config, overrides)
     refuse_missing_data(settings)
 
     from fedtailor.experiment.sweep import default_sweep_folder
@@ -139,7 +149,7 @@ def sweep(
 
 def resume_sweep(folder: Path, *, json: bool) -> None:
     """Resume the sweep in a folder, and print its result."""
-    from fedtailor.experiment.sweep_space import SWEEP_FILE, load_sweep
+    from fedtailor.experiment.sweep_options import SWEEP_FILE, load_sweep
 
     settings, options = load_sweep(folder / SWEEP_FILE)
     _run(settings, options, str(folder), json=json)

@@ -1,7 +1,9 @@
 """A sweep: it tries values of options, and chooses by scores on validation examples.
 
-Every trial is a run of :mod:`fedtailor.experiment.runner`, in a folder of its own. So a sweep is
-resumed as runs are.
+Optuna draws the values of a trial from those of earlier trials, and prunes trials that lag behind.
+Every trial is a run in a folder of its own. What Optuna draws depends on the seed of the sweep, the
+number of the trial and the earlier scores only. So run folders are the state of a sweep: to resume
+one is to ask again, and to read the runs that have finished.
 
 What chooses is :func:`validation_accuracy` of finished runs, and nothing else of their results.
 Test scores are read after the choice, and only those of the runs that were chosen.
@@ -9,20 +11,30 @@ Test scores are read after the choice, and only those of the runs that were chos
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from fedtailor.algorithms import load_algorithm
+from fedtailor.core import rng
 from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError, RunError, one_line
+from fedtailor.core.errors import (
+    ConfigError,
+    DataError,
+    FedtailorError,
+    RunError,
+    did_you_mean,
+    one_line,
+)
 from fedtailor.core.options import show
-from fedtailor.core.schedule import Schedule
-from fedtailor.experiment.assembly import assemble
-from fedtailor.experiment.config import Config, load_config, to_toml
+from fedtailor.core.task import Training
+from fedtailor.experiment.assembly import assemble, make_algorithm
+from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive
 from fedtailor.experiment.resume import refuse_other_values
@@ -35,69 +47,33 @@ from fedtailor.experiment.runner import (
     refuse_other_kind,
     run_jobs,
 )
-from fedtailor.experiment.sweep_space import (
+from fedtailor.experiment.sweep_options import (
+    MOST_TRIALS,
     SWEEP_FILE,
+    Space,
     SweepOptions,
-    as_table,
+    check_keys,
+    fixed_table,
+    import_optuna,
     load_sweep,
+    methods_of,
     sweep_to_toml,
     with_values,
 )
-from fedtailor.experiment.sweep_trials import (
-    Plan,
-    Trial,
-    make_plans,
-    optimistic_methods,
-    unequal_budgets,
-)
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.samplers import BaseSampler
 
 KIND = "sweep"
 RESULT_FILE = "sweep.json"
 CHOSEN_BY = (
     "mean accuracy of personalized models on validation examples, over known clients and seeds"
 )
-_VERSION = 1
+_VERSION = 2
+_TRAINING_OPTIONS = frozenset(option.name for option in dataclasses.fields(Training))
 Record = dict[str, Any]
-
-
-class Rung(NamedTuple):
-    """A step of successive halving."""
-
-    trials: int
-    """That take part."""
-    rounds: int
-    """That they have in all; 0: those of the configuration."""
-
-
-class Measured(NamedTuple):
-    """What a finished run says of a trial; no score on test examples is among it."""
-
-    rounds: int
-    validation: float
-    standard_error: float | None
-    """Over seeds; None for one seed."""
-    by_seed: dict[str, float]
-    job: Job
-    trained_rounds: int
-    """Over all seeds."""
-    seconds: float
-    """Over all seeds."""
-    events: dict[str, int]
-
-
-@dataclass
-class Tried:
-    """A trial, and what came of it."""
-
-    trial: Trial
-    measured: list[Measured] = field(default_factory=list)
-    """One for every rung that it reached."""
-    error: str = ""
-    """Why it failed."""
-
-    def is_at(self, rung: int) -> bool:
-        """Return whether the trial has a score at a rung."""
-        return len(self.measured) > rung
+Say = Callable[[str], None]
 
 
 def sweep(
@@ -105,15 +81,15 @@ def sweep(
     *,
     values: Mapping[str, Any],
     methods: Sequence[str] = (),
+    sampler: str = "auto",
     trials: int = 0,
     halving: int = 0,
     seed: int = 0,
     out: str | Path | None = None,
     progress: Progress | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Say | None = None,
 ) -> dict[str, Any]:
-    """Try values of options, and choose by validation examples: what ``fedtailor sweep --json``
-    prints.
+    """Try values of options, and choose by validation examples.
 
     If the folder holds the same sweep, interrupted or killed, it is resumed. Trials and seeds can
     be added.
@@ -125,70 +101,77 @@ def sweep(
             ``loguniform(A, B)`` or ``integers(A, B)``. ``METHOD.OPTION`` is an option of one
             method.
         methods: such as ``fedavg_ft(finetune=head)``; default: the algorithm of the configuration.
+        sampler: ``grid``, ``random``, ``tpe``, or ``auto``: the grid if all of it is tried, else
+            random.
         trials: of every method; 0: the whole grid.
-        halving: successive halving: trials get few rounds first, and one in so many goes on with so
-            many times the rounds; 0: all trials get all rounds.
+        halving: pruning: trials get few rounds first, and about one in so many gets so many times
+            the rounds; 0: all trials get all rounds.
         seed: of the random draws of values.
         out: the folder; default: ``runs/sweep-DATASET-TIME``.
         progress: is told about every round.
         announce: is told a sentence before every trial.
+
+    Returns:
+        What ``fedtailor sweep --json`` prints.
 
     Raises:
         ConfigError: an option is wrong, no client has validation examples, or the folder holds
             something else.
         DataError: data is missing or damaged, or cannot be divided as asked.
         RunError: every trial failed.
+        UsageError: Optuna is not installed.
 
     Example:
         >>> from fedtailor import make_config
-        >>> config = make_config({"data": {"clients": 3, "val_fraction": 0.2}, "federation": {"rounds": 2}})
-        >>> found = sweep(config, values={"training.lr": [0.0001, 0.05]}, out="runs/sweep")
-        >>> found["methods"][0]["best"]["values"]
+        >>> data = {"clients": 3, "val_fraction": 0.2}
+        >>> config = make_config({"data": data, "federation": {"rounds": 2}})
+        >>> result = sweep(config, values={"training.lr": [0.0001, 0.05]}, out="runs/sweep")
+        >>> result["methods"][0]["best"]["values"]
         {'training.lr': 0.05}
     """
-    _check_type(config)
+    given: object = config
+    if not isinstance(given, Config):
+        allowed = "a configuration, made by make_config(...) or load_config(PATH)"
+        raise ConfigError(f"sweep needs {allowed}.", key="config", allowed=allowed)
+
     options = SweepOptions(
-        methods=tuple(methods), trials=trials, halving=halving, seed=seed, values=_as_dict(values)
+        methods=tuple(methods),
+        sampler=sampler,  # type: ignore[arg-type]  # the options check it
+        trials=trials,
+        halving=halving,
+        seed=seed,
+        values=dict(values) if isinstance(values, Mapping) else values,
     )
     folder = Path(out) if out is not None else default_sweep_folder(config)
+
+    # All mistakes come up before the first trial.
     _refuse_other_sweep(config, options, folder)
-    plans = make_plans(config, options)
-    schedule = config.schedule
+    searches = make_searches(config, options)
+    _refuse_two_choices_of_rounds(config, options)
+    _refuse_without_validation(searches[0].config)
 
-    if options.halving and schedule.watches_validation:
-        raise ConfigError(
-            "sweep.halving stops trials early and compares them at equal rounds; evaluation.select = 'best' and "
-            "evaluation.patience choose the round themselves. Leave one of them out.",
-            key="sweep.halving",
-            allowed=0,
-            got=options.halving,
-        )
-
-    _refuse_without_validation(plans[0].trials[0].config)
-    notes = [*_notes(config, options, plans), *(note for plan in plans for note in plan.notes)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as reason:
-        raise RunError(
-            f"cannot write '{folder}': {reason.strerror or reason}.", path=str(folder)
-        ) from reason
+    except OSError as error:
+        message = f"cannot write '{folder}': {error.strerror or error}."
+        raise RunError(message, path=str(folder)) from error
 
+    say = announce or (lambda _: None)
+    notes = _notes(config, searches)
     with exclusive(folder):
-        jobs = make_jobs([trial.config for plan in plans for trial in plan.trials], folder)
-        begin(folder, KIND, jobs)
+        begin(folder, KIND, [])
         write_whole(folder / SWEEP_FILE, sweep_to_toml(config, options))
-        say = announce or (lambda _: None)
         for note in notes:
             say(f"note: {note}")
 
-        shown = _ProgressOfTrials(progress or Silence())
-        tried = [
-            _try_all(plan, config.schedule, options.halving, folder, shown, say) for plan in plans
-        ]
-        result = _conclude(config, options, plans, tried, folder, notes)
+        trial_progress = _ValidationProgress(progress or Silence())
+        for search in searches:
+            search.run(folder, trial_progress, say)
+        result = _conclude(config, options, searches, folder, notes)
 
     if result["best"] is None:
-        first = next(each.error for method in tried for each in method if each.error)
+        trial_records = [trial for search in searches for trial in search.trials]
+        first = next(trial["error"] for trial in trial_records if trial["error"])
         raise RunError(f"every trial of the sweep failed; the first: {first}", path=str(folder))
 
     return result
@@ -199,42 +182,11 @@ def default_sweep_folder(config: Config) -> Path:
     return unused_folder(f"{KIND}-{config.data.title}")
 
 
-def _check_type(config: object) -> None:
-    """Check that a configuration is one.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
-    if not isinstance(config, Config):
-        got = (
-            show(config)
-            if isinstance(config, str | Path | Mapping)
-            else f"an object of {type(config).__name__}"
-        )
-        message = f"sweep needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
-        raise ConfigError(message, key="config", allowed="a Config", got=got)
-
-
-def _as_dict(values: object) -> dict[str, Any]:
-    """Return what to try as a dictionary.
-
-    Raises:
-        ConfigError: it is no mapping.
-    """
-    if isinstance(values, Mapping):
-        return dict(values)
-    message = (
-        f"values must be a mapping, such as {{'training.lr': [0.01, 0.1]}}, got {show(values)}."
-    )
-    raise ConfigError(message, key="sweep.values", got=show(values))
+# Checks before the first trial.
 
 
 def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> None:
-    """Check that a folder can be made, or holds the same sweep; trials and seeds may be added.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
+    """Refuse a folder that holds anything but the same sweep; trials and seeds may be added."""
     is_sweep = (folder / SWEEP_FILE).is_file()
     if not is_sweep or (folder / COMPARISON_FILE).is_file():
         refuse_other_kind(folder, KIND)
@@ -242,218 +194,471 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
         return
 
     begun, begun_options = load_sweep(folder / SWEEP_FILE)
-    refuse_other_values(
-        as_table(config, options), as_table(begun, begun_options), folder, what="a sweep"
-    )
-    missing = [seed for seed in begun.seeds if seed not in config.seeds]
+    new = fixed_table(config, options)
+    refuse_other_values(new, fixed_table(begun, begun_options), folder, what="a sweep")
 
-    if missing:
-        has = ", ".join(map(str, begun.seeds))
+    if not set(begun.seeds) <= set(config.seeds):
+        seeds = ", ".join(map(str, begun.seeds))
         raise ConfigError(
-            f"'{folder}' holds a sweep with the seeds {has}; seeds can be added to it, not left out.",
+            f"'{folder}' holds a sweep with the seeds {seeds}; seeds can be added to it, not left "
+            "out.",
             key="seeds",
             allowed=list(begun.seeds),
             got=list(config.seeds),
         )
 
 
-def _refuse_without_validation(config: Config) -> None:
-    """Check that a client has validation examples, by which a sweep chooses.
+def _refuse_two_choices_of_rounds(config: Config, options: SweepOptions) -> None:
+    """Refuse pruning beside another choice of rounds."""
+    if options.halving and config.schedule.watches_validation:
+        raise ConfigError(
+            "sweep.halving compares trials at equal rounds; evaluation.select = 'best' and "
+            "evaluation.patience choose the round themselves. Leave one of them out.",
+            key="sweep.halving",
+            allowed=0,
+            got=options.halving,
+        )
 
-    Raises:
-        ConfigError: no client has any, or an option is wrong.
-        DataError: the data cannot be used.
-    """
+
+def _refuse_without_validation(config: Config) -> None:
+    """Refuse a federation in which no client has validation examples."""
     parts = assemble(config, config.seeds[0])
     parts.engine.close()
     if not parts.federation.roster.validates:
         raise ConfigError(
-            "a sweep chooses by validation examples, and no client has any: set data.val_fraction, such as "
-            "--set data.val_fraction=0.2, or name a split with validation examples (--split). Test examples never "
-            "decide.",
+            "a sweep chooses by validation examples, and no client has any: set "
+            "data.val_fraction, such as --set data.val_fraction=0.2, or name a split with "
+            "validation examples (--split). Test examples never decide.",
             key="data.val_fraction",
             allowed="more than 0",
             got=config.data.val_fraction,
         )
 
 
-def _notes(config: Config, options: SweepOptions, plans: Sequence[Plan]) -> list[str]:
+def _notes(config: Config, searches: Sequence[Search]) -> list[str]:
     """Return what a user should know before the first trial."""
-    notes = [*unequal_budgets(plans), *optimistic_methods(plans)]
-    if len(config.seeds) == 1:
+    notes = []
+    if len({search.num_trials for search in searches}) > 1:
+        numbers = ", ".join(f"{search.method} {search.num_trials}" for search in searches)
         notes.append(
-            "with one seed, a difference between trials can be chance. Several, such as --seeds 0,1,2, show how large "
-            "it is."
+            f"methods do not get equal budgets (trials: {numbers}). The more trials a method has, "
+            "the higher the best of their scores is by chance. Give sweep.trials, or grids of "
+            "equal size."
         )
 
-    for plan in plans:
-        if (
-            options.halving
-            and len(rungs(len(plan.trials), config.schedule.rounds, options.halving)) == 1
-        ):
-            notes.append(
-                f"{plan.method} has too few trials or rounds for halving: all of its trials get all rounds."
-            )
+    algorithms = sorted({search.config.algorithm.name for search in searches})
+    optimistic = [name for name in algorithms if load_algorithm(name).chooses_by_validation]
+    if optimistic and len(algorithms) > 1:
+        notes.append(
+            f"{', '.join(optimistic)} personalizes with the validation examples too, so its scores "
+            "on them are too high beside those of other methods."
+        )
+
+    if len(config.seeds) == 1:
+        notes.append(
+            "with one seed, a difference between trials can be chance. Several, such as --seeds "
+            "0,1,2, show how large it is."
+        )
+
+    for search in searches:
+        if not search.space:
+            notes.append(f"{search.method} has none of the options that vary: it has one trial.")
 
     return notes
 
 
-def rungs(trials: int, rounds: int, factor: int) -> list[Rung]:
-    """Return the steps of successive halving: how many trials get how many rounds.
-
-    Jamieson and Talwalkar 2016, "Non-stochastic best arm identification and hyperparameter
-    optimization".
-
-    Args:
-        trials: of the method.
-        rounds: of the configuration, which the last step has.
-        factor: one trial in so many goes on, with so many times the rounds; 0: there is one step.
-
-    Example:
-        >>> [tuple(rung) for rung in rungs(20, 30, 3)]
-        [(20, 3), (6, 10), (2, 30)]
-    """
-    if factor == 0:
-        return [Rung(trials, 0)]
-    last = 0
-    while min(trials, rounds) >= factor ** (last + 1):
-        last += 1
-    return [
-        Rung(trials // factor**step, rounds // factor ** (last - step)) for step in range(last + 1)
-    ]
+# What varies for each method.
 
 
-def _try_all(
-    plan: Plan,
-    schedule: Schedule,
-    factor: int,
-    folder: Path,
-    progress: _ProgressOfTrials,
-    say: Callable[[str], None],
-) -> list[Tried]:
-    """Run the trials of a method; with halving, in several steps."""
-    tried = [Tried(trial) for trial in plan.trials]
-    has_spoken = False
-    for step, rung in enumerate(rungs(len(tried), schedule.rounds, factor)):
-        going_on = tried if step == 0 else best_of(tried, step - 1)[: rung.trials]
-        for each in sorted(going_on, key=lambda one: one.trial.number):
-            config = each.trial.config
-            rounds = ""
-            if factor:
-                config = with_values(config, {"federation.rounds": rung.rounds})
-                rounds = f", {rung.rounds} of {schedule.rounds} rounds"
-
-            (job,) = make_jobs([config], folder)
-            before = " (finished before)" if is_finished(job) else ""
-            say(
-                f"{plan.method}: trial {each.trial.number} of {len(tried)}{rounds}: {each.trial}{before}"
-            )
-            progress.speaks = not before and not has_spoken
-            (outcome,) = run_jobs([job], progress)
-            has_spoken = has_spoken or progress.speaks
-            found = None if outcome.result is None else _read(job)
-
-            if found is not None:
-                each.measured.append(found)
-                continue
-
-            each.error = (
-                str(outcome.error)
-                if outcome.error
-                else "it has no accuracy on validation examples."
-            )
-            say(f"{plan.method}: trial {each.trial.number} failed: {each.error}")
-
-    return tried
-
-
-def best_of(tried: Iterable[Tried], rung: int) -> list[Tried]:
-    """Return the trials with a score at a rung, the best first; of equal ones, the one that was
-    tried first.
-    """
-    scored = [each for each in tried if each.is_at(rung)]
-    return sorted(scored, key=lambda each: (-each.measured[rung].validation, each.trial.number))
-
-
-def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
-    """Return the mean accuracy of personalized models over known clients on validation examples;
-    None without any.
-    """
-    accuracy = metrics.get("validation", {}).get("accuracy", {}).get("mean")
-    return accuracy if isinstance(accuracy, float | int) and math.isfinite(accuracy) else None
-
-
-def _read(job: Job) -> Measured | None:
-    """Read what a finished run says of its trial; None if a seed has no validation score.
+def make_searches(config: Config, options: SweepOptions) -> list[Search]:
+    """Return the search of every method.
 
     Raises:
-        DataError: the result is damaged.
+        ConfigError: a key or a value is wrong for a method.
     """
-    try:
-        return _measure(job, _results_by_seed(job))
-    except (KeyError, TypeError, AttributeError) as reason:
-        raise DataError(
-            f"the result in '{job.folder}' is damaged. Remove this folder, and the trial runs again.",
-            path=str(job.folder),
-        ) from reason
+    check_keys(config, options)
+    methods = methods_of(config, options)
+    names = [method.name for method in methods]
+    _refuse_unused_options(names, options.space)
+
+    searches = []
+    for place, method in enumerate(methods):
+        earlier = names[:place].count(method.name)
+        label = _label(method) if options.methods else method.name
+        fixed = method.options if options.methods else {}
+        search = Search(
+            method=label,
+            name=f"{method.name}-{earlier + 1}" if earlier else method.name,
+            config=dataclasses.replace(config, algorithm=method),
+            space=_space_of(method, names, options.space, fixed),
+            options=options,
+        )
+        search.check_values()
+        searches.append(search)
+
+    return searches
 
 
-def _measure(job: Job, results: Mapping[int, Record]) -> Measured | None:
-    """Return what the results of the seeds of a run say of its trial; None if a seed has no
-    validation score.
+def _label(method: AlgorithmOptions) -> str:
+    """Return a method as a user writes it."""
+    options = dict(method.options)
+    if method.preset != AlgorithmOptions().preset:
+        options = {"preset": method.preset, **options}
+
+    inside = ", ".join(f"{name}={show_value(value)}" for name, value in options.items())
+    return f"{method.name}({inside})" if inside else method.name
+
+
+def show_value(value: Any) -> str:
+    """Return a value as tables show it: numbers with four digits."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else show(value)
+
+
+def _options_of(name: str) -> set[str]:
+    """Return what ``[algorithm]`` may hold for an algorithm."""
+    return {"preset", *load_algorithm(name).option_names(), *_TRAINING_OPTIONS}
+
+
+def _refuse_unused_options(names: Sequence[str], space: Space) -> None:
+    """Refuse an option of algorithms that no method of the sweep has."""
+    for key in space:
+        owner, _, option = key.rpartition(".")
+        if owner == "algorithm":
+            allowed = sorted(set().union(*map(_options_of, names)))
+        elif owner in names:
+            allowed = sorted(_options_of(owner))
+        else:
+            continue
+
+        if option not in allowed:
+            hint = did_you_mean(option, allowed) or "."
+            whose = owner if owner in names else " or ".join(names)
+            message = f"sweep.values.{key}: '{option}' is no option of {whose}{hint}"
+            raise ConfigError(message, key=f"sweep.values.{key}", allowed=allowed, got=option)
+
+
+def _space_of(
+    method: AlgorithmOptions, names: Sequence[str], space: Space, fixed: Mapping[str, Any]
+) -> Space:
+    """Return what varies for a method, by the keys of its configuration.
+
+    ``METHOD.OPTION`` comes before ``algorithm.OPTION``, and both come before ``training.OPTION``,
+    which they override.
+
+    Args:
+        method: the method.
+        names: the algorithms of all methods.
+        space: what varies in the sweep.
+        fixed: options that the user wrote with the method.
+
+    Raises:
+        ConfigError: a fixed option would vary.
     """
-    found = {seed: validation_accuracy(result["metrics"]) for seed, result in results.items()}
-    scores = {seed: score for seed, score in found.items() if score is not None}
-    if len(scores) < len(found):
-        return None
+    own_options = _options_of(method.name)
+    general: Space = {}
+    specific: Space = {}
+    for key, dimension in space.items():
+        owner, _, option = key.rpartition(".")
+        if owner == method.name:
+            specific[f"algorithm.{option}"] = dimension
+        elif (owner == "algorithm" and option in own_options) or (
+            owner != "algorithm" and owner not in names
+        ):
+            general[key] = dimension
 
-    values = list(scores.values())
-    events: Counter[str] = Counter()
-    for result in results.values():
-        events.update(result["events"])
+    result = general | specific
+    for option in _TRAINING_OPTIONS:
+        if f"algorithm.{option}" in result or option in method.options:
+            overridden = result.pop(f"training.{option}", None)
+            if overridden is not None and option in fixed:
+                raise _fixed_option(method, f"training.{option}", fixed[option])
 
-    return Measured(
-        rounds=max(result["rounds"] for result in results.values()),
-        validation=statistics.fmean(values),
-        standard_error=statistics.stdev(values) / math.sqrt(len(values))
-        if len(values) > 1
-        else None,
-        by_seed={str(seed): score for seed, score in scores.items()},
-        job=job,
-        trained_rounds=sum(result["rounds"] for result in results.values()),
-        seconds=math.fsum(result["seconds"]["total"] for result in results.values()),
-        events=dict(events),
+    for option, value in fixed.items():
+        if f"algorithm.{option}" in result:
+            raise _fixed_option(method, f"algorithm.{option}", value)
+
+    return result
+
+
+def _fixed_option(method: AlgorithmOptions, key: str, value: Any) -> ConfigError:
+    option = key.rpartition(".")[2]
+    return ConfigError(
+        f"sweep.values varies {key}, but for {method.name} it is fixed: {option} = {show(value)}.",
+        key=f"sweep.values.{key}",
+        got=show(value),
     )
 
 
-def _results_by_seed(job: Job) -> dict[int, Record]:
-    """Return the results of the single seeds of a finished run."""
-    seeds = job.config.seeds
-    folders = {
-        seed: job.folder / f"seed-{seed}" if len(seeds) > 1 else job.folder for seed in seeds
+# The trials of a method.
+
+
+@dataclass
+class Search:
+    """The search of one method: its trials, and what came of them."""
+
+    method: str
+    """As a user writes it."""
+    name: str
+    """Of its configuration file: the algorithm, with a number if several methods have it."""
+    config: Config
+    """The experiment with the method."""
+    space: Space
+    options: SweepOptions
+    trials: list[Record] = field(default_factory=list)
+    """One record a trial, as in the result of the sweep."""
+
+    @property
+    def grid_size(self) -> int:
+        """The number of combinations; 0: some values come from a range."""
+        if not all(dimension.values for dimension in self.space.values()):
+            return 0
+        return math.prod(len(dimension.values) for dimension in self.space.values())
+
+    @property
+    def uses_grid(self) -> bool:
+        """Whether combinations are tried in their order."""
+        if self.options.sampler != "auto":
+            return self.options.sampler == "grid"
+        is_whole = self.options.trials == 0 or self.options.trials >= self.grid_size
+        return self.grid_size > 0 and is_whole
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials the method has."""
+        if not self.uses_grid and self.space:
+            return self.options.trials
+        return min(self.options.trials or self.grid_size, self.grid_size)
+
+    @property
+    def rungs(self) -> list[int]:
+        """The rounds after which trials may be pruned, and all rounds last."""
+        return halving_rounds(self.num_trials, self.config.schedule.rounds, self.options.halving)
+
+    def check_values(self) -> None:
+        """Check the number of trials, and every value by itself.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        if self.uses_grid and self.grid_size == 0:
+            raise ConfigError(
+                f"sweep.sampler = 'grid' needs lists of values, and {self.method} has a range.",
+                key="sweep.sampler",
+                allowed=["random", "tpe"],
+                got="grid",
+            )
+        if self.num_trials == 0:
+            raise ConfigError(
+                f"the sweep of {self.method} needs a number of trials: set sweep.trials, or "
+                "--trials.",
+                key="sweep.trials",
+                allowed="1 or more",
+                got=0,
+            )
+        if self.num_trials > MOST_TRIALS:
+            raise ConfigError(
+                f"the grid of {self.method} has {self.grid_size} trials; at most {MOST_TRIALS} are "
+                "run. Set sweep.trials.",
+                key="sweep.trials",
+                allowed=f"at most {MOST_TRIALS}",
+                got=self.grid_size,
+            )
+
+        for key, dimension in self.space.items():
+            for value in dimension.extremes():
+                make_algorithm(with_values(self.config, {key: value}))
+
+    def run(self, folder: Path, progress: _ValidationProgress, say: Say) -> None:
+        """Run all trials, in folders below ``folder``."""
+        study = self._make_study()
+        for number in range(1, self.num_trials + 1):
+            # A sampler of its own for every trial: an interruption cannot change what is drawn.
+            study.sampler = self._make_sampler(number)
+            distributions = {name: each.distribution for name, each in self.space.items()}
+            trial = study.ask(distributions)
+            values = {key: dim.value(trial.params[key]) for key, dim in self.space.items()}
+
+            record = _new_record(number, values)
+            self.trials.append(record)
+            state = self._run_trial(trial, record, folder, progress, say)
+            study.tell(trial, record["validation"] if state == "COMPLETE" else None, _state(state))
+
+    def _make_study(self) -> Study:
+        """Return the study of Optuna, with the combinations of a grid waiting in their order."""
+        optuna = import_optuna()
+        pruner = optuna.pruners.NopPruner()
+        if len(self.rungs) > 1:
+            pruner = optuna.pruners.SuccessiveHalvingPruner(
+                min_resource=self.rungs[0], reduction_factor=self.options.halving
+            )
+
+        study: Study = optuna.create_study(direction="maximize", pruner=pruner)
+        if self.uses_grid:
+            places = [range(len(dimension.values)) for dimension in self.space.values()]
+            for point in itertools.islice(itertools.product(*places), self.num_trials):
+                study.enqueue_trial(dict(zip(self.space, point, strict=True)))
+
+        return study
+
+    def _make_sampler(self, number: int) -> BaseSampler:
+        """Return the sampler of one trial, seeded by sweep, method and number."""
+        key = rng.new_key(self.options.seed, round=number, purpose=f"sweep/{self.method}")
+        seed = int(rng.words(rng.plain(key), 1)[0] % 2**32)
+        samplers = import_optuna().samplers
+        if self.options.sampler == "tpe":
+            return samplers.TPESampler(seed=seed)  # type: ignore[no-any-return]
+        return samplers.RandomSampler(seed=seed)  # type: ignore[no-any-return]
+
+    def _run_trial(
+        self, trial: Any, record: Record, folder: Path, progress: _ValidationProgress, say: Say
+    ) -> str:
+        """Run a trial for more and more rounds until it is pruned; return its state."""
+        title = f"{self.method}: trial {record['trial']} of {self.num_trials}"
+        values = ", ".join(f"{key}={show_value(value)}" for key, value in record["values"].items())
+
+        for rounds in self.rungs:
+            overrides = dict(record["values"])
+            share = ""
+            if self.options.halving:
+                overrides["federation.rounds"] = rounds
+                share = f", {rounds} of {self.config.schedule.rounds} rounds"
+
+            try:
+                (job,) = make_jobs([with_values(self.config, overrides)], folder)
+            except ConfigError as error:
+                return _fail(record, title, error, say)
+
+            before = " (finished before)" if is_finished(job) else ""
+            say(f"{title}{share}: {values}{before}")
+            progress.passes_notes = record["trial"] == 1 and not record["steps"] and not before
+            (outcome,) = run_jobs([job], progress)
+            if outcome.error is not None:
+                return _fail(record, title, outcome.error, say)
+
+            step = _read_step(job, outcome.result)
+            if step["validation"] is None:
+                missing = RunError("it has no accuracy on validation examples.")
+                return _fail(record, title, missing, say)
+
+            _add_step(record, step)
+            trial.report(step["validation"], rounds)
+            if rounds != self.rungs[-1] and trial.should_prune():
+                return "PRUNED"
+
+        return "COMPLETE"
+
+
+def halving_rounds(trials: int, rounds: int, factor: int) -> list[int]:
+    """Return the rounds after which successive halving compares trials, and all rounds last.
+
+    Li et al. 2020, "A system for massively parallel hyperparameter tuning" (ASHA).
+
+    Args:
+        trials: of the method.
+        rounds: of the configuration.
+        factor: about one trial in so many gets so many times the rounds; 0: no trial is pruned.
+
+    Example:
+        >>> halving_rounds(20, 30, 3)
+        [3, 10, 30]
+    """
+    if factor == 0:
+        return [rounds]
+    steps = 0
+    while min(trials, rounds) >= factor ** (steps + 1):
+        steps += 1
+    return [rounds // factor**step for step in range(steps, -1, -1)]
+
+
+def _state(name: str) -> Any:
+    return import_optuna().trial.TrialState[name]
+
+
+def _fail(record: Record, title: str, error: FedtailorError, say: Say) -> str:
+    """Note why a trial failed, and return its state."""
+    record["error"] = str(error)
+    say(f"{title} failed: {error}")
+    return "FAIL"
+
+
+def _read_step(job: Job, result: Any) -> Record:
+    """Return what the result of a run says of its trial; no score on test examples is among it."""
+    num_seeds = len(job.config.seeds)
+    try:
+        accuracy = result["metrics"].get("validation", {}).get("accuracy", {})
+        return {
+            "rounds": result["rounds"],
+            "validation": validation_accuracy(result["metrics"]),
+            "standard_error": accuracy.get("sem", {}).get("mean"),
+            "run": f"{job.folder.parent.name}/{job.folder.name}",
+            "trained_rounds": result["rounds"] * num_seeds,
+            "seconds": result["seconds"]["total"] * num_seeds,
+            "events": result["events"],
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        message = f"the result in '{job.folder}' is damaged. Remove this folder to run it again."
+        raise DataError(message, path=str(job.folder)) from error
+
+
+def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
+    """Return the mean validation accuracy of personalized models; None without any."""
+    accuracy = metrics.get("validation", {}).get("accuracy", {}).get("mean")
+    is_number = isinstance(accuracy, float | int) and math.isfinite(accuracy)
+    return accuracy if is_number else None
+
+
+def _new_record(number: int, values: Mapping[str, Any]) -> Record:
+    """Return the record of a trial that has not begun."""
+    return {
+        "trial": number,
+        "values": dict(values),
+        "rank": None,
+        "rounds": None,
+        "validation": None,
+        "standard_error": None,
+        "run": None,
+        "trained_rounds": 0,
+        "seconds": 0.0,
+        "steps": [],
+        "error": None,
     }
-    return {seed: RunFolder(folder).result() or {} for seed, folder in folders.items()}
+
+
+def _add_step(record: Record, step: Record) -> None:
+    """Add what a trial reached after some rounds; its latest scores stand at the top."""
+    record["steps"].append(step)
+    for name in ("rounds", "validation", "standard_error", "run"):
+        record[name] = step[name]
+    record["trained_rounds"] += step["trained_rounds"]
+    record["seconds"] += step["seconds"]
+
+
+# The choice.
 
 
 def _conclude(
     config: Config,
     options: SweepOptions,
-    plans: Sequence[Plan],
-    tried: Sequence[Sequence[Tried]],
+    searches: Sequence[Search],
     folder: Path,
     notes: Sequence[str],
 ) -> Record:
     """Choose, write the chosen configurations and the result of the sweep, and return it."""
-    methods: list[Record] = []
+    methods = [_conclude_method(search, folder) for search in searches]
+    chosen = [method for method in methods if method["best"] is not None]
 
-    for plan, method in zip(plans, tried, strict=True):
-        steps = len(rungs(len(method), config.schedule.rounds, options.halving))
-        methods.append(_conclude_method(plan, method, steps, folder))
+    # The first of equal ones.
+    best = None
+    if chosen:
+        winner = max(chosen, key=lambda method: method["best"]["validation"])
+        best = {"method": winner["method"], "config": winner["config"]}
 
-    chosen = [each for each in methods if each["best"] is not None]
-    best = (
-        max(chosen, key=lambda each: each["best"]["validation"]) if chosen else None
-    )  # the first of equal ones
+    # The choice is made: only now are test scores read, and only to be shown.
+    for method in chosen:
+        method["test"] = _test_scores(folder / method["best"]["run"])
+
     result: Record = {
         "version": _VERSION,
         "sweep": str(folder),
@@ -461,108 +666,64 @@ def _conclude(
         "rounds": config.schedule.rounds,
         "seeds": list(config.seeds),
         "sweep_seed": options.seed,
+        "sampler": options.sampler,
         "halving": options.halving,
         "values": options.values,
         "chosen_by": CHOSEN_BY,
-        "best": None if best is None else {"method": best["method"], "config": best["config"]},
+        "best": best,
         "methods": methods,
-        "trained_rounds": sum(each["trained_rounds"] for each in methods),
+        "trained_rounds": sum(method["trained_rounds"] for method in methods),
         "notes": list(notes),
     }
-    # the choice is made: only now are test scores read, and only to be shown
-    for each in chosen:
-        each["test"] = _test_scores(folder / each["best"]["run"])
-
-    begin(folder, KIND, [_chosen_job(folder / each["best"]["run"]) for each in chosen])
+    runs = [folder / method["best"]["run"] for method in chosen]
+    jobs = [Job(load_config(run / "experiment.toml"), run) for run in runs]
+    begin(folder, KIND, jobs)
     write_whole(folder / RESULT_FILE, to_json(result, indent=2) + "\n")
+
     return result
 
 
-def _conclude_method(plan: Plan, tried: Sequence[Tried], steps: int, folder: Path) -> Record:
-    """Choose the best trial of a method, write its configuration, and return the method's part of
-    the result.
+def _conclude_method(search: Search, folder: Path) -> Record:
+    """Rank the trials of a method, write its best configuration, and return its part of the result.
 
-    Args:
-        plan: of the method.
-        tried: its trials.
-        steps: of successive halving; the choice is among the trials that finished the last one.
-        folder: of the sweep.
+    Trials that went through more rounds rank first; only those that had all rounds are chosen.
     """
-    ranked = [
-        each
-        for step in range(steps - 1, -1, -1)
-        for each in best_of(tried, step)
-        if len(each.measured) == step + 1
-    ]
-    going = [each for each in ranked if not each.error]
-    ranks = {each.trial.number: place for place, each in enumerate(going, start=1)}
-    trials = [_trial_record(each, ranks.get(each.trial.number)) for each in tried]
-    finished = best_of(tried, steps - 1)
+    trials = search.trials
+    scored = [trial for trial in trials if not trial["error"]]
+    scored.sort(key=lambda trial: (-len(trial["steps"]), -trial["validation"], trial["trial"]))
+    for rank, trial in enumerate(scored, start=1):
+        trial["rank"] = rank
+
     record: Record = {
-        "method": plan.method,
+        "method": search.method,
         "trials": trials,
-        "failed": sum(bool(each.error) for each in tried),
-        "trained_rounds": sum(each["trained_rounds"] for each in trials),
-        "seconds": math.fsum(each["seconds"] for each in trials),
-        "spread": _spread([each.measured[0] for each in tried if each.is_at(0)]),
+        "failed": len(trials) - len(scored),
+        "trained_rounds": sum(trial["trained_rounds"] for trial in trials),
+        "seconds": math.fsum(trial["seconds"] for trial in trials),
+        "spread": _spread([trial["steps"][0] for trial in trials if trial["steps"]]),
         "best": None,
         "config": None,
     }
-
-    if finished:
-        record["best"] = trials[finished[0].trial.number - 1]
-        record["config"] = f"best-{safe_name(plan.name)}.toml"
-        write_whole(folder / record["config"], _best_toml(plan, finished[0]))
+    if scored and len(scored[0]["steps"]) == len(search.rungs):
+        record["best"] = scored[0]
+        record["config"] = f"best-{safe_name(search.name)}.toml"
+        write_whole(folder / record["config"], _best_toml(search, scored[0], folder))
 
     return record
 
 
-def _trial_record(tried: Tried, rank: int | None) -> Record:
-    """Return what the result says of a trial: its last rung, and all rungs."""
-    steps: list[Record] = [
-        {
-            "rounds": each.rounds,
-            "validation": each.validation,
-            "standard_error": each.standard_error,
-            "by_seed": each.by_seed,
-            "run": f"{each.job.folder.parent.name}/{each.job.folder.name}",
-            "trained_rounds": each.trained_rounds,
-            "seconds": each.seconds,
-            "events": each.events,
-        }
-        for each in tried.measured
-    ]
-    last = steps[-1] if steps else {}
-
-    return {
-        "trial": tried.trial.number,
-        "values": tried.trial.values,
-        "rank": rank,
-        "rounds": last.get("rounds"),
-        "validation": last.get("validation"),
-        "standard_error": last.get("standard_error"),
-        "run": last.get("run"),
-        "trained_rounds": sum(step["trained_rounds"] for step in steps),
-        "seconds": math.fsum(step["seconds"] for step in steps),
-        "steps": steps,
-        "error": tried.error or None,
-    }
-
-
-def _spread(measured: Sequence[Measured]) -> Record | None:
-    """Return smallest and largest score and quartiles of all trials, at equal rounds; None without
-    trials.
-    """
-    if not measured:
+def _spread(steps: Sequence[Record]) -> Record | None:
+    """Return the quartiles of the scores of all trials at equal rounds; None without trials."""
+    if not steps:
         return None
 
-    scores = sorted(each.validation for each in measured)
-    quartiles = (
-        statistics.quantiles(scores, n=4, method="inclusive") if len(scores) > 1 else scores * 3
-    )
+    scores = sorted(step["validation"] for step in steps)
+    quartiles = scores * 3
+    if len(scores) > 1:
+        quartiles = statistics.quantiles(scores, n=4, method="inclusive")
 
     return {
-        "rounds": measured[0].rounds,
+        "rounds": steps[0]["rounds"],
         "trials": len(scores),
         "min": scores[0],
         "lower_quartile": quartiles[0],
@@ -572,23 +733,20 @@ def _spread(measured: Sequence[Measured]) -> Record | None:
     }
 
 
-def _best_toml(plan: Plan, best: Tried) -> str:
-    """Return the configuration of the best trial of a method, below comments that say what it
-    is.
-    """
-    last = best.measured[-1]
-    error = "" if last.standard_error is None else f" ± {last.standard_error:.4f}"
+def _best_toml(search: Search, best: Record, folder: Path) -> str:
+    """Return the best configuration of a method, below comments that say what it is."""
+    values = ", ".join(f"{key}={show_value(value)}" for key, value in best["values"].items())
+    error = ""
+    if best["standard_error"] is not None:
+        error = f" ± {best['standard_error']:.4f}"
+
     lines = [
-        f"The best of {len(plan.trials)} trials of {plan.method}: {best.trial}",
-        f"Chosen by {CHOSEN_BY}: {last.validation:.4f}{error}",
+        f"The best of {search.num_trials} trials of {search.method}: {values}",
+        f"Chosen by {CHOSEN_BY}: {best['validation']:.4f}{error}",
     ]
     comments = "".join(f"# {one_line(line)}\n" for line in lines)
-    return f"{comments}\n{to_toml(load_config(last.job.folder / 'experiment.toml'))}"
-
-
-def _chosen_job(folder: Path) -> Job:
-    """Return the run of a folder."""
-    return Job(load_config(folder / "experiment.toml"), folder)
+    config = load_config(folder / best["run"] / "experiment.toml")
+    return f"{comments}\n{to_toml(config)}"
 
 
 def _test_scores(folder: Path) -> Record:
@@ -601,34 +759,33 @@ def _test_scores(folder: Path) -> Record:
     }
 
 
-class _ProgressOfTrials:
-    """Passes on the progress of trials, without scores on test examples, and with notes as long as
-    ``speaks``.
-    """
+class _ValidationProgress:
+    """Passes on the progress of trials, without scores on test examples."""
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-        self.speaks = True
-        """Whether notes are passed on; all of them are in the run's folder."""
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.passes_notes = True
+        """Whether notes are passed on, which are the same for all trials of a method."""
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start a run of one seed."""
-        self._shown.begin(title, num_rounds, done)
+        self._progress.begin(title, num_rounds, done)
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round, with what decides only."""
-        validation = [each for each in record["evaluations"] if each["test_set"] == "validation"]
-        self._shown.round({**record, "evaluations": validation})
+        evaluations = record["evaluations"]
+        validation = [scores for scores in evaluations if scores["test_set"] == "validation"]
+        self._progress.round({**record, "evaluations": validation})
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Report for how many images something is done before the first round."""
-        self._shown.prepare(what, done, total)
+        self._progress.prepare(what, done, total)
 
     def note(self, text: str) -> None:
         """Report something that a user should know."""
-        if self.speaks:
-            self._shown.note(text)
+        if self.passes_notes:
+            self._progress.note(text)
 
     def end(self) -> None:
         """Report the end of a run."""
-        self._shown.end()
+        self._progress.end()

@@ -1,0 +1,348 @@
+"""What a sweep tries: the section ``[sweep]`` of a configuration file. No torch."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import tomli_w
+
+from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean
+from fedtailor.core.options import Range, build, check_options, show
+from fedtailor.core.reading import read_toml
+from fedtailor.experiment.config import AlgorithmOptions, Config, make_config, to_toml
+from fedtailor.experiment.methods import read_method
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+SWEEP_FILE = "sweep.toml"
+"""In the folder of a sweep: what was asked for."""
+_SECTION = "sweep"
+_FORMS = "a list such as [0.01, 0.1], or uniform(A, B), loguniform(A, B) or integers(A, B)"
+_RANGES = ("uniform", "loguniform", "integers")
+_SECTIONS_TO_VARY = ("training", "algorithm", "model", "federation")
+_DATA_KEYS_TO_VARY = ("normalize", "missing", "image_size", "color")
+"""Keys of ``[data]`` that leave the validation examples the same."""
+_LARGEST = 2**53
+MOST_TRIALS = 10_000
+"""Of a method."""
+
+
+class Dimension(NamedTuple):
+    """What to try for one key."""
+
+    distribution: BaseDistribution
+    """Of places in the list of values, or of numbers in the range."""
+    values: tuple[Any, ...] = ()
+    """The list; empty: a range."""
+
+    def value(self, drawn: Any) -> Any:
+        """Return the value that a draw from the distribution stands for."""
+        return self.values[drawn] if self.values else drawn
+
+    def extremes(self) -> tuple[Any, ...]:
+        """Return values that are all right only if every other one is."""
+        if self.values:
+            return self.values
+        ends: Any = self.distribution
+        return (ends.low, ends.high)
+
+
+Space = dict[str, Dimension]
+"""Key -> what to try."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The ``[sweep]`` section."""
+
+    methods: tuple[str, ...] = ()
+    """Methods, such as ``fedavg_ft(finetune=head)``; empty: the algorithm of the configuration."""
+    sampler: Literal["auto", "grid", "random", "tpe"] = "auto"
+    """Where the next values come from. ``auto``: the grid if all of it is tried, else random."""
+    trials: Annotated[int, Range(ge=0, le=MOST_TRIALS)] = 0
+    """Trials of every method; 0: the whole grid."""
+    halving: Annotated[int, Range(ge=0)] = 0
+    """Pruning: trials get few rounds first, and about one in so many gets so many times the rounds;
+    0: all trials get all rounds."""
+    seed: Annotated[int, Range(ge=0, le=2**31)] = 0
+    """Seed of the random draws of values."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """What to try: key -> a list, or the text of a range. ``METHOD.OPTION`` is an option of one
+    method."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner=_SECTION)
+        if self.halving == 1:
+            allowed = "0 (no pruning), or 2 or more"
+            message = f"sweep.halving must be {allowed}, got 1."
+            raise ConfigError(message, key="sweep.halving", allowed=allowed, got=1)
+
+        flat = list(_flat(self.values))
+        keys = [key for key, _ in flat]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                message = f"sweep.values gives '{key}' twice; give it once."
+                raise ConfigError(message, key=f"sweep.values.{key}")
+
+        object.__setattr__(self, "values", dict(flat))
+        _ = self.space  # every value is checked at once
+        methods = [read_method(text) for text in self.methods]
+        for place, method in enumerate(methods):
+            if method in methods[:place]:
+                message = f"the method '{self.methods[place]}' is given twice."
+                raise ConfigError(message, key="sweep.methods", got=self.methods[place])
+
+    @property
+    def space(self) -> Space:
+        """What to try, read.
+
+        Raises:
+            ConfigError: a value is neither a list nor a range.
+        """
+        return {key: _read_dimension(key, value) for key, value in self.values.items()}
+
+
+def import_optuna() -> Any:
+    """Return the package that draws the values.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError(
+            "a sweep needs Optuna: pip install 'fedtailor[sweep]'.", key="sweep"
+        ) from None
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted keys: ``training.lr = [...]`` needs no quotes."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _read_dimension(key: str, value: Any) -> Dimension:
+    """Read what to try for a key: a list of different values, or a range."""
+    if isinstance(value, str):
+        return Dimension(_read_range(key, value))
+    if not isinstance(value, list | tuple):
+        raise _refuse(key, _FORMS, value)
+    if not value:
+        raise _refuse(key, "a list with at least one value", value)
+
+    for place, item in enumerate(value):
+        if not _is_plain(item):
+            allowed = "a list of numbers, texts, true or false, or of lists or tables of these"
+            raise _refuse(key, allowed, value)
+        if item in value[:place]:
+            raise _refuse(
+                key, f"a list of different values, and {show(item)} is there twice", value
+            )
+
+    places = import_optuna().distributions.CategoricalDistribution(range(len(value)))
+    return Dimension(places, tuple(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value can be written as JSON: a date of TOML cannot."""
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | bool | int | float)
+
+
+def _read_range(key: str, text: str) -> BaseDistribution:
+    """Read the text of a range."""
+    form = re.fullmatch(r"\s*(\w+)\s*\(([^(),]+),([^(),]+)\)\s*", text)
+    if form is None:
+        raise _refuse(key, _FORMS, text)
+
+    kind = form.group(1)
+    if kind not in _RANGES:
+        hint = did_you_mean(kind, _RANGES) or "."
+        message = f"sweep.values.{key}: unknown range '{kind}'{hint} Known: {', '.join(_RANGES)}."
+        raise ConfigError(message, key=f"sweep.values.{key}", allowed=list(_RANGES), got=kind)
+
+    number: type[int] | type[float] = int if kind == "integers" else float
+    try:
+        low = number(form.group(2))
+        high = number(form.group(3))
+    except ValueError:
+        numbers = "whole numbers" if kind == "integers" else "numbers"
+        raise _refuse(key, f"{kind}(A, B) with two {numbers}", text) from None
+
+    # The comparisons refuse NaN too.
+    if not -_LARGEST <= low < high <= _LARGEST:
+        raise _refuse(key, f"{kind}(A, B) with A < B, both within ± 2^53", text)
+    if kind == "loguniform" and low <= 0:
+        raise _refuse(key, "loguniform(A, B) with A > 0", text)
+
+    distributions = import_optuna().distributions
+    if kind == "integers":
+        return distributions.IntDistribution(low, high)  # type: ignore[no-any-return]
+    return distributions.FloatDistribution(  # type: ignore[no-any-return]
+        low, high, log=kind == "loguniform"
+    )
+
+
+def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
+    where = f"sweep.values.{key}"
+    message = f"{where} must be {allowed}, got {show(got)}."
+    return ConfigError(message, key=where, allowed=allowed, got=show(got))
+
+
+def load_sweep(
+    path: str | Path, overrides: Iterable[tuple[str, Any]] = ()
+) -> tuple[Config, SweepOptions]:
+    """Read a configuration with a section ``[sweep]`` from a TOML file.
+
+    Args:
+        path: the file; empty: none.
+        overrides: values by key, put in place of the file's; ``sweep.trials`` and so on too.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, or a value is wrong.
+    """
+    values: dict[str, Any] = {}
+    if path:
+        try:
+            values = read_toml(Path(path))
+        except DataError as error:
+            raise ConfigError(error.message, path=str(path)) from error
+
+    section = values.pop(_SECTION, {})
+    if not isinstance(section, Mapping):
+        allowed = f"a section with keys, such as [{_SECTION}]"
+        message = f"'{_SECTION}' must be {allowed}, got {show(section)}."
+        raise ConfigError(message, key=_SECTION, allowed=allowed, got=show(section))
+
+    # Overrides of [sweep] replace single values of the file; all others are those of a run.
+    table = dict(section)
+    if isinstance(table.get("values", {}), Mapping):
+        table["values"] = dict(_flat(table.get("values", {})))
+    run_overrides = []
+    for key, value in overrides:
+        if key.startswith(f"{_SECTION}.values."):
+            table["values"][key.removeprefix(f"{_SECTION}.values.")] = value
+        elif key.startswith(f"{_SECTION}."):
+            table[key.removeprefix(f"{_SECTION}.")] = value
+        else:
+            run_overrides.append((key, value))
+
+    config = make_config(values, run_overrides)
+    if isinstance(table.get("methods"), list):
+        table["methods"] = tuple(table["methods"])
+    options = build(SweepOptions, table, section=_SECTION)
+    check_keys(config, options)
+
+    return config, options
+
+
+def sweep_to_toml(config: Config, options: SweepOptions) -> str:
+    """Write a configuration with its section ``[sweep]``, as :func:`load_sweep` reads it."""
+    return f"{to_toml(config)}\n{tomli_w.dumps({_SECTION: asdict(options)})}"
+
+
+def methods_of(config: Config, options: SweepOptions) -> list[AlgorithmOptions]:
+    """Return the methods of a sweep.
+
+    Raises:
+        ConfigError: options of the configuration's algorithm would be ignored.
+    """
+    if not options.methods:
+        return [config.algorithm]
+
+    if config.algorithm.options or config.algorithm.preset != AlgorithmOptions().preset:
+        ignored = ", ".join(config.algorithm.options) or "preset"
+        raise ConfigError(
+            f"[algorithm] holds options ({ignored}) that no method of the sweep would use. Write "
+            "them with the method, such as fedavg_ft(finetune=head), or leave them out.",
+            key="algorithm",
+            allowed="no options beside sweep.methods",
+            got=ignored,
+        )
+
+    return [read_method(text) for text in options.methods]
+
+
+def check_keys(config: Config, options: SweepOptions) -> None:
+    """Check that the keys of a sweep may be varied, without a look at the methods' options.
+
+    Raises:
+        ConfigError: there is nothing to try, or a key is unknown, or would make trials that cannot
+            be compared.
+    """
+    if not options.values:
+        raise ConfigError(
+            "the sweep has nothing to try: give values, such as training.lr = [0.01, 0.1], in "
+            f"[{_SECTION}.values] or with --values.",
+            key="sweep.values",
+        )
+
+    names = [method.name for method in methods_of(config, options)]
+    for key in options.values:
+        # An option without its section is refused by the configuration, which knows the section.
+        if key and "." not in key:
+            make_config({key: 0, "algorithm": {"name": names[0]}})
+
+        problem = _problem_with_key(key, names, options)
+        if problem:
+            where = f"sweep.values.{key}"
+            raise ConfigError(f"{where} {problem}", key=where, got=key)
+
+
+def _problem_with_key(key: str, names: Sequence[str], options: SweepOptions) -> str:
+    """Return why a key may not be varied, or an empty text."""
+    section, _, name = key.rpartition(".")
+    if not section or not name:
+        return "must be SECTION.OPTION, such as training.lr."
+
+    if section in names:
+        return ""
+
+    top = section.partition(".")[0]
+    if top not in (*_SECTIONS_TO_VARY, "data"):
+        known = [*_SECTIONS_TO_VARY, "data", *names]
+        hint = did_you_mean(top, known) or "."
+        return f"cannot be varied: '{section}' is neither a section nor a method of the sweep{hint}"
+
+    if top == "data" and name not in _DATA_KEYS_TO_VARY:
+        return (
+            "cannot be varied: trials would be scored on other validation examples. Of [data], "
+            f"{', '.join(_DATA_KEYS_TO_VARY)} can."
+        )
+    if key == "algorithm.name":
+        return "cannot be varied: name the methods in sweep.methods, or with -a."
+    if key == "federation.rounds" and options.halving:
+        return "cannot be varied with sweep.halving, which sets the rounds of the trials."
+    return ""
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration with values put in place.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    return make_config(tomllib.loads(to_toml(config)), values.items())
+
+
+def fixed_table(config: Config, options: SweepOptions) -> dict[str, Any]:
+    """Return a sweep as nested tables, without trials and seeds, which can be raised later."""
+    table = tomllib.loads(sweep_to_toml(config, options))
+    del table[_SECTION]["trials"]
+    return {name: value for name, value in table.items() if name not in ("seed", "seeds")}
