@@ -223,14 +223,12 @@ def test_a_seed_cannot_be_taken_away(folder):
 
 
 def test_the_choice_of_the_engine_holds(folder, monkeypatch):
-    from fedtailor.simulation.engines import auto
-    from fedtailor.simulation.engines.batched import Batched
-    from fedtailor.simulation.engines.options import EngineChoice
+    from fedtailor.simulation.engines import build
 
     chosen = config(engine__name="auto", engine__workers=1)
     interrupted(chosen, "one", after=2)
     assert read_run("one").config["engine"]["name"] == "workers"
-    monkeypatch.setattr(auto, "choose", lambda *_, **__: EngineChoice(Batched(), "another choice"))
+    monkeypatch.setattr(build, "_threads_or_processes", lambda *_: ("batched", "another choice"))
     resumed(config(engine__name="auto", engine__workers=2), "one")
     assert read_run("one").config["engine"]["name"] == read_run("one").result["engine"] == "workers"
     run(config(engine__name="workers"), out="whole")

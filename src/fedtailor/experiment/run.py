@@ -379,7 +379,7 @@ def _begin(
     for note in notes:
         progress.note(note)
 
-    if parts.choice.seconds is not None:
+    if parts.choice.reason.startswith("engine processes"):
         progress.note(parts.choice.reason)
 
     named = [

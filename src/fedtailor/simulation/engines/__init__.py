@@ -3,8 +3,7 @@ is fast.
 """
 
 ENGINES = {
-    "auto": "on a CPU: chooses workers or processes by the length of the run and of a training step; the same bits; "
-    "on another device: batched",
+    "auto": "on a CPU: workers, or processes for a long run of a small model; the same bits; on another device: batched",
     "batched": "clients stacked into one vectorized program; on the CPU or another device",
     "processes": "one process per physical core, one client at a time in each; for models whose steps take less than a "
     "millisecond, where threads slow each other down; the same bits as reference",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -69,27 +70,106 @@ def choose_engine(
     Raises:
         ConfigError: the schedule limits the time of clients, which the engine cannot do.
     """
-    if options.name == "auto" and device != HOST and schedule.client_timeout == 0:
-        reason = f"engine batched: on the device {device}, many clients at a time."
-        return EngineChoice(build_engine(dataclasses.replace(options, name="batched")), reason)
-
+    limits_time = schedule.client_timeout > 0
     if options.name != "auto":
-        if schedule.client_timeout > 0 and options.name != "processes":
+        if limits_time and options.name != "processes":
             raise _cannot_stop_clients(f"'{options.name}' cannot", options.name)
         return EngineChoice(build_engine(options, schedule.client_timeout))
 
-    from fedtailor.simulation.engines.auto import choose, obstacle
+    if limits_time:
+        problem = _obstacle_to_processes(algorithm, federation)
+        if problem:
+            raise _cannot_stop_clients(f"here it cannot run: {problem.rstrip('.')}", options.name)
+        name, why = "processes", "federation.client_timeout needs it"
+    elif device != HOST:
+        name, why = "batched", f"on the device {device}, many clients at a time"
+    else:
+        name, why = _threads_or_processes(options, algorithm, federation, schedule)
 
-    if schedule.client_timeout == 0:
-        return choose(algorithm, federation, schedule, options.workers)
+    named = dataclasses.replace(options, name=cast(Any, name))
+    return EngineChoice(
+        build_engine(named, schedule.client_timeout), f"engine {name}: {why.rstrip('.')}."
+    )
 
-    problem = obstacle(algorithm, federation)
+
+_SMALL_MODEL = 200_000
+"""Parameters of a model whose steps are so short that threads hold each other up, if it has no
+convolutions.
+
+Measured on two cores (docs/performance.md): a step of the perceptron takes 0.13 ms in threads and
+0.09 ms in processes; steps of convolutional networks take 0.9 to 3.6 ms, also with 90,000
+parameters, and threads are as fast. A perceptron of 800,000 parameters takes four times as long as
+one of 80,000."""
+_WORTH_A_START = 100_000
+"""Steps of every worker that make up for the seconds in which processes start."""
+
+
+def _threads_or_processes(
+    options: EngineOptions,
+    algorithm: Algorithm[Any, Any, Any],
+    federation: Federation,
+    schedule: Schedule,
+) -> tuple[str, str]:
+    """Choose an engine for the CPU; return its name, and why. Both engines give the same bits."""
+    from fedtailor.simulation.engines.workers import physical_cores
+
+    count = options.workers or physical_cores()
+    if count == 1:
+        return "workers", "only one core is available"
+
+    shapes = federation.common_task.model.shapes.values()
+    has_convolutions = any(len(shape) > 2 for shape in shapes)
+    if has_convolutions or sum(map(math.prod, shapes)) > _SMALL_MODEL:
+        return "workers", "steps of this model are long enough for threads"
+
+    steps = expected_steps(algorithm, federation, schedule)
+    if steps < _WORTH_A_START * count:
+        return "workers", f"for {steps:.0f} steps it is not worth starting processes"
+
+    problem = _obstacle_to_processes(algorithm, federation)
     if problem:
-        raise _cannot_stop_clients(f"here it cannot run: {problem.rstrip('.')}", options.name)
+        return "workers", f"steps of this model are too short for threads, but {problem}"
+    return "processes", "steps of this model are too short for threads"
 
-    processes = dataclasses.replace(options, name="processes")
-    reason = "engine processes: federation.client_timeout needs it."
-    return EngineChoice(build_engine(processes, schedule.client_timeout), reason)
+
+def expected_steps(
+    algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
+) -> float:
+    """Estimate the training steps of a run: as if every client had the median size and trained
+    plainly.
+    """
+    roster = federation.roster
+    sizes = sorted(roster.num_train[client] for client in roster.trainable_clients)
+    if not sizes:
+        return 0.0
+
+    clients = float(len(sizes))
+    participation = schedule.participation
+    if not schedule.everybody_trains(algorithm) and participation.plan == "fixed":
+        clients = min(participation.count, clients)
+    elif not schedule.everybody_trains(algorithm) and participation.plan == "bernoulli":
+        clients *= participation.probability
+
+    training = algorithm.training
+    median = sizes[len(sizes) // 2]
+    per_epoch = math.ceil(median / training.batch_size) if training.batch_size else 1
+    return schedule.rounds * clients * (training.steps or training.epochs * per_epoch)
+
+
+def _obstacle_to_processes(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> str:
+    """Return why an algorithm cannot run in other processes, as a sentence; empty if it can."""
+    from fedtailor.simulation.engines.requests import encode_map, encode_task
+    from fedtailor.simulation.programs import TrainRequest, client_program
+
+    tasks = {id(task): task for task in (federation.common_task, *federation.client_tasks)}
+    try:
+        encode_map(client_program(algorithm, TrainRequest()), ())
+        for task in tasks.values():
+            encode_task(0, task)
+    except ConfigError as error:
+        return error.message
+
+    return ""
 
 
 def choose_device(options: EngineOptions, schedule: Schedule) -> torch.device:

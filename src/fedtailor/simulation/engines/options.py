@@ -81,5 +81,3 @@ class EngineChoice(NamedTuple):
     engine: Engine
     reason: str = ""
     """A sentence if ``auto`` chose; otherwise empty."""
-    seconds: float | None = None
-    """The measured duration of a training step, if it was measured."""
