@@ -228,7 +228,7 @@ def test_the_choice_of_the_engine_holds(folder, monkeypatch):
     chosen = config(engine__name="auto", engine__workers=1)
     interrupted(chosen, "one", after=2)
     assert read_run("one").config["engine"]["name"] == "workers"
-    monkeypatch.setattr(build, "_threads_or_processes", lambda *_: ("batched", "another choice"))
+    monkeypatch.setattr(build, "_choose_name", lambda *_: ("batched", "another choice"))
     resumed(config(engine__name="auto", engine__workers=2), "one")
     assert read_run("one").config["engine"]["name"] == read_run("one").result["engine"] == "workers"
     run(config(engine__name="workers"), out="whole")

@@ -70,26 +70,23 @@ def choose_engine(
     Raises:
         ConfigError: the schedule limits the time of clients, which the engine cannot do.
     """
-    limits_time = schedule.client_timeout > 0
     if options.name != "auto":
-        if limits_time and options.name != "processes":
+        if schedule.client_timeout > 0 and options.name != "processes":
             raise _cannot_stop_clients(f"'{options.name}' cannot", options.name)
         return EngineChoice(build_engine(options, schedule.client_timeout))
 
-    if limits_time:
-        problem = _obstacle_to_processes(algorithm, federation)
-        if problem:
-            raise _cannot_stop_clients(f"here it cannot run: {problem.rstrip('.')}", options.name)
-        name, why = "processes", "federation.client_timeout needs it"
-    elif device != HOST:
-        name, why = "batched", f"on the device {device}, many clients at a time"
-    else:
-        name, why = _threads_or_processes(options, algorithm, federation, schedule)
+    if schedule.client_timeout == 0:
+        name, why = _choose_name(options, algorithm, federation, schedule, device)
+        engine = build_engine(dataclasses.replace(options, name=cast(Any, name)))
+        return EngineChoice(engine, f"engine {name}: {why.rstrip('.')}.")
 
-    named = dataclasses.replace(options, name=cast(Any, name))
-    return EngineChoice(
-        build_engine(named, schedule.client_timeout), f"engine {name}: {why.rstrip('.')}."
-    )
+    problem = _obstacle_to_processes(algorithm, federation)
+    if problem:
+        raise _cannot_stop_clients(f"here it cannot run: {problem.rstrip('.')}", options.name)
+
+    processes = dataclasses.replace(options, name="processes")
+    reason = "engine processes: federation.client_timeout needs it."
+    return EngineChoice(build_engine(processes, schedule.client_timeout), reason)
 
 
 _SMALL_MODEL = 200_000
@@ -104,14 +101,18 @@ _WORTH_A_START = 100_000
 """Steps of every worker that make up for the seconds in which processes start."""
 
 
-def _threads_or_processes(
+def _choose_name(
     options: EngineOptions,
     algorithm: Algorithm[Any, Any, Any],
     federation: Federation,
     schedule: Schedule,
+    device: torch.device,
 ) -> tuple[str, str]:
-    """Choose an engine for the CPU; return its name, and why. Both engines give the same bits."""
+    """Choose an engine; return its name, and why. Threads and processes give the same bits."""
     from fedtailor.simulation.engines.workers import physical_cores
+
+    if device != HOST:
+        return "batched", f"on the device {device}, many clients at a time"
 
     count = options.workers or physical_cores()
     if count == 1:
