@@ -1,4 +1,4 @@
-"""The base class of all partitions: a value with checked options and a text form."""
+"""The base class of all partitions, and how they group examples and hand them out."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ class Partition(ABC):
         check_options(self, owner=self.name)
 
     def __str__(self) -> str:
-        names = [field.name for field in dataclasses.fields(self)]
-        options = ", ".join(f"{name}={as_text(getattr(self, name))}" for name in names)
-        return f"{self.name}({options})" if options else self.name
+        options = []
+        for field in dataclasses.fields(self):
+            options.append(f"{field.name}={as_text(getattr(self, field.name))}")
+
+        return f"{self.name}({', '.join(options)})" if options else self.name
 
     def divide(self, annotations: Annotations, *, clients: int, seed: int) -> list[np.ndarray]:
-        """Return the positions of each client's examples: disjoint, and not empty unless the
-        partition allows it.
+        """Return the positions of each client's examples: disjoint, and seldom empty.
+
+        A client may be without examples only if the partition allows it.
 
         Args:
             annotations: labels (rows,), subclasses and domains; only classes with examples count.
@@ -57,12 +60,11 @@ class Partition(ABC):
             raise self.impossible(
                 f"at most {rows} clients, one for each example", f"{clients} clients"
             )
+
         return self.draw(annotations, clients, seed)
 
     def default_clients(self, annotations: Annotations) -> int | None:
-        """Return the number of clients that the partition defines on this data; None: any
-        number.
-        """
+        """Return the number of clients that the partition defines on this data; None: any."""
         return None
 
     @abstractmethod
@@ -71,14 +73,40 @@ class Partition(ABC):
 
     def impossible(self, allowed: str, got: str) -> DataError:
         """Return the error for data that this partition cannot divide."""
-        return DataError(
-            f"partition {self}: needs {allowed}, got {got}.", key=KEY, allowed=allowed, got=got
-        )
+        message = f"partition {self}: needs {allowed}, got {got}."
+        return DataError(message, key=KEY, allowed=allowed, got=got)
 
 
 def as_text(value: float | bool) -> str:
-    """Return an option as text that parses to the same value; whole numbers get no decimal
-    point.
+    """Return an option as text that parses to the same value; whole numbers have no point."""
+    is_whole = not isinstance(value, bool) and float(value).is_integer() and abs(value) < 1e15
+    return str(int(value)) if is_whole else repr(value)
+
+
+def positions_by_value(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the values (rows,) that occur, sorted, and the ascending positions of each."""
+    order = np.argsort(values, kind="stable")
+    present, starts = np.unique(values[order], return_index=True)
+    return present, np.split(order, starts[1:])
+
+
+def hand_out(
+    pools: list[np.ndarray], classes: np.ndarray, owners: np.ndarray, clients: int
+) -> list[np.ndarray]:
+    """Give owner ``owners[i]`` the next unused position of the pool ``classes[i]``, for every i.
+
+    Args:
+        pools: positions of each class, in the order in which they are used.
+        classes: (n,), index of the pool of each example that is handed out.
+        owners: (n,), the client that gets it.
+        clients: number of clients.
     """
-    whole = not isinstance(value, bool) and float(value).is_integer() and abs(value) < 1e15
-    return str(int(value)) if whole else repr(value)
+    # Sorted by class, the examples come from the fronts of the pools.
+    counts = np.bincount(classes, minlength=len(pools))
+    used = [pool[:count] for pool, count in zip(pools, counts, strict=True)]
+    positions = np.empty(len(classes), dtype=np.int64)
+    positions[np.argsort(classes, kind="stable")] = np.concatenate(used)
+
+    # Sorted by owner, they are the clients' parts.
+    sizes = np.bincount(owners, minlength=clients)
+    return np.split(positions[np.argsort(owners, kind="stable")], np.cumsum(sizes)[:-1])

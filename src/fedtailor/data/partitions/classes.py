@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.partitions._cycle import deal_cycle
-from fedtailor.data.partitions._dealing import hand_out, positions_by_value
-from fedtailor.data.partitions.base import Partition
+from fedtailor.data.partitions.base import Partition, hand_out, positions_by_value
+
+_MAX_TRIES = 20
+"""Tries per example, on average, to find one that another client can give away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,31 +32,32 @@ class Classes(Partition):
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Deal the classes, then cut each class evenly among its holders."""
         generator = np.random.RandomState(seed % 2**32)
-        present, by_class = positions_by_value(annotations.labels)
-        _check_k(self, self.k, len(present))
-        if self.k * clients < len(present):
-            allowed = f"k x clients >= {len(present)}, so that every class is held by some client"
+        labels, by_class = positions_by_value(annotations.labels)
+        _check_k(self, self.k, len(labels))
+        if self.k * clients < len(labels):
+            allowed = f"k x clients >= {len(labels)}, so that every class is held by some client"
             raise self.impossible(allowed, f"{self.k} x {clients}")
 
-        holders: dict[int, list[int]] = {each: [] for each in present.tolist()}
-        for client, hand in enumerate(self._deal(present, clients, generator)):
-            for each in hand:
-                holders[each].append(client)
+        holders: dict[int, list[int]] = {label: [] for label in labels.tolist()}
+        for client, hand in enumerate(self._deal(labels, clients, generator)):
+            for label in hand:
+                holders[label].append(client)
 
-        pieces: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for (each, takers), positions in zip(holders.items(), by_class, strict=True):
-            if len(positions) < len(takers):
-                allowed = f"at least {len(takers)} examples of class {each}, one for each client that holds it"
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for (label, takers), positions in zip(holders.items(), by_class, strict=True):
+            needed = len(takers)
+            if len(positions) < needed:
+                allowed = f"at least {needed} examples of class {label}, one for each holder"
                 raise self.impossible(allowed, str(len(positions)))
 
-            order = generator.permutation(positions)
-            for client, piece in zip(takers, np.array_split(order, len(takers)), strict=True):
-                pieces[client].append(piece)
+            pieces = np.array_split(generator.permutation(positions), needed)
+            for client, piece in zip(takers, pieces, strict=True):
+                parts[client].append(piece)
 
-        return [np.concatenate(parts) for parts in pieces]
+        return [np.concatenate(part) for part in parts]
 
     def _deal(
-        self, present: np.ndarray, clients: int, generator: np.random.RandomState
+        self, labels: np.ndarray, clients: int, generator: np.random.RandomState
     ) -> list[list[int]]:
         """Return ``k`` different classes for each client."""
         pack: list[int] = []
@@ -62,14 +65,14 @@ class Classes(Partition):
         for _ in range(clients):
             hand = pack[: self.k]
             pack = pack[self.k :]
-            if len(hand) < self.k:
-                fresh = generator.permutation(present).tolist()
-                fresh.sort(
-                    key=lambda each, held=tuple(hand): each in held
-                )  # stable: classes not in hand come first
-                missing = self.k - len(hand)
-                hand = hand + fresh[:missing]
-                pack = fresh[missing:]
+
+            # The rest comes from a new pack, in which the classes in hand go to the bottom.
+            absent = self.k - len(hand)
+            if absent:
+                new_pack = generator.permutation(labels).tolist()
+                new_pack.sort(key=set(hand).__contains__)
+                hand += new_pack[:absent]
+                pack = new_pack[absent:]
 
             hands.append(hand)
 
@@ -78,8 +81,7 @@ class Classes(Partition):
 
 @dataclass(frozen=True, kw_only=True)
 class CyclicClasses(Partition):
-    """Client i holds the ``k`` classes from the i-th on, around the circle of classes; all clients
-    have equal sizes.
+    """Client i holds the ``k`` classes from the i-th on, around the circle; sizes are equal.
 
     FedCR's first setting (Zhang et al. 2023, ICML; ``non-iid_1``), as released: one example at a
     time goes to the client with the fewest examples, from the class of which it has the fewest; if
@@ -94,41 +96,134 @@ class CyclicClasses(Partition):
     """Classes of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Decide how many examples of each class a client gets, then hand out shuffled examples."""
+        """Decide how many examples of each class a client gets, then hand out shuffled ones."""
         generator = np.random.default_rng([seed])
         _, by_class = positions_by_value(annotations.labels)
         num_classes = len(by_class)
         _check_k(self, self.k, num_classes)
         if self.k + clients - 1 < num_classes:
-            allowed = (
-                f"k + clients - 1 >= {num_classes}, so that every class is held by some client"
-            )
+            allowed = f"k + clients - 1 >= {num_classes}, so that some client holds every class"
             raise self.impossible(allowed, f"{self.k} + {clients} - 1")
 
-        each = len(annotations.labels) // clients
-        held = deal_cycle(
-            [len(positions) for positions in by_class], self.k, clients, each, generator
-        )
-        if held is None:
-            sizes = ", ".join(str(len(positions)) for positions in by_class[:20])
-            if num_classes > 20:
-                sizes += " and more"
+        quota = len(annotations.labels) // clients
+        sizes = [len(positions) for positions in by_class]
+        counts = deal_cycle(sizes, self.k, clients, quota, generator)
+        if counts is None:
+            allowed = f"classes whose sizes allow {quota} examples for every client"
+            more = " and more" if num_classes > 20 else ""
+            raise self.impossible(allowed, ", ".join(map(str, sizes[:20])) + more)
 
-            raise self.impossible(
-                f"classes whose sizes allow {each} examples for every client", sizes
-            )
-
-        owners, slots = np.nonzero(held)
-        counts = held[owners, slots]
+        owners, slots = np.nonzero(counts)
+        repeats = counts[owners, slots]
+        classes = np.repeat((owners + slots) % num_classes, repeats)
         pools = [generator.permutation(positions) for positions in by_class]
-        classes = np.repeat((owners + slots) % num_classes, counts)
+        return hand_out(pools, classes, np.repeat(owners, repeats), clients)
 
-        return hand_out(pools, classes, np.repeat(owners, counts), clients)
+
+def deal_cycle(
+    sizes: list[int], k: int, clients: int, quota: int, generator: np.random.Generator
+) -> np.ndarray | None:
+    """Return how many examples of its j-th class every client gets, (clients, k).
+
+    Client i may have the classes (i + j) mod C, j < k. The client with the fewest examples (a
+    random one among equals) gets an example from the class of which it has the fewest, among
+    classes with examples left. If none is left, it takes an example of a shared class from a random
+    other client, which is served next.
+
+    Args:
+        sizes: number of examples of each of the C classes.
+        k: classes of a client.
+        clients: number of clients.
+        quota: number of examples that every client gets.
+        generator: source of random numbers.
+
+    Returns:
+        None if no division is found.
+    """
+    deal = _CycleDeal(sizes, k, clients, _MAX_TRIES * quota * clients, generator)
+    for _ in range(quota):
+        deal.waiting = generator.permutation(clients).tolist()
+        while deal.waiting:
+            deal.serve(deal.waiting.pop())
+            if not deal.tries_left:
+                return None
+
+    return np.array(deal.counts)
+
+
+class _CycleDeal:
+    """The counts so far. Waiting clients have the fewest examples; all others have one more."""
+
+    def __init__(
+        self, sizes: list[int], k: int, clients: int, tries: int, generator: np.random.Generator
+    ) -> None:
+        self.left = list(sizes)
+        self.counts = [[0] * k for _ in range(clients)]
+        self.waiting: list[int] = []
+        self.tries_left = tries
+        self.random = generator.random
+
+    def serve(self, client: int) -> None:
+        """Give a client one example; a client that gives one away for it gets another."""
+        while not self._take_unused(client):
+            giver = self._take_from_another(client)
+            if giver is None:
+                return
+
+            # A waiting giver now has the fewest of all: it is served next, and keeps waiting.
+            if giver in self.waiting:
+                client = giver
+                continue
+
+            # Any other giver has the fewest again, and waits at a random place.
+            place = int(self.random() * (len(self.waiting) + 1))
+            self.waiting.append(giver)
+            self.waiting[place], self.waiting[-1] = self.waiting[-1], self.waiting[place]
+            return
+
+    def _take_unused(self, client: int) -> bool:
+        """Give a client an unused example of the class of which it has the fewest, if any."""
+        counts = self.counts[client]
+        num_classes = len(self.left)
+        slots = [slot for slot in range(len(counts)) if self.left[(client + slot) % num_classes]]
+        if not slots:
+            return False
+
+        slot = min(slots, key=counts.__getitem__)
+        counts[slot] += 1
+        self.left[(client + slot) % num_classes] -= 1
+        return True
+
+    def _take_from_another(self, client: int) -> int | None:
+        """Take an example of a shared class from a random other client, and return that client."""
+        counts = self.counts[client]
+        num_classes = len(self.left)
+        clients = len(self.counts)
+        k = len(counts)
+
+        # Clients that share a class start at most k - 1 places away.
+        width = min(2 * k - 1, num_classes)
+        layers = math.ceil(clients / num_classes)
+        while self.tries_left:
+            self.tries_left -= 1
+            start = (client + int(self.random() * width) - (k - 1)) % num_classes
+            other = start + num_classes * int(self.random() * layers)
+            if other >= clients or other == client:
+                continue
+
+            lead = (other - client) % num_classes
+            stock = self.counts[other]
+            shared = [slot for slot in range(k) if stock[slot] and (lead + slot) % num_classes < k]
+            if shared:
+                slot = shared[int(self.random() * len(shared))]
+                stock[slot] -= 1
+                counts[(lead + slot) % num_classes] += 1
+                return other
+
+        return None
 
 
 def _check_k(partition: Partition, k: int, num_classes: int) -> None:
-    """Refuse more classes per client than there are."""
     if k > num_classes:
-        raise partition.impossible(
-            f"k <= {num_classes}, the number of classes with examples", f"k={k}"
-        )
+        allowed = f"k <= {num_classes}, the number of classes with examples"
+        raise partition.impossible(allowed, f"k={k}")

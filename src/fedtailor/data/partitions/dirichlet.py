@@ -1,6 +1,4 @@
-"""The Dirichlet partition: each class is shared in proportions drawn from a Dirichlet distribution
-over clients.
-"""
+"""Partitions at random: equal parts, and two in which a Dirichlet distribution draws the shares."""
 
 from __future__ import annotations
 
@@ -11,8 +9,7 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.partitions._dealing import positions_by_value
-from fedtailor.data.partitions.base import Partition, as_text
+from fedtailor.data.partitions.base import Partition, as_text, hand_out, positions_by_value
 
 MAX_DRAWS = 50_000
 """Most draws of a Dirichlet partition."""
@@ -21,12 +18,26 @@ _HOPELESS = 30
 """The draws stop early if each of the first ``_FIRST_DRAWS`` leaves more than ``_HOPELESS`` clients
 with too few examples. With 11 such clients on average, independent of each other, only one draw in
 50,000 succeeds."""
+_MAX_CELLS = 4_000_000
+"""Most numbers held at once while classes are drawn: examples times classes."""
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid(Partition):
+    """Equal parts of all examples at random; sizes differ by at most one."""
+
+    name = "iid"
+
+    def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
+        """Cut one random order of all examples into equal parts."""
+        generator = np.random.RandomState(seed % 2**32)
+        return np.array_split(generator.permutation(len(annotations.labels)), clients)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Partition):
-    """Each class is shared in proportions drawn from a symmetric Dirichlet distribution over
-    clients.
+    """Each class is shared in proportions from a symmetric Dirichlet distribution over clients.
 
     Clients that already hold an even share of all examples get nothing of further classes. All
     shares are drawn again until every client has ``min_size`` examples. The random stream is that
@@ -72,9 +83,9 @@ def draw_shares(
         DataError: a client has too few examples in every draw.
     """
     rows = sum(map(len, by_class))
+    least = f"at least {as_text(min_size)} examples{where} for each of {clients} clients"
     if min_size * clients > rows:
-        wanted = f"{as_text(min_size)} x {clients} = {as_text(min_size * clients)} examples{where}"
-        raise partition.impossible(f"at least {wanted} for {clients} clients", str(rows))
+        raise partition.impossible(f"{least}, together {as_text(min_size * clients)}", str(rows))
 
     fewest_short = clients
     draws = 0
@@ -86,9 +97,8 @@ def draw_shares(
         fewest_short = min(fewest_short, num_short)
         draws += 1
 
-    allowed = f"at least {as_text(min_size)} examples{where} for each of {clients} clients"
     got = f"fewer for at least {fewest_short} of them in each of {draws} draws"
-    raise partition.impossible(allowed, f"{got}; raise alpha, or lower min_size or clients")
+    raise partition.impossible(least, f"{got}; raise alpha, or lower min_size or clients")
 
 
 def _draw_once(
@@ -98,11 +108,10 @@ def _draw_once(
     min_size: float,
     generator: np.random.RandomState,
 ) -> tuple[list[list[np.ndarray]], int]:
-    """Return the pieces of each class by client, and the number of clients with too few; no pieces
-    if there are any.
+    """Return the pieces of each class by client, and the number of clients with too few.
 
-    Random numbers are consumed in the released order: for every class a shuffle, then the
-    proportions.
+    There are no pieces if there are such clients. Random numbers are consumed in the released
+    order: for every class a shuffle, then the proportions.
     """
     sizes = np.zeros(clients, dtype=np.int64)
     even_share = sum(map(len, by_class)) / clients
@@ -111,11 +120,11 @@ def _draw_once(
     for positions in by_class:
         order = positions.copy()
         generator.shuffle(order)
+
+        # Zero or NaN if all clients that drew a share are full, or alpha is too small.
         shares = generator.dirichlet(np.full(clients, alpha)) * (sizes < even_share)
         total = shares.sum()
-        if (
-            not total > 0
-        ):  # all clients that drew a share are full, or alpha is so small that the draw is NaN
+        if not total > 0:
             return [], clients
 
         ends = (np.cumsum(shares / total) * len(order)).astype(np.int64)[:-1]
@@ -124,7 +133,138 @@ def _draw_once(
         cuts.append(ends)
 
     num_short = int(np.count_nonzero(sizes < min_size))
-    if num_short:
-        return [], num_short
+    return ([] if num_short else list(map(np.split, orders, cuts))), num_short
 
-    return [np.split(order, ends) for order, ends in zip(orders, cuts, strict=True)], 0
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletQuota(Partition):
+    """Every client has ``quota`` examples, with classes from its own Dirichlet prior.
+
+    The distribution is that of FedLDA (2023, FL@FM workshop at NeurIPS; volumes of 500 to 2000) and
+    of FedCR's second setting (Zhang et al. 2023, ICML; ``non-iid_2``: quota 0), but not the random
+    stream of their code: one example at a time, a client is chosen at random among those that are
+    not full, and a class from its prior, drawn again while no example of that class is left. The
+    code of pFedFDA gives up after 1000 draws and starts again with a quota smaller by 50. Here
+    drawing continues, so that every client has exactly its quota; the clients filled last differ
+    from their priors as classes run out.
+    """
+
+    name = "dirichlet_quota"
+    hands_out_all = False
+
+    alpha: Annotated[float, Range(gt=0)]
+    """Concentration: clients have fewer classes for smaller values."""
+    quota: Annotated[int, Range(ge=0)] = 0
+    """Examples of a client; 0: all examples are shared equally, and a remainder is left over."""
+
+    def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
+        """Draw the order of serving, then the classes, then hand out shuffled examples."""
+        rows = len(annotations.labels)
+        quota = self.quota or rows // clients
+        if quota * clients > rows:
+            allowed = f"at least {quota} x {clients} = {quota * clients} examples"
+            raise self.impossible(allowed, str(rows))
+
+        generator = np.random.default_rng([seed])
+        _, by_class = positions_by_value(annotations.labels)
+        pools = [generator.permutation(positions) for positions in by_class]
+        owners = draw_owners(clients, quota, generator)
+        log_weights = draw_log_weights(self.alpha, (clients, len(pools)), generator)
+        classes = draw_classes(owners, log_weights, [len(pool) for pool in pools], generator)
+        return hand_out(pools, classes, owners, clients)
+
+
+def draw_owners(clients: int, quota: int, generator: np.random.Generator) -> np.ndarray:
+    """Return clients in the order in which they are served, (clients * quota,).
+
+    Each time one that is not full is chosen. To draw from all clients and drop those that are full
+    gives the same distribution, and works for many at once.
+    """
+    needs = np.full(clients, quota)
+    parts = []
+    while needs.any():
+        block = generator.choice(np.flatnonzero(needs), needs.sum())
+        counts = np.bincount(block, minlength=clients)
+
+        # How often each client occurs earlier in the block.
+        turns = np.empty_like(block)
+        starts = np.cumsum(counts) - counts
+        turns[np.argsort(block, kind="stable")] = np.arange(len(block)) - np.repeat(starts, counts)
+        parts.append(block[turns < needs[block]])
+        needs = needs - np.minimum(counts, needs)
+
+    return np.concatenate(parts)
+
+
+def draw_log_weights(
+    alpha: float, shape: tuple[int, int], generator: np.random.Generator
+) -> np.ndarray:
+    """Return logarithms of gamma variables: normalized rows follow a Dirichlet distribution.
+
+    They are computed as G(alpha) = G(alpha + 1) U^(1 / alpha), so that a small alpha does not make
+    a whole row zero.
+    """
+    uniform = 1.0 - generator.random(shape)  # in (0, 1]
+    with np.errstate(over="ignore"):
+        log_weights = np.log(generator.gamma(alpha + 1, size=shape)) + np.log(uniform) / alpha
+    return np.maximum(log_weights, -1e300)
+
+
+def draw_classes(
+    owners: np.ndarray, log_weights: np.ndarray, sizes: list[int], generator: np.random.Generator
+) -> np.ndarray:
+    """Return the class of each example in the order of serving, (n,).
+
+    Each is drawn from its owner's prior over the classes that have examples left. All classes are
+    drawn at once. Then, for each class in the order in which they are used up, the examples that
+    drew it later draw again. Examples that drew another class keep it, which gives the same
+    distribution as drawing until a class with examples left is found.
+
+    Args:
+        owners: (n,), the client that gets each example.
+        log_weights: (clients, classes), each row a prior up to a factor.
+        sizes: number of examples of each class, at least 1 each and at least n together.
+        generator: source of random numbers.
+    """
+    is_open = np.ones(len(sizes), dtype=bool)
+    classes = _choose(log_weights, owners, is_open, generator)
+
+    # The times at which each class is drawn, ascending, and the time at which it is used up.
+    times = [np.flatnonzero(classes == label) for label in range(len(sizes))]
+    ends = np.array(list(map(_end, times, sizes)))
+    while ends.min() < _NEVER:
+        used_up = int(ends.argmin())
+        is_open[used_up] = False
+        ends[used_up] = _NEVER
+        late = times[used_up][sizes[used_up] :]
+        if not len(late):
+            continue
+
+        redrawn = _choose(log_weights, owners[late], is_open, generator)
+        classes[late] = redrawn
+        for label in np.unique(redrawn).tolist():
+            times[label] = np.sort(np.concatenate([times[label], late[redrawn == label]]))
+            ends[label] = _end(times[label], sizes[label])
+
+    return classes
+
+
+def _end(times: np.ndarray, size: int) -> int:
+    return int(times[size - 1]) if len(times) >= size else _NEVER
+
+
+def _choose(
+    log_weights: np.ndarray, owners: np.ndarray, is_open: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Return a class for each owner (n,) from its prior over the open classes."""
+    classes = np.flatnonzero(is_open)
+    chosen = np.empty(len(owners), dtype=np.int64)
+    step = max(_MAX_CELLS // len(classes), 1)
+    for start in range(0, len(owners), step):
+        part = slice(start, start + step)
+        logs = log_weights[owners[part]][:, classes]
+        ends = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
+        points = generator.random((len(logs), 1)) * ends[:, -1:]
+        chosen[part] = classes[np.minimum((ends <= points).sum(axis=1), len(classes) - 1)]
+
+    return chosen

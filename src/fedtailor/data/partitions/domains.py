@@ -9,10 +9,9 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.partitions._blocks import check_sizes, cut_points, give_blocks
-from fedtailor.data.partitions._dealing import positions_by_value
-from fedtailor.data.partitions.base import Partition
+from fedtailor.data.partitions.base import Partition, positions_by_value
 from fedtailor.data.partitions.dirichlet import draw_shares
+from fedtailor.data.partitions.slices import check_sizes, cut_points, give_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,25 +64,22 @@ class Domains(Partition):
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Divide one domain after the other, with one stream of random numbers."""
         present, by_domain = _by_domain(self, annotations)
-        if clients != self.per_domain * len(present):
-            allowed = (
-                f"{self.per_domain} x {len(present)} = {self.per_domain * len(present)} clients"
-            )
-            raise self.impossible(
-                f"{allowed}, per_domain for each domain with examples", str(clients)
-            )
+        needed = self.per_domain * len(present)
+        if clients != needed:
+            allowed = f"{self.per_domain} x {len(present)} = {needed} clients"
+            reason = "per_domain for each domain with examples"
+            raise self.impossible(f"{allowed}, {reason}", str(clients))
 
         generator = np.random.RandomState(seed % 2**32)
         parts = []
         for domain, positions in zip(present, by_domain, strict=True):
             where = f" of domain {domain}"
             if self.per_domain > len(positions):
-                raise self.impossible(
-                    f"at least {self.per_domain} examples{where}", str(len(positions))
-                )
+                allowed = f"at least {self.per_domain} examples{where}"
+                raise self.impossible(allowed, str(len(positions)))
 
             _, classes = positions_by_value(annotations.labels[positions])
-            pools = [positions[each] for each in classes]
+            pools = [positions[rows] for rows in classes]
             parts += draw_shares(
                 self, pools, self.per_domain, self.alpha, self.min_size, generator, where
             )
@@ -110,37 +106,34 @@ class DomainLabels(Partition):
     """Labels of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
-        """Draw a domain and labels for each client, then cut the examples of each label among its
-        clients.
-        """
+        """Draw a domain and labels for each client, then cut each label among its clients."""
         present, by_domain = _by_domain(self, annotations)
         cells = [positions_by_value(annotations.labels[positions]) for positions in by_domain]
         for domain, (labels, _) in zip(present, cells, strict=True):
             if len(labels) < self.k:
-                raise self.impossible(
-                    f"at least {self.k} labels in every domain", f"{len(labels)} in domain {domain}"
-                )
+                allowed = f"at least {self.k} labels in every domain"
+                raise self.impossible(allowed, f"{len(labels)} in domain {domain}")
 
+        # The clients that draw a label, by index of the domain and of the label in it.
         generator = np.random.default_rng([seed])
-        takers: dict[
-            tuple[int, int], list[int]
-        ] = {}  # by index of the domain, and of the label in it
+        takers: dict[tuple[int, int], list[int]] = {}
         for client, domain in enumerate(generator.integers(len(present), size=clients).tolist()):
             for label in generator.choice(len(cells[domain][0]), self.k, replace=False).tolist():
                 takers.setdefault((domain, label), []).append(client)
 
         takers = dict(sorted(takers.items()))
-        pools = [by_domain[domain][cells[domain][1][label]] for domain, label in takers]
-        blocks = [len(clients_of) for clients_of in takers.values()]
-        names = [
-            f"class {cells[domain][0][label]} in domain {present[domain]}"
-            for domain, label in takers
-        ]
+        pools = []
+        names = []
+        for domain, label in takers:
+            labels, places = cells[domain]
+            pools.append(by_domain[domain][places[label]])
+            names.append(f"class {labels[label]} in domain {present[domain]}")
+
+        blocks = list(map(len, takers.values()))
         check_sizes(self, pools, blocks, names)
-        cuts = [
-            cut_points(len(pool), wanted, generator)
-            for pool, wanted in zip(pools, blocks, strict=True)
-        ]
+        cuts = []
+        for pool, count in zip(pools, blocks, strict=True):
+            cuts.append(cut_points(len(pool), count, generator))
 
         return give_blocks(pools, cuts, list(takers.values()), clients, generator)
 

@@ -1,9 +1,11 @@
-"""The partitions of pFedVEM: every client holds some labels or subclasses, whose examples are cut
-at random places.
+"""The partitions of pFedVEM, in which labels or subclasses are cut at random places.
+
+Each type of examples is cut into one block per client that holds the type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,15 +13,12 @@ import numpy as np
 
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.partitions._blocks import check_sizes, count_groups, cuts_of, give_blocks
-from fedtailor.data.partitions._dealing import positions_by_value
-from fedtailor.data.partitions.base import Partition
+from fedtailor.data.partitions.base import Partition, positions_by_value
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSlices(Partition):
-    """Every client holds ``k`` labels; each label is cut at random places into one block per client
-    that holds it.
+    """Every client holds ``k`` labels; each label is cut at random places among its clients.
 
     The label skew of pFedVEM (Zhu et al. 2023, CVPR, appendix A), as released: within each group of
     C / k clients, every client gets a different part of the C labels, so that all labels are held
@@ -40,29 +39,26 @@ class LabelSlices(Partition):
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Permute the labels for each group of clients, then cut."""
         generator = np.random.default_rng([seed])
-        present, pools = positions_by_value(annotations.labels)
-        num_labels = len(present)
+        labels, pools = positions_by_value(annotations.labels)
+        num_labels = len(labels)
         k = self.k or max(num_labels // 2, 1)
         if num_labels % k:
-            raise self.impossible(
-                f"a k that divides {num_labels}, the number of classes with examples", f"k={k}"
-            )
+            allowed = f"a k that divides {num_labels}, the number of classes with examples"
+            raise self.impossible(allowed, f"k={k}")
 
         group = num_labels // k
-        blocks = count_groups(
-            self, clients, group, f"since a client holds {k} of {num_labels} classes"
-        )
-        check_sizes(self, pools, [blocks] * num_labels, [f"class {each}" for each in present])
-        takers = _deal(np.arange(num_labels), blocks, group, generator)
-        cuts = cuts_of([len(pool) for pool in pools], blocks, generator, shared=self.shared_cuts)
+        reason = f"since a client holds {k} of {num_labels} classes"
+        blocks = _count_groups(self, clients, group, reason)
+        check_sizes(self, pools, [blocks] * num_labels, [f"class {label}" for label in labels])
 
+        takers = _deal(num_labels, blocks, group, generator)
+        cuts = _cut_all([len(pool) for pool in pools], blocks, generator, shared=self.shared_cuts)
         return give_blocks(pools, cuts, takers.T.tolist(), clients, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubclassSlices(Partition):
-    """Every client holds one random subclass of every label, cut at random places as in
-    ``label_slices``.
+    """Every client holds one random subclass of every label, cut as in ``label_slices``.
 
     The concept drift of pFedVEM (Zhu et al. 2023, CVPR, appendix A), as released: within each group
     of J clients, where J is the number of subclasses of a label, every client gets a different
@@ -87,45 +83,111 @@ class SubclassSlices(Partition):
             raise self.impossible("subclasses", "a data set without them")
 
         generator = np.random.default_rng([seed])
-        present, pools = positions_by_value(annotations.subclasses)
+        subclasses, pools = positions_by_value(annotations.subclasses)
         families = self._families(annotations.labels[[pool[0] for pool in pools]])
         group = 1 if self.homogeneous else len(families[0])
-        blocks = count_groups(self, clients, group, "the number of subclasses of a label")
-        check_sizes(self, pools, [blocks] * len(pools), [f"subclass {each}" for each in present])
-        takers = np.repeat(np.arange(blocks)[:, None], len(pools), axis=1)
+        blocks = _count_groups(self, clients, group, "the number of subclasses of a label")
+        names = [f"subclass {subclass}" for subclass in subclasses]
+        check_sizes(self, pools, [blocks] * len(pools), names)
 
+        takers = np.repeat(np.arange(blocks)[:, None], len(pools), axis=1)
         if not self.homogeneous:
             for family in families:
-                takers[:, family] = _deal(np.arange(group), blocks, group, generator)
+                takers[:, family] = _deal(group, blocks, group, generator)
 
         sizes = [len(pool) for pool in pools]
         if self.equal:
             cuts = [np.arange(1, blocks) * size // blocks for size in sizes]
         else:
-            cuts = cuts_of(sizes, blocks, generator, shared=self.shared_cuts)
+            cuts = _cut_all(sizes, blocks, generator, shared=self.shared_cuts)
 
         return give_blocks(pools, cuts, takers.T.tolist(), clients, generator)
 
     def _families(self, labels: np.ndarray) -> list[np.ndarray]:
         """Return the indices of the subclasses of each label, given the label of each subclass."""
         values, families = positions_by_value(labels)
-        num_first = len(families[0])
+        size = len(families[0])
         for value, family in zip(values, families, strict=True):
-            if len(family) != num_first and not self.homogeneous:
-                allowed = f"the same number of subclasses in every label, {num_first} as in label {values[0]}"
+            if len(family) != size and not self.homogeneous:
+                first = f"{size} as in label {values[0]}"
+                allowed = f"the same number of subclasses in every label, {first}"
                 raise self.impossible(allowed, f"{len(family)} in label {value}")
+
         return families
 
 
-def _deal(types: np.ndarray, blocks: int, group: int, generator: np.random.Generator) -> np.ndarray:
-    """Return the clients that take a block of each type, (blocks, types): a random part for each
-    client of a group.
+def give_blocks(
+    pools: Sequence[np.ndarray],
+    cuts: Sequence[np.ndarray],
+    takers: Sequence[Sequence[int]],
+    clients: int,
+    generator: np.random.Generator,
+) -> list[np.ndarray]:
+    """Shuffle each pool, cut it, and give its blocks away, the last first as in the release.
 
-    The clients of group g are g * ``group`` and the following ones; the first takes the first types
-    of a random order.
+    Args:
+        pools: positions of each type.
+        cuts: cut points of each pool, one fewer than it has takers.
+        takers: the clients that hold each type, in the order in which they get a block.
+        clients: number of clients.
+        generator: source of random numbers.
     """
-    orders = generator.permuted(np.tile(types, (blocks, 1)), axis=1)
-    members = np.arange(len(types)) // (len(types) // group)
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for pool, points, holders in zip(pools, cuts, takers, strict=True):
+        blocks = np.split(generator.permutation(pool), points)
+        for client in holders:
+            parts[client].append(blocks.pop())
+
+    return [np.concatenate(part) for part in parts]
+
+
+def cut_points(size: int, blocks: int, generator: np.random.Generator) -> np.ndarray:
+    """Return ``blocks`` - 1 different points, uniform in 1 to ``size`` - 1 and sorted."""
+    return np.sort(generator.choice(size - 1, blocks - 1, replace=False)) + 1
+
+
+def check_sizes(
+    partition: Partition, pools: Sequence[np.ndarray], blocks: Sequence[int], names: Sequence[str]
+) -> None:
+    """Refuse a type with fewer examples than clients that hold it."""
+    for pool, needed, name in zip(pools, blocks, names, strict=True):
+        if len(pool) < needed:
+            allowed = f"at least {needed} examples of {name}, one for each client that holds it"
+            raise partition.impossible(allowed, str(len(pool)))
+
+
+def _cut_all(
+    sizes: Sequence[int], blocks: int, generator: np.random.Generator, *, shared: bool
+) -> list[np.ndarray]:
+    """Return the points that cut types of the given sizes into ``blocks`` blocks each.
+
+    Shared points are drawn for the smallest type and scaled for larger ones, so that no block is
+    empty.
+    """
+    if not shared:
+        return [cut_points(size, blocks, generator) for size in sizes]
+
+    smallest = min(sizes)
+    points = cut_points(smallest, blocks, generator)
+    return [points * size // smallest for size in sizes]
+
+
+def _count_groups(partition: Partition, clients: int, group: int, reason: str) -> int:
+    """Return the number of groups of ``group`` clients; refuse an incomplete last group."""
+    if clients % group:
+        allowed = f"a number of clients that {group} divides, {reason}"
+        raise partition.impossible(allowed, f"{clients} clients")
+    return clients // group
+
+
+def _deal(types: int, blocks: int, group: int, generator: np.random.Generator) -> np.ndarray:
+    """Return the clients that take a block of each type, (blocks, types).
+
+    The clients of group g are g * ``group`` and the following ones. They share the types in a
+    random order: the first client takes the first types.
+    """
+    orders = generator.permuted(np.tile(np.arange(types), (blocks, 1)), axis=1)
+    members = np.arange(types) // (types // group)
     takers = np.empty_like(orders)
     np.put_along_axis(takers, orders, np.arange(blocks)[:, None] * group + members, axis=1)
     return takers

@@ -1,6 +1,4 @@
-"""Parser of texts such as ``dirichlet(alpha=0.5)``: a name with named options. No code in them is
-run.
-"""
+"""Parser of texts such as ``dirichlet(alpha=0.5)``: a name with named options, never run as code."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 
 from fedtailor.core.errors import ConfigError, find_name
 from fedtailor.core.options import build
-from fedtailor.data import PARTITIONS
+from fedtailor.data.partitions import PARTITIONS
 from fedtailor.data.partitions.base import KEY, Partition
 
 _MAX_TEXT = 200
@@ -31,18 +29,16 @@ def parse_partition(text: str) -> Partition:
     """
     name, options = read_expression(text, key=KEY, example="dirichlet(alpha=0.5) or iid")
     name = find_name("partition", name, PARTITIONS, key=KEY)
-    cls: type[Partition] = PARTITIONS[name].resolve()
+    cls = PARTITIONS[name].load()
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    for field in fields.values():
-        if (
-            field.default is dataclasses.MISSING
-            and field.name not in options
-            and set(options) <= set(fields)
-        ):
-            key = f"{name}.{field.name}"
-            raise ConfigError(
-                f"{key} must be given, got '{text}'.", key=key, allowed="a value", got=text
-            )
+
+    # An unknown option is reported first, by build: it may be the absent one, misspelled.
+    if set(options) <= set(fields):
+        for field in fields.values():
+            if field.default is dataclasses.MISSING and field.name not in options:
+                key = f"{name}.{field.name}"
+                message = f"{key} must be given, got '{text}'."
+                raise ConfigError(message, key=key, allowed="a value", got=text)
 
     return build(cls, options, section=name)
 
@@ -63,7 +59,7 @@ def read_expression(
         ('cifar_s', {'clients': 50, 'pairing': 'release'})
     """
     if len(text) > _MAX_TEXT:
-        raise _unreadable(text, key, example)
+        raise _unreadable(f"{text[:_MAX_TEXT]}...", key, example)
 
     try:
         node = _parse(text.strip())
@@ -71,9 +67,9 @@ def read_expression(
             return node.id, {}
 
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            names = [keyword.arg for keyword in node.keywords]
-            if None not in names and len(set(names)) == len(names):
-                return node.func.id, {str(each.arg): _literal(each.value) for each in node.keywords}
+            options = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+            if None not in options and len(options) == len(node.keywords):
+                return node.func.id, {str(option): value for option, value in options.items()}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _unreadable(text, key, example) from error
 
@@ -81,13 +77,11 @@ def read_expression(
 
 
 def _parse(text: str) -> ast.expr:
-    """Return the syntax tree, after hyphens in the name became underscores; Python's warnings
-    become SyntaxErrors.
-    """
+    """Return the syntax tree, after hyphens in the name became underscores."""
     name, parenthesis, options = text.partition("(")
     spelled = re.sub(r"(?<=[a-zA-Z0-9])-(?=[a-zA-Z])", "_", name)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error")  # Python only warns of strange numbers
         return ast.parse(spelled + parenthesis + options, mode="eval").body
 
 
@@ -95,16 +89,16 @@ def _literal(node: ast.expr) -> Any:
     """Return the value of a number, a text, True or False."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float | str):
         return node.value
+
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _literal(node.operand)
         if type(value) in (int, float):
             return -value
+
     raise ValueError("not a plain value")
 
 
 def _unreadable(text: str, key: str, example: str) -> ConfigError:
     allowed = f"a name with named options, such as {example}"
-    shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
-    return ConfigError(
-        f"{key} must be {allowed}, got {shown!r}.", key=key, allowed=allowed, got=shown
-    )
+    message = f"{key} must be {allowed}, got {text!r}."
+    return ConfigError(message, key=key, allowed=allowed, got=text)
