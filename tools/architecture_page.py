@@ -132,18 +132,18 @@ PLACES = (
     (
         "a data set",
         ["src/fedtailor/data/datasets/", "data.datasets.known:DATASETS"],
-        "a function that returns a `Dataset`, and one line of the table; its download source goes into `data/download`",
+        "a function `load(files)` that returns a `Dataset`, and its row of the table, with downloads",
         "tests/data/",
     ),
     (
         "a reader of a file format",
-        ["src/fedtailor/data/readers/", "src/fedtailor/data/own/"],
-        "`readers` for the files of known data sets, `own` for those of users",
+        ["src/fedtailor/data/datasets/", "src/fedtailor/data/own/"],
+        "`datasets` for the files of known data sets, `own` for those of users",
         "tests/data/",
     ),
     (
         "a partition",
-        ["src/fedtailor/data/partitions/", "data:PARTITIONS"],
+        ["src/fedtailor/data/partitions/", "data.partitions:PARTITIONS"],
         "a subclass of `Partition`, and one line of the table",
         "tests/data/partitions/",
     ),

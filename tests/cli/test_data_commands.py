@@ -12,7 +12,8 @@ import pytest
 
 from fedtailor.cli.data import PLOTS, data_app
 from fedtailor.cli.main import main
-from fedtailor.data.download import fetch as fetching
+from fedtailor.data import fetch as fetching
+from fedtailor.data.datasets.known import DATASETS, Download
 from fedtailor.data.split import read_split
 
 COMMANDS = ("list", "fetch", "check", "partition", "plot")
@@ -61,8 +62,6 @@ def test_list(data, folder):
 
 
 def test_list_of_one_says_all_of_it(data, folder):
-    from fedtailor.data.datasets.known import DATASETS
-
     for name in ("cifar10", "femnist", "digits", "emnist_letters"):
         code, out, err = data("list", name)
         assert (
@@ -96,25 +95,17 @@ def test_a_data_folder_that_is_a_file_is_an_error(data, folder):
 
 def test_fetch(data, folder, monkeypatch):
     content = b"content"
-    table = {
-        "mnist": (
-            fetching.Download(
-                "http://nowhere/file",
-                "MNIST/raw/file",
-                "sha256:" + hashlib.sha256(content).hexdigest(),
-            ),
-        )
-    }
+    checksum = "sha256:" + hashlib.sha256(content).hexdigest()
+    download = Download("http://nowhere/file", "MNIST/raw/file", checksum)
+    table = {**DATASETS, "mnist": DATASETS["mnist"]._replace(downloads=(download,))}
 
     def arrive(url, part, report, *, limit):
         report(0, 7)
         part.write_bytes(content)
         report(7, 7)
 
-    monkeypatch.setattr("fedtailor.data.download.transfer.transfer", arrive)
-    monkeypatch.setattr(
-        fetching.fetch, "__kwdefaults__", {**fetching.fetch.__kwdefaults__, "downloads": table}
-    )
+    monkeypatch.setattr(fetching, "transfer", arrive)
+    monkeypatch.setattr(fetching, "DATASETS", table)
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
     assert code == 0 and "MNIST/raw/file" in out and "7 B" in out
     assert err.splitlines() == ["file: 0 B of 7 B, 0 %", "file: 7 B of 7 B, 100 %"]
@@ -130,7 +121,7 @@ def test_an_interrupted_fetch_says_how_to_go_on(data, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.data.download.transfer.transfer", interrupted)
+    monkeypatch.setattr(fetching, "transfer", interrupted)
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
     assert (code, out) == (
         6,

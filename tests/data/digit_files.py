@@ -1,104 +1,231 @@
-"""Synthetic files of USPS, SVHN, SynDigits, MNIST and MNIST-M in the layouts of the originals."""
+"""Synthetic files of the known data sets, in the layouts of the originals."""
 
 import bz2
+import gzip
 import io
+import json
+import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.io
 from PIL import Image
 
-
-def usps_line(label: int, values: np.ndarray) -> str:
-    """Return a line of libsvm's text; ``values`` are in thousandths."""
-    pairs = " ".join(f"{index}:{value / 1000:g}" for index, value in enumerate(values, 1))
-    return f"{label} {pairs} "
+TRAIN = 5
+TEST = 3
 
 
-def write_usps(
-    folder: Path, generator: np.random.Generator, *, train: int = 5, test: int = 3
-) -> list[str]:
-    """Write the two files and return the lines of the first."""
-    (folder / "USPS").mkdir(exist_ok=True)
+def idx_bytes(array: np.ndarray) -> bytes:
+    """Return the bytes of an IDX file of unsigned bytes."""
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def random_images(generator: np.random.Generator, rows: int, *shape: int) -> np.ndarray:
+    return generator.integers(0, 256, (rows, *shape), dtype=np.uint8)
+
+
+def write_idx(
+    folder: Path, generator: np.random.Generator, pattern: str, *, classes: int = 10, first: int = 0
+) -> list[np.ndarray]:
+    """Write images and labels of both parts; ``pattern`` has places for part and content."""
+    arrays = []
+    is_emnist = "emnist" in pattern
+    for part, rows in (("train", TRAIN), ("test" if is_emnist else "t10k", TEST)):
+        contents = {
+            "images-idx3": random_images(generator, rows, 28, 28),
+            "labels-idx1": np.arange(rows) * 3 % classes + first,
+        }
+        for content, array in contents.items():
+            arrays.append(array)
+            path = folder / pattern.format(part, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            raw = idx_bytes(array)
+            path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+    return arrays
+
+
+def write_mnist(folder: Path, generator: np.random.Generator) -> list[np.ndarray]:
+    return write_idx(folder, generator, "MNIST/raw/{}-{}-ubyte")
+
+
+def write_usps(folder: Path, generator: np.random.Generator) -> list[str]:
+    """Write the two files, and return the lines of the first."""
     lines: list[str] = []
-    for file, rows in (("usps.t.bz2", test), ("usps.bz2", train)):
-        lines = [
-            usps_line(row % 10 + 1, generator.integers(-1000, 1001, 256)) for row in range(rows)
-        ]
+    (folder / "USPS").mkdir(exist_ok=True)
+    for file, rows in (("usps.t.bz2", TEST), ("usps.bz2", TRAIN)):
+        lines = []
+        for row in range(rows):
+            values = generator.integers(-1000, 1001, 256) / 1000
+            pairs = " ".join(f"{index}:{value:g}" for index, value in enumerate(values, 1))
+            lines.append(f"{row + 1} {pairs} ")
         (folder / "USPS" / file).write_bytes(bz2.compress("\n".join([*lines, ""]).encode()))
+
     return lines
 
 
-def mat_bytes(variables: dict[str, object], **how: object) -> bytes:
+def mat_bytes(variables: dict[str, object], *, compressed: bool = True) -> bytes:
     """Return a MATLAB file as SciPy writes it."""
     stream = io.BytesIO()
-    scipy.io.savemat(stream, variables, **how)
+    scipy.io.savemat(stream, variables, do_compression=compressed)
     return stream.getvalue()
 
 
 def write_mat(
-    folder: Path,
-    generator: np.random.Generator,
-    name: str = "SVHN",
-    *,
-    train: int = 5,
-    test: int = 3,
-    **how: object,
-) -> dict[str, np.ndarray]:
-    """Write the two files of SVHN or SynthDigits and return images (32, 32, 3, rows) and labels of
-    the first."""
-    prefix, first = ("", 1) if name == "SVHN" else ("synth_", 0)
-    (folder / name).mkdir(exist_ok=True)
-    content: dict[str, np.ndarray] = {}
-    for part, rows in (("test", test), ("train", train)):
-        labels = (np.arange(rows, dtype=np.uint8) * 3 % 10 + first)[:, np.newaxis]
-        content = {"X": generator.integers(0, 256, (32, 32, 3, rows), dtype=np.uint8), "y": labels}
-        (folder / name / f"{prefix}{part}_32x32.mat").write_bytes(mat_bytes(dict(content), **how))
-    return content
+    folder: Path, generator: np.random.Generator, pattern: str, *, compressed: bool = True
+) -> dict[str, Any]:
+    """Write the two files of SVHN or SynDigits, and return the variables of the first."""
+    variables: dict[str, Any] = {}
+    for part, rows in (("test", TEST), ("train", TRAIN)):
+        variables = {
+            "X": random_images(generator, rows, 32, 32, 3).transpose(1, 2, 3, 0),
+            "y": np.arange(10, 10 - rows, -1, dtype=np.uint8)[:, None],
+        }
+        path = folder / pattern.format(part)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(mat_bytes(dict(variables), compressed=compressed))
+
+    return variables
 
 
-def write_mnist(
-    folder: Path, generator: np.random.Generator, *, train: int = 6, test: int = 3
-) -> None:
-    """Write the four files of MNIST."""
-    raw = folder / "MNIST/raw"
-    raw.mkdir(parents=True)
-    for part, rows in (("train", train), ("t10k", test)):
-        for file, shape in (
-            (f"{part}-images-idx3-ubyte", (rows, 28, 28)),
-            (f"{part}-labels-idx1-ubyte", (rows,)),
-        ):
-            high = 256 if len(shape) == 3 else 10
-            array = generator.integers(0, high, shape, dtype=np.uint8)
-            (raw / file).write_bytes(
-                struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + array.tobytes()
-            )
+def write_svhn(folder: Path, generator: np.random.Generator) -> dict[str, Any]:
+    return write_mat(folder, generator, "SVHN/{}_32x32.mat")
 
 
-def write_mnist_m_arrays(
-    folder: Path, generator: np.random.Generator, *, train: int = 4, test: int = 2
-) -> dict[str, np.ndarray]:
-    """Write the four arrays of MNIST-M and return them by the name of their file."""
+def write_syn_digits(folder: Path, generator: np.random.Generator) -> dict[str, Any]:
+    return write_mat(folder, generator, "SynthDigits/synth_{}_32x32.mat", compressed=False)
+
+
+def write_mnist_m(folder: Path, generator: np.random.Generator) -> list[np.ndarray]:
+    """Write the four arrays of MNIST-M."""
+    arrays = []
     (folder / "MNIST-M").mkdir(exist_ok=True)
-    arrays = {}
-    for part, rows in (("train", train), ("test", test)):
-        arrays[f"{part}_images.npy"] = generator.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
-        arrays[f"{part}_labels.npy"] = generator.integers(0, 10, rows, dtype=np.uint8)
-    for file, array in arrays.items():
-        np.save(folder / "MNIST-M" / file, array)
+    for part, rows in (("train", TRAIN), ("test", TEST)):
+        contents = {
+            "images": random_images(generator, rows, 32, 32, 3),
+            "labels": np.arange(rows, dtype=np.uint8),
+        }
+        for content, array in contents.items():
+            arrays.append(array)
+            np.save(folder / f"MNIST-M/{part}_{content}.npy", array)
+
     return arrays
 
 
-def write_mnist_m_pictures(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+def write_mnist_m_pictures(folder: Path, arrays: list[np.ndarray]) -> None:
     """Write arrays of MNIST-M as the original release."""
-    place = folder / "MNIST-M"
-    place.mkdir(exist_ok=True)
-    for part in ("train", "test"):
-        (place / f"mnist_m_{part}").mkdir()
+    for part, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
+        place = folder / f"MNIST-M/mnist_m_{part}"
+        place.mkdir(parents=True)
         lines = []
-        images, labels = arrays[f"{part}_images.npy"], arrays[f"{part}_labels.npy"]
         for row, (image, label) in enumerate(zip(images, labels, strict=True)):
-            Image.fromarray(image).save(place / f"mnist_m_{part}" / f"{row:08}.png")
+            Image.fromarray(image).save(place / f"{row:08}.png")
             lines.append(f"{row:08}.png {label}\n")
-        (place / f"mnist_m_{part}_labels.txt").write_text("".join(lines))
+        place.with_name(f"{place.name}_labels.txt").write_text("".join(lines))
+
+
+def write_cifar10(
+    folder: Path, generator: np.random.Generator, *, protocol: int = 2
+) -> list[dict[str, Any]]:
+    """Write the six batches of CIFAR-10 as pickles, and return their contents."""
+    batches = []
+    place = folder / "cifar-10-batches-py"
+    place.mkdir()
+    for name in (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch"):
+        labels = [1, 9, 3]
+        batch = {"labels": labels, "data": random_images(generator, 3, 3072), "batch_label": name}
+        (place / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+        batches.append(batch)
+
+    return batches
+
+
+def write_cifar100(folder: Path, generator: np.random.Generator) -> None:
+    """Write CIFAR-100 as pickles and as binary files."""
+    for name in ("train", "test"):
+        batch = {
+            "coarse_labels": [4, 1, 19],
+            "fine_labels": [0, 1, 89],
+            "data": random_images(generator, 3, 3072),
+        }
+        raws = {
+            f"cifar-100-python/{name}": pickle.dumps(batch),
+            f"cifar-100-binary/{name}.bin": np.column_stack(list(batch.values()))
+            .astype(np.uint8)
+            .tobytes(),
+        }
+        for place, raw in raws.items():
+            (folder / place).parent.mkdir(exist_ok=True)
+            (folder / place).write_bytes(raw)
+
+
+def leaf(**writers: tuple[list[float], list[int]]) -> dict[str, Any]:
+    """Return a file of LEAF with images of one value each, by writer."""
+    entries = {}
+    for name, (values, labels) in writers.items():
+        entries[name] = {"x": [[value] * 784 for value in values], "y": labels}
+
+    counts = [len(entry["y"]) for entry in entries.values()]
+    return {"users": list(writers), "num_samples": counts, "user_data": entries}
+
+
+def write_femnist(folder: Path, _: object = None) -> None:
+    """Write three files whose names sort otherwise than their numbers."""
+    files = {
+        "train/all_data_10.json": leaf(late=([1.0], [61])),
+        "train/all_data_2.json": leaf(b=([0, 0.5], [3, 36]), a=([64 / 255], [10])),
+        "test/all_data_2.json": leaf(a=([1], [10]), new=([0.999], [0]), b=([], [])),
+    }
+    for place, content in files.items():
+        path = folder / "femnist" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+
+
+def save_picture(path: Path, color: tuple[int, ...], size: tuple[int, int] = (64, 64)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB" if len(color) == 3 else "L", size, color).save(path, "JPEG", quality=95)
+
+
+def write_tiny_imagenet(folder: Path, _: object = None) -> None:
+    """Write three classes, two training pictures of each and two of test."""
+    place = folder / "tiny-imagenet-200"
+    classes = {"n02124075": "Egyptian cat", "n01443537": "goldfish", "n04067472": "reel"}
+    for number, wnid in enumerate(classes):
+        for picture in (0, 10):
+            path = place / f"train/{wnid}/images/{wnid}_{picture}.JPEG"
+            save_picture(path, (60 * number, picture, 200))
+
+    save_picture(place / "val/images/val_0.JPEG", (77,))
+    save_picture(place / "val/images/val_1.JPEG", (250, 5, 5))
+    (place / "val/val_annotations.txt").write_text(
+        "val_1.JPEG\tn01443537\t0\t32\t44\t62\nval_0.JPEG\tn04067472\t52\t55\t57\t59\n"
+    )
+    (place / "wnids.txt").write_text("\n".join(classes))
+    (place / "words.txt").write_text("".join(f"{wnid}\t{classes[wnid]}\n" for wnid in classes))
+
+
+# Ambiguous categories are left out; a quoted cell, a trailing slash and more columns are in use.
+HIERARCHY = ""","Which type of scene
+is in the image?",,,
+category,indoor,"outdoor, natural","outdoor, man-made","water, ice, snow"
+/a/abbey,0,0,1,0
+'/a/airplane_cabin/',1,0,0,0
+/b/badlands,0,1,0,0
+/c/cottage_garden,0,1,1,0
+/c/church/indoor,1,0,0,0
+"""
+
+
+def write_sun397(folder: Path, _: object = None) -> None:
+    """Write five categories with five pictures each, of which one color tells the category."""
+    names = ["a/abbey", "a/airplane_cabin", "b/badlands", "c/cottage_garden", "c/church/indoor"]
+    for number, name in enumerate(names):
+        for picture in range(5):
+            path = folder / "SUN397" / name / f"sun_{picture}.jpg"
+            save_picture(path, (40 * number, 10 * picture, 0), (70, 90))
+
+    (folder / "SUN397/three_levels.csv").write_text(HIERARCHY)

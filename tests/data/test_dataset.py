@@ -1,5 +1,6 @@
 """The data set itself, the table of data sets, and the default one."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.data import DATASETS, PARTITIONS, data_folder, find, load_dataset
+from fedtailor.data import DATASETS, PARTITIONS, data_folder, load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -32,7 +33,13 @@ def test_the_tables_are_listed_without_heavy_imports() -> None:
 @pytest.mark.parametrize("table", [DATASETS, PARTITIONS])
 def test_every_entry_of_a_table_resolves(table: Any) -> None:
     assert list(table) == sorted(table)
-    assert all(callable(find(entry.target)) for entry in table.values())
+    for entry in table.values():
+        if table is PARTITIONS:
+            assert entry.load().name in table
+        else:
+            module, function = entry.reader.split(":")
+            reader = importlib.import_module(f"fedtailor.data.datasets.{module}")
+            assert callable(getattr(reader, function))
 
 
 def test_digits_need_no_files(tmp_path: Path) -> None:
@@ -61,31 +68,22 @@ def test_data_folder_is_argument_then_variable_then_cache(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "part"),
     [
-        (
-            {"y": np.array([0, 2])},
-            "labels of data set 'small' must be whole numbers from 0 to 1, got 2 at row 1.",
-        ),
-        ({"y": np.array([-1, 0])}, "got -1 at row 0"),
-        ({"y": np.array([0.0, 1.0])}, "got type float64 of shape (2,)"),
-        ({"y": np.array([[0], [1]])}, "got type int64 of shape (2, 1)"),
-        ({"y": np.array([0])}, "labels must be 2, one for each example, got 1."),
-        (
-            {"x": np.zeros((2, 3, 4), np.uint8)},
-            "examples must be an array (rows, height, width, channels) or",
-        ),
-        ({"x": np.zeros((2, 3, 4, 1))}, "examples must be of type uint8 or float32, got float64."),
-        ({"x": np.full((2, 3, 4, 1), np.nan, np.float32)}, "examples must be finite"),
-        ({"class_names": ("one",)}, "class names must be 2 names, got 1."),
-        (
-            {"normalize": Normalization((0.5, 0.5), (0.5, 0.5))},
-            "normalization must be 1 or 1 means",
-        ),
-        ({"normalize": Normalization((0.5,), (0.0,))}, "deviations > 0"),
+        ({"y": np.array([0, 2])}, "2 at row 1"),
+        ({"y": np.array([-1, 0])}, "-1 at row 0"),
+        ({"y": np.array([0.0, 1.0])}, "float64"),
+        ({"y": np.array([[0], [1]])}, "(2, 1)"),
+        ({"y": np.array([0])}, "labels"),
+        ({"x": np.zeros((2, 3, 4), np.uint8)}, "examples"),
+        ({"x": np.zeros((2, 3, 4, 1))}, "float64"),
+        ({"x": np.full((2, 3, 4, 1), np.nan, np.float32)}, "NaN"),
+        ({"class_names": ("one",)}, "class names"),
+        ({"normalize": Normalization((0.5, 0.5), (0.5, 0.5))}, "normalization"),
+        ({"normalize": Normalization((0.5,), (0.0,))}, "normalization"),
     ],
 )
-def test_wrong_content_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_wrong_content_is_refused(changes: dict[str, Any], part: str) -> None:
     with pytest.raises(DataError) as caught:
         small(**changes)
-    assert sentence in caught.value.message
+    assert part in caught.value.message and "'small'" in caught.value.message

@@ -11,7 +11,6 @@ import sys
 import time
 import tomllib
 import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +21,8 @@ import finished_runs
 from faults import mutations
 from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import FedtailorError
-from fedtailor.data import cache
+from fedtailor.data import cache, load_dataset
 from fedtailor.data.corruptions import copies
-from fedtailor.data.datasets.digits import load_digits
 from fedtailor.data.split_files import read_split_file
 from fedtailor.experiment.config import load_config, make_config, to_toml
 from fedtailor.experiment.progress import Silence
@@ -68,11 +66,11 @@ def _read_checkpoints(folder):
 
 
 def _read_cached(folder):
-    cache._load(folder / "cached", (folder / "signature").read_text())
+    cache._read_dataset(folder / "cached", (folder / "signature").read_text())
 
 
 def _read_copies(folder):
-    copies._load(folder / "copies.npy", (4, 8, 8, 1))
+    copies._read(folder / "copies", "ab" * 32, (4, 8, 8, 1))
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +89,13 @@ def corpus(tmp_path_factory):
         )
     (folder / "config.toml").write_text(to_toml(make_config(settings)))
     shutil.copy(folder / "run" / "split.json", folder)
-    dataset = load_digits(Path())
+    dataset = load_dataset("digits")
     signature = "ab" * 32
     (folder / "signature").write_text(signature)
-    cache._write(folder / "cached", signature, dataset)
-    copies._save(folder / "copies.npy", np.zeros((4, 8, 8, 1), np.uint8))
+    cache._write_dataset(folder / "cached", signature, dataset)
+    images = {"copies": np.zeros((4, 8, 8, 1), np.uint8)}
+    sha256 = hashlib.sha256(images["copies"].data).hexdigest()
+    cache.write_entry(folder / "copies", signature, images, {"sha256": sha256})
     return folder
 
 
@@ -137,7 +137,7 @@ def _resign_model(path):
 def _resign_cache(path):
     try:
         meta = json.loads(path.read_text())
-        meta["fields_sha256"] = cache._digest_of(meta["fields"])
+        meta["fields_sha256"] = cache.digest_of(meta["fields"])
         path.write_text(json.dumps(meta))
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
@@ -146,7 +146,7 @@ def _resign_cache(path):
 def targets(corpus):
     """Return (file, its reader, the folder that is given to it, how a stranger would make the rest
     agree)."""
-    dataset = load_digits(Path())
+    dataset = load_dataset("digits")
     found = []
     for name in ("experiment.toml", "provenance.json", "status.json", "split.json", "result.json"):
         found.append((corpus / "run" / name, _read_run, corpus / "run", None))
@@ -171,7 +171,8 @@ def targets(corpus):
     )
     found.append((corpus / "cached" / "meta.json", _read_cached, corpus, _resign_cache))
     found.append((corpus / "cached" / "x.npy", _read_cached, corpus, None))
-    found.append((corpus / "copies.npy", _read_copies, corpus, None))
+    found.append((corpus / "copies" / "copies.npy", _read_copies, corpus, None))
+    found.append((corpus / "copies" / "meta.json", _read_copies, corpus, _resign_cache))
     return found
 
 

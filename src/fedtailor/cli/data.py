@@ -25,7 +25,14 @@ from fedtailor.cli.options import (
 )
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json
-from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean, match_name
+from fedtailor.core.errors import (
+    ConfigError,
+    DataError,
+    UsageError,
+    did_you_mean,
+    find_name,
+    match_name,
+)
 
 if TYPE_CHECKING:
     from fedtailor.data.division import Division
@@ -108,8 +115,8 @@ def fetch_(
     """Download a known data set from its publisher. An interrupted download is resumed."""
     from fedtailor.cli.show.data import FetchLine, show_fetched
     from fedtailor.data import data_folder
-    from fedtailor.data.download.fetch import fetch
-    from fedtailor.data.download.sources import ELSEWHERE
+    from fedtailor.data.datasets.known import DATASETS
+    from fedtailor.data.fetch import fetch
 
     folder = data_folder(data_dir)
 
@@ -129,7 +136,7 @@ def fetch_(
         "dataset": name,
         "folder": str(folder),
         "files": files,
-        "elsewhere": ELSEWHERE.get(name),
+        "elsewhere": DATASETS[find_name("dataset", name, DATASETS)].elsewhere or None,
     }
 
     if json:

@@ -1,12 +1,9 @@
-"""The cache of decoded data sets, whose arrays are mapped into memory and shared by processes.
+"""The cache of decoded data sets and of corrupted images, which only saves time.
 
-An entry is the folder ``decoded/NAME-SIGNATURE`` of the cache folder: the arrays as ``.npy``, the
-other fields as ``meta.json``. It appears whole, by renaming, and is never changed. An entry whose
-digests differ from those in ``meta.json`` is decoded again. The cache only saves time: if it cannot
-be written, data stay in memory.
-
-:func:`entries` and :func:`clear` also cover the corrupted copies of images, which
-:mod:`fedtailor.data.corruptions.copies` keeps in the same folder.
+An entry is a folder ``KIND/NAME-SIGNATURE`` of the cache folder: arrays as ``.npy``, which are
+mapped into memory and shared by processes, and all else as ``meta.json``. It appears whole, by
+renaming, and is never changed. What differs from its digests counts as missing, and if an entry
+cannot be written, data stay in memory.
 """
 
 from __future__ import annotations
@@ -17,49 +14,46 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import open_regular, read_object
-from fedtailor.data.columns import Columns, RawColumn, RawTable
+from fedtailor.core.whole_folder import whole_folder
+from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.folders import cache_folder
 
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 """Increased when the form of an entry changes."""
+
+CacheKind = Literal["corrupted", "decoded"]
 
 _ARRAYS = ("x", "y", "subclasses", "domains", "groups")
 _TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in its times
-_ABANDONED = 86_400.0  # seconds after which an unfinished entry counts as abandoned
-_DECODED = "decoded"
-_CORRUPTED = "corrupted"
-_ENTRY = re.compile(
-    r"\.?.+-[0-9a-f]{16}"
-)  # a name and the start of a signature; nothing else is ours
+_ENTRY = re.compile(r"\.?.+-[0-9a-f]{16}")
+"""A name and the start of a signature; nothing else in the folders is ours."""
 
 
 class CacheEntry(NamedTuple):
     """One entry of the cache, or the remains of an unfinished one."""
 
-    kind: str
+    kind: CacheKind
     """``decoded`` (a data set) or ``corrupted`` (corrupted copies of images)."""
     path: Path
-    """A folder of a decoded data set, or the file of corrupted copies."""
     bytes: int
     """Bytes on the disk."""
 
     @property
     def name(self) -> str:
-        """Return the name of what is kept, without its signature."""
+        """Return the name of the content, without its signature."""
         return self.path.name.removeprefix(".").rpartition("-")[0]
 
 
@@ -69,17 +63,19 @@ def entries() -> list[CacheEntry]:
     Raises:
         DataError: the cache folder cannot be read.
     """
-    found = []
-    for kind in (_CORRUPTED, _DECODED):
+    content = []
+    kinds: tuple[CacheKind, ...] = ("corrupted", "decoded")
+    for kind in kinds:
         folder = cache_folder() / kind
         try:
-            if folder.is_dir():
-                paths = sorted(path for path in folder.iterdir() if _ENTRY.match(path.name))
-                found += [CacheEntry(kind, path, _bytes_of(path)) for path in paths]
+            paths = sorted(folder.iterdir()) if folder.is_dir() else []
+            for path in paths:
+                if _ENTRY.match(path.name):
+                    content.append(CacheEntry(kind, path, _bytes_of(path)))
         except OSError as reason:
             raise _failed("read", folder, reason) from reason
 
-    return found
+    return content
 
 
 def clear() -> list[CacheEntry]:
@@ -109,16 +105,16 @@ def clear() -> list[CacheEntry]:
 
 
 def _bytes_of(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder; files that disappear in the meantime
-    count 0.
-    """
+    """Return the size of a file, or of the files in a folder; ones that disappear count 0."""
     files = [path]
     if path.is_dir() and not path.is_symlink():
-        files = [each for each in path.rglob("*") if not each.is_dir()]
+        files = [file for file in path.rglob("*") if not file.is_dir()]
+
     total = 0
-    for each in files:
+    for file in files:
         with contextlib.suppress(FileNotFoundError):
-            total += each.lstat().st_size
+            total += file.lstat().st_size
+
     return total
 
 
@@ -142,14 +138,11 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
         An empty string, with which :func:`cached` keeps nothing, if no file matches or a file has
         just been written.
     """
-    found = {path for pattern in patterns for path in folder.glob(pattern)}
     files = []
-    for path in found:
+    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
         try:
             status = path.stat()
-        except (
-            OSError
-        ):  # removed in the meantime, or a broken link: the reader reports it if it needs the file
+        except OSError:  # removed, or a broken link: its reader reports it if it needs the file
             continue
 
         if stat.S_ISREG(status.st_mode):
@@ -157,19 +150,17 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
                 return ""
 
             place = path.relative_to(folder).as_posix()
-            files.append(
-                (place, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-            )
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            files.append((place, status.st_size, *times, status.st_ino))
 
     if not files:
         return ""
 
-    return _digest_of([CACHE_VERSION, _source_digest(), os.path.realpath(folder), sorted(files)])
+    return digest_of([CACHE_VERSION, _source_digest(), os.path.realpath(folder), sorted(files)])
 
 
 def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Dataset:
-    """Return a data set from the cache; otherwise build it and keep it there, in place of older
-    entries of its name.
+    """Return a data set from the cache; otherwise build it, and keep it in place of older ones.
 
     Args:
         signature: from :func:`signature_of`; empty: the cache is not used.
@@ -183,15 +174,17 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
         return build()
 
     stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
-    folder = cache_folder() / _DECODED / f"{stem}-{signature[:16]}"
-    found = _load(folder, signature)
-    if found is not None:
-        return found
+    folder = entry_folder("decoded", stem, signature)
+    dataset = _read_dataset(folder, signature)
+    if dataset is not None:
+        return dataset
 
     dataset = build()
     try:
-        _write(folder, signature, dataset)
-        _remove_older(folder, stem)
+        _write_dataset(folder, signature, dataset)
+        for other in folder.parent.glob(f"{stem}-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
     except OSError as reason:
         why = f"decoded data could not be kept in '{folder.parent}' ({reason.strerror or reason})"
         note = f"{why}: every run decodes it again."
@@ -200,108 +193,110 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
     return dataset
 
 
-def _load(folder: Path, signature: str) -> Dataset | None:
-    """Return the data set of an entry; None if there is no entry, or it differs from what was
-    written.
-    """
-    try:
-        meta = read_object(folder / "meta.json", within=folder)
-        if (meta["signature"], meta["fields_sha256"]) != (signature, _digest_of(meta["fields"])):
-            return None
+def _read_dataset(folder: Path, signature: str) -> Dataset | None:
+    """Return the data set of an entry; None if there is none that is as it was written."""
+    stored = read_entry(folder, signature)
+    if stored is None:
+        return None
 
-        fields: dict[str, Any] = {}
-        for name, value in meta["fields"].items():
+    arrays, values = stored
+    try:
+        digest = values.pop("digest")
+        fields: dict[str, Any] = dict(arrays)
+        for name, value in values.items():
             fields[name] = tuple(value) if isinstance(value, list) else value
 
-        for name in meta["arrays"]:
-            path = folder / f"{name}.npy"
-            with open_regular(
-                path, within=folder
-            ):  # nothing else is given to NumPy, which would wait for a pipe
-                pass
-
-            # copy-on-write: the file never changes, and torch can share the memory without a
-            # warning
-            fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
-
-        mean, std = fields["normalize"]
-        fields["normalize"] = Normalization(tuple(mean), tuple(std))
-        if fields["raw"] is not None:
-            columns, unused = fields["raw"]
+        fields["normalize"] = Normalization(*map(tuple, values["normalize"]))
+        if values["raw"] is not None:
+            columns, unused = values["raw"]
             named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)
             fields["raw"] = RawTable(named, tuple(unused))
 
-        if fields["columns"] is not None:
-            fields["columns"] = Columns.from_json(fields["columns"])
-
         dataset = Dataset(**fields)
-        return dataset if meta["digest"] == dataset.digest else None
+    except (DataError, TypeError, ValueError, LookupError):
+        return None
+
+    return dataset if dataset.digest == digest else None
+
+
+def _write_dataset(folder: Path, signature: str, dataset: Dataset) -> None:
+    arrays = {}
+    fields: dict[str, Any] = {"digest": dataset.digest}
+    for field in dataclasses.fields(dataset):
+        value = getattr(dataset, field.name)
+        if field.name not in _ARRAYS:
+            fields[field.name] = value
+        elif value is not None:
+            arrays[field.name] = value
+
+    write_entry(folder, signature, arrays, fields)
+
+
+def entry_folder(kind: CacheKind, name: str, signature: str) -> Path:
+    """Return the folder of an entry."""
+    return cache_folder() / kind / f"{name}-{signature[:16]}"
+
+
+def read_entry(folder: Path, signature: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """Return arrays and other fields of an entry; None if there is none, or it is damaged.
+
+    The fields are compared with their digest, but the arrays are not: the caller does it.
+    """
+    try:
+        meta = read_object(folder / "meta.json", within=folder)
+        fields = meta["fields"]
+        if meta["signature"] != signature or meta["fields_sha256"] != digest_of(fields):
+            return None
+
+        arrays = {}
+        for name in meta["arrays"]:
+            path = folder / f"{name}.npy"
+            with open_regular(path, within=folder):  # NumPy would wait for a pipe
+                pass
+
+            # Copy-on-write: the file stays, and torch shares the memory without a warning.
+            arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
+
+        return arrays, fields
     except Exception:  # a damaged array header raises exceptions of half a dozen kinds
         return None
 
 
-def _write(folder: Path, signature: str, dataset: Dataset) -> None:
-    """Write an entry under a temporary name, then rename it; it replaces an entry that could not be
-    used.
+def write_entry(
+    folder: Path, signature: str, arrays: Mapping[str, np.ndarray], fields: Mapping[str, Any]
+) -> None:
+    """Write an entry, in place of one that could not be used.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
-    values = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(dataset)}
-    arrays = {name: values[name] for name in _ARRAYS if values[name] is not None}
-    fields = {name: value for name, value in values.items() if name not in _ARRAYS}
+    shutil.rmtree(folder, ignore_errors=True)
     meta = {
         "signature": signature,
-        "digest": dataset.digest,  # of the arrays
-        "fields_sha256": _digest_of(fields),
+        "fields_sha256": digest_of(fields),
         "arrays": list(arrays),
         "fields": fields,
     }
-
     try:
-        temporary.mkdir(parents=True)
-        for name, array in arrays.items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+        with whole_folder(folder) as unfinished:
+            for name, array in arrays.items():
+                np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
 
-        (temporary / "meta.json").write_text(json.dumps(meta, default=_plain), encoding="utf-8")
-        _put(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _put(temporary: Path, folder: Path) -> None:
-    """Rename a finished entry; if another process was faster, its entry stays."""
-    try:
-        if folder.exists():
-            os.replace(folder, temporary / "replaced")
-        os.replace(temporary, folder)
-        shutil.rmtree(folder / "replaced", ignore_errors=True)
+            text = json.dumps(meta, default=_plain)
+            (unfinished / "meta.json").write_text(text, encoding="utf-8")
     except OSError:
-        if not (folder / "meta.json").is_file():
+        if not (folder / "meta.json").is_file():  # another process was not faster
             raise
 
 
-def _digest_of(value: Any) -> str:
+def digest_of(value: Any) -> str:
     """Return the SHA-256 of a value as JSON, which writing and reading do not change."""
     return hashlib.sha256(json.dumps(value, default=_plain, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold for a mapping, a NumPy number or a plan of columns."""
-    if isinstance(value, Columns):
-        return value.to_json()
+    """Return a value that JSON can hold for a mapping or a NumPy number."""
     return value.item() if isinstance(value, np.generic) else dict(value)
-
-
-def _remove_older(folder: Path, stem: str) -> None:
-    """Remove other entries of the same name and abandoned ones; processes that use them keep them
-    until they end.
-    """
-    pattern = re.compile(rf"\.?{stem}-[0-9a-f]{{16}}(\.[0-9a-f]{{16}})?")
-    for other in folder.parent.iterdir():
-        if other == folder or not pattern.fullmatch(other.name):
-            continue
-        with contextlib.suppress(OSError):  # another process may have removed it
-            if not other.name.startswith(".") or time.time() - other.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(other, ignore_errors=True)
 
 
 @cache
@@ -310,4 +305,5 @@ def _source_digest() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
+
     return digest.hexdigest()

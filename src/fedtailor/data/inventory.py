@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.core.errors import find_name
-from fedtailor.data.datasets.known import DATASETS
-from fedtailor.data.download.fetch import is_there
-from fedtailor.data.download.sources import DOWNLOADS, ELSEWHERE
+from fedtailor.data.datasets.known import DATASETS, KnownDataset
+from fedtailor.data.fetch import is_there
 
 State = Literal["included", "present", "partial", "absent"]
 
@@ -46,25 +45,25 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
         "name": name,
         "description": known.description,
         "examples": known.examples if known.examples >= 0 else None,
-        "state": _state(name, folder, found),
+        "state": _state(known, folder, found),
         "files": len(together),
         "bytes": sum(together.values()),
         "license": known.license,
         "citation": known.citation,
         "tested_on": known.tested_on,
-        "fetchable": name in DOWNLOADS,
-        "urls": [download.url for download in DOWNLOADS.get(name, ())],
-        "elsewhere": ELSEWHERE.get(name),
+        "fetchable": bool(known.downloads),
+        "urls": [download.url for download in known.downloads],
+        "elsewhere": known.elsewhere or None,
     }
 
 
-def _state(name: str, folder: Path, found: dict[str, dict[Path, int]]) -> State:
+def _state(known: KnownDataset, folder: Path, found: dict[str, dict[Path, int]]) -> State:
     if not found:
         return "included"
     if not any(found.values()):
         return "absent"
-    complete = [is_there(download, folder) for download in DOWNLOADS.get(name, ())]
-    if name in ELSEWHERE:  # files that cannot be fetched have patterns of their own
+    complete = [is_there(download, folder) for download in known.downloads]
+    if known.elsewhere:  # files that cannot be fetched have patterns of their own
         complete += [bool(sizes) for sizes in found.values()]
     return "present" if all(complete) else "partial"
 

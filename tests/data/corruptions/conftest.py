@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedtailor.data.corruptions.plasma import num_draws, plasma
+from fedtailor.data.corruptions.kinds import num_draws, plasma
 
 
 @pytest.fixture(scope="session")
@@ -24,5 +24,8 @@ def small(images: np.ndarray) -> np.ndarray:
     """Return two images (2, 9, 12, 3) for slow computations, with black, white and gray pixels
     among others."""
     cut = images[:2, 5:14, 8:20].copy()
-    cut[0, 0, 0], cut[0, 1, 1], cut[0, 2, 2], cut[1, 3, 3] = 0, 255, 90, (255, 0, 128)
+    cut[0, 0, 0] = 0
+    cut[0, 1, 1] = 255
+    cut[0, 2, 2] = 90
+    cut[1, 3, 3] = (255, 0, 128)
     return cut

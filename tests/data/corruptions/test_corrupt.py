@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.data import load_dataset
 from fedtailor.data.corruptions import CORRUPTIONS, corrupt
-from fedtailor.data.corruptions.pictures import draw_frost, load_frost
+from fedtailor.data.corruptions.pictures import draw_frost
 
 KINDS = list(CORRUPTIONS)
 
@@ -42,24 +41,17 @@ def assert_grows(kind, images, rows, frost):
 
 
 def test_the_order_is_that_of_the_release():
-    text = "motion_blur defocus_blur gaussian_noise shot_noise impulse_noise frost fog jpeg brightness contrast"
+    noise = "gaussian_noise shot_noise impulse_noise"
+    text = f"motion_blur defocus_blur {noise} frost fog jpeg brightness contrast"
     assert text.split() == KINDS
     assert all(len(corruption.levels) == 5 for corruption in CORRUPTIONS.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_change_more_with_severity(kind, images, rows):
+    before = images.copy()
     assert_grows(kind, images, rows, draw_frost())
-
-
-def test_photographs_change_more_with_severity(data_dir):
-    if not (data_dir / "cifar-10-batches-py").is_dir():
-        pytest.skip(f"no CIFAR-10 in {data_dir}")
-    rows = np.arange(400)
-    photographs = load_dataset("cifar10", data_dir).x[rows]
-    frost = load_frost(data_dir / "frost", {})
-    for kind in KINDS:
-        assert_grows(kind, photographs, rows, frost or None)
+    np.testing.assert_array_equal(images, before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,13 +69,6 @@ def test_an_image_does_not_depend_on_what_is_corrupted_with_it(kind, channels, i
     assert together.dtype == np.uint8 and together.shape == some.shape
 
 
-def test_many_images_are_corrupted_in_parts(images, rows):
-    many, places = np.tile(images, (3, 1, 1, 1)), np.tile(rows, 3)
-    for kind in ("fog", "shot_noise", "contrast"):
-        out = corrupt(many, kind, 2, rows=places, seed=1)
-        np.testing.assert_array_equal(out[60:], out[:120])
-
-
 @pytest.mark.parametrize(
     "kind", ["motion_blur", "gaussian_noise", "shot_noise", "impulse_noise", "frost", "fog"]
 )
@@ -99,13 +84,6 @@ def test_draws_depend_on_seed_severity_and_row(kind, images, rows):
         ).mean() > 0.8  # two angles can mean the same whole pixels
 
 
-def test_what_was_there_does_not_change(images, rows):
-    before = images.copy()
-    for kind in KINDS:
-        corrupt(images, kind, 5, rows=rows, seed=1)
-    np.testing.assert_array_equal(images, before)
-
-
 def test_results_are_those_recorded(images, rows):
     """A change of these needs a new COPIES_VERSION; JPEG depends on Pillow and is left out."""
     digest = hashlib.sha256()
@@ -116,41 +94,24 @@ def test_results_are_those_recorded(images, rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 1), (28, 28, 1), (40, 33, 3), (130, 2, 3)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (28, 28, 1), (130, 2, 3)])
 def test_any_size_can_be_corrupted(kind, shape):
     some = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
     assert corrupt(some, kind, 5, rows=np.arange(2), seed=0).shape == some.shape
 
 
-def test_no_images_are_no_error():
-    assert corrupt(np.zeros((0, 8, 8, 3), np.uint8), "fog", 1, rows=np.arange(0), seed=0).shape == (
-        0,
-        8,
-        8,
-        3,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_black_stays_within_range(kind):
-    black = np.zeros((1, 8, 8, 3), np.uint8)
-    out = corrupt(black, kind, 5, rows=np.array([0]), seed=0)
-    if kind in ("motion_blur", "defocus_blur", "shot_noise", "fog", "contrast"):
-        assert (out == 0).all()
-
-
 def test_wrong_names_and_severities_are_refused(small):
-    with pytest.raises(ConfigError, match="unknown corruption 'fogg'; did you mean 'fog'"):
+    with pytest.raises(ConfigError, match="'fog'"):
         corrupt(small, "fogg", 1, rows=np.arange(2), seed=0)
     for severity in (0, 6):
-        with pytest.raises(ConfigError, match=f"from 1 to 5, got {severity}"):
+        with pytest.raises(ConfigError, match="severity"):
             corrupt(small, "fog", severity, rows=np.arange(2), seed=0)
 
 
 def test_wrong_images_and_rows_are_refused(small):
     for wrong in (small / 255, small[..., :2], small[0], small[:, :0]):
-        with pytest.raises(DataError, match="images to corrupt must be of type uint8 and shape"):
+        with pytest.raises(DataError, match="uint8"):
             corrupt(wrong, "fog", 1, rows=np.arange(len(wrong)), seed=0)
     for rows in (np.arange(3), np.array([0, -1]), np.array([0.0, 1.0])):
-        with pytest.raises(DataError, match="rows must be 2 positions"):
+        with pytest.raises(DataError, match="rows"):
             corrupt(small, "fog", 1, rows=rows, seed=0)

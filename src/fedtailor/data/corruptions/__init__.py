@@ -13,15 +13,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, unknown_name
-from fedtailor.data.corruptions.batch import Batch, Draws
-from fedtailor.data.corruptions.blur import defocus_blur, motion_blur
-from fedtailor.data.corruptions.digital import brightness, contrast, jpeg
-from fedtailor.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise
-from fedtailor.data.corruptions.pictures import draw_frost
-from fedtailor.data.corruptions.weather import fog, frost
-
-__all__ = ["CORRUPTIONS", "SEVERITIES", "Corruption", "corrupt"]
+from fedtailor.core.errors import ConfigError, DataError, find_name
+from fedtailor.data.corruptions.kinds import (
+    Batch,
+    Draws,
+    brightness,
+    contrast,
+    defocus_blur,
+    fog,
+    frost,
+    gaussian_noise,
+    impulse_noise,
+    jpeg,
+    motion_blur,
+    shot_noise,
+)
 
 SEVERITIES = range(1, 6)
 
@@ -85,13 +91,16 @@ def corrupt(
         >>> int(corrupt(gray, "brightness", 4, rows=np.array([0]), seed=0)[0, 0, 0, 0])
         151
     """
-    _check(images, kind, severity, rows)
-    corruption = CORRUPTIONS[kind]
+    kind = find_name("corruption", kind, CORRUPTIONS)
+    _check(images, severity, rows)
     if kind == "frost" and not frost:
+        from fedtailor.data.corruptions.pictures import draw_frost
+
         frost = draw_frost()
 
+    corruption = CORRUPTIONS[kind]
     out = np.empty_like(images, order="C")
-    chunk = max(1, _CHUNK_VALUES // max(1, int(np.prod(images.shape[1:]))))
+    chunk = max(1, _CHUNK_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
         batch = Batch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost or ())
@@ -100,34 +109,18 @@ def corrupt(
     return out
 
 
-def _check(images: np.ndarray, kind: str, severity: int, rows: np.ndarray) -> None:
-    if kind not in CORRUPTIONS:
-        raise unknown_name("corruption", kind, CORRUPTIONS)
-
+def _check(images: np.ndarray, severity: int, rows: np.ndarray) -> None:
     if severity not in SEVERITIES:
-        raise ConfigError(
-            f"severity must be a whole number from 1 to 5, got {severity}.",
-            key="severity",
-            allowed="1 to 5",
-            got=severity,
-        )
+        message = f"severity must be a whole number from 1 to 5, got {severity}."
+        raise ConfigError(message, key="severity", allowed="1 to 5", got=severity)
 
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 4
-        or images.shape[3] not in (1, 3)
-        or 0 in images.shape[1:]
-    ):
+    shape = images.shape
+    if images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:]:
         allowed = "of type uint8 and shape (rows, height, width, 1 or 3)"
-        got = f"{images.dtype}, {images.shape}"
-        raise DataError(
-            f"images to corrupt must be {allowed}, got {got}.",
-            key="images",
-            allowed=allowed,
-            got=got,
-        )
+        message = f"images to corrupt must be {allowed}, got {images.dtype}, {shape}."
+        raise DataError(message, key="images", allowed=allowed)
 
-    if rows.shape != images.shape[:1] or rows.dtype.kind not in "iu" or (rows < 0).any():
+    if rows.shape != shape[:1] or rows.dtype.kind not in "iu" or (rows < 0).any():
         allowed = f"{len(images)} positions >= 0, one for each image"
-        got = f"type {rows.dtype} of shape {rows.shape}"
-        raise DataError(f"rows must be {allowed}, got {got}.", key="rows", allowed=allowed, got=got)
+        message = f"rows must be {allowed}, got type {rows.dtype} of shape {rows.shape}."
+        raise DataError(message, key="rows", allowed=allowed)

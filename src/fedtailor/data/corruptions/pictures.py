@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from pathlib import Path
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.corruptions.batch import Draws
-from fedtailor.data.corruptions.plasma import num_draws, plasma
-from fedtailor.data.readers.files import damaged, read_bytes
+from fedtailor.data.corruptions.kinds import Draws, num_draws, plasma
+from fedtailor.data.files import damaged, read_bytes
+from fedtailor.data.pictures import decode_picture
 
 NUM_PICTURES = 5
 """CIFAR-S uses the first five of six photographs."""
 
 APPROXIMATE_NOTE = (
-    "the corruption 'frost' is an approximation: the photographs frost1 to frost5 are not in the folder 'frost' beside "
-    "the data sets, so drawn textures replace them."
+    "the corruption 'frost' is an approximation: the photographs frost1 to frost5 are not in the "
+    "folder 'frost' beside the data sets, so drawn textures replace them."
 )
 
 _STEP = 5  # photographs are scaled by 0.2
-_MAX_PIXELS = 16_000_000
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _SIDE = 128
 
@@ -44,23 +41,38 @@ def load_frost(folder: Path, sources: dict[str, str]) -> list[np.ndarray]:
         DataError: some photographs are missing, or one cannot be read.
     """
     names = [f"frost{number}" for number in range(1, NUM_PICTURES + 1)]
-    places = [[folder / f"{name}{suffix}" for suffix in _SUFFIXES] for name in names]
-    found = [next((path for path in paths if path.is_file()), None) for paths in places]
-    if not any(found):
-        return []
+    paths: dict[str, Path] = {}
+    for name in names:
+        for suffix in reversed(_SUFFIXES):
+            path = folder / f"{name}{suffix}"
+            if path.is_file():
+                paths[name] = path
 
-    absent = [name for name, path in zip(names, found, strict=True) if path is None]
+    absent = [name for name in names if name not in paths]
+    if len(absent) == NUM_PICTURES:
+        return []
     if absent:
         allowed = ", ".join(f"{absent[0]}{suffix}" for suffix in _SUFFIXES)
         raise DataError(
-            f"{folder}: expected all photographs frost1 to frost{NUM_PICTURES} or none, but {', '.join(absent)} "
-            f"({len(absent)} of {NUM_PICTURES}) is missing; possible names are {allowed}.",
+            f"{folder}: expected all photographs frost1 to frost{NUM_PICTURES} or none, but "
+            f"{', '.join(absent)} is missing; possible names are {allowed}.",
             path=str(folder),
             allowed=allowed,
             got="missing",
         )
 
-    return [_decode(path, sources) for path in found if path is not None]
+    pictures = []
+    for path in paths.values():
+        raw = read_bytes(path, sources, folder=folder.parent)
+        image = decode_picture(raw, path, ("PNG", "JPEG"))
+        if min(image.size) < _STEP:
+            got = f"{image.width}x{image.height}"
+            raise damaged(path, f"sides of at least {_STEP} pixels", got)
+
+        middle = np.asarray(image)[_STEP // 2 :: _STEP, _STEP // 2 :: _STEP]
+        pictures.append(np.ascontiguousarray(middle))
+
+    return pictures
 
 
 def draw_frost() -> list[np.ndarray]:
@@ -73,34 +85,6 @@ def draw_frost() -> list[np.ndarray]:
     fine = plasma(uniform[NUM_PICTURES:], 1.25)
     ridges = 1.0 - np.abs(2.0 * fine - 1.0)
     gray = 50.0 + 110.0 * coarse + 90.0 * ridges**2
-    tint = np.array(
-        [0.9, 1.02, 1.1]
-    )  # red, green and blue of the photographs relative to their mean
-
+    # red, green and blue of the photographs relative to their mean
+    tint = np.array([0.9, 1.02, 1.1])
     return list(np.clip(gray[..., None] * tint, 0.0, 255.0).astype(np.uint8))
-
-
-def _decode(path: Path, sources: dict[str, str]) -> np.ndarray:
-    """Return a photograph in RGB, scaled."""
-    from PIL import Image
-
-    raw = read_bytes(path, sources, folder=path.parent.parent)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Pillow warns of bad metadata; the size is checked here
-            with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
-                if image.width * image.height > _MAX_PIXELS or min(image.size) < _STEP:
-                    allowed = f"at most {_MAX_PIXELS} pixels and sides of at least {_STEP}"
-                    raise damaged(path, allowed, f"{image.width}x{image.height}")
-
-                pixels = np.asarray(image.convert("RGB"))
-    except DataError:
-        raise
-    except Exception as error:  # Pillow raises almost any exception on damaged files
-        raise damaged(
-            path, "an intact PNG or JPEG", f"{type(error).__name__}: {error!s:.200}"
-        ) from error
-
-    return np.ascontiguousarray(pixels[_STEP // 2 :: _STEP, _STEP // 2 :: _STEP])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -14,9 +13,8 @@ import numpy as np
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.options import Range, build, check_options
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES
-from fedtailor.data.corruptions.batch import WHITE
-from fedtailor.data.corruptions.blur import MOTION_NOTE
 from fedtailor.data.corruptions.copies import corrupted_copies
+from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
 from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, draw_frost, load_frost
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.partitions.text import read_expression
@@ -41,12 +39,12 @@ NEW_PAIRS = tuple(Pair(kind, 3) for kind in CORRUPTIONS)
 
 @dataclass(frozen=True)
 class CifarS:
-    """CIFAR-S (McLaughlin and Su 2024, NeurIPS, section 5.1): all images of the first clients are
-    corrupted.
+    """CIFAR-S (McLaughlin and Su 2024, NeurIPS, section 5.1): images of the first clients change.
 
-    With the pairing ``release`` client ``i``, counted from 0, gets corruption ``i mod 10`` and
-    severity ``i mod 5 + 1``. These are only ten pairs, since 5 divides 10. With ``unique``, as in
-    the paper, it gets corruption ``i div 5``: 50 pairs, which repeat from client 50 on.
+    All images of these clients are corrupted. With the pairing ``release`` client ``i``, counted
+    from 0, gets corruption ``i mod 10`` and severity ``i mod 5 + 1``. These are only ten pairs,
+    since 5 divides 10. With ``unique``, as in the paper, it gets corruption ``i div 5``: 50 pairs,
+    which repeat from client 50 on.
     """
 
     clients: Annotated[int, Range(ge=0)] = 50
@@ -68,6 +66,7 @@ def parse_shift(text: str) -> CifarS | None:
     """
     if not text.strip():
         return None
+
     name, options = read_expression(text, key=KEY, example="cifar_s(clients=50, pairing='release')")
     name = find_name("shift", name, ["cifar_s"], key=KEY)
     return build(CifarS, options, section=name)
@@ -85,21 +84,17 @@ def pairs(shift: CifarS, num_known: int) -> list[Pair | None]:
     """
     if shift.clients > num_known:
         allowed = f"at most {num_known}, the number of clients that are not new"
-        raise ConfigError(
-            f"cifar_s.clients must be {allowed}, got {shift.clients}.",
-            key=KEY,
-            allowed=allowed,
-            got=shift.clients,
-        )
+        message = f"cifar_s.clients must be {allowed}, got {shift.clients}."
+        raise ConfigError(message, key=KEY, allowed=allowed, got=shift.clients)
 
     kinds = list(CORRUPTIONS)
     divisor = 1 if shift.pairing == "release" else len(SEVERITIES)
-    found: list[Pair | None] = [None] * num_known
+    corruptions: list[Pair | None] = [None] * num_known
     for client in range(shift.clients):
         kind = kinds[client // divisor % len(kinds)]
-        found[client] = Pair(kind, SEVERITIES[client % len(SEVERITIES)])
+        corruptions[client] = Pair(kind, SEVERITIES[client % len(SEVERITIES)])
 
-    return found
+    return corruptions
 
 
 def apply_shift(
@@ -109,7 +104,7 @@ def apply_shift(
     *,
     seed: int,
     frost_folder: Path,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Dataset, list[np.ndarray]]:
     """Append corrupted copies of clients' examples to a data set.
 
@@ -142,8 +137,32 @@ def apply_shift(
     sources = dict(dataset.sources)
     notes = list(dataset.notes)
     frost = _frost(used, frost_folder, sources, notes)
-    x, first = _append(dataset, used, seed, frost, progress)
-    origin = np.concatenate([np.arange(len(dataset.y)), *used.values()])
+
+    # The published images, then the copies of one pair after the other.
+    published = len(dataset.y)
+    total = sum(map(len, used.values()))
+    x = np.empty((published + total, *dataset.x.shape[1:]), np.uint8)
+    x[:published] = dataset.x
+    first: dict[Pair, int] = {}
+    start = published
+    for used_pair, rows in used.items():
+
+        def report(done: int, before: int = start - published) -> None:
+            progress(before + done, total)
+
+        first[used_pair] = start
+        x[start : start + len(rows)] = corrupted_copies(
+            dataset.x,
+            rows,
+            *used_pair,
+            digest=dataset.digest,
+            seed=seed,
+            frost=frost,
+            progress=report,
+        )
+        start += len(rows)
+
+    origin = np.concatenate([np.arange(published), *used.values()])
     annotations = dataset.annotations.take(origin)
     corrupted = dataclasses.replace(
         dataset,
@@ -157,13 +176,11 @@ def apply_shift(
         sources=sources,
         notes=tuple(notes),
     )
-    moved = []
 
+    moved = []
     for rows, pair in zip(rows_by_client, pairs, strict=True):
-        if pair is None:
-            moved.append(rows)
-        else:
-            moved.append(first[pair] + np.searchsorted(used[pair], rows))
+        copies = rows if pair is None else first[pair] + np.searchsorted(used[pair], rows)
+        moved.append(copies)
 
     return corrupted, moved
 
@@ -176,7 +193,8 @@ def _rows_by_pair(
     for rows, pair in zip(rows_by_client, pairs, strict=True):
         if pair is not None:
             rows_of.setdefault(pair, []).append(rows)
-    return {pair: np.unique(np.concatenate(found)) for pair, found in rows_of.items()}
+
+    return {pair: np.unique(np.concatenate(parts)) for pair, parts in rows_of.items()}
 
 
 def _frost(
@@ -189,41 +207,11 @@ def _frost(
     if "frost" not in kinds:
         return []
 
-    photographs = load_frost(folder, sources)
-    if photographs:
-        return photographs
+    pictures = load_frost(folder, sources)
+    if not pictures:
+        notes.append(APPROXIMATE_NOTE)
 
-    notes.append(APPROXIMATE_NOTE)
-    return draw_frost()
-
-
-def _append(
-    dataset: Dataset,
-    used: Mapping[Pair, np.ndarray],
-    seed: int,
-    frost: Sequence[np.ndarray],
-    progress: Callable[[int, int], None] | None,
-) -> tuple[np.ndarray, dict[Pair, int]]:
-    """Return all images, the published ones first, and the first row of the copies of each pair."""
-    total = sum(map(len, used.values()))
-    x = np.empty((len(dataset.x) + total, *dataset.x.shape[1:]), np.uint8)
-    x[: len(dataset.x)] = dataset.x
-    first: dict[Pair, int] = {}
-    start = len(dataset.x)
-
-    for pair, rows in used.items():
-        first[pair] = start
-        report = partial(_report, progress, start - len(dataset.x), total) if progress else None
-        x[start : start + len(rows)] = corrupted_copies(
-            dataset.x, rows, *pair, digest=dataset.digest, seed=seed, frost=frost, progress=report
-        )
-        start += len(rows)
-
-    return x, first
-
-
-def _report(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    progress(before + done, total)
+    return pictures or draw_frost()
 
 
 def check_images(dataset: Dataset) -> None:
@@ -232,18 +220,11 @@ def check_images(dataset: Dataset) -> None:
     Raises:
         DataError: it has other examples.
     """
-    allowed = "8-bit images, gray or RGB, with 255 for white"
     shape = dataset.x.shape
-    if (
-        dataset.x.dtype != np.uint8
-        or len(shape) != 4
-        or shape[-1] not in (1, 3)
-        or dataset.white != WHITE
-    ):
-        got = f"examples of type {dataset.x.dtype} and shape {shape[1:]} with {dataset.white:g} for white"
-        raise DataError(
-            f"{KEY} needs {allowed}; data set '{dataset.name}' has {got}.",
-            key=KEY,
-            allowed=allowed,
-            got=got,
-        )
+    is_image = dataset.x.dtype == np.uint8 and len(shape) == 4 and shape[-1] in (1, 3)
+    if not is_image or dataset.white != WHITE:
+        allowed = "8-bit images, gray or RGB, with 255 for white"
+        values = f"examples of type {dataset.x.dtype} and shape {shape[1:]}"
+        got = f"{values} with {dataset.white:g} for white"
+        message = f"{KEY} needs {allowed}; data set '{dataset.name}' has {got}."
+        raise DataError(message, key=KEY, allowed=allowed, got=got)

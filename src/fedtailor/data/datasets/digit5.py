@@ -9,7 +9,7 @@ al. 2021, "FedBN", ICLR.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import string
 from pathlib import Path
 
 import numpy as np
@@ -18,30 +18,21 @@ from PIL import Image
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.datasets.known import DATASETS
-from fedtailor.data.datasets.mnist import load_mnist
-from fedtailor.data.datasets.mnist_m import load_mnist_m
-from fedtailor.data.datasets.svhn import load_svhn, load_syn_digits
-from fedtailor.data.datasets.usps import load_usps
+from fedtailor.data.files import Files
 
 _SIDE = 32
-_LOADERS: dict[str, Callable[[Path], Dataset]] = {
-    "mnist": load_mnist,
-    "svhn": load_svhn,
-    "usps": load_usps,
-    "syn_digits": load_syn_digits,
-    "mnist_m": load_mnist_m,
-}
-_NAMES = {
+_DOMAINS = {
     "mnist": "MNIST",
     "svhn": "SVHN",
     "usps": "USPS",
     "syn_digits": "SynDigits",
     "mnist_m": "MNIST-M",
 }
+"""Names of the domains by data set."""
 
 
-def load_digit5(folder: Path) -> Dataset:
-    """Load the domains found in ``folder``, at least two of the five; all five take 4 GB of memory.
+def load(files: Files) -> Dataset:
+    """Load the domains in the data folder, at least two of the five; all take 4 GB of memory.
 
     If a domain is missing or is a subset, the result is ``partial`` and a note says so. If only
     some files of a domain exist, the missing ones are an error.
@@ -49,56 +40,54 @@ def load_digit5(folder: Path) -> Dataset:
     Raises:
         DataError: fewer than two domains are found, or a file of a domain is missing or damaged.
     """
-    present = [name for name in _LOADERS if _is_there(folder, name)]
-    absent = [name for name in _LOADERS if name not in present]
+    present = [name for name in _DOMAINS if _has_files(files.folder, name)]
+    absent = [name for name in _DOMAINS if name not in present]
     if len(present) < 2:
-        raise _too_few(folder, absent)
+        raise _too_few(files.folder, absent)
 
-    parts = [_LOADERS[name](folder) for name in present]
-    incomplete = [
-        name
-        for name, part in zip(present, parts, strict=True)
-        if len(part.y) != DATASETS[name].examples
-    ]
-    notes = _notes(parts, absent, incomplete)
-    where = _places(parts)
-    rows = sum(len(part.y) for part in parts)
-    y = np.empty(rows, np.int64)
-    domains = np.empty(rows, np.int64)
-    sources: dict[str, str] = {}
+    parts = []
+    for name in present:
+        part_files = Files(name, files.folder, files.report)
+        parts.append(DATASETS[name].load(part_files))
+        files.sources |= part_files.sources
 
-    for number, (part, places) in enumerate(zip(parts, where, strict=True)):
-        y[places] = part.y
-        domains[places] = number
-        sources |= part.sources
+    y = np.empty(sum(len(part.y) for part in parts), np.int64)
+    domains = np.empty_like(y)
+    places = _places(parts)
+    for domain, (part, rows) in enumerate(zip(parts, places, strict=True)):
+        y[rows] = part.y
+        domains[rows] = domain
 
+    incomplete = [part.name for part in parts if len(part.y) != DATASETS[part.name].examples]
     return Dataset(
         name="digit5",
+        notes=_notes(parts, absent, incomplete),
         num_official_train=sum(part.num_official_train for part in parts),
-        sources=sources,
-        x=_compose(parts, where),  # this empties parts
+        sources=files.sources,
+        x=_compose(parts, places),  # this empties parts
         y=y,
         num_classes=10,
-        class_names=tuple(str(digit) for digit in range(10)),
+        class_names=tuple(string.digits),
         domains=domains,
-        domain_names=tuple(_NAMES[name] for name in present),
+        domain_names=tuple(_DOMAINS[name] for name in present),
         tested_on="synthetic",
         partial=bool(absent or incomplete),
-        notes=notes,
     )
 
 
-def _is_there(folder: Path, name: str) -> bool:
+def _has_files(folder: Path, name: str) -> bool:
     """Return whether any file of a domain exists."""
-    return any(path.is_file() for pattern in DATASETS[name].files for path in folder.glob(pattern))
+    patterns = DATASETS[name].files
+    return any(path.is_file() for pattern in patterns for path in folder.glob(pattern))
 
 
 def _too_few(folder: Path, absent: list[str]) -> DataError:
     """Return the error that names the missing domains and their files."""
-    missing = "; ".join(f"{_NAMES[name]}: {' or '.join(DATASETS[name].files)}" for name in absent)
+    places = [f"{_DOMAINS[name]}: {' or '.join(DATASETS[name].files)}" for name in absent]
     return DataError(
-        f"data set 'digit5': at least two of its five domains must be in {folder}. Missing are {missing}. "
-        "Give the folder that holds them with --data-dir or in the environment variable FEDTAILOR_DATA.",
+        f"data set 'digit5': at least two of its five domains must be in {folder}. "
+        f"Missing are {'; '.join(places)}. Give the folder that holds them with --data-dir or in "
+        "the environment variable FEDTAILOR_DATA.",
         key="data.dir",
         path=str(folder),
         allowed="at least two of the five domains",
@@ -108,40 +97,44 @@ def _too_few(folder: Path, absent: list[str]) -> DataError:
 
 def _notes(parts: list[Dataset], absent: list[str], incomplete: list[str]) -> tuple[str, ...]:
     """Return the notes for readers of results."""
-    amounts = ", ".join(f"{_NAMES[part.name]} {part.num_official_train}" for part in parts)
+    sizes = ", ".join(f"{_DOMAINS[part.name]} {part.num_official_train}" for part in parts)
     notes = [
         "digit5 is composed of the original data sets, not of the ten pickles of other releases.",
-        f"digit5 uses all training images of every domain ({amounts}); other releases use a reduced part.",
+        f"digit5 uses all training images of every domain ({sizes}); other releases use a reduced "
+        "part.",
     ]
-
     if absent:
-        notes.append(
-            f"digit5 lacks {', '.join(_NAMES[name] for name in absent)}: none of their files was found."
-        )
-
+        names = ", ".join(_DOMAINS[name] for name in absent)
+        notes.append(f"digit5 lacks {names}: none of their files was found.")
     if incomplete:
-        notes.append(f"digit5 has only a part of {', '.join(_NAMES[name] for name in incomplete)}.")
-
-    for part in parts:
-        notes += part.notes
+        names = ", ".join(_DOMAINS[name] for name in incomplete)
+        notes.append(f"digit5 has only a part of {names}.")
 
     return tuple(notes)
 
 
 def _places(parts: list[Dataset]) -> list[np.ndarray]:
     """Return the rows of every part: first all training examples, then all test examples."""
-    train = np.cumsum([0, *(part.num_official_train for part in parts)])
-    test = train[-1] + np.cumsum([0, *(len(part.y) - part.num_official_train for part in parts)])
-    return [np.r_[train[i] : train[i + 1], test[i] : test[i + 1]] for i in range(len(parts))]
+    sizes = np.array([[part.num_official_train, len(part.y)] for part in parts])
+    train_ends = np.cumsum(sizes[:, 0])
+    tests = sizes[:, 1] - sizes[:, 0]
+    test_ends = train_ends[-1] + np.cumsum(tests)
+    places = []
+    for train, test, train_end, test_end in zip(
+        sizes[:, 0], tests, train_ends, test_ends, strict=True
+    ):
+        places.append(np.r_[train_end - train : train_end, test_end - test : test_end])
+
+    return places
 
 
-def _compose(parts: list[Dataset], where: list[np.ndarray]) -> np.ndarray:
+def _compose(parts: list[Dataset], places: list[np.ndarray]) -> np.ndarray:
     """Return all images in their places, (rows, 32, 32, 3).
 
     This empties ``parts``, so that no images are held twice.
     """
-    x = np.empty((sum(len(rows) for rows in where), _SIDE, _SIDE, 3), np.uint8)
-    for rows in where:
+    x = np.empty((sum(map(len, places)), _SIDE, _SIDE, 3), np.uint8)
+    for rows in places:
         images = parts.pop(0).x
         if images.shape[1:3] == (_SIDE, _SIDE):
             x[rows] = images

@@ -1,24 +1,29 @@
-"""MNIST and Fashion-MNIST: IDX files, compressed by gzip or not, in torchvision's folders.
+"""MNIST, Fashion-MNIST and EMNIST: IDX files, compressed by gzip or not, in torchvision's folders.
 
 An IDX file is a magic number (two zero bytes, the type 0x08 for unsigned bytes, the number of
-axes), the length of each axis as a big-endian 32-bit number, then the values. LeCun, Cortes and
-Burges, "The MNIST database".
+axes), the length of each axis as a big-endian 32-bit number, then the values. EMNIST's files may
+also be in EMNIST/gzip, as in the archive of the release, which stores every image transposed.
+LeCun, Cortes and Burges, "The MNIST database"; Cohen, Afshar, Tapson and van Schaik 2017, "EMNIST:
+extending MNIST to handwritten letters", IJCNN.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import math
+import string
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 
-from fedtailor.data.dataset import Dataset, check_labels
-from fedtailor.data.readers import files
+from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 
 _CLOTHES = (
     "T-shirt/top",
@@ -32,113 +37,159 @@ _CLOTHES = (
     "Bag",
     "Ankle boot",
 )
+_LETTERS10 = 10
+# The other lowercase letters look like uppercase ones.
+_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
+_EMNIST = {
+    "balanced": _MERGED,
+    "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
+    "bymerge": _MERGED,
+    "digits": string.digits,
+    "letters": string.ascii_uppercase,
+    "mnist": string.digits,
+}
+"""Names of classes by split of EMNIST; in ``letters`` both cases have one label."""
 
 
-def load_mnist(folder: Path) -> Dataset:
-    """Load MNIST from ``folder``/MNIST/raw.
+def load(files: Files) -> Dataset:
+    """Load MNIST or Fashion-MNIST.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    return _load("mnist", folder / "MNIST" / "raw", tuple(str(digit) for digit in range(10)))
+    is_mnist = files.dataset == "mnist"
+    folder = "MNIST" if is_mnist else "FashionMNIST"
+    names = tuple(string.digits) if is_mnist else _CLOTHES
+    parts = [
+        _read_part(files, [f"{folder}/raw/{part}-{{}}-ubyte"], 10) for part in ("train", "t10k")
+    ]
+    return _dataset(files, parts, names)
 
 
-def load_fashion_mnist(folder: Path) -> Dataset:
-    """Load Fashion-MNIST from ``folder``/FashionMNIST/raw.
+def load_emnist(files: Files) -> Dataset:
+    """Load one of the six splits of EMNIST, with upright images.
+
+    The splits by class and by merge take 1.3 GB of memory.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    return _load("fashion_mnist", folder / "FashionMNIST" / "raw", _CLOTHES)
+    split = files.dataset.removeprefix("emnist_")
+    parts = []
+    for images, labels in _read_split(files, split):
+        parts.append((images.transpose(0, 2, 1), labels))
+
+    return _dataset(files, parts, tuple(_EMNIST[split]))
 
 
-def _load(name: str, raw: Path, class_names: tuple[str, ...]) -> Dataset:
-    sources: dict[str, str] = {}
-    images: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    for part in ("train", "t10k"):
-        pictures = read_idx(
-            _find(name, raw, f"{part}-images-idx3-ubyte"), 3, sources, folder=raw.parents[1]
-        )
-        path = _find(name, raw, f"{part}-labels-idx1-ubyte")
-        numbers = check_labels(
-            read_idx(path, 1, sources, folder=raw.parents[1]), 10, where=str(path)
-        )
+def load_letters10(files: Files) -> Dataset:
+    """Load the first ten letters of EMNIST as FedCR uses them: transposed, standardized.
 
-        if len(numbers) != len(pictures):
-            raise files.damaged(
-                path, f"{len(pictures)} labels, one for each image", f"{len(numbers)} labels"
-            )
+    Mean and standard deviation are over all pixels of the training part, in raw values from 0 to
+    255, and exact up to the last rounding. Zhang et al. 2023, "FedCR", ICML.
 
-        if images and pictures.shape[1:] != images[0].shape[1:]:
-            expected = f"images of {images[0].shape[1:]} pixels"
-            raise files.damaged(
-                raw / f"{part}-images-idx3-ubyte", expected, f"{pictures.shape[1:]}"
-            )
+    Raises:
+        DataError: a file is missing or damaged, or holds none of these letters.
+    """
+    parts = []
+    for images, labels in _read_split(files, "letters"):
+        is_first = labels < _LETTERS10
+        if not is_first.any():
+            raise damaged(files.folder / "EMNIST", "one of the letters A to J", "none")
+        parts.append((images[is_first], labels[is_first]))
 
-        images.append(pictures)
-        labels.append(numbers)
-
-    return Dataset(
-        name=name,
-        x=np.concatenate(images)[..., np.newaxis],
-        y=np.concatenate(labels),
-        num_classes=10,
-        class_names=class_names,
-        num_official_train=len(labels[0]),
-        sources=sources,
+    # From the counts of the 256 values, so that sums are exact.
+    counts = np.bincount(parts[0][0].reshape(-1), minlength=256)
+    values = np.arange(256)
+    total = int(counts.sum())
+    mean = int(counts @ values) / total
+    variance = int(counts @ values**2) / total - mean**2
+    return dataclasses.replace(
+        _dataset(files, parts, tuple(string.ascii_uppercase[:_LETTERS10])),
+        normalize=Normalization((mean,), (max(variance, 0.0) ** 0.5,)),
+        white=1.0,
+        notes=("images are transposed, as in FedCR's experiments",),
     )
 
 
-def _find(name: str, raw: Path, file: str) -> Path:
-    """Return the path of a file, compressed or not."""
-    places = [raw / file, raw / f"{file}.gz"]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise files.missing(name, raw.parents[1], places)
-    return found
+def _dataset(
+    files: Files, parts: Sequence[tuple[np.ndarray, np.ndarray]], class_names: tuple[str, ...]
+) -> Dataset:
+    """Return the data set of a training and a test part: images (rows, side, side) and labels."""
+    # Straight into the final memory layout, so that a large split is copied once.
+    y = np.concatenate([labels for _, labels in parts])
+    x = np.empty((len(y), *parts[0][0].shape[1:], 1), np.uint8)
+    np.concatenate([images for images, _ in parts], out=x[..., 0])
+    return Dataset(
+        name=files.dataset,
+        x=x,
+        y=y,
+        num_classes=len(class_names),
+        class_names=class_names,
+        num_official_train=len(parts[0][1]),
+        sources=files.sources,
+    )
 
 
-def read_idx(path: Path, axes: int, sources: dict[str, str], *, folder: Path) -> np.ndarray:
-    """Read an array of unsigned bytes with ``axes`` axes from an IDX file, compressed if its name
-    ends in .gz.
+def _read_split(files: Files, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return both parts of a split of EMNIST, whose images are transposed."""
+    parts = []
+    for part in ("train", "test"):
+        name = f"emnist-{split}-{part}-{{}}-ubyte"
+        places = [f"EMNIST/raw/{name}", f"EMNIST/gzip/{name}"]
+        first = 1 if split == "letters" else 0
+        parts.append(_read_part(files, places, len(_EMNIST[split]), first=first))
 
-    At most as many bytes are decompressed as the header announces, and never more than
-    ``files.MAX_BYTES``.
+    return parts
 
-    Raises:
-        DataError: wrong magic number, fewer or more values than announced, damaged compression.
+
+def _read_part(
+    files: Files, places: Sequence[str], num_classes: int, *, first: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (rows, 28, 28) and labels (rows,), counted from the ``first`` of the file.
+
+    Places have ``{}`` where the name of a file says what it holds.
     """
-    raw = files.read_bytes(path, sources, folder=folder)
-    stream: BinaryIO = io.BytesIO(raw)
+    images, path = _read_idx(files, [place.format("images-idx3") for place in places], 3)
+    if images.shape[1:] != (28, 28) or not len(images):
+        raise damaged(path, "images of 28x28 pixels", f"an array {images.shape}")
+
+    numbers, path = _read_idx(files, [place.format("labels-idx1") for place in places], 1)
+    check_count(path, numbers, images)
+    labels = numbers.astype(np.int64) - first
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        allowed = f"labels from {first} to {first + num_classes - 1}"
+        raise damaged(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
+
+    return images, labels
+
+
+def _read_idx(files: Files, places: Sequence[str], axes: int) -> tuple[np.ndarray, Path]:
+    """Return the array of unsigned bytes in an IDX file, compressed or not, and its path.
+
+    At most as many bytes are decompressed as the header announces, and never more than a limit.
+    """
+    path = files.find(*places, *(f"{place}.gz" for place in places))
+    stream: BinaryIO = io.BytesIO(files.read(path))
     if path.suffix == ".gz":
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
 
     try:
-        header = stream.read(4 + 4 * axes)
-        shape = _shape(path, header, axes)
+        magic = stream.read(4)
+        if magic != bytes((0, 0, 8, axes)):
+            raise damaged(path, f"an IDX file of {axes} axes", f"the magic number 0x{magic.hex()}")
+
+        shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         size = math.prod(shape)
-        if size > files.MAX_BYTES:
-            raise files.damaged(path, f"at most {files.MAX_BYTES} values", f"{size}")
+        if size > MAX_BYTES:
+            raise damaged(path, f"at most {MAX_BYTES} values", f"{size}")
 
         values = stream.read(size + 1)
-    except (EOFError, OSError, zlib.error) as error:
-        raise files.damaged(path, "intact gzip data", f"{type(error).__name__}: {error}") from error
+    except (EOFError, OSError, zlib.error, struct.error) as error:
+        raise damaged(path, "an intact file", f"{type(error).__name__}: {error}") from error
 
     if len(values) != size:
-        got = f"only {len(values)} (truncated)" if len(values) < size else "more"
-        raise files.damaged(path, f"{size} values, as its header announces", got)
-
-    return np.frombuffer(values, np.uint8).reshape(shape)
-
-
-def _shape(path: Path, header: bytes, axes: int) -> tuple[int, ...]:
-    """Check the magic number and return the lengths of the axes."""
-    magic = struct.pack(">HBB", 0, 8, axes)
-    if header[:4] != magic:
-        raise files.damaged(path, f"magic number 0x{magic.hex()}", f"0x{header[:4].hex()}")
-    if len(header) < 4 + 4 * axes:
-        raise files.damaged(
-            path, f"a header of {4 + 4 * axes} bytes", f"{len(header)} bytes (truncated)"
-        )
-    return struct.unpack(f">{axes}I", header[4:])
+        got = "more" if len(values) > size else f"only {len(values)}"
+        raise damaged(path, f"{size} values, as its header announces", got)
+    return np.frombuffer(values, np.uint8).reshape(shape), path

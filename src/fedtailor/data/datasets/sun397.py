@@ -1,10 +1,10 @@
-"""SUN397 as in pFedVEM's experiments: scenes of 64x64 pixels, three superclasses as labels,
-categories as subclasses.
+"""SUN397 as in pFedVEM's experiments: scenes of 64x64 pixels by superclass and category.
 
-Pictures are in SUN397/LETTER/CATEGORY/*.jpg. The superclasses are in the hierarchy that the authors
-publish separately, the sheet SUN397 of three_levels.xlsx: its second row is ``category``,
-``indoor``, ``outdoor, natural``, ``outdoor, man-made`` and more, followed by a row for every
-category, such as ``/a/abbey``, with 0 or 1 in each column. It is read as CSV: save that sheet as
+Three superclasses are the labels, their categories are subclasses. Pictures are in
+SUN397/LETTER/CATEGORY/*.jpg. The superclasses are in the hierarchy that the authors publish
+separately, the sheet SUN397 of three_levels.xlsx: its second row is ``category``, ``indoor``,
+``outdoor, natural``, ``outdoor, man-made`` and more, followed by a row for every category, such as
+``/a/abbey``, with 0 or 1 in each column. It is read as CSV: save that sheet as
 SUN397/hierarchy_three_levels/three_levels.csv. Xiao, Hays, Ehinger, Oliva and Torralba 2010, "SUN
 database: large-scale scene recognition from abbey to zoo", CVPR; Zhu, Ma and Blaschko 2023,
 "Confidence-aware personalized federated learning via variational expectation maximization", CVPR.
@@ -19,24 +19,21 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.preparing import Report, to_nobody
-from fedtailor.data.readers import files
-from fedtailor.data.readers.pictures_folder import list_pictures, read_pictures
+from fedtailor.data.files import Files, damaged
+from fedtailor.data.pictures import read_pictures
 
 _SUPERCLASSES = ("indoor", "outdoor, natural", "outdoor, man-made")
-_COLUMNS = ("category", *_SUPERCLASSES)
+_COLUMNS = {"category", *_SUPERCLASSES}
 _CATEGORIES = 50  # of each superclass
 _PICTURES = 100  # of each category
 _SIDE = 64
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP")  # some files named .jpg have another format
-_MAX_ROWS = 2000
 _CATEGORY = re.compile("[a-z](/[0-9A-Za-z_-]{1,80}){1,3}")
 
 
-def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
-    """Load the 150 categories from ``folder``/SUN397.
+def load(files: Files) -> Dataset:
+    """Load the 150 categories from SUN397.
 
     Among the categories with exactly one superclass, the first 50 of each superclass are taken, in
     the order of the hierarchy; of each category the first 100 pictures in the order of their file
@@ -47,26 +44,29 @@ def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
     Raises:
         DataError: the hierarchy or the folder of a category is missing, or a file is damaged.
     """
-    sources: dict[str, str] = {}
-    categories = _select(*_read_hierarchy(folder, sources))
+    place = "SUN397/hierarchy_three_levels/three_levels.csv"
+    path = files.find(place, "SUN397/three_levels.csv")
+    categories = _select(path, _read_table(files, path))
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for subclass, category in enumerate(categories):
-        pictures = [(path, subclass) for path in _pictures_of(category, folder)]
-        cut = len(pictures) * 4 // 5
-        train += pictures[:cut]
-        test += pictures[cut:]
+        folder = files.folder / "SUN397" / category
+        paths = sorted(folder.glob("[!.]*.jpg"))[:_PICTURES]
+        if not paths:
+            raise files.missing(f"SUN397/{category}/*.jpg")
 
-    x, sources["SUN397/**/*.jpg"] = read_pictures(
+        cut = len(paths) * 4 // 5
+        train += [(path, subclass) for path in paths[:cut]]
+        test += [(path, subclass) for path in paths[cut:]]
+
+    x, files.sources["SUN397/**/*.jpg"] = read_pictures(
+        files,
         [path for path, _ in train + test],
-        folder=folder,
         side=_SIDE,
         formats=_FORMATS,
         fit=_crop_and_resize,
-        report=report,
     )
     subclasses = np.array([subclass for _, subclass in train + test], np.int64)
-
     return Dataset(
         name="sun397",
         x=x,
@@ -76,90 +76,51 @@ def load_sun397(folder: Path, report: Report = to_nobody) -> Dataset:
         subclasses=subclasses,
         subclass_names=tuple(category[2:] for category in categories),
         num_official_train=len(train),
-        sources=sources,
+        sources=files.sources,
     )
 
 
-def _read_hierarchy(folder: Path, sources: dict[str, str]) -> tuple[Path, list[dict[str, str]]]:
-    """Return the path of the hierarchy and its rows by column."""
-    place = folder / "SUN397"
-    places = [place / "hierarchy_three_levels" / "three_levels.csv", place / "three_levels.csv"]
-    path = next((found for found in places if found.is_file()), None)
-    if path is None:
-        raise _missing_hierarchy(folder, places)
-
+def _read_table(files: Files, path: Path) -> list[dict[str, str]]:
+    """Return the rows of the hierarchy by column."""
+    lines = files.read_text(path).splitlines()
     try:
-        text = files.read_bytes(path, sources, folder=folder).decode("utf-8-sig")
         for delimiter in ",;\t":  # spreadsheets use different ones in different languages
-            table = list(csv.reader(text.splitlines(), delimiter=delimiter))
-            start = next(
-                (index for index, row in enumerate(table[:5]) if set(_COLUMNS) <= set(row)), None
-            )
-            if start is not None and len(table) <= _MAX_ROWS:
-                header = table[start]
-                return path, [
-                    dict(zip(header, row, strict=False)) for row in table[start + 1 :] if any(row)
-                ]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise files.damaged(
-            path, "a table as CSV in UTF-8", f"{type(error).__name__}: {error!s:.200}"
-        ) from error
+            table = list(csv.reader(lines, delimiter=delimiter))
+            for start, header in enumerate(table[:5], 1):
+                if set(header) >= _COLUMNS:
+                    rows = [row for row in table[start:] if any(row)]
+                    return [dict(zip(header, row, strict=False)) for row in rows]
+    except csv.Error as error:
+        raise damaged(path, "a table as CSV", error) from error
 
-    columns = ", ".join(map(repr, _COLUMNS))
-    allowed = f"a table with the columns {columns} and at most {_MAX_ROWS} rows"
-    raise files.damaged(path, allowed, f"a file that begins with {text[:80]!r}")
-
-
-def _missing_hierarchy(folder: Path, places: list[Path]) -> DataError:
-    """Return the error for a hierarchy that is missing, or exists only as a spreadsheet."""
-    for place in places:
-        sheet = place.with_suffix(".xlsx")
-        if sheet.is_file():
-            return files.damaged(
-                sheet,
-                f"its sheet 'SUN397', saved as CSV (UTF-8) in {place}",
-                "only the spreadsheet",
-            )
-
-    return files.missing("sun397", folder, places)
+    allowed = f"a table with the columns {', '.join(sorted(_COLUMNS))}"
+    raise damaged(path, allowed, f"a file that begins with {lines[:1]}")
 
 
 def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
     """Return the label of every category that is used, ordered by superclass."""
-    belongs: dict[str, list[int]] = {}
+    labels: dict[str, list[int]] = {}
     for row in rows:
-        cell = row.get("category", "")
-        category = cell.strip(" '/")
-        if not _CATEGORY.fullmatch(category) or category in belongs:
-            raise files.damaged(path, "different categories such as /a/abbey", repr(cell[:80]))
+        category = row.get("category", "").strip(" '/")
+        if not _CATEGORY.fullmatch(category) or category in labels:
+            raise damaged(path, "different categories such as /a/abbey", repr(category))
 
         answers = [row.get(name, "").strip() for name in _SUPERCLASSES]
         if not set(answers) <= {"0", "1", ""}:
-            raise files.damaged(path, f"0 or 1 in every column of {category}", f"{answers!s:.80}")
+            raise damaged(path, f"0 or 1 in every column of {category}", answers)
+        labels[category] = [label for label, answer in enumerate(answers) if answer == "1"]
 
-        belongs[category] = [label for label, answer in enumerate(answers) if answer == "1"]
-
-    selected: dict[str, int] = {}
+    selection: dict[str, int] = {}
     for label, name in enumerate(_SUPERCLASSES):
-        only = [category for category, labels in belongs.items() if labels == [label]]
+        only = [category for category in labels if labels[category] == [label]]
         if not only:
-            raise files.damaged(path, f"a category whose only superclass is '{name}'", "none")
+            raise damaged(path, f"a category whose only superclass is '{name}'", "none")
+        selection |= dict.fromkeys(only[:_CATEGORIES], label)
 
-        selected |= dict.fromkeys(only[:_CATEGORIES], label)
-
-    return selected
-
-
-def _pictures_of(category: str, folder: Path) -> list[Path]:
-    """Return the pictures of a category that are used."""
-    place = folder / "SUN397" / category
-    pictures = list_pictures(place, ".jpg")[:_PICTURES]
-    if not pictures:
-        raise files.missing("sun397", folder, [place / "*.jpg"])
-    return pictures
+    return selection
 
 
-def _crop_and_resize(image: Image.Image, path: Path) -> Image.Image:
+def _crop_and_resize(image: Image.Image) -> Image.Image:
     side = min(image.size)
     left = (image.width - side) // 2
     top = (image.height - side) // 2

@@ -1,123 +1,127 @@
-"""SVHN and SynDigits: color digits of 32x32 pixels in MATLAB files.
+"""SVHN and SynDigits: color digits of 32x32 pixels in MATLAB files of version 5 to 7.2.
 
 ``X`` holds the images (32, 32, 3, rows) as bytes and ``y`` the labels, 10 (in SVHN) for digit 0.
 Netzer et al. 2011, "Reading digits in natural images with unsupervised feature learning", NIPS
 workshop; Ganin et al. 2016, "Domain-adversarial training of neural networks", JMLR.
+
+SciPy's reader is not used: up to version 1.17 it takes types from the file as indices without a
+check, so that a wrong byte can end the process, and SynDigits has no published checksum that would
+find it first. What is needed of the format is short: a header of 128 bytes, then variables, usually
+compressed by zlib, each made of flags, dimensions, name and values (MathWorks, "MAT-File Format").
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import string
+import struct
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
-from fedtailor.data.readers import files
-from fedtailor.data.readers.matlab import read_arrays
+from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 
-_MAX_BYTES = 2 * 2**30  # of a file and of its images; SynDigits has 1.5 GB of training images
+_PLACES = {"svhn": "SVHN/{}_32x32.mat", "syn_digits": "SynthDigits/synth_{}_32x32.mat"}
 _IMAGE = (32, 32, 3)
+_MATRIX = 14
+_COMPRESSED = 15
+_TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8"}
 
 
-def load_svhn(folder: Path) -> Dataset:
-    """Load SVHN (cropped digits) from ``folder``/SVHN/train_32x32.mat and test_32x32.mat, without
-    the extra part.
-
-    Raises:
-        DataError: a file is missing, damaged or of version 7.3.
-    """
-    return _load("svhn", folder, "SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
-
-
-def load_syn_digits(folder: Path) -> Dataset:
-    """Load SynDigits from ``folder``/SynthDigits/synth_train_32x32.mat and synth_test_32x32.mat.
-
-    This takes 3 GB of memory.
+def load(files: Files) -> Dataset:
+    """Load the training and the test part; for SynDigits this takes 3 GB of memory.
 
     Raises:
         DataError: a file is missing, damaged or of version 7.3.
     """
-    return _load(
-        "syn_digits",
-        folder,
-        "SynthDigits/synth_train_32x32.mat",
-        "SynthDigits/synth_test_32x32.mat",
-    )
-
-
-def _load(name: str, folder: Path, *parts: str) -> Dataset:
-    sources: dict[str, str] = {}
     images = []
     labels = []
-    for part in parts:
-        path = folder / part
-        if not path.is_file():
-            raise files.missing(name, folder, [path])
-
-        pixels, numbers = _read(path, sources, folder)
+    for part in ("train", "test"):
+        path = files.find(_PLACES[files.dataset].format(part))
+        pixels, digits = _read(files.read(path), path)
         images.append(pixels)
-        labels.append(numbers)
+        labels.append(digits)
 
+    # Straight into the final memory layout: large data is copied once.
     y = np.concatenate(labels)
     x = np.empty((len(y), *_IMAGE), np.uint8)
-    np.concatenate(
-        images, out=x
-    )  # straight into the final memory layout: large data is copied once
-
+    np.concatenate(images, out=x)
     return Dataset(
-        name=name,
+        name=files.dataset,
         x=x,
         y=y,
         num_classes=10,
-        class_names=tuple(str(digit) for digit in range(10)),
+        class_names=tuple(string.digits),
         num_official_train=len(labels[0]),
-        sources=sources,
+        sources=files.sources,
     )
 
 
-def _read(path: Path, sources: dict[str, str], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images (rows, 32, 32, 3), a view that is not contiguous, and digits (rows,)."""
+    if raw[124:128] != b"\0\1IM":
+        raise damaged(path, "a MATLAB file of version 5 to 7.2", f"the version {raw[124:128]!r}")
+
     try:
-        with path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > _MAX_BYTES:
-                raise files.damaged(path, f"at most {_MAX_BYTES} bytes", f"{size} bytes")
+        variables = _variables(memoryview(raw)[128:])
+        images = variables["X"].transpose(3, 0, 1, 2)
+        labels = variables["y"].reshape(-1)
+    except (struct.error, zlib.error, ValueError, KeyError) as error:
+        allowed = "an intact MATLAB file with arrays of numbers X and y"
+        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
 
-            sources[path.relative_to(folder).as_posix()] = hashlib.file_digest(
-                stream, "sha256"
-            ).hexdigest()
-            stream.seek(0)
-            arrays = read_arrays(stream, path, ("X", "y"), max_bytes=_MAX_BYTES)
-    except OSError as error:
-        raise files.damaged(
-            path, "a file that can be read", error.strerror or str(error)
-        ) from error
+    if images.dtype != np.uint8 or images.shape[1:] != _IMAGE or not len(images):
+        raise damaged(path, "'X' as bytes (32, 32, 3, rows)", f"{images.dtype} {images.shape}")
 
-    images = arrays["X"]
-    labels = arrays["y"]
-    if images.dtype != np.uint8 or images.shape[:-1] != _IMAGE or not images.size:
-        raise files.damaged(
-            path, "'X' as bytes (32, 32, 3, rows)", f"{images.dtype} {images.shape}"
-        )
-
-    rows = images.shape[-1]
-    if labels.shape not in ((rows, 1), (1, rows)):
-        raise files.damaged(
-            path, f"'y' with {rows} numbers, one for each image", f"the shape {labels.shape}"
-        )
-
-    return images.transpose(3, 0, 1, 2), _digits(path, labels.reshape(-1))
+    check_count(path, labels, images)
+    if not np.isin(labels, np.arange(11)).all():  # they may be stored in floating point
+        raise damaged(path, "labels as whole numbers from 0 to 10", "another number")
+    return images, check_labels(labels.astype(np.int64), 11, where=str(path)) % 10
 
 
-def _digits(path: Path, labels: np.ndarray) -> np.ndarray:
-    """Return the digits for labels from 0 to 10, which may be stored in floating point."""
-    whole = labels
-    if labels.dtype.kind == "f":
-        wrong = np.flatnonzero(~np.isin(labels, np.arange(11)))
-        if len(wrong):
-            got = f"{labels[wrong[0]]} at row {wrong[0]}"
-            raise files.damaged(path, "labels as whole numbers from 0 to 10", got)
-        whole = labels.astype(np.int64)
-    return check_labels(whole, 11, where=str(path)) % 10
+def _variables(content: memoryview) -> dict[str, np.ndarray]:
+    """Return the variables called X and y."""
+    variables = {}
+    for kind, element in _elements(content, padding=1):
+        if kind == _COMPRESSED:
+            inflate = zlib.decompressobj()
+            element = memoryview(inflate.decompress(element, MAX_BYTES))
+            if not inflate.eof:
+                raise ValueError("compressed values that are truncated or too long")
+            kind, element = next(_elements(element, padding=1))
+
+        if kind != _MATRIX:
+            raise ValueError(f"an element of type {kind}")
+
+        parts = _elements(element, padding=8)
+        next(parts)  # flags
+        shape = np.frombuffer(next(parts)[1], "<i4")
+        name = bytes(next(parts)[1]).decode("latin-1")
+        if name in ("X", "y"):
+            kind, values = next(parts)
+            array = np.frombuffer(values, _TYPES[kind])
+            variables[name] = array.reshape(shape.tolist(), order="F")
+
+    return variables
+
+
+def _elements(content: memoryview, *, padding: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield type and content of elements, each padded to a multiple of ``padding`` bytes."""
+    while len(content):
+        kind, size = struct.unpack_from("<II", content)
+        start = 8
+
+        # A short element: its length is in the upper half, and up to four bytes follow.
+        if kind >> 16:
+            size = kind >> 16
+            kind = kind & 0xFFFF
+            start = 4
+
+        element = content[start : start + size]
+        if len(element) < size:
+            raise ValueError("a file that is truncated")
+
+        yield kind, element
+        content = content[start + size + -(start + size) % padding :]

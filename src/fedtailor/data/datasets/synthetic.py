@@ -1,5 +1,4 @@
-"""A synthetic data set with a known best accuracy: Gaussian classes that are shifted in every
-domain.
+"""A synthetic data set with a known best accuracy: Gaussian classes, shifted in every domain.
 
 In every domain class k is Gaussian with covariance I around ``class_means()[domain, k]``. The means
 are ``DISTANCE`` times ten orthonormal directions, plus a shift that all classes of a domain share:
@@ -10,13 +9,12 @@ the domain cannot do better.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from scipy import special
 from scipy.linalg import hadamard
 
 from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.files import Files
 
 CLASSES = 10
 DOMAINS = 20
@@ -32,8 +30,8 @@ _GRID = 2.0**-10
 _KEY = 2026
 
 
-def load_synthetic(folder: Path) -> Dataset:
-    """Make the 6,000 examples; ``folder`` is ignored.
+def load(files: Files) -> Dataset:
+    """Make the 6,000 examples.
 
     The examples are the same on every machine and with every version of NumPy: they are made from
     the bits of Philox, which do not depend on the version, and rounded to multiples of 1/1024,
@@ -50,7 +48,7 @@ def load_synthetic(folder: Path) -> Dataset:
     examples = class_means()[domains, labels] + noise
 
     return Dataset(
-        name="synthetic",
+        name=files.dataset,
         x=(np.round(examples / _GRID) * _GRID).astype(np.float32),
         y=labels,
         num_classes=CLASSES,

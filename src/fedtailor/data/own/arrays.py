@@ -8,6 +8,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import combine_blocks, one_source
 from fedtailor.data.own.blocks import Block
@@ -21,7 +22,6 @@ from fedtailor.data.own.findings import (
 )
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.npz import read_archive
-from fedtailor.data.readers.files import read_bytes
 
 ARRAYS = ("x", "y", "class_names")
 

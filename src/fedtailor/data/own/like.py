@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.columns import Columns, Texts
+from fedtailor.data.files import read_bytes
 from fedtailor.data.own.cells import text_of
 from fedtailor.data.own.csv_table import read_csv
 from fedtailor.data.own.findings import (
@@ -27,7 +28,6 @@ from fedtailor.data.own.layout import TABLES
 from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.parquet_table import feature_of_texts, read_parquet
 from fedtailor.data.own.table import Cells, Roles, Table, Wanted, check_table, header_names
-from fedtailor.data.readers.files import read_bytes
 
 
 class LikeTable(NamedTuple):

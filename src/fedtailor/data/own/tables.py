@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.assemble import SitePart, assemble, describe_sites, one_source
 from fedtailor.data.own.csv_table import read_csv
@@ -38,7 +39,6 @@ from fedtailor.data.own.scale import AS_THEY_ARE
 from fedtailor.data.own.table import Table, Wanted, find_roles
 from fedtailor.data.own.text_columns import SEVERAL_LABELS, several_labels
 from fedtailor.data.preparing import Report, to_nobody
-from fedtailor.data.readers.files import read_bytes
 
 PARQUET = (".parquet", ".pq")
 """Endings of the names of Parquet files, in upper or lower case; all other files are CSV."""

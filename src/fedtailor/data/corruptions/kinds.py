@@ -1,0 +1,297 @@
+"""The ten corruptions of images, each with the random numbers that it needs.
+
+An image is (n, height, width, 1 or 3) bytes, and so is the result. Parameters are for values in
+[0, 1].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+WHITE = 255.0
+"""The largest value of a pixel."""
+
+MOTION_NOTE = (
+    "motion blur is a weighted sum of shifted images, as ImageMagick defines it, but computed "
+    "without ImageMagick, which the release of CIFAR-S calls: a gray level can differ by rounding."
+)
+
+_ROUNDING = 1e-6  # of a gray level: far above the rounding errors of float64, and invisible
+_NEGLIGIBLE = 1e-8  # a weight that changes white by far less than a gray level
+_LUMINANCE = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in gray (ITU-R BT.601)."""
+_FIRST_AMPLITUDE = 100.0  # of a fractal
+
+
+class Draws:
+    """The random numbers of some images: one stream for each, from seed, purpose and row only.
+
+    The generator is Philox (Salmon et al. 2011, SC), keyed by seed and purpose; the row is part of
+    its counter.
+
+    Args:
+        seed: any whole number.
+        purpose: the use of the numbers, such as ``frost-3``.
+        rows: (n,), positions in the data set, not negative.
+    """
+
+    def __init__(self, seed: int, purpose: str, rows: np.ndarray) -> None:
+        digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=16).digest()
+        self._key = int.from_bytes(digest, "little")
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[np.random.Generator]:
+        """Yield the generator of each image in turn; it is valid until the next one is yielded."""
+        philox = np.random.Philox(key=self._key)
+        generator = np.random.Generator(philox)
+        state = philox.state
+        for row in self._rows:
+            # To set the counter is about ten times as fast as a new generator.
+            state["state"]["counter"][:] = (0, 0, row, 0)
+            philox.state = state
+            yield generator
+
+    def uniform(self, count: int) -> np.ndarray:
+        """Return ``count`` numbers in [0, 1) for each image, (n, count), float64."""
+        return np.stack([generator.random(count) for generator in self])
+
+
+class Batch(NamedTuple):
+    """Images that are corrupted together and do not influence each other."""
+
+    images: np.ndarray  # (n, height, width, 1 or 3), uint8
+    draws: Draws
+    frost: Sequence[np.ndarray] = ()
+    """Pictures of frost: (height, width, 3) of their own sizes, uint8."""
+
+
+def to_bytes(values: np.ndarray) -> np.ndarray:
+    """Clip gray levels (any shape, float64, overwritten) to 0..255, and truncate as CIFAR-S does.
+
+    A level less than 1e-6 below a whole number counts as whole, so that the result does not depend
+    on a machine's rounding or order of summation.
+    """
+    np.clip(values, 0.0, WHITE, out=values)
+    values += _ROUNDING
+    return values.astype(np.uint8)
+
+
+def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
+    """Blur along a line, rounded to nearest.
+
+    The angle is uniform in [-45, 45) degrees for each image. The i-th of ``2 radius + 1`` weights
+    is proportional to ``exp(-i^2 / (2 sigma^2))`` and belongs to the image shifted by ``i`` pixels
+    along the line, in whole pixels; edges are continued. The release of CIFAR-S calls ImageMagick
+    for the same sum.
+    """
+    count, height, width, channels = batch.images.shape
+    angle = np.deg2rad(90.0 * batch.draws.uniform(1)[:, 0] - 45.0)
+    weights = np.exp(-0.5 * (np.arange(int(2 * radius) + 1) / sigma) ** 2)
+    weights /= weights.sum()
+
+    pixels = batch.images.reshape(-1, channels).astype(np.float64)
+    first = (np.arange(count) * height * width)[:, None, None]
+    total = np.zeros_like(pixels)
+    for i, weight in enumerate(weights):
+        if weight < _NEGLIGIBLE:
+            break
+
+        # The row and the column that are shifted to each row and column: (n, height), (n, width).
+        down = np.ceil(i * np.sin(angle) - 0.5).astype(np.int64)[:, None]
+        right = np.ceil(i * np.cos(angle) - 0.5).astype(np.int64)[:, None]
+        y = np.clip(np.arange(height) + down, 0, height - 1)
+        x = np.clip(np.arange(width) + right, 0, width - 1)
+        total += weight * pixels[(first + y[:, :, None] * width + x[:, None, :]).ravel()]
+
+    return to_bytes(total.reshape(batch.images.shape) + 0.5)
+
+
+def defocus_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
+    """Blur every channel with :func:`disk`; the image is mirrored without repeating its edge."""
+    from scipy import ndimage
+
+    kernel = disk(radius, sigma)[None, :, :, None]
+    return to_bytes(ndimage.correlate(batch.images.astype(np.float64), kernel, mode="mirror"))
+
+
+def disk(radius: float, sigma: float) -> np.ndarray:
+    """Return a disk (side, side) that sums to 1, smoothed by 3 x 3 Gaussian weights."""
+    from scipy import ndimage
+
+    reach = int(radius) + 1  # all is 0 beyond it
+    y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
+    inside = (x**2 + y**2 <= radius**2).astype(np.float64)
+    side = np.exp(-0.5 / sigma**2)
+    weights = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
+    smooth = ndimage.correlate(inside / inside.sum(), np.outer(weights, weights), mode="constant")
+    return np.asarray(smooth)
+
+
+def gaussian_noise(batch: Batch, std: float) -> np.ndarray:
+    """Add Gaussian noise with standard deviation ``std``."""
+    shape = batch.images.shape[1:]
+    noise = np.stack([generator.standard_normal(shape) for generator in batch.draws])
+    noise *= std * WHITE
+    noise += batch.images
+    return to_bytes(noise)
+
+
+def shot_noise(batch: Batch, photons: float) -> np.ndarray:
+    """Draw a Poisson number of photons, with the mean ``photons`` for white."""
+    means = batch.images * (photons / WHITE)
+    counts = [generator.poisson(mean) for generator, mean in zip(batch.draws, means, strict=True)]
+    return to_bytes(np.stack(counts) * (WHITE / photons))
+
+
+def impulse_noise(batch: Batch, probability: float) -> np.ndarray:
+    """Set a value to 0 or to white, each with half of ``probability``."""
+    shape = batch.images.shape
+    uniform = batch.draws.uniform(int(np.prod(shape[1:]))).reshape(shape)
+    noisy = np.where(uniform < probability, np.uint8(0), batch.images)
+    return np.where(uniform < probability / 2, np.uint8(WHITE), noisy)
+
+
+def frost(batch: Batch, image_share: float, frost_share: float) -> np.ndarray:
+    """Add part of a random picture of frost.
+
+    Picture and position are random for each image; as in the release of CIFAR-S a crop never
+    reaches the last row or column of the picture. A picture smaller than the image is extended by
+    reflection; for gray images it is gray.
+    """
+    height, width, channels = batch.images.shape[1:]
+    pictures = [_fit(picture, height, width, channels) for picture in batch.frost]
+    crops = np.empty(batch.images.shape)
+    for crop, (which, down, right) in zip(crops, batch.draws.uniform(3), strict=True):
+        picture = pictures[int(which * len(pictures))]
+        top = int(down * max(picture.shape[0] - height, 1))
+        left = int(right * max(picture.shape[1] - width, 1))
+        crop[:] = picture[top : top + height, left : left + width]
+
+    crops *= frost_share
+    crops += image_share * batch.images
+    return to_bytes(crops)
+
+
+def _fit(picture: np.ndarray, height: int, width: int, channels: int) -> np.ndarray:
+    """Return a picture at least as large as an image, and gray for a gray image."""
+    down = max(height - picture.shape[0], 0)
+    right = max(width - picture.shape[1], 0)
+    if down or right:
+        picture = np.pad(picture, ((0, down), (0, right), (0, 0)), mode="symmetric")
+
+    if channels == 1:
+        return np.asarray((picture * _LUMINANCE).sum(axis=2, keepdims=True))
+    return picture
+
+
+def fog(batch: Batch, thickness: float, decay: float) -> np.ndarray:
+    """Mix a plasma fractal into the image.
+
+    The sum is scaled so that the highest possible value is the highest value of the original image.
+    The fractal's side is the smallest power of two that covers the image (32 for CIFAR); smaller
+    images get its corner.
+    """
+    height, width = batch.images.shape[1:3]
+    side = 2 ** max(1, (max(height, width) - 1).bit_length())
+    waves = plasma(batch.draws.uniform(num_draws(side)), decay)[:, :height, :width, None]
+    brightest = batch.images.max(axis=(1, 2, 3), keepdims=True) / WHITE
+    values = batch.images + (thickness * WHITE) * waves
+    values *= brightest / (brightest + thickness)
+    return to_bytes(values)
+
+
+def num_draws(side: int) -> int:
+    """Return the random numbers of a fractal: one per point of ``side`` x ``side`` but the first."""
+    return side * side - 1
+
+
+def plasma(uniform: np.ndarray, decay: float) -> np.ndarray:
+    """Return fractals on a torus, one for each row of random numbers, by the diamond-square method.
+
+    Starting from one corner of height 0, points halfway between known ones get the mean of their
+    four neighbors plus noise in [-w^2, w^2); ``w`` starts at 100 and is divided by ``decay`` after
+    each level. Squares come first, then the points between columns, then those between rows
+    (Fournier et al. 1982, Communications of the ACM).
+
+    Args:
+        uniform: (n, side^2 - 1), float64 in [0, 1); ``side`` is a power of two, at least 2.
+        decay: larger values give smoother fractals.
+
+    Returns:
+        (n, side, side), float64: the lowest point of each is 0, the highest 1.
+    """
+    count = len(uniform)
+    side = int(np.sqrt(uniform.shape[1] + 1))
+    grid = np.zeros((count, side, side))
+    noise = 2.0 * uniform - 1.0
+    used = 0  # random numbers of each fractal
+    step = side
+    amplitude = _FIRST_AMPLITUDE
+
+    while step >= 2:
+        half = step // 2
+        cells = side // step
+        end = used + 3 * cells**2
+        waves = amplitude**2 * noise[:, used:end].reshape(count, 3, cells, cells)
+        square, between_columns, between_rows = waves.transpose(1, 0, 2, 3)
+
+        # Sums of two neighboring corners along each axis, then the means of four neighbors.
+        corners = grid[:, ::step, ::step]
+        columns = corners + np.roll(corners, -1, axis=2)
+        rows = corners + np.roll(corners, -1, axis=1)
+        centers = (columns + np.roll(columns, -1, axis=1)) / 4 + square
+        above = np.roll(centers, 1, axis=1)
+        beside = np.roll(centers, 1, axis=2)
+        grid[:, half::step, half::step] = centers
+        grid[:, ::step, half::step] = (columns + centers + above) / 4 + between_columns
+        grid[:, half::step, ::step] = (rows + centers + beside) / 4 + between_rows
+
+        used = end
+        step = half
+        amplitude /= decay
+
+    grid -= grid.min(axis=(1, 2), keepdims=True)
+    grid /= grid.max(axis=(1, 2), keepdims=True)
+    return grid
+
+
+def jpeg(batch: Batch, quality: float) -> np.ndarray:
+    """Encode as JPEG and decode.
+
+    Pillow does both; decoders of other versions can differ by one gray level.
+    """
+    from PIL import Image
+
+    decoded = np.empty_like(batch.images)
+    for image, out in zip(batch.images, decoded, strict=True):
+        stream = io.BytesIO()
+        picture = Image.fromarray(image if image.shape[2] == 3 else image[..., 0])
+        picture.save(stream, "JPEG", quality=int(quality))
+        out[:] = np.asarray(Image.open(stream)).reshape(out.shape)
+
+    return decoded
+
+
+def brightness(batch: Batch, added: float) -> np.ndarray:
+    """Increase the value in HSV color space, up to 1.
+
+    Since hue and saturation stay, red, green and blue grow by the same factor as their maximum, the
+    value; black becomes gray.
+    """
+    images = batch.images.astype(np.float64)
+    value = images.max(axis=3, keepdims=True)
+    brighter = np.minimum(value + added * WHITE, WHITE)
+    return to_bytes(np.where(value > 0, images * (brighter / np.maximum(value, 1.0)), brighter))
+
+
+def contrast(batch: Batch, share: float) -> np.ndarray:
+    """Move every value towards the mean of its channel over the image."""
+    height, width = batch.images.shape[1:3]
+    # a sum of whole numbers does not depend on the order
+    mean = batch.images.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (height * width)
+    return to_bytes((batch.images - mean) * share + mean)

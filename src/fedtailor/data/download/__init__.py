@@ -1,1 +1,0 @@
-"""Downloads of known data sets: the table of sources, the transfer, and unpacking."""

@@ -1,0 +1,119 @@
+"""The files of a known data set: found, read with their SHA-256, and named in errors."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.core.errors import DataError
+from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.preparing import Report, to_nobody
+
+MAX_BYTES = 2**31
+"""Most bytes of a file, and of what it holds (SynDigits has 1.5 GB of training images)."""
+
+
+class Files:
+    """The files of one data set below a data folder.
+
+    Args:
+        dataset: name of the data set.
+        folder: the data folder.
+        report: is told how many pictures have been read.
+    """
+
+    def __init__(self, dataset: str, folder: Path, report: Report = to_nobody) -> None:
+        self.dataset = dataset
+        self.folder = folder
+        self.report = report
+        self.sources: dict[str, str] = {}
+        """SHA-256 of every file read, by its path in the data folder."""
+
+    def find(self, *places: str) -> Path:
+        """Return the first of some paths in the data folder at which there is a file.
+
+        Raises:
+            DataError: there is none; the message names the places.
+        """
+        for place in places:
+            path = self.folder / place
+            if path.is_file():
+                return path
+
+        raise self.missing(*places)
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            DataError: it cannot be read, or is larger than ``MAX_BYTES``.
+        """
+        return read_bytes(path, self.sources, folder=self.folder)
+
+    def read_text(self, path: Path) -> str:
+        """Return the text of a file in UTF-8.
+
+        Raises:
+            DataError: it cannot be read, or holds something else.
+        """
+        try:
+            return self.read(path).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise damaged(path, "text in UTF-8", str(error)) from error
+
+    def missing(self, *places: str) -> DataError:
+        """Return the error for a data set without a file at any of some places."""
+        first = self.folder / places[0]
+        options = " or ".join(f"'{place}'" for place in places)
+        how = ""
+        if self.dataset in DATASETS and DATASETS[self.dataset].downloads:
+            how = f", or download it with: fedtailor data fetch {self.dataset}"
+
+        return DataError(
+            f"data set '{self.dataset}': file '{first.name}' was not found in {first.parent}. "
+            f"Give the folder that holds {options} "
+            f"with --data-dir or in the environment variable FEDTAILOR_DATA{how}.",
+            key="data.dir",
+            path=str(first),
+            allowed="an existing file",
+            got="missing",
+        )
+
+
+def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
+    """Return the content of a file, and write its SHA-256 to ``sources``.
+
+    Raises:
+        DataError: the file cannot be read, or is larger than ``MAX_BYTES``.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise damaged(path, f"at most {MAX_BYTES} bytes", f"{size} bytes")
+
+        raw = path.read_bytes()
+    except OSError as error:
+        raise damaged(path, "a file that can be read", error.strerror or str(error)) from error
+
+    sources[path.relative_to(folder).as_posix()] = hashlib.sha256(raw).hexdigest()
+    return raw
+
+
+def damaged(path: Path, allowed: str, got: object) -> DataError:
+    """Return the error for a file with other content than expected."""
+    text = f"{got!s:.200}"
+    message = f"{path}: expected {allowed}, got {text}."
+    return DataError(message, path=str(path), allowed=allowed, got=text)
+
+
+def check_count(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    """Check that a file has one label for each image.
+
+    Raises:
+        DataError: it has more or fewer.
+    """
+    if len(labels) != len(images):
+        allowed = f"{len(images)} labels, one for each image"
+        raise damaged(path, allowed, f"{len(labels)} labels")

@@ -1,0 +1,95 @@
+"""Reader of image files: decoded to 8-bit RGB, limited in size, with errors that name the file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedtailor.core.errors import DataError
+from fedtailor.data.files import Files, damaged, read_bytes
+from fedtailor.data.preparing import READING
+
+_MAX_BYTES = 64 * 2**20
+_MAX_PIXELS = 80_000_000
+"""240 MB in RGB; a file of a few kilobytes can announce more than any memory holds."""
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Modes of at most 8 bits per channel."""
+
+
+def read_pictures(
+    files: Files,
+    paths: Sequence[Path],
+    *,
+    side: int,
+    formats: tuple[str, ...],
+    fit: Callable[[Image.Image], Image.Image] = lambda image: image,
+) -> tuple[np.ndarray, str]:
+    """Read image files as RGB; gray is repeated, transparency is ignored.
+
+    Only the first frame is read, and the orientation in EXIF data is not applied. JPEG decoders may
+    differ by one gray level between versions of Pillow.
+
+    Args:
+        files: the data set's files.
+        paths: files, in the order of the rows.
+        side: height and width of the result.
+        formats: names of formats that Pillow may try, whatever the name of the file.
+        fit: crops or resizes an image.
+
+    Returns:
+        Images (rows, side, side, 3) as bytes, and one SHA-256 over path and content of every file.
+
+    Raises:
+        DataError: a file cannot be read or decoded, or has another size; the first of them in order
+            is named.
+    """
+    pixels = np.empty((len(paths), side, side, 3), np.uint8)
+    digest = hashlib.sha256()
+    for row, path in enumerate(paths):
+        sources: dict[str, str] = {}
+        raw = read_bytes(path, sources, folder=files.folder)
+        image = fit(decode_picture(raw, path, formats))
+        if image.size != (side, side):
+            got = f"{image.width}x{image.height}"
+            raise damaged(path, f"a picture of {side}x{side} pixels", got)
+
+        pixels[row] = np.asarray(image)
+        for place, sha256 in sources.items():
+            digest.update(f"{place}\0".encode() + bytes.fromhex(sha256))
+
+        files.report(READING, row + 1, len(paths))
+
+    return pixels, digest.hexdigest()
+
+
+def decode_picture(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Image:
+    """Return an image in RGB.
+
+    Raises:
+        DataError: it is damaged, too large, or has another format; the message names the path.
+    """
+    if len(raw) > _MAX_BYTES:
+        raise damaged(path, f"at most {_MAX_BYTES} bytes", "more")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of bad metadata
+            with Image.open(io.BytesIO(raw), formats=formats) as image:
+                size = f"{image.width}x{image.height}"
+                if image.width * image.height > _MAX_PIXELS:
+                    raise damaged(path, f"at most {_MAX_PIXELS} pixels", size)
+                if image.mode not in _MODES:
+                    raise damaged(path, "a picture of 8 bits per channel", image.mode)
+
+                return image.convert("RGB")
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises almost any exception on damaged files
+        allowed = f"an intact picture ({', '.join(formats)})"
+        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error

@@ -1,1 +1,0 @@
-"""Readers of file formats that known data sets use."""

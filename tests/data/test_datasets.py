@@ -1,0 +1,605 @@
+"""The readers of the known data sets, on synthetic files."""
+
+import bz2
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data import digit_files
+from data.digit_files import TEST, TRAIN, idx_bytes, leaf, mat_bytes
+from fedtailor.core.errors import DataError
+from fedtailor.data import files, load_dataset, pictures
+from fedtailor.data.datasets import mnist, sun397, synthetic
+from fedtailor.data.datasets.cifar_pickle import read_pickle
+
+CIFAR = "cifar-10-batches-py/data_batch_1"
+
+
+# MNIST, Fashion-MNIST, EMNIST.
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
+def test_idx_files(
+    tmp_path: Path, generator: np.random.Generator, name: str, folder: str, suffix: str
+) -> None:
+    arrays = digit_files.write_idx(tmp_path, generator, f"{folder}/raw/{{}}-{{}}-ubyte{suffix}")
+    dataset = load_dataset(name, tmp_path)
+    np.testing.assert_array_equal(dataset.x[..., 0], np.concatenate(arrays[::2]))
+    np.testing.assert_array_equal(dataset.y, np.concatenate(arrays[1::2]))
+    assert dataset.num_official_train == TRAIN and dataset.subset and len(dataset.sources) == 4
+
+
+@pytest.mark.parametrize(
+    "place", ["raw/emnist-{}-{{}}-{{}}-ubyte", "gzip/emnist-{}-{{}}-{{}}-ubyte.gz"]
+)
+@pytest.mark.parametrize("split", mnist._EMNIST)
+def test_splits_of_emnist_are_upright(
+    tmp_path: Path, generator: np.random.Generator, split: str, place: str
+) -> None:
+    first = 1 if split == "letters" else 0
+    arrays = digit_files.write_idx(
+        tmp_path, generator, f"EMNIST/{place.format(split)}", first=first
+    )
+    dataset = load_dataset(f"emnist_{split}", tmp_path)
+    np.testing.assert_array_equal(dataset.x[..., 0], np.concatenate(arrays[::2]).transpose(0, 2, 1))
+    np.testing.assert_array_equal(dataset.y, np.concatenate(arrays[1::2]) - first)
+    assert dataset.num_classes == len(set(dataset.class_names)) == len(mnist._EMNIST[split])
+
+
+def test_ten_letters_are_transposed_and_standardized(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    pattern = "EMNIST/raw/emnist-letters-{}-{}-ubyte"
+    images, labels, *_ = digit_files.write_idx(tmp_path, generator, pattern, classes=13, first=1)
+    dataset = load_dataset("emnist_letters10", tmp_path)
+    train = images[labels <= 10]
+    np.testing.assert_array_equal(dataset.x[: len(train), ..., 0], train)
+    mean, std = dataset.normalize
+    assert mean[0] == pytest.approx(train.mean(), rel=1e-12)
+    assert std[0] == pytest.approx(train.std(), rel=1e-9) and dataset.white == 1
+    assert dataset.num_classes == 10 and "transposed" in dataset.notes[0]
+
+
+# CIFAR-10 and CIFAR-100.
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_python_batches_of_every_protocol(
+    tmp_path: Path, generator: np.random.Generator, protocol: int
+) -> None:
+    batches = digit_files.write_cifar10(tmp_path, generator, protocol=protocol)
+    dataset = load_dataset("cifar10", tmp_path)
+    planes = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
+    np.testing.assert_array_equal(dataset.x, planes.transpose(0, 2, 3, 1))
+    assert dataset.y.tolist() == [1, 9, 3] * 6 and dataset.num_official_train == 15
+    assert dataset.tested_on == "original" and CIFAR in dataset.sources
+
+
+def python2_pickle(batch: dict[str, Any]) -> bytes:
+    """Return a pickle of a batch with the operations that Python 2 used for the original files."""
+    raw = batch["data"].tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+        + b"(K%cM\x00\x0ct" % len(batch["data"])
+        + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
+        + b"K\x00tb\x89T%btb" % (len(raw).to_bytes(4, "little") + raw)
+    )
+    labels = b"](" + b"".join(b"K%c" % label for label in batch["labels"]) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + labels + b"u."
+
+
+def test_batches_as_python_2_wrote_them_and_binary_ones(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    batches = digit_files.write_cifar10(tmp_path, generator)
+    expected = load_dataset("cifar10", tmp_path)
+    place = tmp_path / "cifar-10-batches-py"
+    for batch in batches:
+        (place / batch["batch_label"]).write_bytes(python2_pickle(batch))
+    assert load_dataset("cifar10", tmp_path).digest == expected.digest
+
+    place.rename(tmp_path / "elsewhere")
+    binary = tmp_path / "cifar-10-batches-bin"
+    binary.mkdir()
+    for batch in batches:
+        rows = np.column_stack([batch["labels"], batch["data"]]).astype(np.uint8)
+        (binary / f"{batch['batch_label']}.bin").write_bytes(rows.tobytes())
+    dataset = load_dataset("cifar10", tmp_path)
+    assert dataset.digest == expected.digest and dataset.tested_on == "synthetic"
+
+
+def test_coarse_labels_with_fine_ones_as_subclasses(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    digit_files.write_cifar100(tmp_path, generator)
+    coarse = load_dataset("cifar100_coarse", tmp_path)
+    fine = load_dataset("cifar100", tmp_path)
+    assert coarse.y.tolist() == [4, 1, 19] * 2 and coarse.num_classes == 20
+    assert coarse.subclasses is not None and coarse.subclasses.tolist() == fine.y.tolist()
+    assert fine.y.tolist() == [0, 1, 89] * 2 and fine.subclasses is None
+    assert [coarse.class_names[label] for label in (1, 19)] == ["fish", "vehicles_2"]
+    assert [fine.class_names[label] for label in (0, 89)] == ["apple", "tractor"]
+
+    (tmp_path / "cifar-100-python").rename(tmp_path / "elsewhere")
+    assert load_dataset("cifar100_coarse", tmp_path).digest == coarse.digest
+
+
+def test_a_fine_class_in_two_coarse_ones_is_refused(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    digit_files.write_cifar100(tmp_path, generator)
+    path = tmp_path / "cifar-100-python/test"
+    batch = pickle.loads(path.read_bytes())
+    path.write_bytes(pickle.dumps({**batch, "coarse_labels": [4, 2, 19]}))
+    with pytest.raises(DataError, match="aquarium_fish"):
+        load_dataset("cifar100_coarse", tmp_path)
+
+
+# Hostile and damaged pickles: refused by name, nothing is run.
+
+
+class Reduce:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.call
+
+
+def pickle_refusal(raw: bytes) -> str:
+    with pytest.raises(DataError) as caught:
+        read_pickle(raw, Path("folder/data_batch_1"))
+    assert caught.value.path == "folder/data_batch_1"
+    return caught.value.message
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_call_is_refused_and_never_made(tmp_path: Path, protocol: int) -> None:
+    victim = tmp_path / "created"
+    raw = pickle.dumps({"data": Reduce(os.system, f"touch {victim}")}, protocol=protocol)
+    assert f"'{os.name}.system'" in pickle_refusal(raw)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (eval, "eval"),
+        (Reduce(getattr, "text", "upper"), "getattr"),
+        (Reduce(np.load, "x"), "numpy.load"),
+        (np.float64(1), "scalar"),
+        (Path(), "Path"),
+    ],
+)
+def test_other_names_are_refused(value: object, name: str) -> None:
+    assert name in pickle_refusal(pickle.dumps({"data": value}))
+
+
+@pytest.mark.parametrize(
+    "kind", ["O", [("a", "O")], "f8", "U3", "M8[s]", ">i4"], ids=map(str, range(6))
+)
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_arrays_of_anything_but_whole_numbers_are_refused(kind: Any, protocol: int) -> None:
+    pickle_refusal(pickle.dumps({"data": np.zeros(2, kind)}, protocol=protocol))
+
+
+# The parts of a pickle by hand: a dtype u1, and an array of it with another state.
+START = b"\x80\x02}X\x04\x00\x00\x00data"
+TYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00u1I0\nI1\ntR"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntC\x01btR"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        START + ARRAY + b"(I1\n(I9\nt" + TYPE + b"I00\nC\x01atbs.",  # 9 values, 1 byte
+        START + ARRAY + b"(I1\n(I1\ntNI00\nC\x01atbs.",  # no type
+        START + b"cnumpy\ndtype\n}X\x08\x00\x00\x00__init__Nsbs.",  # change of a class
+        START + b"c_codecs\nencode\nN}X\x09\x00\x00\x00from_bytesNs\x86bs.",  # the same, by slots
+        START + ARRAY + b"(I1\n(I1\nt" + ARRAY + b"I00\nC\x01atbs.",  # an array as a type
+        START + ARRAY + b"(I1\n(L99999999999999999999L\nt" + TYPE + b"I00\nC\x01atbs.",
+        b"\x80\x02]r\xff\xff\xff\xff.",  # a memo number that would allocate 64 GB
+        b"\x80\x02]p99999999999\n.",  # the same in text
+        b"\x80\x04B\xff\xff\xff\xffab.",  # bytes of 4 GB
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00ab.",  # a bytearray of 64 PB
+        b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",  # deep nesting
+        b"\x80\x02Pabc\n.",  # persistent id
+        b"\x80\x02\x82\x01.",  # extension code
+        pickle.dumps([1, 2]),
+        pickle.dumps({"data": np.arange(5)})[:-7],
+        b"",
+    ],
+    ids=map(str, range(16)),
+)
+def test_damaged_pickles_are_refused(raw: bytes) -> None:
+    pickle_refusal(raw)
+
+
+# SVHN, SynDigits, USPS, MNIST-M.
+
+
+@pytest.mark.parametrize("name", ["svhn", "syn_digits"])
+def test_matlab_files_compressed_or_not(
+    tmp_path: Path, generator: np.random.Generator, name: str
+) -> None:
+    variables = getattr(digit_files, f"write_{name}")(tmp_path, generator)
+    dataset = load_dataset(name, tmp_path)
+    np.testing.assert_array_equal(dataset.x[:TRAIN], variables["X"].transpose(3, 0, 1, 2))
+    assert dataset.y.tolist() == [0, 9, 8, 7, 6, 0, 9, 8] and dataset.x.flags.c_contiguous
+    assert dataset.num_official_train == TRAIN and len(dataset.sources) == 2
+
+
+def test_labels_in_floating_point_and_other_variables(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    variables = digit_files.write_svhn(tmp_path, generator)
+    expected = load_dataset("svhn", tmp_path).digest
+    variables["y"] = variables["y"].astype(float).T
+    more = {"note": "text", "cells": np.array([1, "a"], object), **variables}
+    (tmp_path / "SVHN/train_32x32.mat").write_bytes(mat_bytes(more))
+    assert load_dataset("svhn", tmp_path).digest == expected
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_no_wrong_byte_of_a_matlab_file_is_a_traceback(
+    tmp_path: Path, generator: np.random.Generator, compressed: bool
+) -> None:
+    variables = digit_files.write_svhn(tmp_path, generator)
+    small = {"X": variables["X"][..., :1], "y": variables["y"][:1]}
+    raw = mat_bytes(small, compressed=compressed)
+    path = tmp_path / "SVHN/train_32x32.mat"
+    places = [*range(120, 250), *range(len(raw) - 70, len(raw))]
+    for place in places:
+        changed = bytearray(raw)
+        changed[place] ^= int(generator.integers(1, 256))
+        path.write_bytes(changed)
+        try:
+            load_dataset("svhn", tmp_path)
+        except DataError as error:
+            assert str(path) in error.message
+
+
+def test_usps_is_scaled_as_in_torchvision(tmp_path: Path, generator: np.random.Generator) -> None:
+    lines = digit_files.write_usps(tmp_path, generator)
+    dataset = load_dataset("usps", tmp_path)
+    for line, image in zip(lines, dataset.x[:TRAIN], strict=True):
+        values = [float(pair.split(":")[-1]) for pair in line.split()[1:]]
+        pixels = ((np.array(values, np.float32) + 1) / 2 * 255).astype(np.uint8)
+        np.testing.assert_array_equal(image.reshape(-1), pixels)
+    assert dataset.y.tolist() == [0, 1, 2, 3, 4, 0, 1, 2] and dataset.num_official_train == TRAIN
+
+
+def test_both_layouts_of_mnist_m(tmp_path: Path, generator: np.random.Generator) -> None:
+    arrays = digit_files.write_mnist_m(tmp_path, generator)
+    dataset = load_dataset("mnist_m", tmp_path)
+    np.testing.assert_array_equal(dataset.x, np.concatenate(arrays[::2]))
+    assert dataset.y.tolist() == [0, 1, 2, 3, 4, 0, 1, 2] and dataset.tested_on == "original"
+
+    progress: list[tuple[str, int, int]] = []
+    digit_files.write_mnist_m_pictures(tmp_path, arrays)
+    release = load_dataset("mnist_m", tmp_path, lambda *values: progress.append(values))
+    assert release.digest == dataset.digest and release.tested_on == "synthetic"
+    assert progress[-1] == ("reading pictures", TEST, TEST)
+
+
+# FEMNIST, Tiny ImageNet, SUN397.
+
+
+def test_writers_are_domains_in_the_order_of_the_files(tmp_path: Path) -> None:
+    digit_files.write_femnist(tmp_path)
+    dataset = load_dataset("femnist", tmp_path)
+    assert dataset.domain_names == ("b", "a", "late", "new")
+    assert dataset.domains is not None and dataset.domains.tolist() == [0, 0, 1, 2, 1, 3]
+    assert dataset.y.tolist() == [3, 36, 10, 61, 10, 0] and dataset.num_official_train == 4
+    assert dataset.class_names[10] == "A" and dataset.class_names[36] == "a"
+    # truncated, not rounded: 127.5 is 127, 254.7 is 254
+    assert dataset.x[:, 0, 0, 0].tolist() == [0, 127, 64, 255, 255, 254]
+
+    (tmp_path / "femnist").rename(tmp_path / "data")
+    (tmp_path / "femnist").mkdir()
+    (tmp_path / "data").rename(tmp_path / "femnist/data")
+    assert load_dataset("femnist", tmp_path).digest == dataset.digest
+
+
+def test_rows_of_tiny_imagenet_follow_the_list_of_classes(tmp_path: Path) -> None:
+    digit_files.write_tiny_imagenet(tmp_path)
+    dataset = load_dataset("tiny_imagenet", tmp_path)
+    assert dataset.class_names == ("Egyptian cat", "goldfish", "reel")
+    assert dataset.y.tolist() == [0, 0, 1, 1, 2, 2, 2, 1] and dataset.num_official_train == 6
+    np.testing.assert_allclose(dataset.x[:6:2, 0, 0, 0].astype(int), [0, 60, 120], atol=3)
+    np.testing.assert_allclose(dataset.x[:6, 0, 0, 1].astype(int), [0, 10] * 3, atol=3)
+    assert (dataset.x[6] == dataset.x[6, ..., :1]).all()  # gray becomes color
+    assert len(dataset.sources) == 4
+
+
+def test_superclasses_are_labels_and_categories_subclasses(tmp_path: Path) -> None:
+    digit_files.write_sun397(tmp_path)
+    dataset = load_dataset("sun397", tmp_path)
+    assert dataset.subclass_names == ("airplane_cabin", "church/indoor", "badlands", "abbey")
+    assert dataset.subclasses is not None and dataset.num_official_train == 16
+    assert dataset.subclasses.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4 + [0, 1, 2, 3]
+    assert dataset.y.tolist() == [0] * 8 + [1] * 4 + [2] * 4 + [0, 0, 1, 2]
+    np.testing.assert_allclose(dataset.x[:16:4, 0, 0, 0].astype(int), [40, 160, 80, 0], atol=4)
+    np.testing.assert_allclose(dataset.x[16:, 0, 0, 1].astype(int), 40, atol=4)
+
+    old = tmp_path / "SUN397/three_levels.csv"
+    new = tmp_path / "SUN397/hierarchy_three_levels/three_levels.csv"
+    new.parent.mkdir()
+    rows = digit_files.HIERARCHY.split("category,")[1].replace(", ", "@").replace(",", ";")
+    new.write_bytes(f"category;{rows.replace('@', ', ')}".encode("utf-8-sig"))
+    old.unlink()
+    assert load_dataset("sun397", tmp_path).digest == dataset.digest
+
+
+def test_only_the_first_categories_and_pictures_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digit_files.write_sun397(tmp_path)
+    monkeypatch.setattr(sun397, "_CATEGORIES", 1)
+    monkeypatch.setattr(sun397, "_PICTURES", 2)
+    dataset = load_dataset("sun397", tmp_path)
+    assert dataset.subclass_names == ("airplane_cabin", "badlands", "abbey")
+    assert len(dataset.y) == 6 and dataset.num_official_train == 3
+
+
+def test_pictures_are_cropped_to_their_middle() -> None:
+    image = np.zeros((64, 192, 3), np.uint8)
+    image[:, 64:128] = (0, 200, 0)
+    square = np.asarray(sun397._crop_and_resize(Image.fromarray(image)))
+    assert (square == (0, 200, 0)).all()
+
+
+# DIGIT-5.
+
+
+def test_five_domains_in_one(tmp_path: Path, generator: np.random.Generator) -> None:
+    names = ("mnist", "svhn", "usps", "syn_digits", "mnist_m")
+    for name in names:
+        getattr(digit_files, f"write_{name}")(tmp_path, generator)
+    dataset = load_dataset("digit5", tmp_path)
+    assert dataset.domain_names == ("MNIST", "SVHN", "USPS", "SynDigits", "MNIST-M")
+    assert dataset.num_official_train == 5 * TRAIN and dataset.x.shape == (40, 32, 32, 3)
+    assert dataset.domains is not None and dataset.partial
+    expected = np.repeat([*range(5), *range(5)], [TRAIN] * 5 + [TEST] * 5)
+    assert dataset.domains.tolist() == expected.tolist()
+    for domain, name in enumerate(names):
+        part = load_dataset(name, tmp_path)
+        rows = dataset.domains == domain
+        assert dataset.y[rows].tolist() == part.y.tolist()
+        if name in ("mnist", "usps"):
+            resized = Image.fromarray(part.x[0, ..., 0]).resize((32, 32), Image.Resampling.BILINEAR)
+            np.testing.assert_array_equal(dataset.x[rows][0, ..., 2], np.asarray(resized))
+        else:
+            np.testing.assert_array_equal(dataset.x[rows], part.x)
+
+
+def test_some_domains_are_enough_and_one_is_not(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    digit_files.write_mnist(tmp_path, generator)
+    with pytest.raises(DataError) as caught:
+        load_dataset("digit5", tmp_path)
+    assert "USPS/usps.bz2" in caught.value.message and caught.value.key == "data.dir"
+
+    digit_files.write_usps(tmp_path, generator)
+    dataset = load_dataset("digit5", tmp_path)
+    assert dataset.domain_names == ("MNIST", "USPS")
+    assert any("SVHN" in note for note in dataset.notes)
+
+    (tmp_path / "USPS/usps.bz2").unlink()  # of a domain that is there
+    with pytest.raises(DataError, match=r"usps\.bz2"):
+        load_dataset("digit5", tmp_path)
+
+
+# Damaged and missing files of all of them.
+
+WRITERS = {
+    "mnist": digit_files.write_mnist,
+    "cifar10": digit_files.write_cifar10,
+    "svhn": digit_files.write_svhn,
+    "usps": digit_files.write_usps,
+    "mnist_m": digit_files.write_mnist_m,
+    "femnist": digit_files.write_femnist,
+    "tiny_imagenet": digit_files.write_tiny_imagenet,
+    "sun397": digit_files.write_sun397,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_missing_or_broken_file_is_named(
+    tmp_path: Path, generator: np.random.Generator, name: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load_dataset(name, tmp_path)
+    assert caught.value.key == "data.dir" and "FEDTAILOR_DATA" in caught.value.message
+
+    WRITERS[name](tmp_path, generator)  # type: ignore[operator]
+    load_dataset(name, tmp_path)
+    everything = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    for path in everything[:12]:
+        raw = path.read_bytes()
+        for broken in (b"", b"\xff\xfe broken", raw[: len(raw) // 2]):
+            path.write_bytes(broken)
+            try:
+                load_dataset(name, tmp_path)
+            except DataError as error:
+                assert path.name in error.message or name == "tiny_imagenet"
+            else:  # a shorter table of text is still a table
+                assert path.suffix in (".txt", ".csv") and broken
+        path.write_bytes(raw)
+
+
+IMAGES = idx_bytes(np.zeros((TRAIN, 28, 28), np.uint8))
+
+
+def usps_text(label: str = "1", first: str = "1:0.5", last: str = "256:1") -> bytes:
+    pairs = " ".join(f"{index}:0" for index in range(2, 256))
+    return bz2.compress(f"{label} {first} {pairs} {last}\n".encode())
+
+
+def batch(**changes: Any) -> bytes:
+    content = {"labels": [0, 1], "data": np.zeros((2, 3072), np.uint8), **changes}
+    return pickle.dumps({key: value for key, value in content.items() if value is not None})
+
+
+def mat(**changes: Any) -> bytes:
+    images = np.zeros((32, 32, 3, 2), np.uint8)
+    return mat_bytes({"X": images, "y": np.ones((2, 1), np.uint8), **changes})
+
+
+def leaf_json(**changes: Any) -> bytes:
+    return json.dumps({**leaf(w=([0.5, 1], [0, 1])), **changes}).encode()
+
+
+def leaf_entry(x: Any, y: Any) -> bytes:
+    return leaf_json(user_data={"w": {"x": x, "y": y}})
+
+
+ROW = [0.5] * 784
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "raw"),
+    [
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte", IMAGES + b"\0"),
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte", b"\0\0\x0d\3" + IMAGES[4:]),
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte", b"\0\0\x08\3" + b"\xff" * 12),
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte", idx_bytes(np.zeros((TRAIN, 28, 27)))),
+        ("mnist", "MNIST/raw/train-labels-idx1-ubyte", idx_bytes(np.full(TRAIN, 10))),
+        ("mnist", "MNIST/raw/train-labels-idx1-ubyte", idx_bytes(np.zeros(TRAIN + 1))),
+        ("cifar10", CIFAR, batch(labels=[0, 10])),
+        ("cifar10", CIFAR, batch(labels=[0, -1])),
+        ("cifar10", CIFAR, batch(labels=[0, 2**80])),
+        ("cifar10", CIFAR, batch(labels=[0, "cat"])),
+        ("cifar10", CIFAR, batch(labels=[0, [1, 2]])),
+        ("cifar10", CIFAR, batch(labels=[0])),
+        ("cifar10", CIFAR, batch(labels=np.zeros((2, 2), int))),
+        ("cifar10", CIFAR, batch(labels=None)),
+        ("cifar10", CIFAR, batch(data=np.zeros((2, 3071), np.uint8))),
+        ("cifar10", CIFAR, batch(data=np.zeros((2, 3072), np.int64))),
+        ("cifar10", CIFAR, batch(data=[1, 2])),
+        ("svhn", "SVHN/train_32x32.mat", mat(y=np.full((2, 1), 11))),
+        ("svhn", "SVHN/train_32x32.mat", mat(y=np.array([[1.5], [2]]))),
+        ("svhn", "SVHN/train_32x32.mat", mat(y=np.ones((3, 1)))),
+        ("svhn", "SVHN/train_32x32.mat", mat(y="ab")),
+        ("svhn", "SVHN/train_32x32.mat", mat(X=np.zeros((32, 32, 3, 2)))),
+        ("svhn", "SVHN/train_32x32.mat", mat(X=np.zeros((32, 32, 1, 2), np.uint8))),
+        ("svhn", "SVHN/train_32x32.mat", mat(X=np.array([1, "a"], object))),
+        ("svhn", "SVHN/train_32x32.mat", mat_bytes({"y": np.ones((2, 1))})),
+        ("usps", "USPS/usps.bz2", usps_text(label="0")),
+        ("usps", "USPS/usps.bz2", usps_text(label="11")),
+        ("usps", "USPS/usps.bz2", usps_text(label="1.5")),
+        ("usps", "USPS/usps.bz2", usps_text(first="1:1.5")),
+        ("usps", "USPS/usps.bz2", usps_text(first="1:nan")),
+        ("usps", "USPS/usps.bz2", usps_text(first="0:1")),
+        ("usps", "USPS/usps.bz2", usps_text(last="257:1")),
+        ("usps", "USPS/usps.bz2", usps_text(last="256:x")),
+        ("femnist", "femnist/train/all_data_2.json", leaf_json(users=["v"])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_json(users=["w", "w"])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_json(num_samples=[3])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_json(num_samples=[])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_json(user_data=[])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW, ROW], [0, 62])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW, ROW], [0, 0.5])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW], [0, 1])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW, ROW[1:]], [0, 1])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW, [2] * 784], [0, 1])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW, ["1"] * 784], [0, 1])),
+        (
+            "femnist",
+            "femnist/train/all_data_2.json",
+            leaf_entry([[float("nan")] * 784] * 2, [0, 1]),
+        ),
+        ("femnist", "femnist/train/all_data_10.json", leaf_json(users=["b"])),
+        ("sun397", "SUN397/three_levels.csv", b"category,indoor\n/a/abbey,1\n"),
+        ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", b"../../etc\n"),
+        ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", b"val_1.JPEG\tn1\n"),
+    ],
+    ids=str,
+)
+def test_content_that_makes_no_sense_is_refused(
+    tmp_path: Path, generator: np.random.Generator, name: str, place: str, raw: bytes
+) -> None:
+    WRITERS[name](tmp_path, generator)  # type: ignore[operator]
+    path = tmp_path / place
+    path.write_bytes(raw)
+    with pytest.raises(DataError) as caught:
+        load_dataset(name, tmp_path)
+    assert path.name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("file", "array"),
+    [
+        ("train_images.npy", np.zeros((TRAIN, 32, 32), np.uint8)),
+        ("train_images.npy", np.zeros((TRAIN, 32, 32, 3))),
+        ("train_images.npy", np.array([{}] * TRAIN)),  # a pickle
+        ("train_labels.npy", np.full(TRAIN, 10)),
+        ("train_labels.npy", np.zeros(TRAIN - 1, int)),
+    ],
+    ids=str,
+)
+def test_arrays_of_mnist_m_that_make_no_sense_are_refused(
+    tmp_path: Path, generator: np.random.Generator, file: str, array: np.ndarray
+) -> None:
+    digit_files.write_mnist_m(tmp_path, generator)
+    np.save(tmp_path / "MNIST-M" / file, array, allow_pickle=True)
+    with pytest.raises(DataError, match=file):
+        load_dataset("mnist_m", tmp_path)
+
+
+def test_pictures_of_other_sizes_and_endless_files_are_refused(
+    tmp_path: Path, generator: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = digit_files.write_mnist_m(tmp_path, generator)
+    digit_files.write_mnist_m_pictures(tmp_path, arrays)
+    path = tmp_path / "MNIST-M/mnist_m_train/00000001.png"
+    Image.new("RGB", (33, 32)).save(path)
+    with pytest.raises(DataError, match=r"00000001\.png.*32x32"):
+        load_dataset("mnist_m", tmp_path)
+    monkeypatch.setattr(pictures, "_MAX_PIXELS", 1000)
+    with pytest.raises(DataError, match="1000 pixels"):
+        load_dataset("mnist_m", tmp_path)
+
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    bomb = gzip.compress(IMAGES[:4] + b"\0\0\xff\xff" + IMAGES[8:16] + bytes(10**6))
+    (tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz").write_bytes(bomb)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(mnist, "MAX_BYTES", 1000)
+    with pytest.raises(DataError, match="1000"):
+        load_dataset("mnist", tmp_path)
+
+
+# The data set whose best accuracy is known.
+
+
+def test_the_synthetic_examples_are_the_same_on_every_machine() -> None:
+    dataset = load_dataset("synthetic", Path("nowhere"))
+    assert dataset.digest == "eaa8519ceef03fe6656afbd5c98758a154d633ad71d688c874317434513410fa"
+    assert not dataset.subset and dataset.num_official_train == 4800
+    assert dataset.domains is not None
+    table = np.zeros((20, 10), int)
+    np.add.at(table, (dataset.domains[:4800], dataset.y[:4800]), 1)
+    assert (table == 24).all()
+
+
+def test_the_best_accuracy_is_that_of_the_nearest_true_mean() -> None:
+    best = synthetic.best_accuracy()
+    assert abs(best - 0.9024884377513663) < 1e-9
+    dataset = load_dataset("synthetic")
+    means = synthetic.class_means()[dataset.domains]
+    distances = np.square(dataset.x[:, np.newaxis] - means).sum(axis=2)
+    accuracy = (distances.argmin(axis=1) == dataset.y).mean()
+    assert abs(accuracy - best) < 4 * np.sqrt(best * (1 - best) / 6000)
