@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.datasets.known import DATASETS
 from fedtailor.data.preparing import Report, to_nobody
 
 MAX_BYTES = 2**31
@@ -67,14 +66,11 @@ class Files:
         """Return the error for a data set without a file at any of some places."""
         first = self.folder / places[0]
         options = " or ".join(f"'{place}'" for place in places)
-        how = ""
-        if self.dataset in DATASETS and DATASETS[self.dataset].downloads:
-            how = f", or download it with: fedtailor data fetch {self.dataset}"
-
         return DataError(
             f"data set '{self.dataset}': file '{first.name}' was not found in {first.parent}. "
             f"Give the folder that holds {options} "
-            f"with --data-dir or in the environment variable FEDTAILOR_DATA{how}.",
+            "with --data-dir or in the environment variable FEDTAILOR_DATA. How to get it: "
+            f"fedtailor data list {self.dataset}.",
             key="data.dir",
             path=str(first),
             allowed="an existing file",
