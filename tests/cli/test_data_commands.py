@@ -256,7 +256,7 @@ def test_partition_says_the_conditions_of_a_run_without_making_images(data, fold
     given["data.shift"] = "cifar_s(clients=1, new='all')"
     built = build(make_config({}, list(given.items())).data, run_seed=0)
     expected = split_record(built.division, built.conditions)
-    monkeypatch.setattr(shift, "corrupted_copies", lambda *_, **__: pytest.fail("images were made"))
+    monkeypatch.setattr(shift, "corrupt", lambda *_, **__: pytest.fail("images were made"))
     words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
     assert data("partition", *words, "--out", "split.json")[0] == 0
     assert read_split(folder / "split.json") == expected and len(expected["conditions"]) == 3 + 11

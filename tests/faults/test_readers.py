@@ -12,7 +12,6 @@ import time
 import tomllib
 import traceback
 
-import numpy as np
 import pytest
 import tomli_w
 
@@ -22,7 +21,6 @@ from faults import mutations
 from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import FedtailorError
 from fedtailor.data import cache, load_dataset
-from fedtailor.data.corruptions import copies
 from fedtailor.data.split_files import read_split_file
 from fedtailor.experiment.config import load_config, make_config, to_toml
 from fedtailor.experiment.progress import Silence
@@ -66,11 +64,7 @@ def _read_checkpoints(folder):
 
 
 def _read_cached(folder):
-    cache._read_dataset(folder / "cached", (folder / "signature").read_text())
-
-
-def _read_copies(folder):
-    copies._read(folder / "copies", "ab" * 32, (4, 8, 8, 1))
+    cache._read(folder / "cached", (folder / "signature").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +86,7 @@ def corpus(tmp_path_factory):
     dataset = load_dataset("digits")
     signature = "ab" * 32
     (folder / "signature").write_text(signature)
-    cache._write_dataset(folder / "cached", signature, dataset)
-    images = {"copies": np.zeros((4, 8, 8, 1), np.uint8)}
-    sha256 = hashlib.sha256(images["copies"].data).hexdigest()
-    cache.write_entry(folder / "copies", signature, images, {"sha256": sha256})
+    cache._write(folder / "cached", signature, dataset)
     return folder
 
 
@@ -137,7 +128,7 @@ def _resign_model(path):
 def _resign_cache(path):
     try:
         meta = json.loads(path.read_text())
-        meta["fields_sha256"] = cache.digest_of(meta["fields"])
+        meta["fields_sha256"] = cache._digest_of(meta["fields"])
         path.write_text(json.dumps(meta))
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
@@ -171,8 +162,6 @@ def targets(corpus):
     )
     found.append((corpus / "cached" / "meta.json", _read_cached, corpus, _resign_cache))
     found.append((corpus / "cached" / "x.npy", _read_cached, corpus, None))
-    found.append((corpus / "copies" / "copies.npy", _read_copies, corpus, None))
-    found.append((corpus / "copies" / "meta.json", _read_copies, corpus, _resign_cache))
     return found
 
 

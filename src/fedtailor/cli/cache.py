@@ -1,6 +1,4 @@
-"""The commands of ``fedtailor cache``: decoded data and corrupted images that are kept to save
-time.
-"""
+"""The commands of ``fedtailor cache``: decoded data that are kept to save time."""
 
 from __future__ import annotations
 
@@ -28,29 +26,29 @@ def list_(json: Json = False, debug: Debug = False) -> None:
     from fedtailor.data import cache_folder
     from fedtailor.data.cache import entries
 
-    found: list[dict[str, Any]] = [
-        {"name": entry.name, "kind": entry.kind, "path": str(entry.path), "bytes": entry.bytes}
-        for entry in entries()
-    ]
+    records: list[dict[str, Any]] = []
+    for entry in entries():
+        records.append({"name": entry.name, "path": str(entry.path), "bytes": entry.bytes})
 
     if json:
-        print_json({"cache_folder": str(cache_folder()), "entries": found})
+        print_json({"cache_folder": str(cache_folder()), "entries": records})
     else:
-        show_cache(str(cache_folder()), found)
+        show_cache(str(cache_folder()), records)
 
 
 @cache_app.command("clear", cls=Command)
 def clear_(json: Json = False, debug: Debug = False) -> None:
-    """Delete the entries of the cache. Downloaded files stay; the next run makes the entries
-    again.
-    """
+    """Delete the entries of the cache. Downloaded files stay."""
     from fedtailor.cli.show.data import show_cleared
     from fedtailor.data import cache_folder
     from fedtailor.data.cache import clear
 
     removed = clear()
-    freed = sum(entry.bytes for entry in removed)
-    record = {"cache_folder": str(cache_folder()), "removed": len(removed), "bytes": freed}
+    record = {
+        "cache_folder": str(cache_folder()),
+        "removed": len(removed),
+        "bytes": sum(entry.bytes for entry in removed),
+    }
 
     if json:
         print_json(record)

@@ -1,9 +1,9 @@
-"""The cache of decoded data sets and of corrupted images, which only saves time.
+"""The cache of decoded data sets, whose arrays are mapped into memory and shared by processes.
 
-An entry is a folder ``KIND/NAME-SIGNATURE`` of the cache folder: arrays as ``.npy``, which are
-mapped into memory and shared by processes, and all else as ``meta.json``. It appears whole, by
-renaming, and is never changed. What differs from its digests counts as missing, and if an entry
-cannot be written, data stay in memory.
+An entry is the folder ``decoded/NAME-SIGNATURE`` of the cache folder: the arrays as ``.npy``, the
+other fields as ``meta.json``. It appears whole, by renaming, and is never changed. An entry that
+differs from its digests is decoded again. The cache only saves time: if it cannot be written, data
+stay in memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,6 @@ from fedtailor.data.folders import cache_folder
 CACHE_VERSION = 4
 """Increased when the form of an entry changes."""
 
-CacheKind = Literal["corrupted", "decoded"]
-
 _ARRAYS = ("x", "y", "subclasses", "domains", "groups")
 _TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in its times
 _ENTRY = re.compile(r"\.?.+-[0-9a-f]{16}")
@@ -45,15 +43,13 @@ _ENTRY = re.compile(r"\.?.+-[0-9a-f]{16}")
 class CacheEntry(NamedTuple):
     """One entry of the cache, or the remains of an unfinished one."""
 
-    kind: CacheKind
-    """``decoded`` (a data set) or ``corrupted`` (corrupted copies of images)."""
     path: Path
     bytes: int
     """Bytes on the disk."""
 
     @property
     def name(self) -> str:
-        """Return the name of the content, without its signature."""
+        """The name of the data set."""
         return self.path.name.removeprefix(".").rpartition("-")[0]
 
 
@@ -63,19 +59,12 @@ def entries() -> list[CacheEntry]:
     Raises:
         DataError: the cache folder cannot be read.
     """
-    content = []
-    kinds: tuple[CacheKind, ...] = ("corrupted", "decoded")
-    for kind in kinds:
-        folder = cache_folder() / kind
-        try:
-            paths = sorted(folder.iterdir()) if folder.is_dir() else []
-            for path in paths:
-                if _ENTRY.match(path.name):
-                    content.append(CacheEntry(kind, path, _bytes_of(path)))
-        except OSError as reason:
-            raise _failed("read", folder, reason) from reason
-
-    return content
+    folder = _folder()
+    try:
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [CacheEntry(path, _bytes_of(path)) for path in paths if _ENTRY.match(path.name)]
+    except OSError as reason:
+        raise _failed("read", folder, reason) from reason
 
 
 def clear() -> list[CacheEntry]:
@@ -156,7 +145,7 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
     if not files:
         return ""
 
-    return digest_of([CACHE_VERSION, _source_digest(), os.path.realpath(folder), sorted(files)])
+    return _digest_of([CACHE_VERSION, _source_digest(), os.path.realpath(folder), sorted(files)])
 
 
 def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Dataset:
@@ -174,14 +163,14 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
         return build()
 
     stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
-    folder = entry_folder("decoded", stem, signature)
-    dataset = _read_dataset(folder, signature)
+    folder = _folder() / f"{stem}-{signature[:16]}"
+    dataset = _read(folder, signature)
     if dataset is not None:
         return dataset
 
     dataset = build()
     try:
-        _write_dataset(folder, signature, dataset)
+        _write(folder, signature, dataset)
         for other in folder.parent.glob(f"{stem}-*"):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -193,93 +182,57 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
     return dataset
 
 
-def _read_dataset(folder: Path, signature: str) -> Dataset | None:
+def _folder() -> Path:
+    return cache_folder() / "decoded"
+
+
+def _read(folder: Path, signature: str) -> Dataset | None:
     """Return the data set of an entry; None if there is none that is as it was written."""
-    stored = read_entry(folder, signature)
-    if stored is None:
-        return None
-
-    arrays, values = stored
-    try:
-        digest = values.pop("digest")
-        fields: dict[str, Any] = dict(arrays)
-        for name, value in values.items():
-            fields[name] = tuple(value) if isinstance(value, list) else value
-
-        fields["normalize"] = Normalization(*map(tuple, values["normalize"]))
-        if values["raw"] is not None:
-            columns, unused = values["raw"]
-            named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)
-            fields["raw"] = RawTable(named, tuple(unused))
-
-        dataset = Dataset(**fields)
-    except (DataError, TypeError, ValueError, LookupError):
-        return None
-
-    return dataset if dataset.digest == digest else None
-
-
-def _write_dataset(folder: Path, signature: str, dataset: Dataset) -> None:
-    arrays = {}
-    fields: dict[str, Any] = {"digest": dataset.digest}
-    for field in dataclasses.fields(dataset):
-        value = getattr(dataset, field.name)
-        if field.name not in _ARRAYS:
-            fields[field.name] = value
-        elif value is not None:
-            arrays[field.name] = value
-
-    write_entry(folder, signature, arrays, fields)
-
-
-def entry_folder(kind: CacheKind, name: str, signature: str) -> Path:
-    """Return the folder of an entry."""
-    return cache_folder() / kind / f"{name}-{signature[:16]}"
-
-
-def read_entry(folder: Path, signature: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Return arrays and other fields of an entry; None if there is none, or it is damaged.
-
-    The fields are compared with their digest, but the arrays are not: the caller does it.
-    """
     try:
         meta = read_object(folder / "meta.json", within=folder)
-        fields = meta["fields"]
-        if meta["signature"] != signature or meta["fields_sha256"] != digest_of(fields):
+        if meta["signature"] != signature or meta["fields_sha256"] != _digest_of(meta["fields"]):
             return None
 
-        arrays = {}
+        fields: dict[str, Any] = {}
+        for name, value in meta["fields"].items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
+
         for name in meta["arrays"]:
             path = folder / f"{name}.npy"
             with open_regular(path, within=folder):  # NumPy would wait for a pipe
                 pass
 
             # Copy-on-write: the file stays, and torch shares the memory without a warning.
-            arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
+            fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
 
-        return arrays, fields
+        fields["normalize"] = Normalization(*map(tuple, fields["normalize"]))
+        if fields["raw"] is not None:
+            columns, unused = fields["raw"]
+            named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)
+            fields["raw"] = RawTable(named, tuple(unused))
+
+        dataset = Dataset(**fields)
+        return dataset if dataset.digest == meta["digest"] else None
     except Exception:  # a damaged array header raises exceptions of half a dozen kinds
         return None
 
 
-def write_entry(
-    folder: Path, signature: str, arrays: Mapping[str, np.ndarray], fields: Mapping[str, Any]
-) -> None:
-    """Write an entry, in place of one that could not be used.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
+def _write(folder: Path, signature: str, dataset: Dataset) -> None:
+    """Write an entry, in place of one that could not be used."""
+    values = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(dataset)}
+    arrays = {name: values.pop(name) for name in _ARRAYS}
+    present = {name: array for name, array in arrays.items() if array is not None}
     meta = {
         "signature": signature,
-        "fields_sha256": digest_of(fields),
-        "arrays": list(arrays),
-        "fields": fields,
+        "digest": dataset.digest,  # of the arrays
+        "fields_sha256": _digest_of(values),
+        "arrays": list(present),
+        "fields": values,
     }
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         with whole_folder(folder) as unfinished:
-            for name, array in arrays.items():
+            for name, array in present.items():
                 np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
 
             text = json.dumps(meta, default=_plain)
@@ -289,7 +242,7 @@ def write_entry(
             raise
 
 
-def digest_of(value: Any) -> str:
+def _digest_of(value: Any) -> str:
     """Return the SHA-256 of a value as JSON, which writing and reading do not change."""
     return hashlib.sha256(json.dumps(value, default=_plain, sort_keys=True).encode()).hexdigest()
 

@@ -85,7 +85,7 @@ def test_draws_depend_on_seed_severity_and_row(kind, images, rows):
 
 
 def test_results_are_those_recorded(images, rows):
-    """A change of these needs a new COPIES_VERSION; JPEG depends on Pillow and is left out."""
+    """JPEG depends on Pillow and is left out."""
     digest = hashlib.sha256()
     for kind in KINDS:
         if kind != "jpeg":

@@ -190,11 +190,11 @@ def show_cache(folder: str, entries: Sequence[Mapping[str, Any]]) -> None:
     if not entries:
         say(f"The cache in {folder} is empty.")
         return
-    rows = [
-        [entry["name"], entry["kind"], entry["path"], size(entry["bytes"])] for entry in entries
-    ]
-    below = f"{size(sum(entry['bytes'] for entry in entries))} in all. To delete them: fedtailor cache clear"
-    table("Cache", ["name", "kind", "path", "size"], rows, left=3, below=below)
+
+    rows = [[entry["name"], entry["path"], size(entry["bytes"])] for entry in entries]
+    total = size(sum(entry["bytes"] for entry in entries))
+    below = f"{total} in all. To delete them: fedtailor cache clear"
+    table("Cache", ["name", "path", "size"], rows, left=2, below=below)
 
 
 def show_cleared(record: Mapping[str, Any]) -> None:

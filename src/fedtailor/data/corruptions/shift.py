@@ -12,8 +12,7 @@ import numpy as np
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.options import Range, build, check_options
-from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES
-from fedtailor.data.corruptions.copies import corrupted_copies
+from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
 from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, draw_frost, load_frost
 from fedtailor.data.dataset import Dataset
@@ -21,6 +20,8 @@ from fedtailor.data.partitions.text import read_expression
 
 KEY = "data.shift"
 """The option that describes a shift."""
+
+_CHUNK = 1000  # images between two reports of progress
 
 
 class Pair(NamedTuple):
@@ -144,23 +145,15 @@ def apply_shift(
     x = np.empty((published + total, *dataset.x.shape[1:]), np.uint8)
     x[:published] = dataset.x
     first: dict[Pair, int] = {}
-    start = published
-    for used_pair, rows in used.items():
-
-        def report(done: int, before: int = start - published) -> None:
-            progress(before + done, total)
-
-        first[used_pair] = start
-        x[start : start + len(rows)] = corrupted_copies(
-            dataset.x,
-            rows,
-            *used_pair,
-            digest=dataset.digest,
-            seed=seed,
-            frost=frost,
-            progress=report,
-        )
-        start += len(rows)
+    end = published
+    for corruption, rows in used.items():
+        first[corruption] = end
+        for start in range(0, len(rows), _CHUNK):
+            part = rows[start : start + _CHUNK]
+            copies = corrupt(dataset.x[part], *corruption, rows=part, seed=seed, frost=frost)
+            x[end : end + len(part)] = copies
+            end += len(part)
+            progress(end - published, total)
 
     origin = np.concatenate([np.arange(published), *used.values()])
     annotations = dataset.annotations.take(origin)
@@ -179,8 +172,7 @@ def apply_shift(
 
     moved = []
     for rows, pair in zip(rows_by_client, pairs, strict=True):
-        copies = rows if pair is None else first[pair] + np.searchsorted(used[pair], rows)
-        moved.append(copies)
+        moved.append(rows if pair is None else first[pair] + np.searchsorted(used[pair], rows))
 
     return corrupted, moved
 
