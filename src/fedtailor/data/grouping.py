@@ -1,23 +1,23 @@
-"""Partition and split of examples of which some belong together, such as those of a patient."""
+"""Partition of examples of which some belong together, such as those of a patient."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.options import DataOptions
 from fedtailor.data.partitions.base import Partition
 from fedtailor.data.split import ClientRows
 
 Side = Literal["train", "val", "test"]
 
-_SIDES: tuple[Side, ...] = ("train", "val", "test")
+SIDES: Mapping[Side, str] = {"train": "training", "val": "validation", "test": "test"}
+"""The sides of a split, and what they are for."""
 
 
 def count_units(partition: Partition, annotations: Annotations, groups: np.ndarray) -> int:
@@ -44,14 +44,16 @@ def divide_groups(
         DataError: there are fewer groups than clients, or the partition is impossible on this data.
     """
     units = _units(partition, annotations, groups)
-    members = _members(units)
-    typical = _typical_examples(units, annotations.labels)
+    typical = annotations.take(_typical_examples(units, annotations.labels))
     try:
-        parts = partition.divide(annotations.take(typical), clients=clients, seed=seed)
+        parts = partition.divide(typical, clients=clients, seed=seed)
     except DataError as error:
         message = f"{error.message} A group (data.group) counts as one example."
         raise DataError(message, key=error.key, allowed=error.allowed, got=error.got) from error
 
+    # The positions of every unit, in ascending order.
+    order = np.argsort(units, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
     return [np.concatenate([members[unit] for unit in part]) for part in parts]
 
 
@@ -63,15 +65,10 @@ def _units(partition: Partition, annotations: Annotations, groups: np.ndarray) -
     return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
 
 
-def _members(units: np.ndarray) -> list[np.ndarray]:
-    """Return the positions of every unit, in ascending order."""
-    order = np.argsort(units, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
-
-
 def _typical_examples(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return for every unit (units,) the first example of its most frequent label, of the smallest
-    if several are.
+    """Return for every unit (units,) the first example of its most frequent label.
+
+    If several are, it is the smallest of them.
     """
     pairs, first, counts = np.unique(
         np.stack([units, labels]), axis=1, return_index=True, return_counts=True
@@ -82,70 +79,16 @@ def _typical_examples(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return typical
 
 
-def split_by_groups(
-    positions: np.ndarray,
-    groups: np.ndarray,
-    options: DataOptions,
-    seed: int,
-    sides: dict[int, Side],
-    num_official_train: int = 0,
-    generator: np.random.RandomState | None = None,
-) -> ClientRows:
-    """Split one client's examples as :func:`fedtailor.data.division.split_client` does, but by
-    whole groups.
+def choose_groups(
+    groups: np.ndarray, count: int, sides: Mapping[int, Side], side: Side
+) -> list[int]:
+    """Return the groups for a side: those that are on it, and the first free ones.
 
-    Groups are shuffled. The first ones are for testing, as many as come closest to the share asked
-    for; of the kept training examples, the last ones are for validation. A client with one group
-    has it for training.
-
-    Args:
-        positions: the client's examples (n,).
-        groups: number of the group of every example of the data set.
-        options: the ``[data]`` section.
-        seed: seed of the shuffle.
-        sides: the side of every group that an earlier client has too, where it stays; this client's
-            are added.
-        num_official_train: number of examples in the official training part.
-        generator: see ``split_client``.
-    """
-    own, place = np.unique(groups[positions], return_inverse=True)
-    rank = np.empty_like(own)
-    rank[np.random.RandomState(seed % 2**32).permutation(len(own))] = np.arange(len(own))
-    ordered = positions[np.argsort(rank[place], kind="stable")]
-    is_test = np.zeros(len(ordered), dtype=bool)
-
-    if options.test == "given":
-        is_test = ordered >= num_official_train
-    elif options.test in ("auto", "own"):
-        num_test = len(ordered) - math.floor((1 - options.test_share) * len(ordered))
-        is_test = np.isin(groups[ordered], _take(groups[ordered], num_test, sides, "test"))
-
-    train = ordered[~is_test]
-    num_kept = options.num_kept(len(train))
-    if generator is not None:
-        train = train[generator.permutation(len(train))]
-        generator.permutation(len(train) - num_kept)  # as in split_client
-
-    kept = train[:num_kept]
-    num_val = math.floor(options.val_fraction * len(kept))
-    is_val = np.isin(groups[kept], _take(groups[kept][::-1], num_val, sides, "val"))
-    rows = ClientRows(kept[~is_val], kept[is_val], ordered[is_test])
-    for side in _SIDES:
-        for group in np.unique(groups[getattr(rows, side)]).tolist():
-            sides.setdefault(group, side)
-
-    return rows
-
-
-def _take(groups: np.ndarray, wanted: int, sides: Mapping[int, Side], side: Side) -> list[int]:
-    """Return the groups for a side: those that are on it, and the first free ones that come closest
-    to ``wanted``.
-
-    At least one group is left for training.
+    They come closest to ``count`` examples, and at least one group is left for training.
 
     Args:
         groups: the group of every example (n,), in order.
-        wanted: number of examples for the side.
+        count: number of examples for the side.
         sides: the sides of groups that are not free.
         side: the side.
     """
@@ -153,31 +96,27 @@ def _take(groups: np.ndarray, wanted: int, sides: Mapping[int, Side], side: Side
     fixed = [group for group in sizes if sides.get(group) == side]
     free = [group for group in sizes if group not in sides]
     ends = np.cumsum([sum(sizes[group] for group in fixed), *(sizes[group] for group in free)])
-    number = int(np.argmin(np.abs(ends - wanted)))
+    number = int(np.argmin(np.abs(ends - count)))
     if len(fixed) + number == len(sizes):
         number = max(number - 1, 0)
     return [*fixed, *free[:number]]
 
 
 def check_groups_together(rows: Sequence[ClientRows], groups: np.ndarray, *, key: str) -> None:
-    """Check that the examples of a group are all for training, all for validation, or all for
-    testing.
+    """Check that the examples of a group are all on one side.
 
     Raises:
         DataError: a group is on two sides; the message counts them.
     """
-    sides = {
-        name: np.unique(groups[np.concatenate([getattr(each, name) for each in rows])])
-        for name in rows[0]._fields
-    }
-    for one, other in (("train", "test"), ("train", "val"), ("val", "test")):
-        both = np.intersect1d(sides[one], sides[other])
+    for one, other in combinations(SIDES, 2):
+        first = np.concatenate([getattr(client, one) for client in rows])
+        second = np.concatenate([getattr(client, other) for client in rows])
+        both = np.intersect1d(groups[first], groups[second])
         if len(both):
-            words = {"train": "training", "val": "validation", "test": "test"}
-            message = (
-                f"{len(both)} groups of data.group have examples in {words[one]} and in {words[other]}, but a group "
-                "must stay on one side."
-            )
+            where = f"examples in {SIDES[one]} and in {SIDES[other]}"
             raise DataError(
-                message, key=key, allowed="each group on one side", got=f"{len(both)} on two"
+                f"{len(both)} groups of data.group have {where}, but must stay on one side.",
+                key=key,
+                allowed="each group on one side",
+                got=f"{len(both)} on two",
             )

@@ -17,8 +17,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.division import split_client
-from fedtailor.data.grouping import split_by_groups
+from fedtailor.data.division import ClientSplitter
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.moments import Moments, moments_of
 from fedtailor.data.options import DataOptions
@@ -90,10 +89,7 @@ def divide_site(
     """Return the training, validation and test examples of a site, as a simulation divides those of
     a client.
     """
-    positions = np.arange(count)
-    if groups is None:
-        return split_client(positions, data, seed, num_official_train)
-    return split_by_groups(positions, groups, data, seed, {}, num_official_train)
+    return ClientSplitter(data, seed, num_official_train, groups).split(np.arange(count))
 
 
 def prepare(
