@@ -58,9 +58,31 @@ def commands():
     ]
 
 
-RUNNABLE = sorted(
-    {line.partition("  (")[0].partition("#")[0].strip() for line in commands() if "[" not in line}
-)
+README = (ROOT / "README.md").read_text()
+ELSEWHERE = ("demo", "predict", "onboard", "export", "deploy", "site", "serve")
+"""Commands that have a test of their own."""
+
+
+def is_runnable(line):
+    """Return whether a command has no placeholder, and needs no data beside those of a clone."""
+    has_placeholder = "[" in line or "package.module" in line
+    has_placeholder |= bool(re.search(r"\b(RUN|[A-Z]{4,})\b", line))
+    return not has_placeholder and "cifar10" not in line and line.split()[1] not in ELSEWHERE
+
+
+def runnable_lines():
+    """Return the commands as parameters; of those with the same options, all but one are slow."""
+    lines = {line.partition("  (")[0].partition("#")[0].strip() for line in commands()}
+    shapes = set()
+    cases = []
+    for line in sorted(filter(is_runnable, lines), key=lambda line: (line not in README, line)):
+        words = shlex.split(line)[1:]
+        shape = (*words[:2], *sorted(word for word in words if word.startswith("-")))
+        is_repeated = shape in shapes or (words[0] == "sweep" and ("sweep",) in shapes)
+        cases.append(pytest.param(line, marks=[pytest.mark.slow] if is_repeated else []))
+        shapes |= {shape, (words[0],)}
+
+    return cases
 
 
 def write_hospitals(folder):
@@ -98,62 +120,43 @@ def own_algorithm(folder, monkeypatch):
     return check
 
 
-def runnable_cases():
-    """Return the commands as parameters; of those with equal words and options, all but the first
-    are slow."""
-    seen = set()
-    cases = []
-    for line in RUNNABLE:
-        words = shlex.split(line)[1:]
-        shape = (*words[:2], *sorted(word for word in words if word.startswith("-")))
-        cases.append(pytest.param(line, marks=[pytest.mark.slow] if shape in seen else []))
-        seen.add(shape)
-    return cases
+def shortened(arguments, *, is_in_readme):
+    """Return a command that trains as written, but for its length; those of other pages only check
+    the configuration."""
+    if arguments[0] == "sweep":
+        arguments = [word for word in arguments if word != "sweep.toml"]
+        short = ["--rounds", "1", "--trials", "1", "--clients", "3", "--seeds", "0"]
+        return ["sweep", "sweep.toml", *arguments[1:], *short]
+
+    if arguments[0] not in ("run", "compare") or "--help" in arguments:
+        return arguments
+    if arguments[0] == "run" and not is_in_readme:
+        return [*arguments, *(["--dry-run"] if "--dry-run" not in arguments else [])]
+
+    for option, value in (("--rounds", "1"), ("--seeds", "0"), ("--clients", "5")):
+        if option in arguments:
+            arguments[arguments.index(option) + 1] = value
+        elif option == "--rounds":
+            arguments = [*arguments, option, value]
+
+    return arguments
 
 
-def test_there_are_commands_to_test():
-    assert len(RUNNABLE) >= 8
-
-
-@pytest.mark.parametrize("line", runnable_cases())
+@pytest.mark.parametrize("line", runnable_lines())
 def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
-    if "package.module" in line or re.search(r"\b(RUN|[A-Z]{4,})\b", line):
-        pytest.skip("a placeholder")
-    if "cifar10" in line:
-        pytest.skip("needs data that a clone does not have")
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path / "my_hospitals")
     write_tables(tmp_path / "my_tables")
     own_algorithm(tmp_path, monkeypatch)
     if "--split" in line:
-        assert (
-            main(["data", "partition", "-d", "digits", "--partition", "iid", "--out", "split.json"])
-            == 0
-        )
+        command = "data partition -d digits --partition iid --out split.json"
+        assert main(command.split()) == 0
     if "sweep" in line:
         (tmp_path / "sweep.toml").write_text(blocks(ROOT / "docs" / "sweeping.md", "toml")[0])
     if "experiment.toml" in line:  # it makes the folder look like that of a run
         (tmp_path / "experiment.toml").write_text(blocks(ROOT / "docs" / "running.md", "toml")[0])
-    arguments = shlex.split(line)[1:]
-    if arguments[0] == "sweep":
-        if "sweep.toml" not in arguments:
-            arguments.insert(1, "sweep.toml")
-        arguments += ["--rounds", "1", "--trials", "1", "--clients", "3", "--seeds", "0"]
-    if (
-        arguments[0] in ("run", "compare") and "--help" not in arguments
-    ):  # as written but for its length
-        if "--seeds" in arguments:
-            arguments[arguments.index("--seeds") + 1] = "0"
-        if "--rounds" in arguments:
-            arguments[arguments.index("--rounds") + 1] = "1"
-        else:
-            arguments += ["--rounds", "1"]
-    if arguments == ["demo"]:
-        pytest.skip("the demo has a test of its own")
-    if arguments[0] in ("predict", "onboard", "export"):
-        pytest.skip("the walk has a test of its own")
-    if arguments[0] in ("deploy", "site", "serve"):
-        pytest.skip("commands of several machines have a test of their own")
+
+    arguments = shortened(shlex.split(line)[1:], is_in_readme=line in README)
     assert main(arguments) == 0, capsys.readouterr().err
 
 
@@ -176,14 +179,16 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
         for block in blocks(ROOT / "docs" / "models.md", "console")
         for line in block.splitlines()
     ]
-    done = set()
+    # The page repeats commands of README.
+    commands_once = {}
     for line in lines:
-        arguments = shlex.split(line, comments=True)[1:]
+        arguments = shlex.split(line.removeprefix(".venv/bin/"), comments=True)[1:]
+        commands_once.setdefault(tuple(arguments), arguments)
+
+    for arguments in commands_once.values():
         if "--rounds" in arguments:
             arguments[arguments.index("--rounds") + 1] = "1"  # as written but for its length
-        if "runs/porto" in arguments and "runs/porto" in done:
-            continue  # the page repeats the command of README
-        done.update(arguments)
+
         assert main(arguments) == 0, capsys.readouterr().err
     assert (
         len(list(Path("exported").glob("*.onnx"))) == 4
