@@ -1,12 +1,12 @@
-"""Pages of docs/algorithms: one per algorithm, from its docstring and its declarations, and an
-index.
-"""
+"""Pages of docs/algorithms: one per algorithm, from its docstring and declarations; an index."""
 
 import dataclasses
 import inspect
 import json
 import re
 import typing
+from collections.abc import Mapping
+from typing import Any
 
 from docstrings import field_docstrings, inline
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
@@ -15,6 +15,8 @@ from fedtailor.core.options import Range
 from fedtailor.core.task import Task
 from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
+
+Card = dict[str, Any]
 
 MODEL = "cifar_cnn"
 SHAPE = (3, 32, 32)
@@ -35,20 +37,24 @@ SEES = {
 }
 INTRODUCTION = f"""# Algorithms
 
-{{count}} methods. Each follows its paper. Its page lists every difference, and every decision where the paper leaves
-something open or its released code differs. The [glossary](#glossary) explains words and symbols. KiB is the largest
-message of one client in one round, with the model `{MODEL}` and {CLASSES} classes. A method whose server sees single
-clients cannot run under secure aggregation.
+{{count}} methods. Each follows its paper. Its page lists every difference, and every decision where
+the paper leaves something open or its released code differs. The [glossary](#glossary) explains
+words and symbols. KiB is the largest message of one client in one round, with the model `{MODEL}`
+and {CLASSES} classes. A method whose server sees single clients cannot run under secure
+aggregation.
 
-| algorithm | paper | what it does | the server sees | clients keep | primary evaluation | KiB down | KiB up |
+{{columns}}
 |---|---|---|---|---|---|---|---|
 """
+COLUMNS = ("algorithm", "paper", "what it does", "the server sees", "clients keep")
+COLUMNS += ("primary evaluation", "KiB down", "KiB up")
 
 NEW_CLIENTS = """
 ## New clients
 
-This table shows what a method does, with its default options, with the data of a client that took no part in training,
-before the client predicts. The budgets differ: take them into account when you compare new clients of two methods.
+This table shows what a method does, with its default options, with the data of a client that took
+no part in training, before the client predicts. The budgets differ: take them into account when you
+compare new clients of two methods.
 
 | algorithm | first, in `onboard` | then, as for all clients, in `personalize` |
 |---|---|---|
@@ -57,18 +63,21 @@ before the client predicts. The budgets differ: take them into account when you 
 GLOSSARY = """
 ## Glossary
 
-* **n_i**: the number of training examples of client i; n: that of the whole cohort. **cohort**: the clients of a round.
-* Symbols are those of the paper. Unless a page says otherwise, **w** (w^t in round t) is the model that the server
-  sends to the cohort, **phi** or **theta** is a body, **mu** and **Sigma** are the class means and the covariance of
-  features. With an index i they belong to client i. **d**: the number of features; **CE**: the cross-entropy;
-  `a <- b`: a becomes b.
+* **n_i**: the number of training examples of client i; n: that of the whole cohort. **cohort**: the
+  clients of a round.
+* Symbols are those of the paper. Unless a page says otherwise, **w** (w^t in round t) is the model
+  that the server sends to the cohort, **phi** or **theta** is a body, **mu** and **Sigma** are the
+  class means and the covariance of features. With an index i they belong to client i. **d**: the
+  number of features; **CE**: the cross-entropy; `a <- b`: a becomes b.
 * **head**: the last, linear layer, from features to logits; **body**: the layers below it.
-* **buffer**: numbers of a model that are not trained, such as running statistics of batch normalization; **extra**:
-  trained parameters that belong to neither body nor head. What a page says about the body holds for both.
+* **buffer**: numbers of a model that are not trained, such as running statistics of batch
+  normalization; **extra**: trained parameters that belong to neither body nor head. What a page
+  says about the body holds for both.
 * **down, up**: from the server to a client, and from a client to the server.
-* Accuracies are measured at three points, always on the test examples of each client. **global**: the model of the
-  server. **local**: the model of a client right after its training in a round. **personalized**: the model that
-  `personalize` makes from the final server state, the client state and the training examples of the client.
+* Accuracies are measured at three points, always on the test examples of each client. **global**:
+  the model of the server. **local**: the model of a client right after its training in a round.
+  **personalized**: the model that `personalize` makes from the final server state, the client state
+  and the training examples of the client.
 * **primary evaluation**: the point that the method is about. Compare methods at these points.
 """
 
@@ -78,56 +87,62 @@ def pages() -> dict[str, str]:
     cards = [describe_algorithm(name, entry, TASK) for name, entry in ALGORITHMS.items()]
     for card in cards:
         card["kept_by_clients"] = kept(load_algorithm(card["name"])(), task_of(card["name"]))
-    index = INTRODUCTION.format(count=len(cards)) + "".join(line(card) for card in cards)
-    index += NEW_CLIENTS + "".join(
-        f"| {c['name']} | {c['onboarding']} | {c['adaptation']} |\n" for c in cards
-    )
-    index += GLOSSARY
-    found = {"algorithms/README.md": index}
+
+    index = [
+        INTRODUCTION.format(count=len(cards), columns=f"| {' | '.join(COLUMNS)} |"),
+        *map(line, cards),
+        NEW_CLIENTS,
+    ]
+    index += [f"| {c['name']} | {c['onboarding']} | {c['adaptation']} |\n" for c in cards]
+    texts = {"algorithms/README.md": "".join([*index, GLOSSARY])}
     for card in cards:
-        found[f"algorithms/{card['name']}.md"] = page(card)
-    return found
+        texts[f"algorithms/{card['name']}.md"] = page(card)
+
+    return texts
 
 
 def task_of(name: str) -> Task:
     """Return the task of an algorithm's page."""
-    return (
-        Task(build_model(OTHER_MODELS[name], SHAPE, CLASSES), CLASSES, SHAPE)
-        if name in OTHER_MODELS
-        else TASK
-    )
+    if name not in OTHER_MODELS:
+        return TASK
+
+    return Task(build_model(OTHER_MODELS[name], SHAPE, CLASSES), CLASSES, SHAPE)
 
 
-def line(card: dict) -> str:
+def line(card: Card) -> str:
     """Return an algorithm's line of the index."""
     name = card["name"]
-    summary = ALGORITHMS[card["name"]].summary
-    seen = ", ".join(
-        f"{field} ({SEES[how].split()[0].strip('*')})" for field, how in card["uploads"].items()
-    )
-    cells = [f"[{name}]({name}.md)", card["paper"] or "-", summary, seen or "nothing", keeps(card)]
-    numbers = [f"{card[key] / 1024:.0f}" for key in ("bytes_down", "bytes_up")]
-    return "| " + " | ".join([*cells, card["primary_evaluation"], *numbers]) + " |\n"
+    views = {field: SEES[how].split()[0].strip("*") for field, how in card["uploads"].items()}
+    seen = ", ".join(f"{field} ({view})" for field, view in views.items()) or "nothing"
+    cells = [
+        f"[{name}]({name}.md)",
+        card["paper"] or "-",
+        ALGORITHMS[name].summary,
+        seen,
+        keeps(card),
+        card["primary_evaluation"],
+        f"{card['bytes_down'] / 1024:.0f}",
+        f"{card['bytes_up'] / 1024:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |\n"
 
 
-def page(card: dict) -> str:
+def page(card: Card) -> str:
     """Return an algorithm's page."""
-    cls = load_algorithm(card["name"])
-    title, text = inspect.getmodule(cls).__doc__.strip().split("\n", 1)
-    link = "Words and symbols: [glossary](README.md#glossary)."
-    paragraphs = [
-        f"# {card['name']}",
+    name = card["name"]
+    cls = load_algorithm(name)
+    title, text = (inspect.getmodule(cls).__doc__ or "").strip().split("\n", 1)
+    parts = [
+        f"# {name}",
         method_text(title),
         method_text(text.strip()),
-        link,
+        "Words and symbols: [glossary](README.md#glossary).",
         facts(card, cls),
+        messages(cls, name),
+        options(cls),
+        example(cls, name),
     ]
-    return (
-        "\n\n".join(
-            [*paragraphs, messages(cls, card["name"]), options(cls), example(cls, card["name"])]
-        )
-        + "\n"
-    )
+    return "\n\n".join(parts) + "\n"
 
 
 def method_text(docstring: str) -> str:
@@ -138,32 +153,31 @@ def method_text(docstring: str) -> str:
     return inline(text).replace("*<", r"\*<")
 
 
-def facts(card: dict, cls: type) -> str:
+def facts(card: Card, cls: type) -> str:
     """Return the most important facts about an algorithm."""
+    secure = "works" if card["secure_aggregation"] else "no, the server sees single clients"
     rows = [
-        f"* primary evaluation: `{card['primary_evaluation']}`; use of a client's data in `personalize`: "
-        f"{card['adaptation']}",
+        f"* primary evaluation: `{card['primary_evaluation']}`; use of a client's data in "
+        f"`personalize`: {card['adaptation']}",
         f"* what a new client does first, in `onboard`: {card['onboarding']}",
         f"* a client keeps: {keeps(card)}; clients that train in a round: {card['who_trains']}",
-        f"* secure aggregation: {'works' if card['secure_aggregation'] else 'no, the server sees single clients'}",
+        f"* secure aggregation: {secure}",
     ]
     if len(cls.presets) > 1:
-        rows.append(
-            "* presets: "
-            + "; ".join(f"`{name}`: {settings(of)}" for name, of in cls.presets.items())
-        )
+        presets = [f"`{name}`: {settings(values)}" for name, values in cls.presets.items()]
+        rows.append(f"* presets: {'; '.join(presets)}")
+
     return "## At a glance\n\n" + "\n".join(rows)
 
 
-def keeps(card: dict) -> str:
+def keeps(card: Card) -> str:
     """Return what a client keeps, and the model if it is not that of the other pages."""
     model = OTHER_MODELS.get(card["name"])
-    return (", ".join(card["kept_by_clients"]) or "nothing") + (
-        f" (with `{model}`)" if model else ""
-    )
+    states = ", ".join(card["kept_by_clients"]) or "nothing"
+    return f"{states} (with `{model}`)" if model else states
 
 
-def settings(preset: typing.Mapping[str, typing.Any]) -> str:
+def settings(preset: Mapping[str, Any]) -> str:
     """Return the values that a preset sets."""
     values = [f"`{name} = {json.dumps(value)}`" for name, value in preset.items()]
     return ", ".join(values) or "the defaults"
@@ -171,17 +185,20 @@ def settings(preset: typing.Mapping[str, typing.Any]) -> str:
 
 def messages(cls: type, name: str) -> str:
     """Return the table of messages."""
-    declared = cls().messages(task_of(name))
-    if not declared:
+    fields = cls().messages(task_of(name))
+    if not fields:
         return "## Messages\n\nNone: nothing is sent."
+
     rows = ["| field | down | up: the server sees | weight | numbers |", "|---|---|---|---|---|"]
-    for entry, field in declared.items():
+    for field_name, field in fields.items():
         weight = WEIGHTS[field.weight] if field.reduction == "mean" else "-"
         down = "yes" if field.down else "-"
-        numbers = f"{field.scalars():,}" + (sent_rows(field) if field.rows else "")
-        rows.append(f"| `{entry}` | {down} | {SEES[field.reduction]} | {weight} | {numbers} |")
+        numbers = f"{field.scalars():,}{sent_rows(field) if field.rows else ''}"
+        rows.append(f"| `{field_name}` | {down} | {SEES[field.reduction]} | {weight} | {numbers} |")
+
     model = OTHER_MODELS.get(name, MODEL)
-    return f"## Messages\n\nNumbers are for `{model}` and {CLASSES} classes.\n\n" + "\n".join(rows)
+    about = f"Numbers are for `{model}` and {CLASSES} classes."
+    return "\n\n".join(["## Messages", about, "\n".join(rows)])
 
 
 def sent_rows(field: Field) -> str:
@@ -192,16 +209,22 @@ def sent_rows(field: Field) -> str:
 
 def options(cls: type) -> str:
     """Return the table of options."""
-    words = field_docstrings(cls)
-    rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
+    fields = [field for field in dataclasses.fields(cls) if field.name != "training"]
+    if not fields:
+        return "## Options\n\nOnly those of `[training]`."
+
+    texts = field_docstrings(cls)
     hints = typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
-        if field.name != "training":
-            value = f'"{field.default}"' if isinstance(field.default, str) else field.default
-            shown = str(value).lower() if isinstance(value, bool) else value
-            cells = [allowed(hints[field.name]), cell(words[field.name])]
-            rows.append(f"| `{field.name}` | `{shown}` | {' | '.join(cells)} |")
-    return "## Options\n\n" + ("\n".join(rows) if len(rows) > 2 else "Only those of `[training]`.")
+    rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
+    for field in fields:
+        default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
+        if isinstance(field.default, bool):
+            default = default.lower()
+
+        meaning = cell(texts[field.name])
+        rows.append(f"| `{field.name}` | `{default}` | {allowed(hints[field.name])} | {meaning} |")
+
+    return "## Options\n\n" + "\n".join(rows)
 
 
 def cell(text: str) -> str:
@@ -209,14 +232,16 @@ def cell(text: str) -> str:
     return text.replace("*<", r"\*<").replace("|", r"\|")
 
 
-def allowed(hint: typing.Any) -> str:
+def allowed(hint: Any) -> str:
     """Return the allowed values of an option, in words."""
     base = hint
     extras = []
     if typing.get_origin(hint) is typing.Annotated:
         base, *extras = typing.get_args(hint)
+
     if typing.get_origin(base) is typing.Literal:
         return ", ".join(f'`"{value}"`' for value in typing.get_args(base))
+
     names = {int: "whole number", float: "number", bool: "true, false", str: "text"}
     ranges = [str(extra) for extra in extras if isinstance(extra, Range)]
     return " ".join([names.get(base, str(base)), *ranges])
@@ -224,10 +249,7 @@ def allowed(hint: typing.Any) -> str:
 
 def example(cls: type, name: str) -> str:
     """Return the commands that run it: with its defaults, and with every preset that differs."""
-    line = f"fedtailor run --algorithm {name} --dataset digits --clients 20 --rounds 20"
-    others = [
-        f"{line} --set algorithm.preset={preset}"
-        for preset, values in cls.presets.items()
-        if values
-    ]
-    return "\n".join(["## Try it\n", "```console", line, *others, "```"])
+    command = f"fedtailor run --algorithm {name} --dataset digits --clients 20 --rounds 20"
+    presets = [preset for preset, values in cls.presets.items() if values]
+    others = [f"{command} --set algorithm.preset={preset}" for preset in presets]
+    return "\n".join(["## Try it\n", "```console", command, *others, "```"])

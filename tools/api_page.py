@@ -4,23 +4,26 @@ import ast
 import importlib
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import fedtailor
-from docstrings import constant_docstrings, field_docstrings, inline, markdown
+from docstrings import assigned_names, constant_docstrings, field_docstrings, inline, markdown
 from import_map import imported_names, modules
 
 INTRODUCTION = """# Public names
 
-What programs may use: every name below keeps its meaning from one version to the next, and the changelog names what
-changes. Other modules of the package may change at any time. The commands are described in [running.md](running.md).
+What programs may use: every name below keeps its meaning from one version to the next, and the
+changelog names what changes. Other modules of the package may change at any time. The commands are
+described in [running.md](running.md).
 """
 TITLES = {
-    "fedtailor": "What a program imports to run experiments, to read their results and to define its own methods.",
-    "fedtailor.toolkit": "What a method is written with; [new-algorithm.md](new-algorithm.md) shows how.",
+    "fedtailor": "What a program imports to run experiments, to read their results and to define "
+    "its own methods.",
+    "fedtailor.toolkit": "What a method is written with; [new-algorithm.md](new-algorithm.md) "
+    "shows how.",
 }
 WIDTH = 100
 
@@ -29,12 +32,11 @@ def pages() -> dict[str, str]:
     """Return the text of the page by its path below docs."""
     parts = [INTRODUCTION]
     for package, names in public_names().items():
+        links = [f"* [`{name}`](#{name.lower()}): {summary(package, name)}" for name in names]
         parts.append(f"## {package}\n\n{TITLES[package]}\n")
-        parts.append(
-            "\n".join(f"* [`{name}`](#{name.lower()}): {summary(package, name)}" for name in names)
-            + "\n"
-        )
+        parts.append("\n".join(links) + "\n")
         parts += [entry(package, name) for name in names]
+
     return {"api.md": "\n".join(parts)}
 
 
@@ -49,34 +51,29 @@ def public_names() -> dict[str, list[str]]:
 def documentation(package: str, name: str) -> str:
     """Return the docstring of a public name; that of a constant stands below it in its module."""
     value = getattr(importlib.import_module(package), name)
-    if inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value):
-        text = inspect.cleandoc(value.__doc__ or "")
-        return (
-            "" if text.startswith(f"{name}(") else text
-        )  # dataclasses and NamedTuples write their signature
-    return constant_docstrings(importlib.import_module(home(package, name))).get(name, "")
+    if not (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)):
+        return constant_docstrings(importlib.import_module(home(package, name))).get(name, "")
+
+    # Dataclasses and NamedTuples without a docstring have their signature in its place.
+    text = inspect.cleandoc(value.__doc__ or "")
+    return "" if text.startswith(f"{name}(") else text
 
 
 def home(package: str, name: str) -> str:
     """Return the module that defines a name, from the imports of the package that passes it on."""
-    passed_on = imported_names(
-        modules()[package.removeprefix("fedtailor").removeprefix(".") or "__init__"]
-    )
-    (found,) = (full for full in passed_on if full.rpartition(".")[2] == name)
-    return found.rpartition(".")[0]
+    module = package.removeprefix("fedtailor").removeprefix(".") or "__init__"
+    imports = imported_names(modules()[module])
+    (origin,) = (origin for origin in imports if origin.rpartition(".")[2] == name)
+    return origin.rpartition(".")[0]
 
 
 def assignment(package: str, name: str) -> str:
     """Return the statement that defines a constant."""
     source = inspect.getsource(importlib.import_module(home(package, name)))
     for statement in ast.parse(source).body:
-        targets = (
-            statement.targets
-            if isinstance(statement, ast.Assign)
-            else [getattr(statement, "target", None)]
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+        if name in assigned_names(statement):
             return ast.get_source_segment(source, statement) or ""
+
     raise ValueError(f"{package} passes on {name}, which {home(package, name)} does not define")
 
 
@@ -103,74 +100,75 @@ def entry(package: str, name: str) -> str:
 def functions(module: ModuleType) -> Iterator[str]:
     """Yield the public functions and classes that a module defines."""
     for name, value in vars(module).items():
-        is_own = getattr(value, "__module__", "") == module.__name__
-        if (
-            is_own
-            and not name.startswith("_")
-            and (inspect.isroutine(value) or inspect.isclass(value))
-        ):
+        is_defined_here = getattr(value, "__module__", "") == module.__name__
+        is_code = inspect.isroutine(value) or inspect.isclass(value)
+        if is_defined_here and is_code and not name.startswith("_"):
             text = inline(inspect.getdoc(value) or "")
-            yield f"{signature(name, value)}\n\n{text.split(chr(10) + chr(10))[0]}"
+            yield "\n\n".join([signature(name, value), text.split("\n\n")[0]])
 
 
 def members(cls: type) -> Iterator[str]:
     """Yield the fields, the public properties and the public methods that a class defines."""
     if fields := field_docstrings(cls):
-        yield "**Fields**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in fields.items())
-    properties = {
-        name: value
-        for name, value in vars(cls).items()
-        if isinstance(value, property | cached_property)
-    }
-    public = {
-        name: inline(inspect.getdoc(value) or "")
-        for name, value in properties.items()
-        if name[0] != "_"
-    }
-    if public:
-        yield "**Properties**\n\n" + "\n".join(
-            f"* `{name}`: {text}" for name, text in public.items()
-        )
-    for name in vars(cls):
-        if not name.startswith("_") and name not in properties:
-            method = getattr(cls, name)
-            if inspect.isroutine(method) and inspect.getdoc(method):
-                yield f"#### {cls.__name__}.{name}\n\n{signature(name, method)}\n\n{markdown(inspect.getdoc(method))}"
+        yield listed("Fields", fields)
+
+    properties = {}
+    methods = []
+    for name, value in vars(cls).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, property | cached_property):
+            properties[name] = inline(inspect.getdoc(value) or "")
+        elif inspect.isroutine(getattr(cls, name)) and inspect.getdoc(getattr(cls, name)):
+            methods.append(name)
+
+    if properties:
+        yield listed("Properties", properties)
+
+    for name in methods:
+        method = getattr(cls, name)
+        text = markdown(inspect.getdoc(method) or "")
+        yield "\n\n".join([f"#### {cls.__name__}.{name}", signature(name, method), text])
+
+
+def listed(title: str, texts: Mapping[str, str]) -> str:
+    """Return names with their texts as a list."""
+    return f"**{title}**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in texts.items())
 
 
 def signature(name: str, value: Any) -> str:
     """Return a signature as code; one parameter a line where it is long."""
     try:
-        found = inspect.signature(value)
+        described = inspect.signature(value)
     except ValueError:  # a class that takes what its base takes
         return ""
-    parameters = list(_parameters(found))
-    returns = "" if inspect.isclass(value) else f" -> {annotation(found.return_annotation)}"
+
+    parameters = list(_parameters(described))
+    returns = "" if inspect.isclass(value) else f" -> {annotation(described.return_annotation)}"
     line = f"{name}({', '.join(parameters)}){returns}"
     if len(line) > WIDTH:
-        line = (
-            f"{name}(\n"
-            + "".join(f"    {parameter},\n" for parameter in parameters)
-            + f"){returns}"
-        )
+        lines = "".join(f"    {parameter},\n" for parameter in parameters)
+        line = f"{name}(\n{lines}){returns}"
+
     return f"```python\n{line}\n```"
 
 
-def _parameters(found: inspect.Signature) -> Iterator[str]:
+def _parameters(described: inspect.Signature) -> Iterator[str]:
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     keywords_only = False
-    for parameter in found.parameters.values():
+    for parameter in described.parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keywords_only:
             keywords_only = True
             yield "*"
-        text = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(
-            parameter.kind, ""
-        )
-        text += parameter.name
+
+        text = stars.get(parameter.kind, "") + parameter.name
         if parameter.annotation is not inspect.Parameter.empty:
             text += f": {annotation(parameter.annotation)}"
+
         if parameter.default is not inspect.Parameter.empty:
             default = repr(parameter.default)
             text += " = ..." if default.startswith("<") else f" = {default}"
+
         yield text
 
 

@@ -1,34 +1,45 @@
-"""The page docs/architecture.md and its picture, from the import map and the docstrings of the
-packages.
-"""
+"""The page docs/architecture.md, from the import map and the docstrings of the packages."""
 
 import ast
-import html
+from collections.abc import Iterable
 from functools import cache
 
-from docstrings import inline
+from docstrings import assigned_names, inline
 from import_map import LAYERS, MAY_IMPORT, ROOT, modules, package_of
 
 INTRODUCTION = """# Architecture
 
-The code is divided into packages: the folders and single modules of `src/fedtailor`. Imports go one way, from a package
-to packages below it. A test checks every import against this map, and that there are no circular imports.
+The code is divided into packages: the folders and single modules of `src/fedtailor`. Imports go one
+way, from a package to packages below it. A test checks every import against this map, and that
+there are no circular imports.
 
-![The packages, and which imports which](architecture.svg)
+```mermaid
+{arrows}
+```
 
-An arrow leads from a package to a package that it imports; arrows implied by others are left out. Everything may
-import `core`.
+An arrow leads from a package to a package that it imports; arrows implied by others are left out.
+Everything may import `core`.
 
-**The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written as pure functions
-over trees of tensors. Engines decide how many clients run at once. No algorithm has a client axis, padding, a device or
-a loop over clients. Where tensors live is decided in [`core/devices.py`](../src/fedtailor/core/devices.py): see
-[Devices](running.md#devices).
+**The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written
+as pure functions over trees of tensors. Engines decide how many clients run at once. No algorithm
+has a client axis, padding, a device or a loop over clients. Where tensors live is decided in
+[`core/devices.py`](../src/fedtailor/core/devices.py): see [Devices](running.md#devices).
 
 ## The packages
 
 | package | what it is | it may import |
 |---|---|---|
 """
+DATA_FLOW = """## How the data flow
+
+Nothing flows back except a download. Every stop is a value that can be printed, saved and
+compared."""
+
+CALL_CHAIN = """## From the command to the gradient
+
+The calls of `fedtailor run -a fedavg` with the engine `reference`. Before them, `assemble` builds
+method, data and model."""
+
 PATH = (
     ("data.dataset:Dataset", "the examples of a data set, decoded once and mapped into memory"),
     (
@@ -132,7 +143,8 @@ PLACES = (
     (
         "a data set",
         ["src/fedtailor/data/datasets/", "data.datasets.known:DATASETS"],
-        "a function `load(files)` that returns a `Dataset`, and its row of the table, with downloads",
+        "a function `load(files)` that returns a `Dataset`, and its row of the table, which "
+        "has its downloads",
         "tests/data/",
     ),
     (
@@ -161,8 +173,8 @@ PLACES = (
             "simulation.engines.options:EngineOptions",
             "simulation.engines.build:build_engine",
         ],
-        "a class with the methods of `core.engine:Engine`, one line of the table, its name among the options, and a "
-        "line that builds it",
+        "a class with the methods of `core.engine:Engine`, one line of the table, its name among "
+        "the options, and a line that builds it",
         "tests/simulation/engines/",
     ),
     (
@@ -193,66 +205,39 @@ PLACES = (
 """What one may want to add, where it goes, how, and where its tests are."""
 
 BESIDE = {
-    "tests": "one folder for each package; `tests/golden` compares methods with their papers, written again in NumPy",
+    "tests": "one folder for each package; `tests/golden` compares methods with their papers, "
+    "written again in NumPy",
     "docs": "these pages; `make docs` writes those that follow from code or records",
-    "tools": "the writers of pages, the map of imports, the check for packed code",
+    "tools": "the writers of pages, and the map of imports",
     "benchmarks": "measurements of speed, and records of finished studies",
-    "experiments": "the experiments of four papers: their files, our records, and the program that runs them",
+    "experiments": "the experiments of four papers: their files, our records, and the program that "
+    "runs them",
 }
-
-COLUMNS = {
-    "cli": 1.5,
-    "report": 0.0,
-    "testing": 3.0,
-    "serving": 2.0,
-    "deployment": 1.5,
-    "experiment": 0.5,
-    "data": 0.0,
-    "models": 1.0,
-    "simulation": 2.0,
-    "algorithms": 3.0,
-    "toolkit": 3.0,
-    "statistics": 3.0,
-    "training": 2.5,
-    "core": 1.5,
-}
-"""Where a package stands in its layer, in the picture."""
-
-BOX = (150, 44)
-STEP = (190, 92)
-MARGIN = 24
 
 
 def pages() -> dict[str, str]:
-    """Return the texts of the page and of its picture by their paths below docs."""
-    packages = "".join(
-        f"| `{package}` | {sentence(package)} | {imports(package)} |\n"
-        for layer in layers()
-        for package in layer
-    )
-    beside = "".join(f"* [`{folder}`](../{folder}): {words}\n" for folder, words in BESIDE.items())
-    path = "".join(
-        f"{number}. {link(target)}: {words}\n"
-        for number, (target, words) in enumerate(PATH, start=1)
-    )
-    calls = "".join(
-        f"{number}. {link(target)}: {words}\n"
-        for number, (target, words) in enumerate(CALLS, start=1)
-    )
-    places = "".join(
-        f"| {what} | {', '.join(link(target) for target in targets)} | {how} | {link(tests)} |\n"
-        for what, targets, how, tests in PLACES
-    )
-    text = (
-        f"{INTRODUCTION}{packages}\nBeside these packages:\n\n{beside}\n"
-        "## How the data flow\n\nNothing flows back except a download. Every stop is a value that can be printed, "
-        f"saved and compared.\n\n{path}\n"
-        "## From the command to the gradient\n\nThe calls of `fedtailor run -a fedavg` with the engine `reference`. A "
-        "test checks that they are at most 15. Before them, `assemble` builds method, data and model; there the engine "
-        f"`auto` may time a few training steps.\n\n{calls}\n"
-        f"## Where do I put ...?\n\n| to add | where | how | tests |\n|---|---|---|---|\n{places}"
-    )
-    return {"architecture.md": text, "architecture.svg": picture()}
+    """Return the text of the page by its path below docs."""
+    packages = [package for layer in layers() for package in layer]
+    lines = [f"| `{name}` | {sentence(name)} | {imports(name)} |" for name in packages]
+    parts = [INTRODUCTION.format(arrows="\n".join(arrows())) + "\n".join(lines)]
+
+    folders = [f"* [`{folder}`](../{folder}): {words}" for folder, words in BESIDE.items()]
+    parts += ["Beside these packages:", "\n".join(folders)]
+
+    parts += [DATA_FLOW, numbered(PATH), CALL_CHAIN, numbered(CALLS), "## Where do I put ...?"]
+    lines = ["| to add | where | how | tests |", "|---|---|---|---|"]
+    for what, targets, how, tests in PLACES:
+        places = ", ".join(link(target) for target in targets)
+        lines.append(f"| {what} | {places} | {how} | {link(tests)} |")
+
+    parts.append("\n".join(lines))
+    return {"architecture.md": "\n\n".join(parts) + "\n"}
+
+
+def numbered(stops: Iterable[tuple[str, str]]) -> str:
+    """Return a numbered list of links with words."""
+    lines = enumerate(stops, start=1)
+    return "\n".join(f"{number}. {link(target)}: {words}" for number, (target, words) in lines)
 
 
 def layers() -> list[list[str]]:
@@ -297,89 +282,37 @@ def link(target: str) -> str:
 @cache
 def definitions(module: str) -> frozenset[str]:
     """Return the names that a module defines, and those of its classes as ``Class.name``."""
-    found = set()
+    names: set[str] = set()
     for statement in ast.parse(modules()[module].read_text()).body:
-        for name in _names(statement):
-            found.add(name)
-            if isinstance(statement, ast.ClassDef):
-                found.update(
-                    f"{name}.{member}" for inner in statement.body for member in _names(inner)
-                )
-    return frozenset(found)
+        names.update(_defined_names(statement))
+        if isinstance(statement, ast.ClassDef):
+            members = [name for inner in statement.body for name in _defined_names(inner)]
+            names.update(f"{statement.name}.{member}" for member in members)
+
+    return frozenset(names)
 
 
-def _names(statement: ast.stmt) -> list[str]:
+def _defined_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.ClassDef | ast.FunctionDef):
         return [statement.name]
-    targets = (
-        statement.targets
-        if isinstance(statement, ast.Assign)
-        else [getattr(statement, "target", None)]
-    )
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+    return assigned_names(statement)
 
 
-def arrows() -> list[tuple[str, str]]:
-    """Return the arrows of the picture: from a package to one that it may import, but not through a
-    third.
-    """
-    there = [package for layer in layers() for package in layer]
+def arrows() -> list[str]:
+    """Return the imports of packages as a Mermaid diagram, without those implied by others."""
+    packages = [package for layer in layers() for package in layer]
     below = {
-        package: {package_of(place) for place in MAY_IMPORT[package]} & set(there)
-        for package in there
+        package: {package_of(place) for place in MAY_IMPORT[package]} & set(packages)
+        for package in packages
     }
 
     def reached(package: str) -> set[str]:
         return below[package].union(*(reached(other) for other in below[package]))
 
-    return [
-        (package, other)
-        for package in there
-        for other in sorted(below[package])
-        if not any(other in reached(third) for third in below[package] - {other})
-    ]
+    lines = ["flowchart TD"]
+    for package in packages:
+        indirect = set().union(*(reached(other) for other in below[package]))
+        lines += [f"    {package} --> {other}" for other in sorted(below[package] - indirect)]
 
-
-def picture() -> str:
-    """Return the picture of packages and arrows as SVG."""
-    rows = layers()
-    place = {
-        package: _center(package, row) for row, packages in enumerate(rows) for package in packages
-    }
-    width = 2 * MARGIN + 3 * STEP[0] + BOX[0]
-    height = 2 * MARGIN + (len(rows) - 1) * STEP[1] + BOX[1]
-    shapes = [_arrow(place[package], place[other], other) for package, other in arrows()]
-    shapes += [_box(package, x, y) for package, (x, y) in place.items()]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="16">\n'
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z" fill="#5b6b7b"/></marker></defs>\n'
-        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>\n'
-        + "\n".join(shapes)
-        + "\n</svg>\n"
-    )
-
-
-def _center(package: str, row: int) -> tuple[float, float]:
-    return MARGIN + BOX[0] / 2 + COLUMNS[package] * STEP[0], MARGIN + BOX[1] / 2 + row * STEP[1]
-
-
-def _box(package: str, x: float, y: float) -> str:
-    width = BOX[0] + 3 * STEP[0] if package == "core" else BOX[0]  # everything stands on core
-    return (
-        f'<rect x="{x - width / 2:g}" y="{y - BOX[1] / 2:g}" width="{width}" height="{BOX[1]}" rx="6" fill="#eaf1f8" '
-        f'stroke="#3a6ea5"/>\n<text x="{x:g}" y="{y + 5:g}" text-anchor="middle" fill="#1d2a36">'
-        f"{html.escape(package)}</text>"
-    )
-
-
-def _arrow(start: tuple[float, float], end: tuple[float, float], target: str) -> str:
-    end_x = start[0] if target == "core" else end[0]
-    start_y = start[1] + BOX[1] / 2
-    end_y = end[1] - BOX[1] / 2
-    middle = (start_y + end_y) / 2
-    path = f"M{start[0]:g},{start_y:g} C{start[0]:g},{middle:g} {end_x:g},{middle:g} {end_x:g},{end_y:g}"
-    return (
-        f'<path d="{path}" fill="none" stroke="#5b6b7b" stroke-width="1.5" marker-end="url(#tip)"/>'
-    )
+    return lines

@@ -61,19 +61,20 @@ def constant_docstrings(module: ModuleType) -> dict[str, str]:
     return _texts_below(ast.parse(inspect.getsource(module)).body)
 
 
+def assigned_names(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement assigns to."""
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
 def _texts_below(statements: list[ast.stmt]) -> dict[str, str]:
-    found = {}
-    for statement, after in pairwise(statements):
-        if isinstance(statement, ast.AnnAssign):
-            target = statement.target
-        elif isinstance(statement, ast.Assign):
-            target = statement.targets[0]
-        else:
+    """Return the strings that stand right below an assignment, by the name it assigns to."""
+    texts = {}
+    for statement, below in pairwise(statements):
+        if not isinstance(below, ast.Expr) or not isinstance(below.value, ast.Constant):
             continue
-        if (
-            isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-            and isinstance(target, ast.Name)
-        ):
-            found[target.id] = inline(" ".join(inspect.cleandoc(str(after.value.value)).split()))
-    return found
+
+        for name in assigned_names(statement):
+            texts[name] = inline(" ".join(inspect.cleandoc(str(below.value.value)).split()))
+
+    return texts
