@@ -13,7 +13,7 @@ from experiments.records import Record, make_record
 from fedtailor.core.atomic import safe_name
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.progress import Progress
-from fedtailor.experiment.records import Run, holds_run, read_run
+from fedtailor.experiment.reader import RunRecords, holds_run, read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.summary import evaluation_name
 
@@ -80,7 +80,7 @@ def with_curve(config: Config) -> Config:
     return dataclasses.replace(config, schedule=schedule)
 
 
-def learning_curve(finished: Run) -> list[Record]:
+def learning_curve(finished: RunRecords) -> list[Record]:
     """Return the accuracies of a run by round and evaluation point."""
     curve = []
     for record in finished.rounds:
@@ -103,7 +103,7 @@ def learning_curve(finished: Run) -> list[Record]:
     return curve
 
 
-def scores_by_client(finished: Run) -> Record:
+def scores_by_client(finished: RunRecords) -> Record:
     """Return lists with one entry per client that takes part in training.
 
     ``num_test`` holds the clients' test examples, and ``correct`` per evaluation point how many of

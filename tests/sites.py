@@ -17,7 +17,7 @@ from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import open_site
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate

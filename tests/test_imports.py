@@ -86,7 +86,7 @@ def test_core_uses_few_libraries(module):
     assert libraries_of(module) - set(sys.stdlib_module_names) <= CORE_LIBRARIES
 
 
-@pytest.mark.parametrize("place", ["core.atomic", "experiment.records", "cli"])
+@pytest.mark.parametrize("place", ["core.atomic", "experiment.reader", "cli"])
 def test_no_torch_where_none_is_needed(place):
     modules = [module for module in MODULES if is_within(module, place)]
     assert modules

@@ -69,13 +69,13 @@ PATH = (
         "a client's own model, from a download and its training examples",
     ),
     ("core.algorithm:Algorithm.predict", "logits for inputs"),
-    ("core.metrics:Scores", "sums over test examples, from which every metric is computed"),
+    ("core.scores:Scores", "sums over test examples, from which every metric is computed"),
     (
         "simulation.report:RoundReport",
         "all that a round gives: scores, training metrics, bytes, events",
     ),
     (
-        "experiment.records:RunFolder",
+        "experiment.writer:RunWriter",
         "the folder of a run: configuration, scores by round and client, models",
     ),
 )
@@ -130,7 +130,7 @@ PLACES = (
     ),
     (
         "a metric",
-        ["core.metrics:Scores", "core.metrics:per_client", "core.metrics:HIGHER_IS_BETTER"],
+        ["core.scores:Scores", "core.metrics:per_client", "core.metrics:CLIENT_METRICS"],
         "sums that add up over batches, the figure computed from them, and its direction",
         "tests/core/test_metrics.py",
     ),

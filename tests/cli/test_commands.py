@@ -15,7 +15,7 @@ from fedtailor.cli.main import main
 from fedtailor.core import tree
 from fedtailor.experiment import config
 from fedtailor.experiment.config import parse_assignment
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.rounds import simulate
 
@@ -601,7 +601,7 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(
             if interrupted and seen:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtailor.experiment.run.Store", Small)
+    monkeypatch.setattr("fedtailor.experiment.writer.Store", Small)
     assert main([*command, "--out", "files"]) == (6 if interrupted else 0)
     assert (
         not Path("files/state").exists() and Path("files/checkpoints").exists() is not interrupted

@@ -11,7 +11,9 @@ import pytest
 
 from fedtailor.cli.main import main
 from fedtailor.experiment import run as experiment_run
-from fedtailor.experiment.records import exclusive, read_run
+from fedtailor.experiment.folder import exclusive
+from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.writer import RunWriter
 
 SMALL = [
     "-d",
@@ -97,7 +99,7 @@ def test_an_interrupted_comparison_is_resumed_with_the_same_table(
 ):
     folder = tmp_path / "it's"
     with monkeypatch.context() as patched:
-        patched.setattr(experiment_run, "_checkpoint_is_due", interrupt)
+        patched.setattr(RunWriter, "_save_checkpoint", interrupt)
         assert compare(*FOUR, *SMALL, "--seeds", "0,1", "--out", str(folder)) == 6
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.endswith(f"To resume: fedtailor resume '{tmp_path}/it'\"'\"'s'")

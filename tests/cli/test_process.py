@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 
 SOURCE = str(Path(fedtailor.__file__).parents[1])
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "pydantic")

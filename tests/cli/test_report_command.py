@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedtailor.cli.main import main
 from fedtailor.core.process import this_process
-from fedtailor.experiment.records import is_running
+from fedtailor.experiment.reader import is_running
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page import watch
 from report.made_runs import write_run

@@ -11,7 +11,7 @@ from fedtailor.cli.main import main
 from fedtailor.cli.show import console
 from fedtailor.cli.show.progress import PlainProgress, make_progress
 from fedtailor.experiment.intervals import wilson_interval
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from fedtailor import make_config
 from fedtailor import run as run_experiment
 from fedtailor.core import tree
 from fedtailor.core.rng import new_key
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import accuracy, assert_same_bits, run, scores_of
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from fedtailor.core import metrics
+from fedtailor.core import scores as sums
+from fedtailor.core.client_summary import summarize
 
 
 def predictions(seed, n, classes, signal=1.0, spread=1.0):
@@ -21,7 +23,7 @@ def predictions(seed, n, classes, signal=1.0, spread=1.0):
 
 
 def score(logits, labels, classes):
-    return metrics.score(logits, labels, torch.ones(len(labels)), classes)
+    return sums.score(logits, labels, torch.ones(len(labels)), classes)
 
 
 def scikit(logits, labels):
@@ -84,23 +86,21 @@ def test_a_class_without_a_pair_has_none():
     assert found[2] is None and metrics.per_client(two)["auroc"] == pytest.approx(
         (found[0] + found[1]) / 2
     )
-    summary = metrics.summarize([alone, two], [3, 4])
+    summary = summarize([alone, two], [3, 4])
     assert (
         summary["auroc"]["clients"] == 1
         and summary["auroc"]["mean"] == metrics.per_client(two)["auroc"]
     )
-    apart = metrics.summarize([alone, score(logits, torch.zeros(5, dtype=torch.int64), 3)], [3, 4])[
-        "auroc"
-    ]
+    apart = summarize([alone, score(logits, torch.zeros(5, dtype=torch.int64), 3)], [3, 4])["auroc"]
     assert apart.keys() == {"pooled", "clients", "pooled_error"} and apart["clients"] == 0
-    assert "auroc" not in metrics.summarize([alone], [3])
+    assert "auroc" not in summarize([alone], [3])
 
 
 def test_predictions_that_are_no_numbers_lose_all_pairs():
     logits = torch.tensor([[0.0, 1.0], [0.0, 2.0], [torch.nan, 0.0], [0.0, torch.nan]])
     found = metrics.auroc(score(logits, torch.tensor([0, 1, 0, 1]), 2))
     assert found == [0.25, 0.25]  # one pair of four is won
-    assert metrics.by_class(score(logits, torch.tensor([0, 1, 0, 1]), 2))[1] == (2, 1, 2, 0)
+    assert sums.by_class(score(logits, torch.tensor([0, 1, 0, 1]), 2))[1] == (2, 1, 2, 0)
 
 
 @settings(deadline=None, max_examples=40)
@@ -112,13 +112,11 @@ def test_predictions_that_are_no_numbers_lose_all_pairs():
 )
 def test_over_clients_it_is_within_the_stated_bound(seed, classes, sizes, spread):
     parts = [predictions(seed + place, n, classes, spread=spread) for place, n in enumerate(sizes)]
-    together = metrics.across(
-        metrics.total([metrics.packed(score(*part, classes)) for part in parts])
-    )
+    together = sums.across(sums.total([sums.packed(score(*part, classes)) for part in parts]))
     logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     exact = metrics.auroc(score(logits, labels, classes))
     for found, wanted, error in zip(
-        metrics.auroc(together), exact, metrics.auroc_error(together), strict=True
+        metrics.auroc(together), exact, sums.auroc_error(together), strict=True
     ):
         assert (found is None) == (wanted is None) == (error is None)
         assert found is None or abs(found - wanted) <= error + 1e-12
@@ -126,11 +124,11 @@ def test_over_clients_it_is_within_the_stated_bound(seed, classes, sizes, spread
 
 def test_the_bound_is_small_for_well_spread_scores_and_large_for_one_bin():
     logits, labels = predictions(0, 3000, 10, signal=2.0, spread=2.0)
-    found = metrics.across(score(logits, labels, 10))
-    assert max(metrics.auroc_error(found)) < 0.004
+    found = sums.across(score(logits, labels, 10))
+    assert max(sums.auroc_error(found)) < 0.004
     assert metrics.auroc(found) == pytest.approx(scikit(logits, labels), abs=5e-4)
-    flat = metrics.across(score(1e-6 * logits, labels, 10))
-    assert metrics.auroc(flat) == [0.5] * 10 and metrics.auroc_error(flat) == [0.5] * 10
+    flat = sums.across(score(1e-6 * logits, labels, 10))
+    assert metrics.auroc(flat) == [0.5] * 10 and sums.auroc_error(flat) == [0.5] * 10
 
 
 def test_bins_are_where_the_documentation_says():
@@ -138,7 +136,8 @@ def test_bins_are_where_the_documentation_says():
     logits = torch.stack([torch.zeros_like(values), values], 1)
     edges = 2 * np.sinh((np.arange(512) - 256) / 72)
     for value, logit in zip(values.tolist(), logits, strict=True):
-        ((place, *_),) = metrics.score_bins(score(logit[None], torch.tensor([1]), 2))["1"]
+        histogram = score(logit[None], torch.tensor([1]), 2).histogram
+        place = int(histogram[0, 1].nonzero())
         assert place == 0 or edges[place] <= value + 1e-6
         assert place == 511 or value < edges[place + 1] + 1e-6
 
@@ -147,26 +146,22 @@ def test_bins_are_where_the_documentation_says():
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=4), st.integers(0, 2**16))
 def test_histograms_add_up_packed_or_not(sizes, seed):
     parts = [score(*predictions(seed + place, n, 3), 3) for place, n in enumerate(sizes)]
-    plain = metrics.total(parts)
-    mixed = metrics.total(
-        [metrics.packed(part) if place % 2 else part for place, part in enumerate(parts)]
+    plain = sums.total(parts)
+    mixed = sums.total(
+        [sums.packed(part) if place % 2 else part for place, part in enumerate(parts)]
     )
     assert torch.equal(plain.histogram, sum(part.histogram for part in parts))
     assert torch.equal(plain.histogram, mixed.histogram)
-    rows = metrics.score_bins(metrics.packed(plain))
-    for label in range(3):
-        assert sum(ours for _, ours, _ in rows[str(label)]) == plain.class_total[label]
-        assert (
-            sum(others for *_, others in rows[str(label)])
-            == plain.class_total.sum() - plain.class_total[label]
-        )
+    assert torch.equal(plain.histogram.sum(2)[0], plain.class_total.long())
+    others = plain.class_total.sum() - plain.class_total
+    assert torch.equal(plain.histogram.sum(2)[1], others.long())
 
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_sensitivity_and_specificity_are_those_of_the_confusion_matrix(classes):
     logits, labels = predictions(3, 80, classes)
     matrix = confusion_matrix(labels, logits.argmax(1), labels=range(classes))
-    for label, found in enumerate(metrics.by_class(score(logits, labels, classes))):
+    for label, found in enumerate(sums.by_class(score(logits, labels, classes))):
         others = np.delete(np.arange(classes), label)
         assert (found.positives, found.found) == (matrix[label].sum(), matrix[label, label])
         assert (found.negatives, found.rejected) == (

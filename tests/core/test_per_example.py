@@ -10,7 +10,7 @@ import torch
 from fedtailor.cli.main import main
 from fedtailor.core.engine import ExampleIndices, Job
 from fedtailor.core.per_example import PerExample, cut, holds_examples, present_first
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers

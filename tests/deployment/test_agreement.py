@@ -9,7 +9,7 @@ import fedtailor
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import load_federation
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from sites import VALUES, FunctionTransport, World, divide_digits, write_arrays
 
 DATA = divide_digits(rows=20)

@@ -16,7 +16,7 @@ from fedtailor.deployment.federation_folder import read_attendance, write_attend
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.what_leaves import what_leaves_run
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.testing.runs import assert_same_bits

@@ -7,7 +7,7 @@ import pytest
 
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.config import load_config, make_config
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 
 SETTINGS = {
@@ -47,56 +47,6 @@ def test_figures_follow_from_what_is_recorded(folder):
                 if each == int(label)
             }
             assert row.get(int(label), 0) / sum(row.values()) == pytest.approx(share, abs=1e-12)
-
-
-def test_the_auroc_over_clients_follows_from_what_is_recorded(folder):
-    """Histograms of the last round add up to the pooled figure, and bound the exact one of every
-    client."""
-    found = read_run(folder)
-    lines = [line for line in found.clients if "score_bins" in line]
-    assert (
-        {line["round"] for line in lines}
-        == {2}
-        == {line["round"] for line in found.clients if "auroc" in line}
-    )
-    assert not any("auroc" in each["metrics"] for each in found.rounds[0]["evaluations"])
-    for line in lines:
-        for label, exact in line["auroc_by_class"].items():
-            estimate, error = _auroc([line["score_bins"][label]])
-            assert (estimate is None) == (exact is None)
-            assert exact is None or abs(estimate - exact) <= error + 1e-12
-    evaluations = [
-        each for each in found.rounds[1]["evaluations"] if each["test_set"] != "complete"
-    ]
-    for evaluation in evaluations:
-        labels = ("point", "test_set", "group")
-        of_clients = [
-            line for line in lines if all(line[name] == evaluation[name] for name in labels)
-        ]
-        pooled = [
-            _auroc([line["score_bins"][str(label)] for line in of_clients]) for label in range(10)
-        ]
-        defined = [pair for pair in pooled if pair[0] is not None]
-        figures = evaluation["metrics"]["auroc"]
-        assert figures["pooled"] == pytest.approx(
-            sum(value for value, _ in defined) / len(defined), abs=1e-12
-        )
-        assert figures["pooled_error"] == pytest.approx(
-            sum(error for _, error in defined) / len(defined), abs=1e-12
-        )
-
-
-def _auroc(histograms):
-    """Return the AUROC of some histograms together, and the bound of its error."""
-    bins = {}
-    for place, positives, negatives in (row for rows in histograms for row in rows):
-        ours, others = bins.get(place, (0, 0))
-        bins[place] = (ours + positives, others + negatives)
-    pairs = sum(ours for ours, _ in bins.values()) * sum(others for _, others in bins.values())
-    if not pairs:
-        return None, None
-    won = sum(bins[p][0] * bins[n][1] * (1 if p > n else 0.5) for p in bins for n in bins if p >= n)
-    return won / pairs, sum(ours * others for ours, others in bins.values()) / 2 / pairs
 
 
 @pytest.mark.parametrize("version", [2, 4, None])

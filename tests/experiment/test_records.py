@@ -22,7 +22,8 @@ from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.process import lives, this_process
 from fedtailor.core.whole_folder import whole_folder
-from fedtailor.experiment.records import SCHEMA_VERSION, RunFolder, exclusive, read_run
+from fedtailor.experiment.folder import RunFolder, exclusive
+from fedtailor.experiment.reader import SCHEMA_VERSION, read_run
 
 CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
 
@@ -83,15 +84,6 @@ def test_the_state_says_how_a_run_ended(tmp_path):
     assert read_run(tmp_path / "1").status["reason"] == "broken"
 
 
-def test_a_run_of_several_seeds_counts_no_rounds_of_its_own(tmp_path):
-    with RunFolder.create(
-        tmp_path / "run", config="seeds = [0, 1]", provenance={}, several_seeds=True
-    ) as folder:
-        assert set(read_run(folder.path).status) == {"state", "process"}
-        folder.finish({})
-    assert read_run(folder.path).status == {"state": "finished"}
-
-
 def test_a_torn_end_is_ignored(tmp_path):
     folder = new_folder(tmp_path / "run")
     folder.add_round({"round": 1}, clients=[{"round": 1, "client": 3}])
@@ -130,21 +122,6 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
         read_run(folder.path)
 
 
-def test_a_client_without_a_model_is_told_who_has_one(tmp_path):
-    folder = new_folder(tmp_path / "run")
-    with pytest.raises(DataError, match="holds no models: they are written after the last round"):
-        read_run(folder.path).model(7)
-    folder.write_models([(str(client), safetensors({"w": [client]}), {}) for client in range(12)])
-    with pytest.raises(
-        DataError, match=r"no model of client 99\. It holds those of 0, 1, .*, 9 and 2 more\."
-    ) as caught:
-        read_run(folder.path).model(99)
-    assert caught.value.allowed == [str(client) for client in range(12)]
-    folder.write_models([(name, safetensors({"w": [0]}), {}) for name in ("north", "south")])
-    with pytest.raises(DataError, match="no model of client 'nort'; did you mean 'north'"):
-        read_run(folder.path).model("nort")
-
-
 def test_what_is_no_run_folder_cannot_be_read(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("nope", "file", "."):
@@ -181,6 +158,17 @@ def test_models_appear_together(tmp_path, monkeypatch):
     assert not list(folder.path.glob(".*.tmp"))
 
 
+def test_equal_models_share_the_space_on_the_disk(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    same = safetensors({"w": np.zeros(2)})
+    folder.write_models([("a", same, {}), ("b", same, {}), ("c", safetensors({"w": [1.0]}), {})])
+    places = {
+        name: (folder.path / "models" / f"{name}.safetensors").stat().st_ino for name in "abc"
+    }
+    assert places["a"] == places["b"] != places["c"]
+    assert read_run(folder.path).model("b")[1]["client"] == "b"
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     target = tmp_path / "file"
     write_whole(target, "old")
@@ -201,12 +189,12 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
     """SIGKILL at an arbitrary moment: every file that is there can be read, and rounds are
     complete."""
     script = (
-        "import sys; from pathlib import Path; from fedtailor.experiment.records import RunFolder\n"
+        "import sys; from pathlib import Path; from fedtailor.experiment.folder import RunFolder\n"
         "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', provenance={}).__enter__()\n"
         "print('ready', flush=True)\n"
         "for number in range(1, 10**6):\n"
         "    clients = [{'round': number, 'client': c} for c in range(50)]\n"
-        "    folder.add_round({'round': number}, clients=clients); folder.set_state('running')\n"
+        "    folder.add_round({'round': number}, clients=clients)\n"
     )
     source = str(Path(atomic.__file__).parents[2])
     for number in range(3):
@@ -246,7 +234,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
             write_whole(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr("fedtailor.experiment.records.write_whole", fail)
+            patch.setattr("fedtailor.experiment.folder.write_whole", fail)
             with pytest.raises((RunError, KeyboardInterrupt)):
                 new_folder(tmp_path / "deep" / str(number))
         assert list((tmp_path / "deep").iterdir()) == []
@@ -261,32 +249,6 @@ def test_what_a_killed_start_has_left_is_removed_by_the_next(tmp_path):
     with whole_folder(tmp_path / "busy") as unfinished:
         new_folder(tmp_path / "run")
         assert unfinished.exists() and not left.exists() and mine.exists()
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    for name in (".reserve", "status.json", ".provenance.json.7.tmp"):
-        (empty / name).write_text("half")
-    new_folder(empty)
-    assert read_run(empty).status["state"] == "interrupted"
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "status.json").write_text("{}")
-    with pytest.raises(ConfigError, match="never overwritten"):
-        new_folder(tmp_path / "foreign")
-
-
-def test_the_last_status_is_written_in_the_space_reserved_for_it(tmp_path, monkeypatch):
-    with pytest.raises(RunError, match=r"rounds\.jsonl"), new_folder(tmp_path / "run") as folder:
-        reserve = folder.path / ".reserve"
-
-        def full_disk(descriptor, original=os.fsync):
-            if reserve.exists():
-                raise OSError(28, "No space left on device")
-            original(descriptor)
-
-        monkeypatch.setattr(atomic.os, "fsync", full_disk)
-        folder.add_round({"round": 1})
-    status = read_run(tmp_path / "run").status
-    assert status["state"] == "failed" and "No space left on device" in status["reason"]
-    assert not reserve.exists()
 
 
 def test_a_status_that_cannot_be_written_does_not_say_that_the_run_goes_on(tmp_path, monkeypatch):
@@ -352,19 +314,10 @@ def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
 
 
 def test_a_run_of_several_seeds_does_not_lead_into_itself(tmp_path):
-    folder = RunFolder.create(
-        tmp_path / "run", config="seeds = [0]", provenance={}, several_seeds=True
-    )
+    folder = RunFolder.create(tmp_path / "run", config="seeds = [0]", provenance={})
     (folder.path / "seed-0").symlink_to(".")
     with pytest.raises(DataError, match="that of several seeds"):
         read_run(folder.path)
-
-
-def test_the_current_folder_can_be_a_run_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = new_folder(Path())
-    folder.add_round({"round": 1})
-    assert len(read_run(".").rounds) == 1 and (tmp_path / "rounds.jsonl").exists()
 
 
 def test_only_one_writes_to_a_folder(tmp_path):
@@ -385,7 +338,7 @@ def test_lines_after_a_bookmark_can_be_removed(tmp_path):
     one = folder.bookmark()
     folder.add_round({"round": 2}, events=[{"round": 2}])
     two = folder.bookmark()
-    (folder.path / "clients.jsonl").write_text('{"round": 1, "client": 0}\n{"rou')  # torn
+    (folder.path / "clients.jsonl").write_text('{"round":1,"client":0}\n{"rou')  # torn
     again = RunFolder(folder.path)
     assert again.objection(two) == again.objection(one) == again.objection(start) == ""
     again.rewind(one)

@@ -11,8 +11,9 @@ import finished_runs
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
+from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.progress import Silence
-from fedtailor.experiment.records import exclusive, read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.resume import refuse_other_configuration, with_first_choices
 from fedtailor.experiment.run import run
 
@@ -122,6 +123,21 @@ def test_before_the_first_checkpoint_and_after_the_last_round(folder, after):
     run(config(), out="whole")
     interrupted(config(), "one", after=after)
     assert resumed(config(), "one").rounds == ([1, 2, 3] if after == 1 else [3])
+    same("one", "whole")
+
+
+def test_a_run_that_was_stopped_before_its_result_was_written_trains_nothing(folder, monkeypatch):
+    run(config(), out="whole")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtailor.experiment.folder.RunFolder.finish", interrupt)
+        interrupted(config(), "one", after=0)
+    assert read_run("one").result is None
+    assert resumed(config(), "one").rounds == []
+    assert not list(Path("one").glob(".*"))
     same("one", "whole")
 
 
@@ -263,7 +279,7 @@ def test_a_checkpoint_whose_manifest_was_deleted_is_missed(folder):
     same("one", "whole")
 
 
-@pytest.mark.parametrize("change", [{"seconds": "long"}, {"result": []}, {"records": {}}])
+@pytest.mark.parametrize("change", [{"seconds": "long"}, {"result_sha256": "ab"}, {"records": {}}])
 def test_notes_of_a_checkpoint_that_are_not_ours(folder, change):
     run(config(), out="whole")
     interrupted(config(), "one", after=3)
@@ -274,7 +290,7 @@ def test_notes_of_a_checkpoint_that_are_not_ours(folder, change):
     digest = hashlib.sha256(to_json(manifest).encode()).hexdigest()
     path.write_text(to_json({**manifest, "sha256": digest}) + "\n")
     progress = resumed(config(), "one")
-    assert progress.rounds == [2, 3] and progress.notes[0].startswith("checkpoint not used: it")
+    assert progress.rounds == [2, 3] and progress.notes[0].startswith("checkpoint not used: ")
     same("one", "whole")
 
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.intervals import auroc_interval, wilson_interval
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.summary import average
 

@@ -13,8 +13,9 @@ from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.experiment import sweep as module
 from fedtailor.experiment.config import load_config, make_config
+from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.progress import Silence
-from fedtailor.experiment.records import exclusive, read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.sweep import halving_rounds, make_searches, sweep, validation_accuracy
 from fedtailor.experiment.sweep_options import SweepOptions, load_sweep, sweep_to_toml

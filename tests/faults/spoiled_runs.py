@@ -111,7 +111,7 @@ class Bench:
     def check(self, case, codes, states, lost=1):
         """Check the folder after a fault, let the run go on, check it again, and remove it."""
         from fedtailor.core.errors import FedtailorError
-        from fedtailor.experiment.records import read_run
+        from fedtailor.experiment.reader import read_run
 
         before = None
         if self.run.exists():

@@ -23,8 +23,9 @@ from fedtailor.core.errors import FedtailorError
 from fedtailor.data import cache, load_dataset
 from fedtailor.data.split_files import read_split_file
 from fedtailor.experiment.config import load_config, make_config, to_toml
+from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.progress import Silence
-from fedtailor.experiment.records import RunFolder, read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.checkpoint import Checkpoints
 from fedtailor.simulation.engines.store import Store
 

@@ -4,7 +4,7 @@ names."""
 import json
 import random
 
-from fedtailor.experiment.records import SCHEMA_VERSION
+from fedtailor.experiment.reader import SCHEMA_VERSION
 
 CLASSES = 10
 

@@ -13,10 +13,9 @@ import pytest
 from scipy import stats
 
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.metrics import HIGHER_IS_BETTER as METRICS
+from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.report import compare, read_methods
 from fedtailor.report.comparison import FIGURES, SIGNIFICANT
-from fedtailor.report.scores import HIGHER_IS_BETTER
 from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
@@ -431,10 +430,6 @@ def test_a_strange_provenance_gives_warnings(tmp_path, provenance):
     assert comparison.groups[0].differences[0].tests == {} and len(comparison.warnings) > 3
 
 
-def test_the_metrics_are_those_of_results():
-    assert HIGHER_IS_BETTER == METRICS
-
-
 @pytest.fixture(scope="session")
 def example(tmp_path_factory):
     """Run the example of the page; return its folder, and what it prints."""
@@ -455,7 +450,7 @@ def test_the_example_of_the_page_prints_tables(example):
     assert "| ditto | 2 | 20 |" in example[1] and "Tests against local in each seed" in example[1]
 
 
-@pytest.mark.parametrize("metric", HIGHER_IS_BETTER)
+@pytest.mark.parametrize("metric", CLIENT_METRICS)
 def test_the_figures_of_real_runs_are_those_of_their_results(real_runs, metric):
     methods = read_methods(real_runs)
     comparison = compare(methods, metric=metric)
@@ -473,7 +468,7 @@ def test_the_figures_of_real_runs_are_those_of_their_results(real_runs, metric):
                     )
     gains = {each.label: each.over_seeds.mean for each in comparison.groups[0].differences}
     local, ditto = comparison.groups[0].summaries
-    sign = 1 if HIGHER_IS_BETTER[metric] else -1
+    sign = 1 if CLIENT_METRICS[metric].higher_is_better else -1
     assert gains["ditto"] == pytest.approx(
         sign * (ditto.figures["mean"].mean - local.figures["mean"].mean), abs=1e-11
     )
@@ -502,5 +497,5 @@ def test_the_page_names_every_figure_and_what_is_significant():
         and f"up to {MOST_EXACT} clients" in text
         and f"{RESAMPLES:,} times" in text
     )
-    assert all(f"`{metric}`" in text for metric in HIGHER_IS_BETTER)
+    assert all(f"`{metric}`" in text for metric in CLIENT_METRICS)
     assert SIGNIFICANT < 2 / 2**5  # five clients that differ are too few

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedtailor.core.errors import DataError
-from fedtailor.experiment.records import RunFolder
+from fedtailor.experiment.folder import RunFolder
 from fedtailor.report.methods import COMPARISON_FILE, label_methods, read_methods
 from written_runs import write_run, write_seeds
 
@@ -109,6 +109,6 @@ def test_a_damaged_configuration_is_refused(tmp_path, config, reason):
 
 def test_a_run_of_several_seeds_of_which_none_has_begun_is_a_method_without_runs(tmp_path):
     config = "seeds = [0, 1]\n[algorithm]\nname = 'ditto'\n"
-    RunFolder.create(tmp_path / "run", config=config, provenance={}, several_seeds=True)
+    RunFolder.create(tmp_path / "run", config=config, provenance={})
     (method,) = read_methods([tmp_path / "run"])
     assert (method.label, method.algorithm, method.runs) == ("ditto", "ditto", {})

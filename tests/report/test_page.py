@@ -11,7 +11,7 @@ import pytest
 
 from faults import mutations
 from fedtailor.core.errors import FedtailorError
-from fedtailor.core.metrics import BINS
+from fedtailor.core.scores import BINS
 from fedtailor.report.figures import calibration
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page

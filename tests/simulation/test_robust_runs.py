@@ -17,7 +17,7 @@ from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range
 from fedtailor.core.task import Training
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers

@@ -18,7 +18,7 @@ from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.progress import Silence
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate

@@ -168,7 +168,7 @@ def resume_comparison(folder: Path, *, json: bool) -> None:
         Interrupted: it was interrupted again.
         RunError: a method failed.
     """
-    from fedtailor.experiment.records import exclusive
+    from fedtailor.experiment.folder import exclusive
     from fedtailor.experiment.runner import read_jobs
 
     jobs = read_jobs(folder, KIND)
@@ -235,9 +235,10 @@ def _check_choices(metric: str, point: str) -> None:
         ConfigError: there is no such metric or evaluation point.
     """
     from fedtailor.core.errors import find_name
-    from fedtailor.report.scores import HIGHER_IS_BETTER, POINTS
+    from fedtailor.core.metrics import CLIENT_METRICS
+    from fedtailor.report.scores import POINTS
 
-    find_name("metric", metric, HIGHER_IS_BETTER, key="metric")
+    find_name("metric", metric, CLIENT_METRICS, key="metric")
     find_name("evaluation point", point, POINTS, key="point")
 
 
@@ -271,7 +272,7 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
 
     from fedtailor.cli.show.console import say
     from fedtailor.core.atomic import unwritable
-    from fedtailor.experiment.records import exclusive
+    from fedtailor.experiment.folder import exclusive
     from fedtailor.experiment.run import unused_folder
     from fedtailor.experiment.runner import (
         begin,

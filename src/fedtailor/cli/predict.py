@@ -50,7 +50,7 @@ def predict(
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.pace import Pace
     from fedtailor.core.atomic import to_json, write_whole
-    from fedtailor.experiment.records import refuse_inside_run
+    from fedtailor.experiment.reader import refuse_inside_run
     from fedtailor.serving.predict import predictions, to_csv, to_record
     from fedtailor.serving.run import load
     from fedtailor.serving.sources import Sources

@@ -33,9 +33,9 @@ def resume(
     """
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
-    from fedtailor.experiment.records import COMPARISON_FILE, NO_RUN, holds_run
+    from fedtailor.experiment.reader import COMPARISON_FILE, NO_RUN, holds_run
     from fedtailor.experiment.sweep_options import SWEEP_FILE
-    from fedtailor.experiment.trackers import check_trackers
+    from fedtailor.experiment.tracking import check_trackers
 
     path = Path(run)
 

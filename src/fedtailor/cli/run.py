@@ -120,7 +120,7 @@ def run_(
         config, named, set_
     )  # before torch is imported: a mistake is reported at once
 
-    from fedtailor.experiment.trackers import check_trackers
+    from fedtailor.experiment.tracking import check_trackers
 
     trackers = check_trackers(track or [])
 

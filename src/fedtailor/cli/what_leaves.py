@@ -56,7 +56,7 @@ def what_leaves(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from fedtailor.experiment.records import holds_run
+    from fedtailor.experiment.reader import holds_run
     from fedtailor.experiment.what_leaves import (
         to_markdown,
         what_leaves_algorithm,

@@ -40,15 +40,21 @@ def safe_name(name: str) -> str:
     return escaped
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return strict JSON: numbers that are not finite become null."""
+def to_json(value: Any, *, indent: int | None = None, compact: bool = False) -> str:
+    """Return strict JSON: numbers that are not finite become null.
+
+    Args:
+        value: numbers, texts, truth values, None, and lists and tables of them.
+        indent: blanks before the values of a table, one line each; None: all in one line.
+        compact: whether there is no blank after a comma or colon.
+    """
+    separators = (",", ":") if compact else None
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
-    except (
-        TypeError,
-        ValueError,
-    ):  # rare, and to look at every number first takes most of the time
-        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+        return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+    except (TypeError, ValueError):
+        # Rare, and to look at every number first would take most of the time.
+        finite = _finite(value)
+        return json.dumps(finite, indent=indent, separators=separators, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
@@ -86,11 +92,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write a folder of many files so that it is there whole or not at all; an older one at its
-    place is removed.
+    """Write a folder of many files so that it is there whole or not at all.
 
-    Every file is written before the first one is synchronized. So the disk is not waited for after
-    each of them, which would take most of the time where files are small and many.
+    An older one at its place is removed. Files with the same content share the space on the disk,
+    such as the models of clients that all have the global one. Every file is written before the
+    first one is synchronized: to wait for the disk after each would take most of the time where
+    files are small and many.
 
     Args:
         path: the folder.
@@ -100,14 +107,16 @@ def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
         RunError: a file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    written: list[Path] = []
+    written: dict[bytes, Path] = {}
     try:
         temporary.mkdir()
         for name, content in files:
-            written.append(temporary / name)
-            written[-1].write_bytes(content)
+            digest = hashlib.sha256(content).digest()
+            if not _link(written.get(digest), temporary / name):
+                (temporary / name).write_bytes(content)
+                written[digest] = temporary / name
 
-        _synchronize_files(written)
+        _synchronize_files(written.values())
         synchronize_folder(temporary)
         if path.exists():
             shutil.rmtree(path)
@@ -120,6 +129,17 @@ def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     except BaseException:  # an interruption leaves nothing behind
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _link(existing: Path | None, path: Path) -> bool:
+    """Give a file a second name; return whether there is such a file, and that was possible."""
+    if existing is None:
+        return False
+    try:
+        os.link(existing, path)
+    except OSError:  # the file system has no links, or no more of them
+        return False
+    return True
 
 
 def _synchronize_files(paths: Iterable[Path]) -> None:
@@ -144,7 +164,7 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     Raises:
         RunError: the file cannot be written.
     """
-    text = "".join(to_json(record) + "\n" for record in records).encode()
+    text = "".join(to_json(record, compact=True) + "\n" for record in records).encode()
     if not text:
         return text
 

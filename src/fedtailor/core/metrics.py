@@ -1,44 +1,39 @@
-"""Scores of predictions, and their summary over the clients of a federation.
+"""The table of metrics: what summaries, records, reports, loaded runs and trackers show. No torch.
 
-:class:`Scores` are sums, so they add up over batches and clients. Every reported figure is computed
-from them. Calibration error: Guo et al. 2017, "On Calibration of Modern Neural Networks", ICML,
-with 15 equal bins.
-
-AUROC (area under the receiver operating characteristic) of a class against the rest: the share of
-pairs of an example of the class (positive) and another one (negative) in which the positive one has
-the higher score; ties count one half (Hanley and McNeil 1982, "The meaning and use of the area
-under a ROC curve", Radiology 143 (1)). The score is the log-odds of the class, rounded to a
-multiple of 2^-20, so that rounding errors of equal predictions break no ties. In a client the pairs
-are counted exactly. Over clients they are counted from histograms of scores, which add up: the only
-pairs that are not known are those of one bin. They count one half, so the error is at most half
-their share. This bound is reported beside the figure.
+A new metric is a row of :data:`METRICS` with a function of the :class:`Scores` of one client.
+Calibration error: Guo et al. 2017, "On Calibration of Modern Neural Networks", ICML, with 15 equal
+bins. AUROC: see :mod:`fedtailor.core.scores`.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from jaxtyping import Bool, Float, Float64, Int, Real
-from torch import Tensor
+if TYPE_CHECKING:
+    from fedtailor.core.scores import Scores
 
-BINS = 15
-"""Bins of confidence, each open below and closed above."""
 
-SCORE_BINS = 512
-"""Bins of log-odds, in the histograms of scores. Bin b begins at ``2 sinh((b - 256) / 72)``.
+def _accuracy(scores: Scores) -> float:
+    return float(scores.class_correct.sum()) / float(scores.class_total.sum())
 
-The bins are 0.028 wide around 0, 0.04 at 2, 0.14 at 10, and reach to 35 on either side; the first
-and the last one hold all beyond.
-"""
-_BIN_SCALE = 72.0
-_STEPS = 2.0**20
-"""Steps of rounded scores per unit of log-odds."""
-_DIGITS = 6
-"""Decimal places of sums of confidence in records."""
+
+def _balanced_accuracy(scores: Scores) -> float:
+    return mean(list(recall(scores).values()))
+
+
+def _loss(scores: Scores) -> float:
+    return float(scores.loss_sum) / float(scores.class_total.sum())
+
+
+def _ece(scores: Scores) -> float:
+    gaps = (scores.bin_correct - scores.bin_confidence).abs()
+    return float(gaps.sum()) / float(scores.class_total.sum())
+
+
+def _auroc(scores: Scores) -> float | None:
+    areas = [area for area in auroc(scores) if area is not None]
+    return mean(areas) if areas else None
 
 
 class Metric(NamedTuple):
@@ -46,482 +41,103 @@ class Metric(NamedTuple):
 
     description: str
     """What it is, of one client."""
+    of_client: Callable[[Scores], float | None] | None = None
+    """Its value for a client with test examples, None if it has none; without it, the metric is
+    reported by class."""
     higher_is_better: bool = True
-    is_by_class: bool = False
-    """Whether it is reported for every class rather than for all of them together."""
+    is_share: bool = True
+    """Whether it is between 0 and 1."""
+    heading: str = ""
+    """Over its column of the printed result; empty: it has none there."""
+
+    @property
+    def is_by_class(self) -> bool:
+        """Whether it is reported for every class rather than for all of them together."""
+        return self.of_client is None
 
 
 METRICS = {
-    "accuracy": Metric("share of the test examples whose most probable class is the right one"),
-    "balanced_accuracy": Metric("mean of the accuracies of the classes that the client has"),
-    "loss": Metric("mean cross-entropy", higher_is_better=False),
+    "accuracy": Metric(
+        "share of the test examples whose most probable class is the right one", _accuracy
+    ),
+    "balanced_accuracy": Metric(
+        "mean of the accuracies of the classes that the client has", _balanced_accuracy
+    ),
+    "loss": Metric(
+        "mean cross-entropy", _loss, higher_is_better=False, is_share=False, heading="loss"
+    ),
     "ece": Metric(
-        "expected calibration error: how far the model's confidence is from its accuracy, as the mean over 15 equal "
-        "bins of confidence weighted by their examples (Guo et al. 2017, ICML)",
+        "expected calibration error: how far the model's confidence is from its accuracy, as the "
+        "mean over 15 equal bins of confidence weighted by their examples (Guo et al. 2017, ICML)",
+        _ece,
         higher_is_better=False,
+        heading="ECE",
     ),
     "auroc": Metric(
-        "area under the ROC curve: the probability that an example of the class gets a higher score for the class than "
-        "an example of another class does, ties count one half; the mean over classes, and by class"
+        "area under the ROC curve: the probability that an example of the class gets a higher "
+        "score for the class than an example of another class does, ties count one half; the mean "
+        "over classes, and by class",
+        _auroc,
+        heading="AUROC",
     ),
     "sensitivity": Metric(
-        "share of the examples of the class that are recognized as such, also called recall",
-        is_by_class=True,
+        "share of the examples of the class that are recognized as such, also called recall"
     ),
     "specificity": Metric(
-        "share of the examples of other classes that are not taken for the class", is_by_class=True
+        "share of the examples of other classes that are not taken for the class"
     ),
 }
 """The reported metrics."""
-HIGHER_IS_BETTER = {
-    name: metric.higher_is_better for name, metric in METRICS.items() if not metric.is_by_class
-}
-"""The metrics that are summarized over clients in every evaluation."""
 
-
-class Scores(NamedTuple):
-    """Sums over examples, in float64 but for the histogram."""
-
-    class_correct: Float64[Tensor, "classes"]
-    """Examples of every class that were predicted correctly."""
-    class_total: Float64[Tensor, "classes"]
-    """Examples of every class."""
-    loss_sum: Float64[Tensor, ""]
-    """Sum of the cross-entropy."""
-    bin_count: Float64[Tensor, "bins"]
-    """Examples in every bin of confidence."""
-    bin_confidence: Float64[Tensor, "bins"]
-    """Sum of the confidence in every bin."""
-    bin_correct: Float64[Tensor, "bins"]
-    """Examples in every bin that were predicted correctly."""
-    confusion: Float64[Tensor, "classes classes"]
-    """Examples by class (row) and prediction (column); without those whose logits are NaN."""
-    pairs: Float64[Tensor, "classes"]
-    """Pairs of an example of the class and another example of the same client."""
-    pairs_won: Float64[Tensor, "classes"]
-    """Those in which the example of the class has the higher score for it; ties count one half."""
-    histogram: Int[Tensor, "..."]
-    """Examples of every class (0) and of other classes (1), by class and bin of the score for it:
-    (2, classes, bins).
-
-    :func:`packed`: (2, n), the places in this table that are not 0, counted through, and their
-    values.
-    """
-
-
-def score(
-    logits: Float[Tensor, "n classes"],
-    labels: Int[Tensor, "n"],
-    weight: Real[Tensor, "n"],
-    num_classes: int,
-    *,
-    rank: bool = True,
-) -> Scores:
-    """Score predictions. Weights are 1, or 0 for rows that do not count. Runs under
-    ``torch.func.vmap``.
-
-    Log-probabilities are logits too. A row whose logits are NaN counts as wrong, with infinite loss
-    and confidence 0, the lowest score for its class and the highest one for the others. Without
-    ``rank``, no pairs are counted, and the histogram stays empty: there is no AUROC.
-    """
-    classes = torch.arange(num_classes, device=labels.device)
-    present = weight > 0
-    row_weight = weight.double()
-    log_probs = torch.log_softmax(logits.double(), dim=1)
-    valid = ~log_probs.isnan().any(1)
-    confidence, predicted = log_probs.max(1)
-    confidence = torch.where(valid, confidence.exp(), 0.0)
-    right = row_weight * (valid & (predicted == labels))
-    target = labels.clamp(0, num_classes - 1)
-    loss = torch.where(valid, -log_probs.gather(1, target[:, None])[:, 0], torch.inf)
-    is_member = labels[:, None] == classes
-    member = is_member.double()
-    position = ((confidence * BINS).ceil() - 1.0).clamp(0, BINS - 1)
-    chosen = (predicted[:, None] == classes).double()
-    in_bin = (position[:, None] == torch.arange(BINS, device=labels.device)).double()
-    confusion = (member * (row_weight * valid)[:, None]).T @ chosen
-
-    if rank:
-        positive = is_member.T & present
-        groups = torch.stack((positive, positive ^ present)).int()
-        ranks = _ranks(log_probs, valid, member)
-        pairs = groups.sum(2).prod(0).double()
-        pairs_won = _pairs_won(ranks, groups)
-        histogram = _histogram(ranks, groups)
-    else:
-        pairs = pairs_won = torch.zeros(num_classes, dtype=torch.float64, device=labels.device)
-        histogram = torch.zeros(2, 0, dtype=torch.int64, device=labels.device)
-
-    return Scores(
-        class_correct=confusion.diagonal(),
-        class_total=row_weight @ member,
-        loss_sum=torch.where(present, row_weight * loss, 0.0).sum(),
-        bin_count=row_weight @ in_bin,
-        bin_confidence=(row_weight * confidence) @ in_bin,
-        bin_correct=right @ in_bin,
-        confusion=confusion,
-        pairs=pairs,
-        pairs_won=pairs_won,
-        histogram=histogram,
-    )
-
-
-def _ranks(
-    log_probs: Float[Tensor, "n classes"],
-    valid: Bool[Tensor, "n"],
-    member: Float[Tensor, "n classes"],
-) -> Float[Tensor, "classes n"]:
-    """Return the score of every example for every class, in steps; precise also where a probability
-    is nearly 1.
-    """
-    log_odds = (
-        log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1], log_probs.device)).log()
-    )
-    worst = (0.5 - member) * torch.inf
-    return (torch.where(valid[:, None], log_odds, worst) * _STEPS).round().T.contiguous()
-
-
-@functools.cache
-def _all_others(classes: int, device: torch.device) -> Tensor:
-    """Return the matrix that adds up the values of all other classes for every class, (classes,
-    classes).
-    """
-    return 1.0 - torch.eye(classes, dtype=torch.float64, device=device)
-
-
-@functools.cache
-def _inner_edges(device: torch.device) -> Tensor:
-    """Return where the bins of the histogram begin, in steps, from the second one on."""
-    number = torch.arange(1, SCORE_BINS, dtype=torch.float64, device=device) - SCORE_BINS // 2
-    return (2.0 * (number / _BIN_SCALE).sinh() * _STEPS).ceil()
-
-
-def _pairs_won(
-    ranks: Float[Tensor, "classes n"], groups: Int[Tensor, "groups classes n"]
-) -> Float[Tensor, "classes"]:
-    """Count the pairs in which the positive example has the higher score; ties count one half.
-
-    Args:
-        ranks: the scores.
-        groups: which examples are positive, and which are negative.
-    """
-    ascending, order = ranks.sort(1)
-    value = (ascending != ascending.roll(1, 1)).cumsum(
-        1
-    )  # the number of the score among the different ones
-    empty = groups.new_zeros(*groups.shape[:2], groups.shape[2] + 1)
-    counts = empty.scatter_add(
-        2, value.expand_as(groups), groups.gather(2, order.expand_as(groups))
-    )
-
-    return _won_in_order(counts)
-
-
-def _won_in_order(counts: Real[Tensor, "groups classes values"]) -> Float[Tensor, "classes"]:
-    """Count the pairs that positive examples win, from the counts of positive and negative ones by
-    ascending score.
-    """
-    positives, negatives = counts
-    fewer_twice = (
-        2 * negatives.cumsum(1) - negatives
-    )  # a tie counts half as much as a pair that is won
-    won_twice: Tensor = (positives * fewer_twice).sum(1)
-    return won_twice.double() / 2.0
-
-
-def _histogram(
-    ranks: Float[Tensor, "classes n"], groups: Int[Tensor, "groups classes n"]
-) -> Int[Tensor, "groups classes bins"]:
-    """Count positive and negative examples by class and bin."""
-    cells = torch.bucketize(ranks, _inner_edges(ranks.device), right=True)
-    empty = groups.new_zeros(*groups.shape[:2], SCORE_BINS)
-    return empty.scatter_add(2, cells.expand_as(groups), groups)
-
-
-def packed(scores: Scores) -> Scores:
-    """Return the same scores with a histogram that takes memory for what is not 0 only."""
-    if scores.histogram.dim() == 2:
-        return scores
-    table = scores.histogram.flatten()
-    places = table.nonzero()[:, 0]
-    return scores._replace(histogram=torch.stack((places, table[places])))
-
-
-def is_ranked(scores: Scores) -> bool:
-    """Return whether scores hold what AUROC needs, if there are examples at all."""
-    return scores.histogram.numel() > 0
-
-
-def _full_histogram(scores: Sequence[Scores]) -> Int[Tensor, "2 classes bins"]:
-    """Return the sum of the histograms of some scores."""
-    classes = len(scores[0].class_total)
-    places, counts = torch.cat([packed(each).histogram for each in scores], dim=1)
-    empty = torch.zeros(2 * classes * SCORE_BINS, dtype=torch.int64, device=places.device)
-    return empty.scatter_add_(0, places, counts).reshape(2, classes, SCORE_BINS)
-
-
-def add(first: Scores, second: Scores) -> Scores:
-    """Return the scores of both sets of examples together; pairs are those within either set."""
-    return total([first, second])
-
-
-def total(scores: Sequence[Scores]) -> Scores:
-    """Return the scores of several sets of examples together, with a histogram that is not
-    packed.
-    """
-    histogram = _full_histogram(scores)
-    plain = [each._replace(histogram=histogram[:0]) for each in scores]
-    return Scores(*(torch.stack(column).sum(0) for column in zip(*plain, strict=True)))._replace(
-        histogram=histogram
-    )
+CLIENT_METRICS = {name: metric for name, metric in METRICS.items() if not metric.is_by_class}
+"""The metrics that every client has, and that are summarized over clients in every evaluation."""
 
 
 def per_client(scores: Scores) -> dict[str, float]:
-    """Return the metrics of one client: all but ``auroc``, if no class has both examples and others
-    to compare with.
+    """Return the metrics of one client that have a value; none if it has no test examples.
 
-    Balanced accuracy is over the classes present, AUROC over those that have it. Empty if there are
-    no examples.
+    Balanced accuracy is over the classes present. AUROC is over those that have it; it is missing
+    if no class has both examples and others to compare with.
     """
-    count = float(scores.class_total.sum())
-    if count == 0:
+    if float(scores.class_total.sum()) == 0:
         return {}
 
-    gaps = (scores.bin_correct - scores.bin_confidence).abs()
-    figures = {
-        "accuracy": float(scores.class_correct.sum()) / count,
-        "balanced_accuracy": _mean(list(recall(scores).values())),
-        "loss": float(scores.loss_sum) / count,
-        "ece": float(gaps.sum()) / count,
-    }
-    found = [area for area in auroc(scores) if area is not None]
+    values = {}
+    for name, metric in CLIENT_METRICS.items():
+        value = metric.of_client(scores) if metric.of_client else None
+        if value is not None:
+            values[name] = value
 
-    return {**figures, "auroc": _mean(found)} if found else figures
+    return values
 
 
 def recall(scores: Scores) -> dict[str, float]:
     """Return the recall of every class that has examples, by class number."""
     pairs = zip(scores.class_correct.tolist(), scores.class_total.tolist(), strict=True)
-    return {
-        str(label): correct / total for label, (correct, total) in enumerate(pairs) if total > 0
-    }
+    recalls = {}
+    for label, (correct, count) in enumerate(pairs):
+        if count > 0:
+            recalls[str(label)] = correct / count
+    return recalls
 
 
 def auroc(scores: Scores) -> list[float | None]:
-    """Return the AUROC of every class against the rest, exactly; None where there is no pair to
-    compare.
+    """Return the AUROC of every class against the rest, exactly; None where there is no pair.
 
-    Scores of several clients give the share of pairs within clients; see :func:`across` for all
-    pairs.
+    Scores of several clients give the share of pairs within clients; see
+    :func:`fedtailor.core.scores.across` for all pairs.
 
     Example:
+        >>> import torch
+        >>> from fedtailor.core.scores import score
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [0.0, 0.0]])
         >>> auroc(score(logits, torch.tensor([1, 0, 1]), torch.ones(3), 2))
         [0.5, 0.5]
     """
-    return [
-        won / pairs if pairs else None
-        for won, pairs in zip(scores.pairs_won.tolist(), scores.pairs.tolist(), strict=True)
-    ]
+    pairs = zip(scores.pairs_won.tolist(), scores.pairs.tolist(), strict=True)
+    return [won / count if count else None for won, count in pairs]
 
 
-def across(scores: Scores) -> Scores:
-    """Return the same scores with all pairs of examples, whichever client they are of, counted from
-    the histogram.
-    """
-    counts = _full_histogram([scores])
-    return scores._replace(pairs=counts.sum(2).prod(0).double(), pairs_won=_won_in_order(counts))
-
-
-def auroc_error(scores: Scores) -> list[float | None]:
-    """Return the most by which the AUROC of every class can be wrong that was counted from the
-    histogram.
-    """
-    positives, negatives = _full_histogram([scores])
-    undecided = (positives * negatives).sum(1) / 2
-    pairs = positives.sum(1) * negatives.sum(1)
-    return [
-        error / count if count else None
-        for error, count in zip(undecided.tolist(), pairs.tolist(), strict=True)
-    ]
-
-
-def score_bins(scores: Scores) -> dict[str, list[list[int]]]:
-    """Return the bins of log-odds that hold examples, by class: number of the bin, examples of the
-    class, others.
-
-    Example:
-        >>> score_bins(score(torch.tensor([[0.0, 2.0], [0.0, 2.0]]), torch.tensor([1, 0]), torch.ones(2), 2))
-        {'0': [[192, 1, 1]], '1': [[319, 1, 1]]}
-    """
-    positives, negatives = _full_histogram([scores])
-    return {
-        str(label): [
-            [int(place), int(ours[place]), int(others[place])]
-            for place in (ours + others).nonzero()[:, 0]
-        ]
-        for label, (ours, others) in enumerate(zip(positives, negatives, strict=True))
-    }
-
-
-class ClassShares(NamedTuple):
-    """What the predictions say about one class against the rest, as counts of examples."""
-
-    positives: float
-    """Examples of the class."""
-    found: float
-    """Those that were predicted as the class; divided by ``positives``: sensitivity, or recall."""
-    negatives: float
-    """Examples of other classes."""
-    rejected: float
-    """Those that were predicted as another class; divided by ``negatives``: specificity."""
-
-
-def by_class(scores: Scores) -> list[ClassShares]:
-    """Return the counts behind sensitivity and specificity of every class. NaN is no prediction, so
-    it is wrong.
-
-    Example:
-        >>> logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0]])
-        >>> by_class(score(logits, torch.tensor([1, 0, 0]), torch.ones(3), 2))[1]
-        ClassShares(positives=1.0, found=1.0, negatives=2.0, rejected=1.0)
-    """
-    count = float(scores.class_total.sum())
-    predicted = scores.confusion.sum(1)
-    shares = []
-    for label, positives in enumerate(scores.class_total.tolist()):
-        others = float(predicted.sum() - predicted[label])
-        taken_for_it = float(scores.confusion[:, label].sum() - scores.confusion[label, label])
-        found = float(scores.confusion[label, label])
-        shares.append(ClassShares(positives, found, count - positives, others - taken_for_it))
-
-    return shares
-
-
-def reliability(scores: Scores) -> list[list[int | float]]:
-    """Return the bins of confidence that hold examples: number of the bin, examples, sum of
-    confidence, correct ones.
-
-    Example:
-        >>> logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
-        >>> reliability(score(logits, torch.tensor([1, 0]), torch.ones(2), 2))
-        [[13, 2, 1.761594, 1]]
-    """
-    columns = zip(
-        scores.bin_count.tolist(),
-        scores.bin_confidence.tolist(),
-        scores.bin_correct.tolist(),
-        strict=True,
-    )
-
-    return [
-        [number, _plain(count), round(confidence, _DIGITS), _plain(correct)]
-        for number, (count, confidence, correct) in enumerate(columns)
-        if count > 0
-    ]
-
-
-def confusion(scores: Scores) -> list[list[int | float]]:
-    """Return the pairs of class and prediction that occur: class, prediction, examples.
-
-    Example:
-        >>> logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
-        >>> confusion(score(logits, torch.tensor([1, 0]), torch.ones(2), 2))
-        [[0, 1, 1], [1, 1, 1]]
-    """
-    pairs = scores.confusion.nonzero().tolist()
-    return [
-        [label, predicted, _plain(float(scores.confusion[label, predicted]))]
-        for label, predicted in pairs
-    ]
-
-
-def _plain(count: float) -> int | float:
-    """Return a whole number as one."""
-    return int(count) if count.is_integer() else count
-
-
-def summarize(scores: Sequence[Scores], num_train: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Summarize the scores of clients, given in the order of their ids.
-
-    Returns:
-        For every metric ``mean`` (over clients, unweighted), ``pooled`` (over examples), ``std``
-        (over clients, unbiased; 0 for one client), ``worst10`` (mean of the worst tenth of clients,
-        at least one), ``smallest10`` (mean of the tenth with the least training data, ties by id),
-        and the worst client: ``min`` of accuracies and AUROC, ``max`` of ``loss`` and ``ece``.
-        ``auroc`` holds moreover how many ``clients`` have one, and the bound ``pooled_error`` of
-        the error of ``pooled``; it holds the figures over clients only if a client has one, and is
-        missing if there is none over all examples either. ``recall`` holds the pooled recall by
-        class. Clients without test examples are left out. ``clients`` holds how many were
-        ``evaluated`` and ``skipped``; it is the only entry if no client has test examples.
-    """
-    figures = [
-        (per_client(single), amount) for single, amount in zip(scores, num_train, strict=True)
-    ]
-    found = [(client, amount) for client, amount in figures if client]
-    clients = {"evaluated": float(len(found)), "skipped": float(len(figures) - len(found))}
-    if not found:
-        return {"clients": clients}
-
-    together = across(total(scores))
-    pooled = per_client(together)
-    summary = {
-        name: _summarize_metric(name, found, pooled[name])
-        for name in HIGHER_IS_BETTER
-        if name in pooled
-    }
-
-    if "auroc" in summary:
-        summary["auroc"]["clients"] = float(sum("auroc" in client for client, _ in found))
-        summary["auroc"]["pooled_error"] = _mean(
-            [error for error in auroc_error(together) if error is not None]
-        )
-
-    return {**summary, "recall": recall(together), "clients": clients}
-
-
-def _summarize_metric(
-    name: str, found: Sequence[tuple[Mapping[str, float], int]], pooled: float
-) -> dict[str, float]:
-    """Summarize one metric over the clients that have it, each with its amount of training data."""
-    having = [(client[name], amount) for client, amount in found if name in client]
-    if not having:
-        return {"pooled": pooled}
-
-    smallest = sorted(having, key=lambda each: each[1])[: _tenth(len(having))]
-    return {
-        "pooled": pooled,
-        "smallest10": _mean([value for value, _ in smallest]),
-        **_over_clients([value for value, _ in having], HIGHER_IS_BETTER[name]),
-    }
-
-
-def _over_clients(values: Sequence[float], higher_is_better: bool) -> Mapping[str, float]:
-    """Summarize one metric over clients."""
-    worst_first = sorted(values, reverse=not higher_is_better)
-    return {
-        "mean": _mean(values),
-        "std": _std(values),
-        "worst10": _mean(worst_first[: _tenth(len(values))]),
-        "min" if higher_is_better else "max": worst_first[0],
-    }
-
-
-def _tenth(count: int) -> int:
-    return max(1, count // 10)
-
-
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of numbers, of which there is at least one."""
     return sum(values) / len(values)
-
-
-def _std(values: Sequence[float]) -> float:
-    """Return the unbiased standard deviation: 0 for one value, infinite if any value is
-    infinite.
-    """
-    if len(values) == 1:
-        return 0.0
-    if not all(map(math.isfinite, values)):
-        return math.inf
-    center = _mean(values)
-    return math.sqrt(sum((value - center) ** 2 for value in values) / (len(values) - 1))

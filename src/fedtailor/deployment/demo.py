@@ -21,7 +21,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
-from fedtailor.experiment.records import refuse_existing
+from fedtailor.experiment.folder import refuse_existing
 
 SITES = ("clinic", "hospital", "practice")
 _SERVER = "server"

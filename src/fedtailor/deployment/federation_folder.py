@@ -17,7 +17,7 @@ from fedtailor.core.errors import ConfigError, DataError, did_you_mean
 from fedtailor.core.process import lives, this_process
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.deployment.options import FEDERATION_FILE
-from fedtailor.experiment.records import holds_run
+from fedtailor.experiment.reader import holds_run
 
 SITES_FILE = "sites.json"
 ATTENDANCE_FILE = "attendance.json"

@@ -12,8 +12,8 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import DataError, FedtailorError, one_line
 from fedtailor.core.message import Messages, Problem
-from fedtailor.core.metrics import Scores
 from fedtailor.core.roster import Roster
+from fedtailor.core.scores import Scores
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.packing import pack_download, unpack_upload

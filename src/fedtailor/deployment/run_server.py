@@ -26,7 +26,7 @@ from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
 from fedtailor.deployment.supervise import LogFile
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.records import holds_run
+from fedtailor.experiment.reader import holds_run
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""

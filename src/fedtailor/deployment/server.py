@@ -9,18 +9,16 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtailor import __version__
 from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError, all_done, describe_error
+from fedtailor.core.errors import ConfigError, DataError, FedtailorError, describe_error
 from fedtailor.core.process import this_process
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.core.roster import Roster
-from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.deployment.agreement import Agreement, Member, agree
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport
@@ -37,20 +35,12 @@ from fedtailor.deployment.federation_folder import (
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationFile, load_federation
 from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
 from fedtailor.deployment.remote import RemoteClients
-from fedtailor.experiment import summary
 from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.records import (
-    ACROSS_SITES,
-    CHECKPOINTS,
-    RunFolder,
-    exclusive,
-    holds_run,
-)
-from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
-from fedtailor.simulation.engines.store import Store
-from fedtailor.simulation.report import RoundReport, RunState
+from fedtailor.experiment.reader import ACROSS_SITES, holds_run
+from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import federate
 
 MEMBERS_FILE = "members.json"
@@ -82,10 +72,9 @@ def serve_rounds(
     place = FederationFolder(folder)
     file = load_federation(folder / FEDERATION_FILE)
     text = (folder / FEDERATION_FILE).read_bytes()
-    if holds_run(run) and (run / "result.json").is_file():
-        finished = RunFolder(run)
-        finished.settle()
-        return finished.result() or {}
+    finished = RunFolder(run).finished_result() if holds_run(run) else None
+    if finished is not None:
+        return finished
 
     if (run / PLAN_FILE).is_file():
         agreement = read_agreement(run)
@@ -101,7 +90,7 @@ def serve_rounds(
         )
         _make_folder(run, agreement, text)
 
-    return _Server(run, agreement, exchange, progress).serve()
+    return _serve(run, agreement, exchange, progress)
 
 
 def _exchange(
@@ -144,20 +133,10 @@ def _exchange(
 
 def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
     """Make the run folder; the plan comes last, so that a folder without one is begun again."""
-    provenance = {
-        **describe(),
-        "plan_sha256": agreement.plan.digest,
-        "reduction": REDUCTION_VERSION,
-        "engine": ACROSS_SITES,
-        "device": "cpu",
-        "sites": [member._asdict() for member in agreement.members],
-        "notes": agreement.notes(),
-    }
     shutil.rmtree(run, ignore_errors=True)  # an earlier process was killed before it wrote the plan
     run.parent.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder.create(run, config=to_toml(agreement.plan.config), provenance=provenance)
-    folder.write_split(_split(agreement))
-    write_input_specification(run, agreement.plan.inputs)
+    config = to_toml(agreement.plan.config)
+    RunFolder.create(run, config=config, provenance=_provenance(agreement))
     write_whole(run / FEDERATION_FILE, text)
     members = [member._asdict() for member in agreement.members]
     write_whole(run / MEMBERS_FILE, to_json({"members": members}, indent=2) + "\n")
@@ -220,148 +199,81 @@ def read_agreement(run: Path) -> Agreement:
     return Agreement(plan, members)
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """Where a run goes on."""
+def _serve(
+    path: Path, agreement: Agreement, exchange: Exchange, progress: Progress
+) -> dict[str, Any]:
+    """Do the rounds that are left of a run, and return its result."""
+    plan = agreement.plan
+    schedule = plan.config.schedule
+    roster = agreement.roster()
+    run_plan = _run_plan(agreement, roster)
+    with exclusive(path), RunWriter(path, run_plan, progress) as writer:
+        start = writer.restore()
+        if writer.result is not None:
+            return writer.conclude()
 
-    state: RunState | None
-    absences: list[dict[str, Any]]
-    """Who gave no answer in rounds that are done again."""
-    seconds: float = 0.0
-    result: dict[str, Any] | None = None
-    """If all rounds are done."""
-
-
-class _Server:
-    """The server of one run."""
-
-    def __init__(
-        self, run: Path, agreement: Agreement, exchange: Exchange, progress: Progress
-    ) -> None:
-        self.path = run
-        self.agreement = agreement
-        self.plan = agreement.plan
-        self.algorithm = agreement.plan.algorithm
-        self.roster: Roster = agreement.roster()
-        self.progress = progress
-        modules = readable_modules(self.algorithm)
-        self.stores = {name: Store(run / CHECKPOINTS, name, modules=modules) for name in _STORES}
-        self.checkpoints = Checkpoints(run / CHECKPOINTS, self.stores, modules=modules)
-        self.totals = summary.Totals()
-        schedule = self.plan.config.schedule
-        self.clients = RemoteClients(
-            self.algorithm,
-            self.roster,
-            self.plan,
+        clients = RemoteClients(
+            plan.algorithm,
+            roster,
+            plan,
             exchange,
             shares=[frozenset(member.share) for member in agreement.members],
             needed=max(schedule.fewest_uploads, schedule.participation.min_clients),
-            storage=self.stores.__getitem__,
+            storage=writer.storage,
         )
 
-    def serve(self) -> dict[str, Any]:
-        """Do the rounds that are left, and return the result."""
-        start = time.perf_counter()
-        folder = RunFolder(self.path)
-        with exclusive(self.path), folder:
-            folder.remove_temporary_files()
-            with all_done((self.progress.end, self.checkpoints.close)):
-                beginning = self._resume(folder)
-                result = beginning.result
-                reports = federate(
-                    self.algorithm,
-                    self.roster,
-                    self.clients,
-                    self.plan.config.schedule,
-                    seed=self.plan.config.seeds[0],
-                    resume=beginning.state,
-                    events=beginning.absences,
-                )
+        # A round is on disk before the sites are asked for the next one.
+        for report in federate(
+            plan.algorithm,
+            roster,
+            clients,
+            schedule,
+            seed=plan.config.seeds[0],
+            resume=start.state,
+            events=start.events,
+        ):
+            writer.add_round(report)
 
-                for report in reports if result is None else ():
-                    self._write_round(folder, report)
-                    seconds = beginning.seconds + time.perf_counter() - start
-                    notes: dict[str, Any] = {"records": folder.bookmark(), "seconds": seconds}
-                    if report.is_last:
-                        result = self._result(report, seconds)
-                        notes["result"] = result
+        return writer.finish(report)
 
-                    self.checkpoints.save(report.state, notes)
 
-                assert result is not None, "the last round has a result"
-                self.checkpoints.keep(1)
+def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:
+    """Return what the writer of a run must know of it."""
+    plan = agreement.plan
+    return RunPlan(
+        title=f"{plan.config.algorithm.name}, {len(agreement.members)} sites",
+        algorithm=plan.algorithm,
+        roster=roster,
+        schedule=plan.config.schedule,
+        inputs=plan.inputs,
+        split=lambda: _split(agreement),
+        provenance=_provenance(agreement),
+        facts={
+            "algorithm": plan.config.algorithm.name,
+            "dataset": plan.inputs.dataset,
+            "clients": len(agreement.members),
+            "seeds": list(plan.config.seeds),
+            "plan_sha256": plan.digest,
+            "engine": ACROSS_SITES,
+            "device": "cpu",
+        },
+        notes=agreement.notes(),
+        checkpoint_every=1,
+        kept=_STORES,
+    )
 
-            folder.finish({**result, "run": str(self.path)})
 
-        return {**result, "run": str(self.path)}
-
-    def _resume(self, folder: RunFolder) -> _Beginning:
-        """Go back to the last checkpoint, or begin."""
-        restored, notes = self.checkpoints.restore(
-            lambda notes: folder.objection(notes.get("records"))
-        )
-        done = 0 if restored is None else restored.state.round
-        absences = folder.absences(after=done)
-
-        if restored is None:
-            folder.clear()
-            notes += self.agreement.notes()
-            beginning = _Beginning(None, absences)
-        else:
-            folder.rewind(restored.notes["records"])
-            for record in folder.rounds():
-                self.totals.add_round(record)
-
-            self.totals.add_events(folder.events())
-            notes.append(f"resumed after round {done} of {self.plan.config.schedule.rounds}.")
-            seconds = float(restored.notes["seconds"])
-            beginning = _Beginning(restored.state, absences, seconds, restored.notes.get("result"))
-
-        where = {"round": done} if done else {}
-        folder.add_events([{"kind": "note", **where, "text": note} for note in notes])
-        for note in notes:
-            self.progress.note(note)
-
-        title = f"{self.plan.config.algorithm.name}, {len(self.agreement.members)} sites"
-        self.progress.begin(title, self.plan.config.schedule.rounds, done)
-        return beginning
-
-    def _write_round(self, folder: RunFolder, report: RoundReport) -> None:
-        """Write a round, and show it."""
-        record = summary.round_record(report, self.roster)
-        clients = summary.client_records(report, self.roster)
-        folder.add_round(record, clients=clients, events=report.events)
-        for sentence in summary.event_sentences(report):
-            self.progress.note(sentence)
-        self.progress.round(record)
-        self.totals.add_round(record)
-        self.totals.add_events(report.events)
-
-    def _result(self, last: RoundReport, seconds: float) -> dict[str, Any]:
-        """Return the result of the run."""
-        config = self.plan.config
-        final = last.final or last
-        metrics, new_clients = summary.final_metrics(final, self.roster)
-        result: dict[str, Any] = {
-            "algorithm": config.algorithm.name,
-            "dataset": self.plan.inputs.dataset,
-            "clients": len(self.agreement.members),
-            "rounds": last.round,
-            "seeds": list(config.seeds),
-            "plan_sha256": self.plan.digest,
-            "metrics": metrics,
-        }
-        if config.schedule.watches_validation:
-            result["selected"] = summary.selected(last, config.schedule.select)
-        if new_clients:
-            result["new_clients"] = new_clients
-
-        result["sites"] = summary.site_scores(final, self.roster)
-        result |= self.totals.record()
-        result |= {"engine": ACROSS_SITES, "device": "cpu"}
-        result["seconds"]["total"] = seconds
-
-        return result
+def _provenance(agreement: Agreement) -> dict[str, Any]:
+    """Return where the result comes from."""
+    return {
+        **describe(),
+        "plan_sha256": agreement.plan.digest,
+        "reduction": REDUCTION_VERSION,
+        "engine": ACROSS_SITES,
+        "device": "cpu",
+        "sites": [member._asdict() for member in agreement.members],
+        "notes": agreement.notes(),
+    }
 
 
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:

@@ -20,7 +20,8 @@ from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError, describe_error
 from fedtailor.core.message import Messages
 from fedtailor.core.message_bytes import tree_bytes
-from fedtailor.core.metrics import Scores, per_client
+from fedtailor.core.metrics import per_client
+from fedtailor.core.scores import Scores
 from fedtailor.core.tree import leaves
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.moments import LEAST_ROWS

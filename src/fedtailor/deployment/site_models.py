@@ -20,10 +20,10 @@ from fedtailor.data.split import split_digest, to_records
 from fedtailor.deployment.plan import Plan
 from fedtailor.deployment.site_data import PreparedData, counts_of
 from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.model_card import model_card
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.records import Run as RunRecords
-from fedtailor.experiment.records import RunFolder, holds_run, read_run
+from fedtailor.experiment.reader import RunRecords, holds_run, read_run
 
 IN_USE = "model"
 """The link to the version in use."""

@@ -16,8 +16,8 @@ import torch
 
 from fedtailor.core.codec import Limits, decode, encode
 from fedtailor.core.errors import DataError, one_line
-from fedtailor.core.metrics import BINS, SCORE_BINS, Scores
 from fedtailor.core.options import show
+from fedtailor.core.scores import BINS, SCORE_BINS, Scores
 from fedtailor.deployment.state import Version
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 

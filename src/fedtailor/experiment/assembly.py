@@ -15,7 +15,7 @@ from fedtailor.core.engine import Engine
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation
 from fedtailor.core.task import Task, Training
-from fedtailor.data.build import DividedData, build
+from fedtailor.data.build import DividedData, build, split_record
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.input_specification import InputSpecification, input_specification
 from fedtailor.data.options import DataOptions
@@ -50,6 +50,8 @@ class PreparedRun(NamedTuple):
     divided: DividedData
     inputs: InputSpecification
     """How examples become inputs of the model."""
+    split_sha256: str
+    """Says which client has which examples."""
     notes: list[str]
 
     @property
@@ -114,7 +116,10 @@ def assemble(
     notes += notes_on_device(device)
     inputs = input_specification(divided, normalize)
 
-    return PreparedRun(used, algorithm, federation, choice, device, divided, inputs, notes)
+    split = split_record(divided.division, divided.conditions)
+    return PreparedRun(
+        used, algorithm, federation, choice, device, divided, inputs, split["split_sha256"], notes
+    )
 
 
 def _resolved_engine(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.experiment.config import make_config
+from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.progress import Progress
-from fedtailor.experiment.records import refuse_existing
 from fedtailor.experiment.run import run, unused_folder
 
 ALGORITHMS = ("local", "fedavg", "fedavg_ft", "pfedfda")

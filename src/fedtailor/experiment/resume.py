@@ -13,7 +13,8 @@ from typing import Any
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.options import show
 from fedtailor.experiment.config import Config, load_config, to_toml
-from fedtailor.experiment.records import holds_run, refuse_existing
+from fedtailor.experiment.folder import refuse_existing
+from fedtailor.experiment.reader import holds_run
 
 _FREE = frozenset(
     {"seed", "seeds", "data.dir", "engine.workers", "engine.ray_address", "checkpoint.every"}

@@ -17,8 +17,9 @@ from fedtailor.core.errors import ConfigError, FedtailorError
 from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
 from fedtailor.experiment.config import CheckpointOptions, Config, make_config, to_toml
+from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.progress import Progress, Silence
-from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, holds_run, refuse_existing
+from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, read_result
 from fedtailor.experiment.resume import begun_config, with_first_choices
 from fedtailor.experiment.run import run
 
@@ -68,7 +69,7 @@ def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[
 
 def is_finished(job: Job) -> bool:
     """Return whether the run of a job has a result for all its seeds."""
-    result = RunFolder(job.folder).result() if holds_run(job.folder) else None
+    result = read_result(job.folder) if holds_run(job.folder) else None
     return result is not None and set(job.config.seeds) <= set(result.get("seeds", ()))
 
 

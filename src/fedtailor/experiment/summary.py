@@ -1,6 +1,4 @@
-"""Records of a run, from the reports of its rounds: one per round, one per client and evaluation,
-and the result.
-"""
+"""Records of a run, from the reports of its rounds: one per round, one per client, the result."""
 
 from __future__ import annotations
 
@@ -10,28 +8,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedtailor.core.metrics import (
-    HIGHER_IS_BETTER,
+from fedtailor.core.client_summary import summarize
+from fedtailor.core.metrics import CLIENT_METRICS, auroc, per_client, recall
+from fedtailor.core.roster import Roster
+from fedtailor.core.schedule import Schedule
+from fedtailor.core.scores import (
     ClassShares,
     Scores,
     across,
-    auroc,
     auroc_error,
     by_class,
     confusion,
     is_ranked,
-    per_client,
-    recall,
     reliability,
-    score_bins,
-    summarize,
     total,
 )
-from fedtailor.core.roster import Roster
 from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
+
 _EVENTS = {
     "quarantine": "upload{s} left out",
     "failed": "client{s} failed",
@@ -42,18 +38,18 @@ _EVENTS = {
 
 def round_record(report: RoundReport, roster: Roster) -> Record:
     """Return the line of ``rounds.jsonl`` for a round."""
+    training_metrics = {}
+    for name, values in report.metrics.items():
+        training_metrics[name] = _mean(list(values.values()))
+
     record: Record = {
         "round": report.round,
         "cohort": report.cohort,
         "steps": report.steps,
         "bytes": {"up": report.bytes_up, "down": report.bytes_down},
         "seconds": report.seconds,
-        "training_metrics": {
-            name: _mean(list(values.values())) for name, values in report.metrics.items()
-        },
-        "evaluations": [
-            _evaluation_record(evaluation, roster) for evaluation in report.evaluations
-        ],
+        "training_metrics": training_metrics,
+        "evaluations": [_evaluation_record(each, roster) for each in report.evaluations],
     }
     best = report.state.selection
     if best is not None:
@@ -62,48 +58,11 @@ def round_record(report: RoundReport, roster: Roster) -> Record:
     return record
 
 
-def selected(last: RoundReport, select: str) -> Record:
-    """Return the round of the final models, by what it was selected, and the best round on
-    validation examples.
-    """
-    final = last.final or last
-    by = (
-        "mean accuracy of personalized models on validation examples"
-        if select == "best"
-        else "the last round"
-    )
-    found: Record = {"round": final.round, "by": by}
-    best = last.state.selection
-    if best is not None:
-        found |= {"best_round": best.round, "best_validation_accuracy": best.accuracy}
-
-    return found
-
-
-def _evaluation_record(evaluation: Evaluation, roster: Roster) -> Record:
-    """Return the labels of an evaluation and its figures over all clients."""
-    record = {
-        **_labels(evaluation),
-        "metrics": _summary(evaluation, roster, range(len(evaluation.scores))),
-        **_by_condition(evaluation, roster),
-    }
-    if evaluation.test_set == "complete":  # it belongs to no client, so it has no other line
-        record |= _details(evaluation.scores[0])
-    return record
-
-
-def _details(scores: Scores) -> Record:
-    """Return what figures are made of: examples by confidence, and by class and prediction."""
-    return {"bins": reliability(scores), "confusion": confusion(scores)}
-
-
 def client_records(report: RoundReport, roster: Roster) -> list[Record]:
-    """Return the lines of ``clients.jsonl`` for a round: scores by client, and its training
-    metrics.
-    """
-    records: list[Record] = []
+    """Return the lines of ``clients.jsonl`` for a round: scores, and metrics of the training."""
+    records = []
     for evaluation in report.evaluations:
-        if evaluation.test_set == "complete":
+        if evaluation.test_set == "complete":  # it belongs to no client
             continue
 
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
@@ -111,66 +70,158 @@ def client_records(report: RoundReport, roster: Roster) -> list[Record]:
             if roster.conditions:
                 record["condition"] = roster.conditions[client]
 
-            record["num_train"] = roster.num_train[client]
-            record["num_test"] = roster.num_test[client]
-            record |= per_client(scores)
-            record["recall"] = recall(scores)
-            record |= _details(scores)
-
+            record |= {"num_train": roster.num_train[client], "num_test": roster.num_test[client]}
+            record |= {**per_client(scores), "recall": recall(scores), **_details(scores)}
             if is_ranked(scores):
                 record.setdefault("auroc", None)
-                record["auroc_by_class"] = {
-                    str(label): area for label, area in enumerate(auroc(scores))
-                }
-                record["score_bins"] = score_bins(scores)
+                areas = enumerate(auroc(scores))
+                record["auroc_by_class"] = {str(label): area for label, area in areas}
 
             record |= _of_client("diagnostics", evaluation.diagnostics, client)
             records.append(record)
 
-    for client in sorted({client for values in report.metrics.values() for client in values}):
+    trained = {client for values in report.metrics.values() for client in values}
+    for client in sorted(trained):
         record = {"round": report.round, "client": client, "point": "training"}
         records.append(record | _of_client("training_metrics", report.metrics, client))
 
     return records
 
 
-def final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]:
-    """Return the metrics of a round by evaluation point: of the known clients, and of the new ones.
+def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:
+    """Return a client's numbers under a name, or nothing if there are none."""
+    numbers = {key: values[client] for key, values in table.items() if client in values}
+    return {name: numbers} if numbers else {}
 
-    ``validation`` holds those of personalized models on validation examples, ``global_complete``
-    those of the global model on the complete official test part. ``by_class`` holds AUROC,
-    sensitivity and specificity of every class.
+
+def _evaluation_record(evaluation: Evaluation, roster: Roster) -> Record:
+    """Return the labels of an evaluation and its figures over all clients."""
+    record = _labels(evaluation)
+    record["metrics"] = _summary(evaluation, roster, range(len(evaluation.scores)))
+    record |= _by_condition(evaluation, roster)
+    if evaluation.test_set == "complete":  # it belongs to no client, so it has no other line
+        record |= _details(evaluation.scores[0])
+    return record
+
+
+def _labels(evaluation: Evaluation) -> Record:
+    return {
+        "point": evaluation.point,
+        "adaptation": evaluation.adaptation,
+        "test_set": evaluation.test_set,
+        "group": evaluation.group,
+    }
+
+
+def _details(scores: Scores) -> Record:
+    """Return what figures are made of: examples by confidence, and by class and prediction."""
+    return {"bins": reliability(scores), "confusion": confusion(scores)}
+
+
+def _summary(evaluation: Evaluation, roster: Roster, places: Iterable[int]) -> Record:
+    """Return the figures over some of the clients of an evaluation."""
+    chosen = list(places)
+    scores = [evaluation.scores[place] for place in chosen]
+    if evaluation.ids:
+        num_train = [roster.num_train[evaluation.ids[place]] for place in chosen]
+    else:  # the complete test set has no client
+        num_train = [0] * len(chosen)
+
+    figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
+    figures["examples"] = sum(_num_examples(each) for each in scores)
+    if "accuracy" in figures:
+        pooled = figures["accuracy"]["pooled"]
+        figures["pooled_interval"] = wilson_interval(pooled, figures["examples"])
+
+    for name, metric in CLIENT_METRICS.items():
+        values = figures.get(name, {})
+        if "std" in values:
+            count = round(values.get("clients", figures["clients"]["evaluated"]))
+            values["mean_interval"] = mean_interval(
+                values["mean"], values["std"], count, is_share=metric.is_share
+            )
+
+    return figures
+
+
+def _by_condition(evaluation: Evaluation, roster: Roster) -> Record:
+    """Return the figures by the condition of the clients' examples, where there are several."""
+    places: dict[str, list[int]] = {}
+    for place, client in enumerate(evaluation.ids if roster.conditions else ()):
+        places.setdefault(roster.conditions[client], []).append(place)
+
+    if len(places) < 2:
+        return {}
+
+    conditions = {name: _summary(evaluation, roster, chosen) for name, chosen in places.items()}
+    return {"conditions": conditions}
+
+
+def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
+    """Return the scores of a run after its last round; of the selected round, if one was.
+
+    ``metrics`` holds them by evaluation point: ``validation`` those of personalized models on
+    validation examples, ``global_complete`` those of the global model on the complete official test
+    part. ``by_class`` holds AUROC, sensitivity and specificity of every class. ``new_clients`` is
+    the same for clients that never train, and ``sites`` has the scores by the clients' names.
     """
+    final = last.final or last
+    metrics, new_clients = final_metrics(final, roster)
+    record: Record = {"rounds": last.round, "metrics": metrics}
+    if schedule.watches_validation:
+        record["selected"] = _selected(last, final, schedule)
+    if new_clients:
+        record["new_clients"] = new_clients
+    if roster.names:
+        record["sites"] = site_scores(final, roster)
+
+    return record
+
+
+def _selected(last: RoundReport, final: RoundReport, schedule: Schedule) -> Record:
+    """Return the round of the final models, by what it was selected, and the best round."""
+    by = "the last round"
+    if schedule.select == "best":
+        by = "mean accuracy of personalized models on validation examples"
+
+    record: Record = {"round": final.round, "by": by}
+    best = last.state.selection
+    if best is not None:
+        record |= {"best_round": best.round, "best_validation_accuracy": best.accuracy}
+
+    return record
+
+
+def final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]:
+    """Return the metrics of a round by evaluation point: of the known clients, of the new ones."""
     known: Record = {}
     new: Record = {}
     for evaluation in report.evaluations:
-        place = known if evaluation.group == "known" else new
         record = _evaluation_record(evaluation, roster)
-        labels = {
-            name: record[name]
-            for name in ("adaptation", "test_set", "conditions")
-            if name in record
-        }
-        place[evaluation_name(record)] = {
-            **labels,
-            "round": report.round,
-            **record["metrics"],
-            **_over_sites(evaluation.scores, roster.class_names),
-        }
+        labels = ("adaptation", "test_set", "conditions")
+        point = {name: record[name] for name in labels if name in record}
+        point |= {"round": report.round, **record["metrics"]}
+        point |= _classes_over_clients(evaluation.scores, roster.class_names)
+        group = known if evaluation.group == "known" else new
+        group[evaluation_name(record)] = point
 
     return known, new
 
 
+def evaluation_name(evaluation: Mapping[str, Any]) -> str:
+    """Return the name of an evaluation among the metrics of a run."""
+    if evaluation["test_set"] == "validation":
+        return "validation"
+    point = str(evaluation["point"])
+    return f"{point}_complete" if evaluation["test_set"] == "complete" else point
+
+
 def site_scores(report: RoundReport, roster: Roster) -> Record:
-    """Return the scores of the personalized models by the clients' names; empty where clients have
-    no names.
+    """Return the scores of the personalized models by the clients' names.
 
     ``accuracy_interval`` is the 95 % interval of an accuracy, and so on: see
     :mod:`fedtailor.experiment.intervals`.
     """
-    if not roster.names:
-        return {}
-
     sites: Record = {}
     for evaluation in report.evaluations:
         if evaluation.point != "personalized" or evaluation.test_set != "clients":
@@ -187,7 +238,7 @@ def site_scores(report: RoundReport, roster: Roster) -> Record:
             if "accuracy" in site:
                 site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
                 site.setdefault("auroc", None)
-                site["by_class"] = _of_site(scores, roster.class_names)
+                site["by_class"] = _classes_of_site(scores, roster.class_names)
                 site["confusion"] = confusion(scores)
 
             sites[roster.names[client]] = site
@@ -195,34 +246,28 @@ def site_scores(report: RoundReport, roster: Roster) -> Record:
     return sites
 
 
-def _of_site(scores: Scores, class_names: Sequence[str]) -> Record:
-    """Return AUROC, sensitivity and specificity of every class at one site, each with its interval.
+def _classes_of_site(scores: Scores, class_names: Sequence[str]) -> Record:
+    """Return AUROC, sensitivity and specificity of every class at one site, with intervals.
 
     None stands for what has no value, because the site has no example of the class, or no other.
     """
     areas = auroc(scores)
     classes: Record = {}
     for label, counts in enumerate(by_class(scores)):
-        entry: Record = _named(label, class_names)
-        entry["positives"] = round(counts.positives)
-        entry["negatives"] = round(counts.negatives)
+        entry = _class_entry(label, counts, class_names)
         entry["auroc"] = areas[label]
         entry["auroc_interval"] = _auroc_interval(areas[label], scores, label)
-
-        for name, right, examples in _shares(counts):
-            entry[name] = right / examples if examples else None
-            entry[f"{name}_interval"] = (
-                wilson_interval(right / examples, round(examples)) if examples else None
-            )
+        for name, (right, examples) in _shares(counts).items():
+            entry[name] = _share(right, examples)
+            entry[f"{name}_interval"] = _share_interval(right, examples)
 
         classes[str(label)] = entry
 
     return classes
 
 
-def _over_sites(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
-    """Return AUROC, sensitivity and specificity of every class over clients, with the confusion
-    counts of all.
+def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
+    """Return AUROC, sensitivity and specificity of every class over clients, and all confusions.
 
     ``mean`` is over the clients that have the figure, ``pooled`` over all examples; both come with
     an interval.
@@ -239,28 +284,22 @@ def _over_sites(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
     classes: Record = {}
 
     for label, pooled in enumerate(by_class(together)):
-        entry: Record = _named(label, class_names)
-        entry["positives"] = round(pooled.positives)
-        entry["negatives"] = round(pooled.negatives)
+        entry = _class_entry(label, pooled, class_names)
+        error = errors[label]
+        interval = _auroc_interval(pooled_areas[label], together, label, error=error or 0.0)
         entry["auroc"] = {
             "pooled": pooled_areas[label],
-            "pooled_error": errors[label],
-            "pooled_interval": _auroc_interval(
-                pooled_areas[label], together, label, error=errors[label] or 0.0
-            ),
+            "pooled_error": error,
+            "pooled_interval": interval,
             **_mean_over([area[label] for area in areas]),
         }
 
-        for place, (name, right, examples) in enumerate(_shares(pooled)):
-            single = [_shares(client[label])[place] for client in counts]
+        for name, (right, examples) in _shares(pooled).items():
+            of_clients = [_shares(client[label])[name] for client in counts]
             entry[name] = {
-                "pooled": right / examples if examples else None,
-                "pooled_interval": wilson_interval(right / examples, round(examples))
-                if examples
-                else None,
-                **_mean_over(
-                    [right / examples if examples else None for _, right, examples in single]
-                ),
+                "pooled": _share(right, examples),
+                "pooled_interval": _share_interval(right, examples),
+                **_mean_over([_share(*client) for client in of_clients]),
             }
 
         classes[str(label)] = entry
@@ -268,17 +307,28 @@ def _over_sites(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
     return {"by_class": classes, "confusion": confusion(together)}
 
 
-def _named(label: int, class_names: Sequence[str]) -> Record:
-    """Return the name of a class, if the classes have names."""
-    return {"class": class_names[label]} if class_names else {}
+def _class_entry(label: int, counts: ClassShares, class_names: Sequence[str]) -> Record:
+    """Return the name of a class, if classes have names, and its numbers of examples."""
+    entry: Record = {"class": class_names[label]} if class_names else {}
+    entry["positives"] = round(counts.positives)
+    entry["negatives"] = round(counts.negatives)
+    return entry
 
 
-def _shares(counts: ClassShares) -> tuple[tuple[str, float, float], ...]:
-    """Return the shares of a class: name, right examples, all examples."""
-    return (
-        ("sensitivity", counts.found, counts.positives),
-        ("specificity", counts.rejected, counts.negatives),
-    )
+def _shares(counts: ClassShares) -> dict[str, tuple[float, float]]:
+    """Return the shares of a class by name: right examples, and all examples."""
+    return {
+        "sensitivity": (counts.found, counts.positives),
+        "specificity": (counts.rejected, counts.negatives),
+    }
+
+
+def _share(right: float, examples: float) -> float | None:
+    return right / examples if examples else None
+
+
+def _share_interval(right: float, examples: float) -> Interval | None:
+    return wilson_interval(right / examples, round(examples)) if examples else None
 
 
 def _auroc_interval(
@@ -294,20 +344,20 @@ def _auroc_interval(
 
 def _mean_over(values: Sequence[float | None]) -> Record:
     """Return the mean over the clients that have a value, its interval, and how many they are."""
-    found = [value for value in values if value is not None]
-    if not found:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return {"mean": None, "mean_interval": None, "clients": 0}
-    mean = _mean(found)
-    interval = mean_interval(mean, statistics.stdev(found), len(found)) if len(found) > 1 else None
-    return {"mean": mean, "mean_interval": interval, "clients": len(found)}
+
+    mean = _mean(numbers)
+    interval = None
+    if len(numbers) > 1:
+        interval = mean_interval(mean, statistics.stdev(numbers), len(numbers))
+    return {"mean": mean, "mean_interval": interval, "clients": len(numbers)}
 
 
-def evaluation_name(evaluation: Mapping[str, Any]) -> str:
-    """Return the name of an evaluation among the metrics of a run."""
-    point = str(evaluation["point"])
-    return {"validation": "validation", "complete": f"{point}_complete"}.get(
-        evaluation["test_set"], point
-    )
+def _num_examples(scores: Scores) -> int:
+    """Return the number of test examples that scores are of."""
+    return round(float(scores.class_total.sum()))
 
 
 class Totals:
@@ -343,65 +393,50 @@ class Totals:
 
 
 def event_sentences(report: RoundReport) -> list[str]:
-    """Return what happened to clients in a round: one sentence per kind of event, with the first
-    reason.
-    """
+    """Return what happened to clients in a round: a sentence per kind, with the first reason."""
     sentences = []
     for kind, words in _EVENTS.items():
-        found = [event for event in report.events if event["kind"] == kind]
-        if found:
-            what = f"{len(found)} {words.format(s='' if len(found) == 1 else 's')}"
-            more = "; ..." if len(found) > 1 else ""
-            first = f"client {found[0]['client']}: {found[0]['reason'].rstrip('.')}"
+        events = [event for event in report.events if event["kind"] == kind]
+        if events:
+            what = f"{len(events)} {words.format(s='' if len(events) == 1 else 's')}"
+            more = "; ..." if len(events) > 1 else ""
+            first = f"client {events[0]['client']}: {events[0]['reason'].rstrip('.')}"
             sentences.append(f"round {report.round}: {what} ({first}{more})")
 
-    sentences += [
-        f"round {report.round}: {event['reason']}"
-        for event in report.events
-        if event["kind"] == "repeated"
-    ]
+    for event in report.events:
+        if event["kind"] == "repeated":
+            sentences.append(f"round {report.round}: {event['reason']}")
 
     return sentences
 
 
 def average(results: Sequence[Record]) -> Record:
-    """Return the mean of results over seeds: every figure, with ``sem`` beside the figures of a
-    metric.
+    """Return the mean of results over seeds: every figure, with ``sem`` beside those of a metric.
 
     Counts (seconds, bytes, steps) are means too, but events are summed, so that none is lost to
     rounding. ``shared_split`` says whether all seeds had the same split. Values that are not
     numbers are those of the first result.
     """
     first = results[0]
-    names = [name for name in first if name != "split_sha256"]
-    shared = [
-        name for name in names if all(name in result for result in results)
-    ]  # not all may have reused a training
-    means = {name: _average([result[name] for result in results]) for name in shared}
+    means = {}
+    for name in first:
+        if name != "split_sha256" and all(name in result for result in results):
+            means[name] = _average([result[name] for result in results])
+
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
 
     if "events" in first:
-        means["events"] = {
-            kind: sum(result["events"][kind] for result in results) for kind in first["events"]
-        }
+        for kind in first["events"]:
+            means["events"][kind] = sum(result["events"][kind] for result in results)
 
     return means
 
 
 def _average(values: Sequence[Any]) -> Any:
+    """Return the mean of values over seeds, which may be nested tables of numbers."""
     if isinstance(values[0], Mapping):
-        shared = [name for name in values[0] if all(name in value for value in values)]
-        # a mean of intervals is not an interval, and counts of one seed are not those of all
-        names = [name for name in shared if not name.endswith("interval") and name != "confusion"]
-        merged = {name: _average([value[name] for value in values]) for name in names}
-        if "mean" in merged and "pooled" in merged:
-            numbers = [name for name in names if isinstance(merged[name], float)]
-            merged["sem"] = {
-                name: _standard_error([value[name] for value in values]) for name in numbers
-            }
-
-        return merged
+        return _average_tables(values)
 
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         mean = _mean(values)
@@ -410,71 +445,21 @@ def _average(values: Sequence[Any]) -> Any:
     return None if None in values else values[0]
 
 
-def _labels(evaluation: Evaluation) -> Record:
-    """Return the labels of an evaluation: point, adaptation, test set and group of clients."""
-    return {
-        "point": evaluation.point,
-        "adaptation": evaluation.adaptation,
-        "test_set": evaluation.test_set,
-        "group": evaluation.group,
-    }
+def _average_tables(tables: Sequence[Mapping[str, Any]]) -> Record:
+    # A mean of intervals is not an interval, and counts of one seed are not those of all.
+    merged: Record = {}
+    for name in tables[0]:
+        is_shared = all(name in table for table in tables)
+        if is_shared and not name.endswith("interval") and name != "confusion":
+            merged[name] = _average([table[name] for table in tables])
 
-
-def _summary(evaluation: Evaluation, roster: Roster, places: Iterable[int]) -> Record:
-    """Return the figures over some of the clients of an evaluation."""
-    chosen = list(places)
-    sizes = [roster.num_train[client] for client in evaluation.ids] or [
-        0
-    ]  # the complete set has no client
-    num_train = [sizes[place] for place in chosen]
-    scores = [evaluation.scores[place] for place in chosen]
-    figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
-    figures["examples"] = sum(_num_examples(each) for each in scores)
-
-    if "accuracy" in figures:
-        figures["pooled_interval"] = wilson_interval(
-            figures["accuracy"]["pooled"], figures["examples"]
-        )
-
-    for name in HIGHER_IS_BETTER:
-        if "std" in figures.get(name, {}):
-            metric = figures[name]
-            count = round(metric.get("clients", figures["clients"]["evaluated"]))
-            metric["mean_interval"] = mean_interval(
-                metric["mean"], metric["std"], count, is_share=name != "loss"
-            )
-
-    return figures
-
-
-def _num_examples(scores: Scores) -> int:
-    """Return the number of test examples that scores are of."""
-    return round(float(scores.class_total.sum()))
-
-
-def _by_condition(evaluation: Evaluation, roster: Roster) -> Record:
-    """Return the figures by the condition of the clients' examples, where there are several."""
-    if not roster.conditions:
-        return {}
-
-    places: dict[str, list[int]] = {}
-    for place, client in enumerate(evaluation.ids):
-        places.setdefault(roster.conditions[client], []).append(place)
-
-    if len(places) < 2:
-        return {}
-
-    return {
-        "conditions": {
-            name: _summary(evaluation, roster, chosen) for name, chosen in places.items()
+    if "mean" in merged and "pooled" in merged:
+        numbers = [name for name, value in merged.items() if isinstance(value, float)]
+        merged["sem"] = {
+            name: _standard_error([table[name] for table in tables]) for name in numbers
         }
-    }
 
-
-def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:
-    """Return a client's numbers under a name, or nothing if there are none."""
-    numbers = {key: values[client] for key, values in table.items() if client in values}
-    return {name: numbers} if numbers else {}
+    return merged
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -484,6 +469,5 @@ def _mean(values: Sequence[float]) -> float:
 def _standard_error(values: Sequence[float]) -> float:
     """Return the standard error of a mean over seeds."""
     center = _mean(values)
-    return math.sqrt(
-        math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values)
-    )
+    squares = math.fsum((value - center) ** 2 for value in values)
+    return math.sqrt(squares / (len(values) - 1) / len(values))

@@ -35,8 +35,9 @@ from fedtailor.core.options import show
 from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
+from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.progress import Progress, Silence
-from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, exclusive
+from fedtailor.experiment.reader import COMPARISON_FILE, read_result
 from fedtailor.experiment.resume import refuse_other_values
 from fedtailor.experiment.run import unused_folder
 from fedtailor.experiment.runner import (
@@ -751,7 +752,7 @@ def _best_toml(search: Search, best: Record, folder: Path) -> str:
 
 def _test_scores(folder: Path) -> Record:
     """Return the accuracies of a finished run on test examples, by evaluation point."""
-    metrics = (RunFolder(folder).result() or {}).get("metrics", {})
+    metrics = (read_result(folder) or {}).get("metrics", {})
     return {
         point: scores["accuracy"]
         for point, scores in metrics.items()

@@ -1,188 +1,288 @@
-"""Trackers as the progress of a run: they are told every round, and none of them can stop or change
-it.
+"""Tracking: a run is logged for other programs, none of which can stop or change it.
+
+Trackers are told every round once, by one callback. When a run is resumed, its log begins again and
+gets the earlier rounds from the records. So nothing must be remembered of what was logged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import secrets
 import sys
-import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, cast
 
-from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import FedtailorError, describe_error
-from fedtailor.core.reading import read_object
-from fedtailor.experiment.progress import Silence
-from fedtailor.experiment.trackers import TRACKERS, make_tracker
-from fedtailor.experiment.trackers.base import TrackedRun, Tracker, Values, final_values, values_of
+from fedtailor.core.atomic import write_whole
+from fedtailor.core.errors import ConfigError, describe_error, find_name
+from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.core.reading import read_lines
+from fedtailor.experiment.config import Config, to_toml
+from fedtailor.experiment.progress import Progress
 
 FOLDER = "tracking"
 """In a run folder: one folder for each tracker."""
-_SECONDS_BETWEEN = 2.0
-"""Seconds between two times that rounds are written: a database takes some 40 ms each time."""
+
+Values = dict[str, float]
+"""Numbers by name, such as ``personalized/accuracy_mean``."""
 
 
-class Tracked(Silence):
-    """Tells one tracker about the run of one seed.
+class TrackedRun(NamedTuple):
+    """The run of one seed, as trackers see it."""
 
-    A file beside the log says up to which round it goes, so that a resumed run writes no round
-    twice. Rounds that an earlier process did not come to write, or ran without this tracker, are
-    added from the records.
+    name: str
+    """Different for every seed of a run."""
+    title: str
+    """Algorithm, data set and seed."""
+    key: str
+    """By which a log can be found again; different for every run and seed."""
+    folder: Path
+    """For the files of the tracker. It exists; runs of other seeds use it too."""
+    configuration: Mapping[str, Any]
+    """The sections of ``experiment.toml``."""
 
-    Whatever the tracker raises, apart from Ctrl-C, is reported once, and the tracker is not used
-    any more.
+    @property
+    def options(self) -> dict[str, Any]:
+        """The configuration by dotted name, such as ``training.lr``: numbers, truth values, texts."""
+        return dict(_dotted(self.configuration))
+
+
+class Tracker(Protocol):
+    """Logs the run of one seed where another program reads it.
+
+    It is made with a :class:`TrackedRun` when the run begins or is resumed. Methods may raise: the
+    tracker is switched off then, and the run continues.
     """
 
-    def __init__(
-        self,
-        name: str,
-        run: TrackedRun,
-        *,
-        earlier: Callable[[], Iterable[Mapping[str, Any]]],
-        warn: Callable[[str], None],
-    ) -> None:
-        """Prepare; nothing is written before the run begins.
+    def on_round(self, number: int, values: Values) -> None:
+        """Log the values of a round."""
 
-        Args:
-            name: of the tracker.
-            run: the run; ``folder`` is that of the tracker.
-            earlier: returns the records of the rounds that were done before.
-            warn: reports that the tracker was switched off.
-        """
-        self._name = name
-        self._run = run
-        self._earlier = earlier
-        self._warn = warn
-        self._tracker: Tracker | None = None
-        self._is_on = True
-        self._known_as = ""
-        self._last = 0
-        self._waiting: list[tuple[int, Values]] = []
-        self._written = 0.0
-        self._finished = False
+    def close(self, scores: Values | None) -> None:
+        """Log the final scores and close the log; None: the run was interrupted."""
+
+
+class Entry(NamedTuple):
+    """A row of the table of trackers."""
+
+    target: str
+    """``module:class`` in :mod:`fedtailor.experiment.trackers`."""
+    title: str
+    libraries: tuple[str, ...]
+    """The modules that it imports, which an extra with the name of the tracker installs."""
+    server_variable: str = ""
+    """Of the environment: names a server; only the first library is needed then."""
+
+
+TRACKERS: Mapping[str, Entry] = {
+    "mlflow": Entry(
+        "mlflow:MLflow",
+        "MLflow",
+        ("mlflow", "sqlalchemy", "alembic"),
+        server_variable="MLFLOW_TRACKING_URI",
+    ),
+    "tensorboard": Entry("tensorboard:TensorBoard", "TensorBoard", ("tensorboard",)),
+    "wandb": Entry("wandb:WeightsAndBiases", "Weights & Biases", ("wandb",)),
+}
+"""The trackers by name."""
+
+
+def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of trackers as the table has them, each once.
+
+    Raises:
+        ConfigError: there is no such tracker, or its library is not installed; the message says
+            what to install.
+    """
+    chosen = dict.fromkeys(find_name("tracker", name, TRACKERS, key="track") for name in names)
+    for name in chosen:
+        entry = TRACKERS[name]
+        has_server = bool(os.environ.get(entry.server_variable))
+        needed = entry.libraries[:1] if has_server else entry.libraries
+        missing = [library for library in needed if importlib.util.find_spec(library) is None]
+        if missing:
+            message = f"{entry.title} needs {', '.join(missing)}: pip install 'fedtailor[{name}]'"
+            allowed = "a tracker whose library is installed"
+            raise ConfigError(message, key="track", allowed=allowed, got=name)
+
+    return tuple(chosen)
+
+
+def make_tracker(name: str, run: TrackedRun) -> Tracker:
+    """Import a tracker and its library, and begin the log of a run."""
+    module, _, attribute = TRACKERS[name].target.partition(":")
+    library = importlib.import_module(f"fedtailor.experiment.trackers.{module}")
+    make = cast("Callable[[TrackedRun], Tracker]", getattr(library, attribute))
+    return make(run)
+
+
+@contextmanager
+def tracked(
+    progress: Progress, names: Iterable[str], path: Path, config: Config
+) -> Iterator[TrackedProgress]:
+    """Give the progress of the run of one seed, which is logged by trackers too.
+
+    Args:
+        progress: is told everything as well.
+        names: of the trackers.
+        path: the run folder, which all seeds share.
+        config: of the run.
+    """
+    observer = TrackedProgress(progress, names, path, config)
+    try:
+        yield observer
+    finally:
+        observer.close(None)
+
+
+class TrackedProgress:
+    """Tells trackers about a run, and whoever shows its progress."""
+
+    def __init__(
+        self, progress: Progress, names: Iterable[str], path: Path, config: Config
+    ) -> None:
+        """Prepare; nothing is written before the run begins."""
+        self.prepare = progress.prepare
+        self.note = progress.note
+        self.end = progress.end
+        self._progress = progress
+        self._names = tuple(names)
+        self._path = path
+        self._config = config
+        self._trackers: dict[str, Tracker] = {}
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
-        """Start the tracker, and give it the rounds that it does not have."""
-        self._attempt(lambda: self._start(title, done))
+        """Start the logs, and give them the rounds that were done before."""
+        for name in self._names:
+            self._attempt(name, partial(self._start, name, title, done))
+        self._progress.begin(title, num_rounds, done)
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Keep a round until it is time to write."""
-        self._attempt(lambda: self._add(record))
+        """Log a round; ``record`` is its line in ``rounds.jsonl``."""
+        self._progress.round(record)
+        if self._trackers:
+            values = values_of(record)
+            self._tell(lambda tracker: tracker.on_round(record["round"], values))
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Give the tracker the final scores."""
-        self._attempt(lambda: self._finish(result))
+        """Log the final scores of a run, and close the logs."""
+        self.close(final_values(result) if self._trackers else None)
 
-    def end(self) -> None:
-        """Write what is left, and close the log."""
-        self._attempt(self._close)
-        self._tracker = None
+    def close(self, scores: Values | None) -> None:
+        """Close the logs, if they are open."""
+        self._tell(lambda tracker: tracker.close(scores))
+        self._trackers = {}
 
-    def _attempt(self, step: Callable[[], None]) -> None:
-        """Take a step if the tracker is on; switch it off if that raises. What a library prints
-        goes to stderr.
+    def _start(self, name: str, title: str, done: int) -> None:
+        """Start a tracker, and log the rounds of earlier processes."""
+        seed = f"seed-{self._config.seeds[0]}"
+        folder = self._path / FOLDER / name
+        folder.mkdir(parents=True, exist_ok=True)
+        key = f"{_key_of(self._path / FOLDER / 'key')}-{seed}"
+        configuration = tomllib.loads(to_toml(self._config))
+
+        tracker = make_tracker(name, TrackedRun(seed, title, key, folder, configuration))
+
+        single = self._path / seed if (self._path / seed).is_dir() else self._path
+        for record in read_lines(single / "rounds.jsonl", within=single) if done else ():
+            tracker.on_round(record["round"], values_of(record))
+
+        self._trackers[name] = tracker
+
+    def _tell(self, step: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            self._attempt(name, partial(step, tracker))
+
+    def _attempt(self, name: str, step: Callable[[], None]) -> None:
+        """Take a step of a tracker; switch it off if that raises anything but Ctrl-C.
+
+        What a library prints goes to stderr.
         """
-        if not self._is_on:
-            return
-
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
                 warnings.simplefilter("ignore")
                 step()
         except (Exception, SystemExit) as error:
-            self._is_on = False
-            self._tracker = None
-            self._waiting = []
-            title = TRACKERS[self._name].title
-            self._warn(f"{title} is switched off, and the run goes on: {describe_error(error)}")
-
-    def _start(self, title: str, done: int) -> None:
-        self._run.folder.mkdir(parents=True, exist_ok=True)
-        self._read_mark()
-        tracker = make_tracker(self._name)
-        log = tracker.start(self._run._replace(title=title), self._known_as, self._last)
-        self._known_as = log.known_as
-        self._last = log.last
-        self._tracker = tracker
-
-        for record in self._earlier() if done > self._last else ():
-            if self._last < record["round"] <= done:
-                self._keep(record)
-
-        self._write()
-
-    def _add(self, record: Mapping[str, Any]) -> None:
-        """Keep a round, unless the log has it, and write what waits if it is time."""
-        if record["round"] > self._last:
-            self._keep(record)
-        if time.monotonic() - self._written > _SECONDS_BETWEEN:
-            self._write()
-
-    def _keep(self, record: Mapping[str, Any]) -> None:
-        self._waiting.append((record["round"], values_of(record)))
-        self._last = record["round"]
-
-    def _finish(self, result: Mapping[str, Any]) -> None:
-        self._write()
-        if self._tracker is not None:
-            self._tracker.finish(final_values(result))
-            self._finished = True
-
-    def _close(self) -> None:
-        if self._tracker is not None:
-            self._write()
-            self._tracker.close(finished=self._finished)
-
-    def _write(self) -> None:
-        """Write the rounds that wait, and then up to which round the log goes."""
-        if self._tracker is None:
-            return
-        if self._waiting:
-            self._tracker.write(self._waiting)
-            self._waiting = []
-        self._written = time.monotonic()
-        write_whole(self._mark, to_json({"round": self._last, "known_as": self._known_as}) + "\n")
-
-    @property
-    def _mark(self) -> Path:
-        """The file that says up to which round the log goes, and what it is known as."""
-        return self._run.folder.with_name(f"{safe_name(f'{self._name}-{self._run.name}')}.json")
-
-    def _read_mark(self) -> None:
-        """Read what an earlier process has written; where that cannot be read, the log is a new
-        one.
-        """
-        with contextlib.suppress(FedtailorError):
-            mark = read_object(self._mark, within=self._run.folder.parent)
-            if isinstance(mark.get("round"), int) and isinstance(mark.get("known_as"), str):
-                self._last = mark["round"]
-                self._known_as = mark["known_as"]
+            self._trackers.pop(name, None)
+            reason = describe_error(error)
+            title = TRACKERS[name].title
+            self.note(f"{title} is switched off, and the run continues: {reason}")
 
 
-def tracked_run(seed: int, folder: Path, configuration: str) -> TrackedRun:
-    """Return the run of one seed as trackers see it.
-
-    Args:
-        seed: of the run.
-        folder: the run folder, which all seeds share.
-        configuration: of the run, as TOML.
-    """
-    return TrackedRun(f"seed-{seed}", "", folder / FOLDER, tomllib.loads(configuration))
+def _key_of(path: Path) -> str:
+    """Return the key of a run folder, which is made when it is first needed."""
+    if not path.exists():
+        write_whole(path, secrets.token_hex(4))
+    return path.read_text()
 
 
-def make_tracked(
-    names: Sequence[str],
-    run: TrackedRun,
-    *,
-    earlier: Callable[[], Iterable[Mapping[str, Any]]],
-    warn: Callable[[str], None],
-) -> list[Tracked]:
-    """Return the trackers of a run by their names, not started; see :class:`Tracked`."""
-    return [
-        Tracked(name, run._replace(folder=run.folder / name), earlier=earlier, warn=warn)
-        for name in names
-    ]
+def values_of(record: Mapping[str, Any]) -> Values:
+    """Return what trackers log of a round; ``record`` is its line in ``rounds.jsonl``."""
+    from fedtailor.experiment.summary import evaluation_name
+
+    values: Values = {}
+    for evaluation in record["evaluations"]:
+        place = evaluation_name(evaluation)
+        if evaluation["group"] == "new":
+            place = f"new_clients/{place}"
+        values |= _scores(place, evaluation["metrics"])
+
+    for section in ("training_metrics", "seconds", "bytes"):
+        for key, number in record[section].items():
+            values[f"{section.removesuffix('_metrics')}/{key}"] = number
+
+    return _finite(values)
+
+
+def final_values(result: Mapping[str, Any]) -> Values:
+    """Return the final scores that trackers log, from the result of a run."""
+    values: Values = {}
+    for name, metrics in result["metrics"].items():
+        values |= _scores(f"final/{name}", metrics)
+    for name, metrics in result.get("new_clients", {}).items():
+        values |= _scores(f"final/new_clients/{name}", metrics)
+    return _finite(values)
+
+
+def _scores(place: str, metrics: Mapping[str, Any]) -> Values:
+    """Return the mean of every metric over clients, and two more figures of the accuracy."""
+    values: Values = {}
+    for name in CLIENT_METRICS:
+        figures = metrics.get(name, {})
+        if "mean" not in figures:
+            continue
+
+        if name == "accuracy":
+            for figure in ("mean", "worst10", "pooled"):
+                values[f"{place}/accuracy_{figure}"] = figures[figure]
+        else:
+            values[f"{place}/{name}"] = figures["mean"]
+
+    return values
+
+
+def _finite(values: Mapping[str, Any]) -> Values:
+    """Return the values that are numbers; a loss that is not finite is null in records."""
+    finite = {}
+    for key, value in values.items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            finite[key] = float(value)
+    return finite
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield (
+                f"{prefix}{key}",
+                value if isinstance(value, bool | int | float | str) else str(value),
+            )

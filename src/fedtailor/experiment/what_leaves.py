@@ -20,9 +20,9 @@ from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.message import BYTES_PER_SCALAR
 from fedtailor.core.message_bytes import download_bytes
-from fedtailor.core.metrics import BINS, SCORE_BINS
 from fedtailor.core.per_example import holds_examples
 from fedtailor.core.schedule import Schedule
+from fedtailor.core.scores import BINS, SCORE_BINS
 from fedtailor.core.task import Task
 from fedtailor.data.setup_messages import setup_messages
 from fedtailor.experiment.algorithm_card import (
@@ -36,7 +36,7 @@ from fedtailor.experiment.algorithm_card import (
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import load_config, make_config
 from fedtailor.experiment.demo import SETTINGS
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.report import RoundReport
 
 SENT = ("value", "when", "what it is", "shape", "bytes", "the server uses")

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
+from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.report.cautions import find_notes, find_warnings
 from fedtailor.report.methods import Method
-from fedtailor.report.scores import HIGHER_IS_BETTER, POINTS, ClientScores, Group, read_scores
+from fedtailor.report.scores import POINTS, ClientScores, Group, read_scores
 from fedtailor.report.statistics import (
     Interval,
     Outcomes,
@@ -150,7 +151,7 @@ class Comparison:
         """Whether a higher value of the metric is better. Gains and differences are above 0 if it
         is better.
         """
-        return HIGHER_IS_BETTER[self.metric]
+        return CLIENT_METRICS[self.metric].higher_is_better
 
     def as_record(self) -> dict[str, Any]:
         """Return the comparison as a JSON-ready mapping."""
@@ -209,7 +210,7 @@ def compare(
         message = f"a comparison needs at least two methods, got {len(methods)}."
         raise ConfigError(message, key="runs", allowed="at least two methods", got=len(methods))
 
-    metric = find_name("metric", metric, HIGHER_IS_BETTER, key="metric")
+    metric = find_name("metric", metric, CLIENT_METRICS, key="metric")
     point = find_name("evaluation point", point or POINTS[0], POINTS, key="point")
     labels = [method.label for method in methods]
     first = next((method.label for method in methods if method.finished), labels[0])
@@ -297,7 +298,7 @@ def _compare_group(
     local: str,
 ) -> GroupComparison:
     """Compare the methods on one group of clients."""
-    is_higher = HIGHER_IS_BETTER[metric]
+    is_higher = CLIENT_METRICS[metric].higher_is_better
     summaries = []
     for method in methods:
         global_model = "" if point == "global" else _global_model(method, methods, table)

@@ -13,7 +13,7 @@ from typing import Any
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.reading import damaged, read_object
-from fedtailor.experiment.records import COMPARISON_FILE, Run, holds_run, read_run
+from fedtailor.experiment.reader import COMPARISON_FILE, RunRecords, holds_run, read_run
 
 _LEFT_OUT_OF_LABELS = frozenset(
     {
@@ -41,11 +41,11 @@ class Method:
     """The run folder."""
     config: Mapping[str, Any]
     """The configuration of the first run; of the folder, if no run has begun."""
-    runs: Mapping[int, Run]
+    runs: Mapping[int, RunRecords]
     """The runs by seed, finished or not."""
 
     @property
-    def finished(self) -> dict[int, Run]:
+    def finished(self) -> dict[int, RunRecords]:
         """The runs that have a result."""
         return {seed: run for seed, run in self.runs.items() if run.result is not None}
 
@@ -195,7 +195,7 @@ def _is_inside(name: str, folder: Path) -> bool:
     return place != inside and place.is_relative_to(inside)
 
 
-def _runs(run: Run) -> dict[int, Run]:
+def _runs(run: RunRecords) -> dict[int, RunRecords]:
     """Return the runs of the single seeds."""
     if "seeds" in run.config:
         return dict(run.seeds)
@@ -205,7 +205,7 @@ def _runs(run: Run) -> dict[int, Run]:
     return {seed: run}
 
 
-def _check_name(config: Mapping[str, Any], run: Run) -> None:
+def _check_name(config: Mapping[str, Any], run: RunRecords) -> None:
     """Check that a configuration names its algorithm.
 
     Raises:

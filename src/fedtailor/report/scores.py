@@ -9,16 +9,8 @@ from typing import Any, Literal
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged
-from fedtailor.experiment.records import Run
+from fedtailor.experiment.reader import RunRecords
 
-HIGHER_IS_BETTER = {
-    "accuracy": True,
-    "balanced_accuracy": True,
-    "loss": False,
-    "ece": False,
-    "auroc": True,
-}
-"""The metrics that every client has, as in :data:`fedtailor.core.metrics.METRICS`."""
 POINTS = ("personalized", "global", "local")
 """The evaluation points at which clients have scores."""
 _LARGEST = 1e100
@@ -45,7 +37,7 @@ class ClientScores:
 
 
 def read_scores(
-    run: Run, *, point: str, metric: str, group: Group = "known"
+    run: RunRecords, *, point: str, metric: str, group: Group = "known"
 ) -> ClientScores | None:
     """Return the scores of the clients of a finished run; None if it has no evaluation at the
     point.
@@ -56,7 +48,7 @@ def read_scores(
     Args:
         run: of one seed.
         point: one of ``POINTS``.
-        metric: a name of ``HIGHER_IS_BETTER``.
+        metric: a name of :data:`fedtailor.core.metrics.CLIENT_METRICS`.
         group: known clients, or those that never took part in training.
 
     Raises:
@@ -94,7 +86,7 @@ def read_scores(
     )
 
 
-def _final_evaluation(run: Run, point: str, group: Group) -> Mapping[str, Any] | None:
+def _final_evaluation(run: RunRecords, point: str, group: Group) -> Mapping[str, Any] | None:
     """Return the record of an evaluation in the result; None if there is none."""
     evaluations = (run.result or {}).get(_PLACES[group], {})
     final = evaluations.get(point) if isinstance(evaluations, Mapping) else None
@@ -103,7 +95,7 @@ def _final_evaluation(run: Run, point: str, group: Group) -> Mapping[str, Any] |
     return final
 
 
-def _size_of_group(run: Run, group: Group) -> int:
+def _size_of_group(run: RunRecords, group: Group) -> int:
     """Return the number of clients of a group in the split; 0 if it is not known."""
     clients = run.split.get("clients")
     num_new = run.split.get("new_clients", 0)
@@ -117,7 +109,7 @@ def _size_of_group(run: Run, group: Group) -> int:
     return num_new if group == "new" else len(clients) - num_new
 
 
-def _whole(line: Mapping[str, Any], name: str, run: Run) -> int:
+def _whole(line: Mapping[str, Any], name: str, run: RunRecords) -> int:
     """Return a whole number of a line."""
     value = line.get(name)
     if type(value) is not int:
@@ -125,7 +117,7 @@ def _whole(line: Mapping[str, Any], name: str, run: Run) -> int:
     return value
 
 
-def _value(line: Mapping[str, Any], metric: str, run: Run) -> float | None:
+def _value(line: Mapping[str, Any], metric: str, run: RunRecords) -> float | None:
     """Return the value of a metric; None if the client has none."""
     value = line.get(metric)
     if value is None:
@@ -144,7 +136,7 @@ def _value(line: Mapping[str, Any], metric: str, run: Run) -> float | None:
     return number
 
 
-def _not_a_number(run: Run, line: Mapping[str, Any], name: str) -> DataError:
+def _not_a_number(run: RunRecords, line: Mapping[str, Any], name: str) -> DataError:
     where = (
         f"in the line of client {line.get('client')!r:.40} after round {line.get('round')!r:.40}"
     )

@@ -18,7 +18,7 @@ from fedtailor import __version__
 from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, RunError, find_name, one_line
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.experiment.records import refuse_inside_run
+from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.onnx_file import OPSET, require_onnx, to_onnx
 from fedtailor.serving.trace import traced

@@ -14,7 +14,7 @@ from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, read_input_specification
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config
-from fedtailor.experiment.records import Run as RunRecords
+from fedtailor.experiment.reader import RunRecords
 from fedtailor.models import build_model
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.module import PersonalModule

@@ -15,7 +15,7 @@ from fedtailor.core.federation import Cohort
 from fedtailor.core.metrics import per_client
 from fedtailor.core.reading import damaged
 from fedtailor.data.split import ClientRows
-from fedtailor.experiment.records import Run as RunRecords
+from fedtailor.experiment.reader import RunRecords
 from fedtailor.serving.load import Method, load_method
 from fedtailor.serving.one_site import federation_of_one
 from fedtailor.serving.site_data import SiteData

@@ -13,10 +13,10 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.folder import RunFolder, refuse_existing
 from fedtailor.experiment.model_card import model_card
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.records import Run as RunRecords
-from fedtailor.experiment.records import RunFolder, refuse_existing, refuse_inside_run
+from fedtailor.experiment.reader import RunRecords, refuse_inside_run
 from fedtailor.serving.onboard import Onboarded, Server, load_server, onboard
 from fedtailor.serving.site_data import SiteData, load_site
 from fedtailor.serving.validate import Validation, cross_validate, summary

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import damaged
-from fedtailor.experiment.records import Run as RunRecords
-from fedtailor.experiment.records import read_run
+from fedtailor.experiment.reader import RunRecords, read_run
 
 if TYPE_CHECKING:
     from fedtailor.serving.model import PersonalModel
@@ -22,15 +23,12 @@ _MOST_NAMES = 10
 """Names of clients in a message; more are counted."""
 
 
-@dataclass(frozen=True)
-class ClientScores:
-    """The scores of a client's model on its test examples, as fractions."""
+class ClientScores(SimpleNamespace):
+    """The scores of a client's model on its test examples: ``accuracy``, ``ece`` and so on.
 
-    accuracy: float
-    balanced_accuracy: float
-    loss: float
-    ece: float
-    """Expected calibration error, 15 bins, before the temperature."""
+    It has every metric of :data:`fedtailor.core.metrics.CLIENT_METRICS`; None where there is no
+    value, such as the AUROC of a client with one class. Calibration is that before the temperature.
+    """
 
 
 @dataclass(frozen=True)
@@ -229,8 +227,8 @@ class Run:
             ):
                 continue
 
-            numbers = [line["accuracy"], line["balanced_accuracy"], line["loss"], line["ece"]]
-            found.setdefault(line["client"], {})[line["point"]] = ClientScores(*numbers)
+            scores = ClientScores(**{name: line.get(name) for name in CLIENT_METRICS})
+            found.setdefault(line["client"], {})[line["point"]] = scores
 
         return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedtailor.core.engine import Failure, NoAnswer
-from fedtailor.core.metrics import Scores
+from fedtailor.core.scores import Scores
 from fedtailor.simulation.clients import Clients, PersonalizeReply, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
 from fedtailor.simulation.report import Stage

@@ -15,7 +15,7 @@ from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.message import Problem, Upload
-from fedtailor.core.metrics import SCORE_BINS, Scores, across, add, packed
+from fedtailor.core.scores import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import contained
 from fedtailor.simulation.engines.options import refuse_engine

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure
-from fedtailor.core.metrics import Scores, per_client
+from fedtailor.core.metrics import per_client
 from fedtailor.core.roster import Roster
+from fedtailor.core.scores import Scores
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
 from fedtailor.simulation.quarantine import refuse_total_failure

@@ -16,9 +16,9 @@ from fedtailor.core.algorithm import Algorithm, Download, Onboarded
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import ExampleIndices, Program
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
-from fedtailor.core.metrics import Scores, score
 from fedtailor.core.per_example import present_first
 from fedtailor.core.rng import Key
+from fedtailor.core.scores import Scores, score
 from fedtailor.core.task import Batch, Task
 from fedtailor.training.blocks import forward
 

@@ -15,7 +15,7 @@ from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
 from fedtailor.core.message import Problem
-from fedtailor.core.metrics import Scores
+from fedtailor.core.scores import Scores
 
 Point = Literal["global", "local", "personalized"]
 

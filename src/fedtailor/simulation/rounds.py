@@ -30,10 +30,10 @@ from fedtailor.core.message import (
     reduce_field,
 )
 from fedtailor.core.message_bytes import download_bytes, upload_bytes
-from fedtailor.core.metrics import Scores
 from fedtailor.core.robust import left_out_by_krum, needs_every_value, reduce_robustly, sent_values
 from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
+from fedtailor.core.scores import Scores
 from fedtailor.simulation.absences import RepeatedAbsences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, TrainReply, in_memory
 from fedtailor.simulation.evaluation import (

@@ -5,84 +5,71 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
 
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from fedtailor.experiment.trackers.base import Log, TrackedRun, Values
+from fedtailor.experiment.tracking import TrackedRun, Values
 
-_MOST_METRICS = 1000
-_MOST_PARAMETERS = 100
-"""How many values MLflow takes at once."""
+_MOST_VALUES = 100
+"""How many parameters MLflow takes at once; it takes more metrics."""
 _LONGEST_PARAMETER = 500
-_EXPERIMENT = "fedtailor"
-_LOUD = ("mlflow", "alembic")
-"""Loggers that report every step in which a new database is made."""
+_SECONDS_BETWEEN = 2.0
+"""Seconds between two times that rounds are written: a database takes some 40 ms each time."""
+_TAG = "fedtailor.run"
+"""By which the log of a run is found again."""
 
 
 class MLflow:
-    """Writes runs of the experiment ``fedtailor``. To see them: ``mlflow ui --backend-store-uri
-    sqlite:///FILE``.
+    """Writes runs of the experiment ``fedtailor``.
+
+    To see them: ``mlflow ui --backend-store-uri sqlite:///FILE``.
     """
 
-    def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
-        """Make a run, or go on with it."""
-        for name in _LOUD:
-            logging.getLogger(name).setLevel(logging.WARNING)
+    def __init__(self, run: TrackedRun) -> None:
+        """Begin the log, in place of an unfinished one."""
+        for library in ("mlflow", "alembic"):  # they report every step of a new database
+            logging.getLogger(library).setLevel(logging.WARNING)
 
-        address = (
-            os.environ.get("MLFLOW_TRACKING_URI")
-            or f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"
-        )
-        self._client = MlflowClient(address)
+        folder = run.folder.resolve()
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(server or f"sqlite:///{folder / 'mlflow.db'}")
+        self._waiting: list[Metric] = []
+        self._written = 0.0
 
-        if known_as:
-            self._id = known_as
-            self._client.update_run(self._id, status="RUNNING")
-            return Log(self._id, last)
-
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedtailor"
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
-            files = (
-                None
-                if "MLFLOW_TRACKING_URI" in os.environ
-                else (run.folder.resolve() / "artifacts").as_uri()
-            )
-            experiment_id = self._client.create_experiment(name, artifact_location=files)
+            artifacts = None if server else (folder / "artifacts").as_uri()
+            experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
         else:
             experiment_id = experiment.experiment_id
 
-        self._id = self._client.create_run(experiment_id, run_name=run.title).info.run_id
-        options = [
-            Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in run.options.items()
-        ]
-        for first in range(0, len(options), _MOST_PARAMETERS):
-            self._client.log_batch(self._id, params=options[first : first + _MOST_PARAMETERS])
+        for old in self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{run.key}'"):
+            self._client.delete_run(old.info.run_id)
 
-        return Log(self._id, 0)
+        tags = {_TAG: run.key}
+        created = self._client.create_run(experiment_id, run_name=run.title, tags=tags)
+        self._id = created.info.run_id
+        params = [Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in run.options.items()]
+        for first in range(0, len(params), _MOST_VALUES):
+            self._client.log_batch(self._id, params=params[first : first + _MOST_VALUES])
 
-    def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
-        """Write one metric for each value and round."""
+    def on_round(self, number: int, values: Values) -> None:
+        """Write one metric for each value, a few rounds at a time."""
         now = int(1000 * time.time())
-        self._put(
-            [
-                Metric(key, value, now, number)
-                for number, values in rounds
-                for key, value in values.items()
-            ]
-        )
+        self._waiting += [Metric(key, value, now, number) for key, value in values.items()]
+        if time.monotonic() - self._written > _SECONDS_BETWEEN or len(self._waiting) > _MOST_VALUES:
+            self._write()
 
-    def finish(self, values: Values) -> None:
-        """Write the final scores as metrics."""
-        now = int(1000 * time.time())
-        self._put([Metric(key, value, now, 0) for key, value in values.items()])
+    def close(self, scores: Values | None) -> None:
+        """Write the final scores, and say how the run has ended."""
+        if scores is not None:
+            self.on_round(0, scores)
+        self._write()
+        self._client.set_terminated(self._id, "KILLED" if scores is None else "FINISHED")
 
-    def close(self, *, finished: bool) -> None:
-        """Say how the run has ended."""
-        self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
-
-    def _put(self, metrics: list[Metric]) -> None:
-        for first in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=metrics[first : first + _MOST_METRICS])
+    def _write(self) -> None:
+        self._client.log_batch(self._id, metrics=self._waiting)
+        self._waiting = []
+        self._written = time.monotonic()

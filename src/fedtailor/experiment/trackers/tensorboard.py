@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
 
 import tomli_w
 from torch.utils.tensorboard import SummaryWriter
 
-from fedtailor.experiment.trackers.base import Log, TrackedRun, Values
+from fedtailor.experiment.tracking import TrackedRun, Values
 
 
 class TensorBoard:
     """Writes event files. To see them: ``tensorboard --logdir RUN/tracking/tensorboard``."""
 
-    def start(self, run: TrackedRun, known_as: str, last: int) -> Log:
-        """Start an event file; a log that is continued consists of several."""
-        self._run = run
-        self._last = last
-        purged = (
-            last + 1 if known_as else None
-        )  # what a killed process may have written after its last mark
-        self._writer = SummaryWriter(str(run.folder / run.name), purge_step=purged)
+    def __init__(self, run: TrackedRun) -> None:
+        """Begin the log, in place of an unfinished one."""
+        folder = run.folder / run.name
+        shutil.rmtree(folder, ignore_errors=True)
+        self._options = run.options
+        self._round = 0
+        self._writer = SummaryWriter(str(folder))
 
-        if not known_as:
-            text = "    " + tomli_w.dumps(run.configuration).replace(
-                "\n", "\n    "
-            )  # Markdown for code
-            self._writer.add_text("configuration", text)
+        # Four blanks make it code in Markdown.
+        lines = tomli_w.dumps(run.configuration).splitlines()
+        self._writer.add_text("configuration", "\n".join(f"    {line}" for line in lines))
 
-        return Log(run.name, last)
-
-    def write(self, rounds: Sequence[tuple[int, Values]]) -> None:
-        """Write one number for each value and round."""
-        for number, values in rounds:
-            for key, value in values.items():
-                self._writer.add_scalar(key, value, number)
-            self._last = number
+    def on_round(self, number: int, values: Values) -> None:
+        """Write one number for each value."""
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, number)
         self._writer.flush()
+        self._round = number
 
-    def finish(self, values: Values) -> None:
-        """Write the configuration and the final scores as hyper-parameters and their metrics."""
-        self._writer.add_hparams(self._run.options, values, run_name=".", global_step=self._last)
-
-    def close(self, *, finished: bool) -> None:
-        """Close the event file."""
+    def close(self, scores: Values | None) -> None:
+        """Write the options and the final scores as hyper-parameters and their metrics."""
+        if scores is not None:
+            self._writer.add_hparams(self._options, scores, run_name=".", global_step=self._round)
         self._writer.close()

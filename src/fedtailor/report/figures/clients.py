@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_object
-from fedtailor.experiment.records import Run
+from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.figures.axes import (
     Panel,
     horizontal_axis,
@@ -356,7 +356,7 @@ def _quarters(dots: Sequence[tuple[Unit, int, float]]) -> list[tuple[float, floa
     return means
 
 
-def training_counts(run: Run) -> tuple[dict[int, dict[int, int]], list[str]]:
+def training_counts(run: RunRecords) -> tuple[dict[int, dict[int, int]], list[str]]:
     """Return the training examples by client and class, and the names of the classes, from the
     cards of models.
     """

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from fedtailor.core.reading import damaged
-from fedtailor.experiment.records import Run
+from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.methods import Method
 
 POINTS = {
@@ -55,7 +55,7 @@ class CurvePoint:
 class SeedRecords:
     """What figures show of one run."""
 
-    run: Run
+    run: RunRecords
     scores: dict[str, dict[int, ClientScores]] = field(default_factory=dict)
     """By evaluation point and client."""
     rounds: dict[str, int] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
     return names
 
 
-def _read_seed(run: Run) -> SeedRecords:
+def _read_seed(run: RunRecords) -> SeedRecords:
     """Read what figures show of a run."""
     found = SeedRecords(run)
     place = run.path / "rounds.jsonl"
@@ -178,7 +178,7 @@ def _read_seed(run: Run) -> SeedRecords:
     return found
 
 
-def _rounds_of_final_models(run: Run) -> dict[str, int]:
+def _rounds_of_final_models(run: RunRecords) -> dict[str, int]:
     """Return the round of the final models by evaluation point; empty for a run that has not
     finished.
     """

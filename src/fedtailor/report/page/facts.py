@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.options import show
-from fedtailor.experiment.records import Run
+from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.figures.figure import Cell, Table
 from fedtailor.report.figures.records import MethodRecords, number
 from fedtailor.report.methods import settings_of
@@ -161,7 +161,7 @@ def environment_section(records: Sequence[MethodRecords]) -> Section:
     )
 
 
-def _first_run(method: MethodRecords) -> Run | None:
+def _first_run(method: MethodRecords) -> RunRecords | None:
     """Return the run of the first seed; None if none has begun."""
     return next((seed.run for seed in method.seeds.values()), None)
 
@@ -205,7 +205,7 @@ def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _notes(run: Run) -> list[Any]:
+def _notes(run: RunRecords) -> list[Any]:
     notes = run.provenance.get("notes")
     return notes if isinstance(notes, list) else []
 

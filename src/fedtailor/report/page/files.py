@@ -10,7 +10,7 @@ from pathlib import Path
 from fedtailor.core.atomic import write_folder_whole, write_whole
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.reading import read_file
-from fedtailor.experiment.records import refuse_inside_run
+from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.report.figures.figure import WIDE, Figure
 from fedtailor.report.page.build import MARK, Page
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from fedtailor.core.reading import read_object
-from fedtailor.experiment.records import COMPARISON_FILE, RunFolder, holds_run, is_running
+from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, is_running, read_result
 from fedtailor.report.methods import Method, read_methods
 from fedtailor.report.page.build import Page, build_page
 
@@ -85,7 +85,7 @@ def _is_complete(paths: Sequence[str | Path], methods: Sequence[Method]) -> bool
     single = sum(holds_run(Path(path)) for path in paths)
     expected = single + sum(len(found.get("runs", ())) for found in lists)
     return len(methods) == expected and all(
-        RunFolder(method.path).result() is not None for method in methods
+        read_result(method.path) is not None for method in methods
     )
 
 

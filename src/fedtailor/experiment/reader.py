@@ -1,0 +1,403 @@
+"""Run folders read back, whatever state the run is in. No torch.
+
+A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
+``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors``
+with ``CLIENT.json``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json``
+once it has finished. A run of several seeds holds one such folder per seed: ``seed-0`` and so on.
+:mod:`fedtailor.experiment.writer` writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fedtailor.core.atomic import safe_name
+from fedtailor.core.errors import ConfigError, DataError, did_you_mean
+from fedtailor.core.process import lives
+from fedtailor.core.reading import (
+    LARGEST_TOML,
+    UnreadableError,
+    damaged,
+    is_missing,
+    parse_toml,
+    read_file,
+    read_lines,
+    read_object,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SCHEMA_VERSION = 3
+"""Of the records. A folder of another version is refused."""
+CONFIG_FILE = "experiment.toml"
+"""The file that makes a folder a run folder; it is written last of the first files."""
+COMPARISON_FILE = "comparison.json"
+"""In the folder of several runs: names the folders of the runs."""
+NO_RUN = f"'{{path}}' is not the folder of a run: it holds no {CONFIG_FILE}."
+"""What is said of any other folder."""
+ACROSS_SITES = "sites"
+"""Stands in place of an engine in the provenance of a run across sites."""
+
+State = Literal["running", "finished", "failed", "interrupted"]
+Record = dict[str, Any]
+
+_LARGEST_MODEL = 2**33
+_MOST_CLIENTS = 10
+"""Names of clients in a message."""
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether ``path`` is a run folder."""
+    return os.path.isfile(path / CONFIG_FILE)
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a run folder says."""
+
+    path: Path
+    config: Record
+    provenance: Record
+    status: Record
+    split: Record
+    rounds: list[Record]
+    """The lines of ``rounds.jsonl``; with several seeds those of all, each line with its ``seed``."""
+    events: list[Record]
+    """The lines of ``events.jsonl``, in the same way."""
+    result: Record | None
+    """What ``fedtailor run --json`` printed; None for a run that has not finished."""
+    seeds: dict[int, RunRecords]
+    """The runs of the single seeds, where there are several."""
+
+    @cached_property
+    def clients(self) -> list[Record]:
+        """The lines of ``clients.jsonl``, in the same way, read when this is first used.
+
+        Raises:
+            DataError: the file is damaged, or the folder is gone.
+        """
+        return list(self.iterate_clients())
+
+    def iterate_clients(self) -> Iterator[Record]:
+        """Read the lines of ``clients.jsonl`` one at a time, and keep none of them.
+
+        Raises:
+            DataError: the file is damaged, or the folder is gone.
+        """
+        for seed, run in self.seeds.items():
+            for record in run.iterate_clients():
+                yield {"seed": seed, **record}
+
+        if self.seeds:
+            return
+
+        if not self.path.exists():  # a folder without the file has no lines
+            message = f"The folder of the run, '{self.path}', is gone since it was read."
+            raise DataError(message, path=str(self.path))
+
+        # A killed run may have left lines of a round that is not complete.
+        complete = {record["round"] for record in self.rounds}
+        for record in _iterate_records(self.path, "clients.jsonl", needs_round=True):
+            if record["round"] in complete:
+                yield record
+
+    def clients_of_round(self, number: int) -> list[Record]:
+        """Return the lines of ``clients.jsonl`` of one round, and keep them.
+
+        Raises:
+            DataError: the file is damaged, or the folder is gone.
+        """
+        if number not in self._clients_by_round:
+            lines = [line for line in self.iterate_clients() if line["round"] == number]
+            self._clients_by_round[number] = lines
+        return self._clients_by_round[number]
+
+    @cached_property
+    def _clients_by_round(self) -> dict[int, list[Record]]:
+        return {}
+
+    @property
+    def is_across_sites(self) -> bool:
+        """Whether real sites trained in this run: their models stay with them."""
+        return self.provenance.get("engine") == ACROSS_SITES
+
+    def of_seed(self, seed: int | None) -> RunRecords:
+        """Return the run of one of several seeds, or this one if it has no others.
+
+        Raises:
+            ConfigError: there are several and none is named, or there is no such seed.
+        """
+        if not self.seeds and seed in (None, self.config.get("seed")):
+            return self
+        if seed in self.seeds:
+            return self.seeds[seed]
+
+        seeds = ", ".join(map(str, self.seeds)) or str(self.config.get("seed"))
+        got = "none" if seed is None else seed
+        message = f"seed must be one of those that '{self.path}' holds ({seeds}), got {got}."
+        raise ConfigError(message, key="seed", allowed=list(self.seeds), got=got)
+
+    def model(
+        self, client: str | int, *, seed: int | None = None
+    ) -> tuple[dict[str, np.ndarray], Record]:
+        """Return a client's tensors by path, and its model card.
+
+        Args:
+            client: name or number of the client.
+            seed: which of several seeds.
+
+        Raises:
+            ConfigError: there are several seeds and none of them is named.
+            DataError: there is no such model, or its file is damaged.
+        """
+        from fedtailor.experiment.arrays import to_arrays
+
+        run = self.of_seed(seed)
+        raw, card = run.model_file(client)
+        return to_arrays(raw, run.path / "models" / str(card["file"])), card
+
+    def model_file(self, client: str | int) -> tuple[bytes, Record]:
+        """Return the content of a client's model file, and its card, in a run of one seed.
+
+        Raises:
+            DataError: there is no such model, or its file is damaged.
+        """
+        name = self._file_name(client)
+        card_path = self.path / "models" / f"{name}.json"
+        path = self.path / "models" / f"{name}.safetensors"
+
+        try:
+            card = read_object(card_path, within=self.path)
+        except UnreadableError as error:
+            if is_missing(error):
+                raise self._no_model_of(client) from error
+            raise
+
+        raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
+        if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
+            raise damaged(path, "its SHA-256 does not match its card")
+        if safe_name(str(card.get("client"))) != name:
+            raise damaged(card_path, f"it is the card of client {card.get('client')!r:.80}")
+
+        return raw, {**card, "file": path.name}
+
+    def _file_name(self, client: str | int) -> str:
+        """Return the name of a client's files, without endings; a number may stand for a name."""
+        names = self._client_names()
+        text = str(client)
+        if text not in names and text.isascii() and text.isdecimal() and int(text) < len(names):
+            text = names[int(text)]
+        return safe_name(text)
+
+    def _client_names(self) -> list[str]:
+        names = self.split.get("client_names")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    def _no_model_of(self, client: str | int) -> DataError:
+        """Return the error for a client without a model; it lists those that have one."""
+        stems = {file.stem for file in (self.path / "models").glob("*.json")}
+        names = [name for name in self._client_names() if safe_name(name) in stems]
+        names = names or sorted(stems, key=_numbers_first)
+
+        if names:
+            listing = ", ".join(names[:_MOST_CLIENTS])
+            if len(names) > _MOST_CLIENTS:
+                listing += f" and {len(names) - _MOST_CLIENTS} more"
+
+            is_number = str(client).isdecimal()
+            hint = "." if is_number else did_you_mean(str(client), names) or "."
+            reason = f"no model of client {client!r:.80}{hint} It holds those of {listing}."
+        elif self.is_across_sites:
+            reason = "no models: every site keeps its own, as 'model' in its folder."
+        else:
+            reason = "no models: they are written after the last round."
+
+        message = f"'{self.path}' holds {reason}"
+        return DataError(message, key="client", path=str(self.path), allowed=names, got=str(client))
+
+
+def read_run(path: str | Path) -> RunRecords:
+    """Read a run folder, whatever state the run is in.
+
+    The folder of several seeds holds a run per seed, in ``run.seeds``; its own rounds, clients and
+    events are those of all seeds, each with its ``seed``.
+
+    Raises:
+        DataError: the folder is not a run, or one of its files is damaged.
+
+    Example:
+        >>> import fedtailor
+        >>> config = fedtailor.make_config({"data": {"clients": 3}, "federation": {"rounds": 2}})
+        >>> result = fedtailor.run(config, out="runs/example")
+        >>> [record["round"] for record in read_run("runs/example").rounds]
+        [1, 2]
+    """
+    path = Path(path)
+    run = _read_one(path)
+
+    for seed in _seeds_of(run):
+        folder = path / f"seed-{seed}"
+        if not folder.exists():  # it has not begun
+            continue
+
+        single = _read_one(folder)
+        if "seeds" in single.config:
+            raise damaged(folder / CONFIG_FILE, "it is that of several seeds")
+
+        run.seeds[seed] = single
+        run.rounds.extend({"seed": seed, **record} for record in single.rounds)
+        run.events.extend({"seed": seed, **record} for record in single.events)
+
+    return run
+
+
+def _read_one(path: Path) -> RunRecords:
+    """Read a run folder without those of its seeds."""
+    try:
+        text = read_file(path / CONFIG_FILE, limit=LARGEST_TOML, within=path)
+    except UnreadableError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise DataError(NO_RUN.format(path=path), path=str(path)) from error
+        raise
+
+    # First of all, because it says whether the version of the records is ours.
+    provenance = read_provenance(path)
+    config = parse_toml(text, path / CONFIG_FILE)
+
+    # Events without a round, and those of complete rounds.
+    rounds = list(_iterate_records(path, "rounds.jsonl", needs_round=True))
+    complete = {0, *(record["round"] for record in rounds)}
+    events = list(_iterate_records(path, "events.jsonl"))
+    events = [record for record in events if record.get("round", 0) in complete]
+
+    result = _read_optional(path / "result.json")
+    status = _read_status(path)
+    if status["state"] == "running" and not lives(status.get("process")):
+        status = {"state": "interrupted" if result is None else "finished"}
+    if "seeds" not in config:
+        status["rounds_done"] = len(rounds)
+
+    return RunRecords(
+        path=path,
+        config=config,
+        provenance=provenance,
+        status=status,
+        split=_read_optional(path / "split.json") or {},
+        rounds=rounds,
+        events=events,
+        result=result,
+        seeds={},
+    )
+
+
+def read_provenance(path: Path) -> Record:
+    """Read where the results in a run folder come from.
+
+    Raises:
+        DataError: it is damaged, or of another version of the records.
+    """
+    provenance = read_object(path / "provenance.json", within=path)
+    version = provenance.get("schema")
+    if version != SCHEMA_VERSION:
+        message = (
+            f"'{path}' holds records of version {version!r:.40}; this fedtailor reads version "
+            f"{SCHEMA_VERSION}."
+        )
+        raise DataError(message, path=str(path), allowed=SCHEMA_VERSION, got=version)
+    return provenance
+
+
+def read_result(path: Path) -> Record | None:
+    """Read the result of a run, with the path of its folder now; None if it has not finished.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    result = _read_optional(path / "result.json")
+    return None if result is None else {**result, "run": str(path)}
+
+
+def count_rounds(path: Path) -> int:
+    """Count the complete lines of ``rounds.jsonl`` in a folder."""
+    try:
+        with (path / "rounds.jsonl").open("rb") as file:
+            return sum(line.endswith(b"\n") for line in file)
+    except OSError:
+        return 0
+
+
+def is_running(path: Path) -> bool:
+    """Return whether a process is running the run in a folder.
+
+    Raises:
+        DataError: its status cannot be read.
+    """
+    status = _read_status(path)
+    return status["state"] == "running" and lives(status.get("process"))
+
+
+def refuse_inside_run(path: Path) -> None:
+    """Check that nothing is written into the folder of a finished run.
+
+    Raises:
+        ConfigError: the path is a run folder, or lies in one.
+    """
+    resolved = Path(os.path.realpath(path))
+    for folder in (resolved, *resolved.parents):
+        if holds_run(folder):
+            message = (
+                f"'{path}' lies in the folder of a run, '{folder}', which stays as it is: choose "
+                "another --out."
+            )
+            raise ConfigError(message, key="out", allowed="a path outside of runs", got=str(path))
+
+
+def _read_status(path: Path) -> Record:
+    """Read ``status.json``; a process that could not write the last one has removed it."""
+    status = _read_optional(path / "status.json")
+    if status is None:
+        return {"state": "interrupted"}
+
+    states = get_args(State)
+    if status.get("state") not in states:
+        raise damaged(path / "status.json", f"the state must be one of {', '.join(states)}")
+    return status
+
+
+def _read_optional(path: Path) -> Record | None:
+    """Read an object in a run folder; None if there is no such file."""
+    try:
+        return read_object(path, within=path.parent)
+    except UnreadableError as error:
+        if is_missing(error):
+            return None
+        raise
+
+
+def _iterate_records(path: Path, name: str, *, needs_round: bool = False) -> Iterator[Record]:
+    """Yield the lines of a file; the number of a round, which some need, must be whole."""
+    for number, record in enumerate(read_lines(path / name, within=path), start=1):
+        if type(record.get("round", None if needs_round else 0)) is not int:
+            raise damaged(path / name, f"line {number} has no number of a round")
+        yield record
+
+
+def _seeds_of(run: RunRecords) -> list[int]:
+    """Return the seeds of a run of several; none for a run of one."""
+    seeds = run.config.get("seeds", [])
+    if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
+        raise damaged(run.path / CONFIG_FILE, "seeds must be a list of whole numbers")
+    return seeds
+
+
+def _numbers_first(name: str) -> tuple[int, str]:
+    """Return a key that sorts numbers by their value, and names after them."""
+    return (int(name), "") if name.isdecimal() else (sys.maxsize, name)
