@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 
+from fedtailor.core.torch_private import cdist_operator
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.serving.module import PersonalModule
 
@@ -67,7 +68,7 @@ def traced(
             program = torch.export.export(graph, (example,), dynamic_shapes=batch)
 
         decompositions = torch.export.default_decompositions()
-        decompositions[torch.ops.aten._cdist_forward.default] = _distances
+        decompositions[cdist_operator()] = _distances
         decomposed: ExportedProgram = program.run_decompositions(decompositions)
         return decomposed
 

@@ -16,6 +16,7 @@ from fedtailor.core.devices import HOST
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch
+from fedtailor.core.torch_private import foreach_mul
 from fedtailor.training.batches import Batches, Plan, gather
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
@@ -49,7 +50,7 @@ class GradientSteps:
         clip_norm = self.phase.training.clip_norm
         if clip_norm and gradients:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-            gradients = list(torch._foreach_mul(gradients, clip_factor(norm, clip_norm)))
+            gradients = list(foreach_mul(gradients, clip_factor(norm, clip_norm)))
 
         self.loss_sum += loss
         self.optimizer.update(self.trained, gradients, step)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.task import Training
+from fedtailor.core.torch_private import fused_sgd
 
 # Adam's constants: PyTorch's defaults
 _DECAY1 = 0.9
@@ -51,7 +52,7 @@ class Optimizer:
 
         # The tensors of one client are dense and laid out alike: one pass over memory.
         if active is None and training.optimizer == "sgd":
-            torch._fused_sgd_(
+            fused_sgd(
                 list(params),
                 list(gradients),
                 self.first,

@@ -17,6 +17,7 @@ from fedtailor.core.devices import HOST, to_device
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
+from fedtailor.core.torch_private import memory_of
 from fedtailor.training.batches import Plan, take, to_values
 from fedtailor.training.one_client import (
     chunk_size,
@@ -26,7 +27,7 @@ from fedtailor.training.one_client import (
 )
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
-from fedtailor.training.step_runner import memory_of, separate_from, write
+from fedtailor.training.step_runner import separate_from, write
 
 
 class Stacked(NamedTuple):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.rng import Key
+from fedtailor.core.torch_private import memory_of
 from fedtailor.training.phase import Phase
 
 StepFunction = Callable[[Any, Key], list[Tensor]]
@@ -73,13 +74,6 @@ def write(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy values into tensors, with which they share no memory."""
     for target, value in zip(targets, values, strict=True):
         target.copy_(value)
-
-
-def memory_of(tensor: Tensor) -> int:
-    """Return a number that tells one piece of memory from another as long as both are held."""
-    # A recording would take this for a look at values.
-    with torch._C.DisableTorchFunction():
-        return int(tensor.untyped_storage()._cdata)
 
 
 class StepRunner(Protocol):

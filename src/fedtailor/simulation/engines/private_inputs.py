@@ -15,6 +15,7 @@ import torch
 
 from fedtailor.core import tree
 from fedtailor.core.errors import RunError
+from fedtailor.core.torch_private import count_writes
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
 from fedtailor.training.batches import take
 
@@ -76,7 +77,7 @@ def refuse_spoiled(common: Any) -> None:
         return
 
     x, y = common.visible
-    if x.data_ptr() == common.x.data_ptr() and x._version + y._version > 0:
+    if x.data_ptr() == common.x.data_ptr() and count_writes(x) + count_writes(y) > 0:
         raise SpoiledData(
             "a client's program changed its examples in place. They take more than "
             f"{LARGEST_COPY // 2**20} MiB, so it worked on the data of all clients, which are now "

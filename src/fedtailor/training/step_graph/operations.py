@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fedtailor.core.torch_private import schema_of
+
 _ELEMENTWISE = """
 abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil
 clamp clamp_max clamp_min copy cos cosh div elu eq erf exp exp2 expm1 fill floor ge gelu gt hardtanh
@@ -68,8 +70,8 @@ def repeatable(func: Any, args: tuple[Any, ...]) -> bool:
     if moves_no_memory(func):
         return True
 
-    if func._schema.is_mutable:
-        fresh = [returned for returned in func._schema.returns if returned.alias_info is None]
+    if schema_of(func).is_mutable:
+        fresh = [returned for returned in schema_of(func).returns if returned.alias_info is None]
         return name.removesuffix("_") in _KNOWN and not fresh
 
     return name in _KNOWN

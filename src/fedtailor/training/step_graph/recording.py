@@ -19,11 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fedtailor.core.torch_private import (
+    TorchDispatchMode,
+    functions_named,
+    memory_of,
+    runs_on_cpu,
+    schema_of,
+    tree_leaves,
+    tree_map_only,
+    unobserved,
+)
 from fedtailor.training.step_graph import operations
-from fedtailor.training.step_runner import memory_of
 
 MOST_BYTES = 4 * 2**20
 """Memory that one recording may hold: in larger steps the overhead does not count."""
@@ -101,7 +108,7 @@ class _Step(NamedTuple):
 
     def written(self) -> list[Tensor]:
         """Return the arguments that it writes to."""
-        arguments = self.func._schema.arguments
+        arguments = schema_of(self.func).arguments
         positional = list(zip(arguments, self.args, strict=False))
         named = [(argument, self.kwargs.get(argument.name)) for argument in arguments]
         return _tensors([value for argument, value in positional + named if argument.is_write])
@@ -129,7 +136,7 @@ class _Step(NamedTuple):
         # What is left makes new results, which are copied.
         if sum(tensor.nbytes for tensor in self.made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
-        if len(self.func._schema.returns) > 1:
+        if len(schema_of(self.func).returns) > 1:
             return _ran(partial(_copy_all, self.made, run_again))
 
         return _ran(partial(_copy, self.made[0], run_again))
@@ -148,24 +155,25 @@ def _writing_forms(
 
     Beside each stand its ``out`` arguments.
     """
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     packet = func.overloadpacket
     for overload_name in packet.overloads():
         overload = getattr(packet, overload_name)
-        inputs = [argument.name for argument in overload._schema.arguments if not argument.is_out]
-        outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
+        inputs = [
+            argument.name for argument in schema_of(overload).arguments if not argument.is_out
+        ]
+        outs = [argument.name for argument in schema_of(overload).arguments if argument.is_out]
         if inputs != names or len(outs) != len(made):
             continue
 
         # Without a kernel of its own, this form would copy too.
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):
+        if not runs_on_cpu(overload):
             continue
 
         if func.namespace == "aten":
             out = made[0] if len(made) == 1 else tuple(made)
-            for module in (torch, torch._C._nn):
-                if hasattr(module, packet.__name__):
-                    yield getattr(module, packet.__name__), {"out": out}
+            for function in functions_named(packet.__name__):
+                yield function, {"out": out}
 
         yield overload, dict(zip(outs, made, strict=True))
 
@@ -216,7 +224,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and keep it if a replay must run it."""
-        with torch._C.DisableTorchFunction():
+        with unobserved():
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -224,7 +232,7 @@ class _Recorder(TorchDispatchMode):
             raise CannotRecord(f"it is not known to be repeated exactly: {func.name()}")
 
         # Views, because the function may change the shapes of its tensors later, in place.
-        writes = func._schema.is_mutable and not operations.moves_no_memory(func)
+        writes = schema_of(func).is_mutable and not operations.moves_no_memory(func)
         step = _Step(func, _fixed_views(args), _fixed_views(kwargs), [])
         if writes:
             self._thaw(step)

@@ -1,0 +1,86 @@
+"""The private names of PyTorch that this package uses, each with its reason.
+
+A later version of PyTorch may lack one. ``tests/core/test_torch_private.py`` says then what takes
+its place, and only this module changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+unobserved = torch._C.DisableTorchFunction
+"""A context in which no mode sees what is called: a recording would take a look at a tensor for a
+look at its values."""
+
+fused_sgd = torch._fused_sgd_
+"""A step of SGD in one pass over memory; ``torch.optim.SGD(fused=True)`` calls it, but holds
+parameters of its own."""
+
+foreach_mul = torch._foreach_mul
+"""The products of many tensors with one number, in one call."""
+
+
+def is_transformed() -> bool:
+    """Return whether a transformation such as ``vmap`` is active: blocks then go a longer way."""
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return a number that tells one piece of memory from another as long as both are held.
+
+    ``data_ptr()`` does not: it is 0 for every tensor without values.
+    """
+    with unobserved():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def count_writes(tensor: Tensor) -> int:
+    """Return how often a tensor's memory was written to in place, through it or its views."""
+    return int(tensor._version)
+
+
+def schema_of(operator: Any) -> Any:
+    """Return the declaration of an operator: which arguments it has, and which it writes to."""
+    return operator._schema
+
+
+def runs_on_cpu(operator: Any) -> bool:
+    """Return whether an operator has a kernel of its own for the CPU."""
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
+    return found
+
+
+def functions_named(name: str) -> Iterator[Any]:
+    """Yield PyTorch's functions of a name: to call the operator itself takes longer."""
+    for module in (torch, torch._C._nn):
+        if hasattr(module, name):
+            yield getattr(module, name)
+
+
+def cdist_operator() -> Any:
+    """Return the operator of distances, of which ONNX has none: exports replace it."""
+    return torch.ops.aten._cdist_forward.default
+
+
+PRIVATE_NAMES: Sequence[str] = (
+    "torch._C.DisableTorchFunction",
+    "torch._C._are_functorch_transforms_active",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._nn",
+    "torch._foreach_mul",
+    "torch._fused_sgd_",
+    "torch.ops.aten._cdist_forward.default",
+    "torch.ops.aten.add.Tensor._schema",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._pytree.tree_leaves",
+    "torch.utils._pytree.tree_map_only",
+)
+"""All of them, for the test; beside ``Tensor._version`` and ``UntypedStorage._cdata``."""
