@@ -52,58 +52,27 @@ def test_a_changed_split_is_refused(tmp_path: Path, record: SplitRecord) -> None
     changed = json.loads(json.dumps(record))
     changed["clients"][0]["train"][0] += 1
     path = write(tmp_path / "split.json", changed)
-    with pytest.raises(
-        DataError, match=f"expected positions with the digest {record['split_sha256']}"
-    ) as caught:
+    with pytest.raises(DataError, match=record["split_sha256"]) as caught:
+        read_split(path)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"1" * 5000, b"[]", b"[" * 100_000, None])
+def test_what_is_no_split_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "split.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
         read_split(path)
     assert caught.value.path == str(path)
 
 
 @pytest.mark.parametrize(
-    ("content", "got"),
-    [
-        (b"", "invalid JSON (line 1, column 1)"),
-        (b'{"clients":\n x}', "invalid JSON (line 2, column 2)"),
-        (b"\xff", "invalid JSON"),
-        (b"\xef\xbb\xbf{", "invalid JSON (line 1, column 1)"),
-        (b"1" * 5000, "invalid JSON"),
-        (b"[]", "a value that is not an object"),
-        (b"1", "a value that is not an object"),
-        (b"[" * 100_000, "brackets nested too deeply"),
-    ],
-    ids=range(8),
-)
-def test_what_is_no_split_is_refused_in_plain_words(
-    tmp_path: Path, content: bytes, got: str
-) -> None:
-    path = tmp_path / "split.json"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_split(path)
-    assert caught.value.message == f"{path}: expected a split in JSON, got {got}."
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("clients", 1),
-        ("new_clients", True),
-        ("client_names", {}),
-        ("conditions", None),
-        ("options", []),
-        ("dataset", 1),
-    ],
+    "change",
+    [{"clients": 1}, {"new_clients": True}, {"conditions": None}, {"options": []}, {"dataset": 1}],
 )
 def test_entries_of_another_type_are_named(
-    tmp_path: Path, record: SplitRecord, name: str, value: object
+    tmp_path: Path, record: SplitRecord, change: dict[str, Any]
 ) -> None:
-    with pytest.raises(DataError, match=f"got an entry of the wrong type: {name}.$"):
-        read_split(write(tmp_path / "split.json", {**record, name: value}))
-
-
-def test_missing_entries_and_files_are_named(tmp_path: Path, record: SplitRecord) -> None:
-    shorter = {name: value for name, value in record.items() if name != "options"}
-    with pytest.raises(DataError, match="got no options"):
-        read_split(write(tmp_path / "split.json", shorter))
-    with pytest.raises(DataError, match="No such file"):
-        read_split(tmp_path / "nowhere.json")
+    with pytest.raises(DataError, match=f"'{next(iter(change))}'"):
+        read_split(write(tmp_path / "split.json", {**record, **change}))

@@ -1,6 +1,4 @@
-"""The split of each client's examples, and its record, which is written beside a run for later
-comparison.
-"""
+"""The split of each client's examples, and its record, which is written beside a run."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict, cast, get_origin, get_type_hints
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import LARGEST_TEXT, UnreadableError, read_file
+from fedtailor.core.reading import read_object
 
 
 class ClientRows(NamedTuple):
@@ -67,10 +65,12 @@ def split_digest(
 
 def to_records(rows: list[ClientRows]) -> list[ClientRecord]:
     """Return the clients' positions as lists."""
-    return [
-        ClientRecord(train=each.train.tolist(), val=each.val.tolist(), test=each.test.tolist())
-        for each in rows
-    ]
+    records = []
+    for client in rows:
+        train, val, test = (part.tolist() for part in client)
+        records.append(ClientRecord(train=train, val=val, test=test))
+
+    return records
 
 
 def read_split(path: Path) -> SplitRecord:
@@ -79,48 +79,19 @@ def read_split(path: Path) -> SplitRecord:
     Raises:
         DataError: the file is missing or not a split, or its positions do not have its digest.
     """
-    try:
-        record = json.loads(read_file(path, limit=LARGEST_TEXT).decode())
-        _check_entries(path, record)
-        digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
-    except UnreadableError as error:
-        raise _refuse(
-            path, "a file that can be read", getattr(error.__cause__, "strerror", "")
-        ) from error
-    except RecursionError as error:
-        raise _refuse(path, "a split in JSON", "brackets nested too deeply") from error
-    except json.JSONDecodeError as error:
-        got = f"invalid JSON (line {error.lineno}, column {error.colno})"
-        raise _refuse(path, "a split in JSON", got) from error
-    except ValueError as error:  # bytes that are not UTF-8, or a number with thousands of digits
-        raise _refuse(path, "a split in JSON", "invalid JSON") from error
+    record = read_object(path)
+    for name, kind in _TYPES.items():
+        if type(record.get(name)) is not kind:  # True would pass as 1
+            allowed = f"a split, with '{name}' of type {kind.__name__}"
+            raise _refuse(path, allowed, f"{record.get(name)!r:.80}")
 
+    digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
     if digest != record["split_sha256"]:
-        raise _refuse(path, f"positions with the digest {record['split_sha256']}", digest)
+        raise _refuse(path, f"positions with the digest {record['split_sha256']!r:.80}", digest)
+
     return cast(SplitRecord, record)
 
 
-def _check_entries(path: Path, record: Any) -> None:
-    """Check that a record has all entries with their types; the contents of lists are not
-    checked.
-    """
-    if type(record) is not dict:
-        raise _refuse(path, "a split in JSON", "a value that is not an object")
-
-    absent = [name for name in _TYPES if name not in record]
-    if absent:
-        raise _refuse(
-            path, f"a split in JSON with the entries {', '.join(_TYPES)}", f"no {', '.join(absent)}"
-        )
-
-    wrong = [
-        name for name, needed in _TYPES.items() if type(record[name]) is not needed
-    ]  # True would pass as 1
-    if wrong:
-        raise _refuse(path, "a split in JSON", f"an entry of the wrong type: {', '.join(wrong)}")
-
-
 def _refuse(path: Path, allowed: str, got: str) -> DataError:
-    return DataError(
-        f"{path}: expected {allowed}, got {got}.", path=str(path), allowed=allowed, got=got
-    )
+    message = f"{path}: expected {allowed}, got {got}."
+    return DataError(message, path=str(path), allowed=allowed, got=got)
