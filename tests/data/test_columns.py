@@ -143,7 +143,7 @@ def test_the_digest_of_a_raw_table_depends_on_the_texts():
         ([[2.0]], (RawColumn("a", ("x", "y")),), "whole numbers from 0 to 1"),
         ([[0.5]], (RawColumn("a", ("x", "y")),), "whole numbers from 0 to 1"),
         ([[np.inf]], (RawColumn("a"),), "finite or NaN"),
-        ([[1.0, 2.0]], (RawColumn("a"),), r"an array \(rows, 1\)"),
+        ([[1.0, 2.0]], (RawColumn("a"),), r"shape \(1, 1\)"),
     ],
 )
 def test_a_raw_table_is_checked(x, columns, words):

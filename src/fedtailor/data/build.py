@@ -1,6 +1,4 @@
-"""The data of a run, made from its options: divided among clients, and corrupted where the options
-ask for it.
-"""
+"""The data of a run, made from its options: divided among clients, and perhaps corrupted."""
 
 from __future__ import annotations
 
@@ -27,11 +25,12 @@ __all__ = ["DataOptions", "DividedData", "build", "split_record"]
 CLEAN = "clean"
 """The condition of a client whose examples are not corrupted."""
 
+_LOCAL = ("dataset", "dir", "path", "split")
+"""Options that differ between machines, and are not in the record of a split."""
+
 
 class DividedData(NamedTuple):
-    """The data of a run: a data set with corrupted copies, and the examples of every client in
-    it.
-    """
+    """The data of a run: a data set with corrupted copies, and every client's examples in it."""
 
     division: Division
     dataset: Dataset
@@ -54,8 +53,7 @@ def build(
     dataset: Dataset | None = None,
     report: Report = to_nobody,
 ) -> DividedData:
-    """Divide a data set among clients, make features of a table's cells, and corrupt images if the
-    options say so.
+    """Divide a data set among clients, then make features of cells, or corrupt images.
 
     Args:
         options: the ``[data]`` section.
@@ -76,8 +74,8 @@ def build(
     if options.shift.strip():
         return _corrupt(division, report)
 
-    known = division.rows[: len(division.rows) - division.num_new]
-    dataset, notes = encode_table(division.dataset, known)
+    not_new = division.rows[: len(division.rows) - division.num_new]
+    dataset, notes = encode_table(division.dataset, not_new)
     return DividedData(
         division=division,
         dataset=dataset,
@@ -95,35 +93,50 @@ def _corrupt(division: Division, report: Report) -> DividedData:
 
     shift = parse_shift(division.options.shift)
     assert shift is not None
-    clients, done = conditions_of(division, shift)
+    clients, pairs = conditions_of(division, shift)
     rows = [division.rows[client] for client in clients]
-    used = [np.concatenate(each) for each in rows]
-    corrupted, copies = apply_shift(
+    dataset, copies = apply_shift(
         division.dataset,
-        used,
-        done,
+        [np.concatenate(client) for client in rows],
+        pairs,
         seed=division.seed,
         frost_folder=data_folder(division.options.dir) / "frost",
         progress=partial(report, CORRUPTING),
     )
-    states = tuple(CLEAN if pair is None else str(pair) for pair in done)
-    names = tuple(
-        _name(division, client, state) for client, state in zip(clients, states, strict=True)
-    )
-    notes = [
-        *corrupted.notes,
-        *division.notes[len(division.dataset.notes) :],
-        *_other_conditions(division, states),
-    ]
-    mapped = [_cut(copy, each) for copy, each in zip(copies, rows, strict=True)]
-    num_known = len(division.rows) - division.num_new
 
-    return DividedData(division, corrupted, mapped, len(rows) - num_known, names, states, notes)
+    # The copies of a client are in the order of its examples.
+    corrupted = []
+    for client, positions in zip(rows, copies, strict=True):
+        ends = np.cumsum([len(client.train), len(client.val)])
+        corrupted.append(ClientRows(*np.split(positions, ends)))
+
+    conditions = tuple(CLEAN if pair is None else str(pair) for pair in pairs)
+    names = []
+    num_known = len(division.rows) - division.num_new
+    for number, condition in zip(clients, conditions, strict=True):
+        name = division.client_names[number] if division.client_names else str(number)
+        is_variant = number >= num_known and condition != CLEAN
+        names.append(f"{name}-{condition}" if is_variant else name)
+
+    return DividedData(
+        division=division,
+        dataset=dataset,
+        rows=corrupted,
+        num_new=len(rows) - num_known,
+        client_names=tuple(names),
+        conditions=conditions,
+        notes=[
+            *dataset.notes,
+            *division.notes[len(division.dataset.notes) :],
+            *_other_conditions(division, conditions),
+        ],
+    )
 
 
 def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pair | None]]:
-    """Return the clients of a run and the corruption of each; a new client appears once per
-    condition.
+    """Return the clients of a run and the corruption of each.
+
+    A new client appears once per condition.
 
     Raises:
         ConfigError: the shift asks for more clients than there are, or for new clients without any.
@@ -136,32 +149,32 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
 
     num_known = len(division.rows) - division.num_new
     clients = list(range(num_known))
-    done = list(pairs(shift, num_known))
-    conditions: tuple[Pair | None, ...] = (None, *NEW_PAIRS) if shift.new == "all" else (None,)
+    corruptions = list(pairs(shift, num_known))
+    variants: tuple[Pair | None, ...] = (None, *NEW_PAIRS) if shift.new == "all" else (None,)
     for client in range(num_known, len(division.rows)):
-        clients += [client] * len(conditions)
-        done += conditions
+        clients += [client] * len(variants)
+        corruptions += variants
 
-    return clients, done
+    return clients, corruptions
 
 
-def _other_conditions(division: Division, states: tuple[str, ...]) -> list[str]:
+def _other_conditions(division: Division, conditions: tuple[str, ...]) -> list[str]:
     """Return a note if a split file gives other conditions for the clients' examples."""
-    if division.conditions is None or division.conditions == states:
+    if division.conditions is None or division.conditions == conditions:
         return []
+
     return [
-        "the conditions of the clients' examples differ from those in the split file: set data.shift as in its options."
+        "the conditions of the clients' examples differ from those in the split file: set "
+        "data.shift as in its options."
     ]
 
 
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
-    """Return the record of a split, ready for JSON; positions are those in the published data
-    set.
-    """
+    """Return the record of a split; its positions are those in the published data set."""
     clients = to_records(division.rows)
     options: dict[str, Any] = {}
     for name, value in dataclasses.asdict(division.options).items():
-        if name not in ("dataset", "dir", "path", "split"):  # which differ between machines
+        if name not in _LOCAL:
             options[name] = list(value) if isinstance(value, tuple) else value
 
     options["test"] = division.test
@@ -176,17 +189,3 @@ def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitR
         conditions=list(conditions),
         clients=clients,
     )
-
-
-def _name(division: Division, client: int, condition: str) -> str:
-    """Return a client's name; a new client has one name per condition."""
-    name = division.client_names[client] if division.client_names else str(client)
-    is_new = client >= len(division.rows) - division.num_new
-    return f"{name}-{condition}" if is_new and condition != CLEAN else name
-
-
-def _cut(positions: np.ndarray, like: ClientRows) -> ClientRows:
-    """Cut positions into parts as long as those of ``like``."""
-    train_end = len(like.train)
-    val_end = train_end + len(like.val)
-    return ClientRows(positions[:train_end], positions[train_end:val_end], positions[val_end:])

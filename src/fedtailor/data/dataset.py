@@ -16,9 +16,7 @@ from fedtailor.data.columns import Columns, RawTable
 
 
 class Annotations(NamedTuple):
-    """The properties of examples that a partition may use, one entry per example; None if the data
-    set lacks one.
-    """
+    """What a partition may use of examples; None if the data set lacks it."""
 
     labels: np.ndarray  # (rows,), int64
     subclasses: np.ndarray | None = None  # (rows,), int64: finer classes, each within one label
@@ -32,9 +30,7 @@ class Annotations(NamedTuple):
 
 
 class Normalization(NamedTuple):
-    """Mean and standard deviation of values scaled by ``white``, per channel; a single value is for
-    all channels.
-    """
+    """Mean and standard deviation of values scaled by ``white``: per channel, or one for all."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -100,9 +96,8 @@ class Dataset:
 
         self._check_examples()
         object.__setattr__(self, "x", np.ascontiguousarray(self.x))
-        object.__setattr__(
-            self, "y", check_labels(self.y, self.num_classes, where=f"data set '{self.name}'")
-        )
+        labels = check_labels(self.y, self.num_classes, where=f"data set '{self.name}'")
+        object.__setattr__(self, "y", labels)
         if self.class_names and len(self.class_names) != self.num_classes:
             raise self._refuse("class names", f"{self.num_classes} names", len(self.class_names))
 
@@ -113,9 +108,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example at the input of a model: (channels, height, width) or
-        (features,).
-        """
+        """Shape of an example at the input of a model: (channels, height, width) or (features,)."""
         return (self.x.shape[-1], *self.x.shape[1:-1])
 
     @property
@@ -130,9 +123,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of examples, labels, subclasses, domains and groups with shapes and types; the
-        same everywhere.
-        """
+        """SHA-256 of all arrays with shapes and types; the same on every machine."""
         digest = hashlib.sha256()
         texts = [column.texts for column in self.raw.columns] if self.raw is not None else []
         if any(texts):
@@ -149,49 +140,40 @@ class Dataset:
         return digest.hexdigest()
 
     def _check_examples(self) -> None:
-        if self.x.ndim not in (2, 4) or 0 in self.x.shape:
-            allowed = (
-                "an array (rows, height, width, channels) or (rows, features) that is not empty"
-            )
-            raise self._refuse("examples", allowed, self.x.shape)
-
+        shape = self.x.shape
+        if len(shape) not in (2, 4) or 0 in shape:
+            allowed = "of shape (rows, height, width, channels) or (rows, features), not empty"
+            raise self._refuse("examples", allowed, shape)
         if self.x.dtype not in (np.uint8, np.float32):
             raise self._refuse("examples", "of type uint8 or float32", self.x.dtype)
         if len(self.y) != len(self.x):
             raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
 
+        # The features of a table as read are not known yet, and it may lack cells.
+        mean, std = self.normalize
         if self.raw is not None:
             self._check_raw(self.raw)
-        elif self.x.dtype == np.float32 and not np.isfinite(self.x).all():
-            raise self._refuse("examples", "finite", "NaN or infinity")
+            most = len(mean)
+        else:
+            most = shape[-1]
+            if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
+                raise self._refuse("examples", "finite", "NaN or infinity")
 
-        mean, std = self.normalize
-        fits = self.raw is not None or len(mean) in (
-            1,
-            self.x.shape[-1],
-        )  # raw: the number of features is not known yet
-
-        if len(mean) != len(std) or not fits or min(std) <= 0:
-            allowed = f"1 or {self.x.shape[-1]} means and as many deviations > 0"
+        if len(mean) not in (1, most) or len(mean) != len(std) or min(std) <= 0:
+            allowed = f"1 or {most} means and as many deviations > 0"
             raise self._refuse("normalization", allowed, tuple(self.normalize))
 
     def _check_raw(self, raw: RawTable) -> None:
         """Check that the columns as read are those of the examples."""
-        if self.x.ndim != 2 or self.x.dtype != np.float32 or len(raw.columns) != self.x.shape[1]:
-            allowed = f"an array (rows, {len(raw.columns)}) of type float32, as the table has as many columns"
-            raise self._refuse("examples", allowed, f"{self.x.shape} of type {self.x.dtype}")
+        shape = (len(self.x), len(raw.columns))
+        if self.x.shape != shape or self.x.dtype != np.float32 or np.isinf(self.x).any():
+            got = f"type {self.x.dtype} of shape {self.x.shape}, or infinity"
+            raise self._refuse("examples", f"finite or NaN, float32 of shape {shape}", got)
 
-        if np.isinf(self.x).any():
-            raise self._refuse("examples", "finite or NaN", "infinity")
-
-        for place, (name, texts) in enumerate(raw.columns):
-            codes = self.x[:, place]
+        for (name, texts), codes in zip(raw.columns, self.x.T, strict=True):
             if texts and not np.isin(codes[~np.isnan(codes)], np.arange(len(texts))).all():
-                raise self._refuse(
-                    f"column {name!r}",
-                    f"whole numbers from 0 to {len(texts) - 1}",
-                    "another number",
-                )
+                allowed = f"whole numbers from 0 to {len(texts) - 1}"
+                raise self._refuse(f"column {name!r}", allowed, "another number")
 
     def _check_column(self, what: str, column: np.ndarray | None, names: Sized) -> None:
         """Check that every example has one of the named domains or subclasses."""
@@ -199,17 +181,13 @@ class Dataset:
             return
         if len(column) != len(self.x):
             raise self._refuse(what, f"{len(self.x)}, one for each example", len(column))
-        object.__setattr__(
-            self, what, check_labels(column, len(names), where=f"{what} of data set '{self.name}'")
-        )
+
+        where = f"{what} of data set '{self.name}'"
+        object.__setattr__(self, what, check_labels(column, len(names), where=where))
 
     def _refuse(self, what: str, allowed: str, got: object) -> DataError:
-        return DataError(
-            f"data set '{self.name}': {what} must be {allowed}, got {got}.",
-            key=what,
-            allowed=allowed,
-            got=got,
-        )
+        message = f"data set '{self.name}': {what} must be {allowed}, got {got}."
+        return DataError(message, key=what, allowed=allowed, got=got)
 
 
 def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndarray:
@@ -219,18 +197,17 @@ def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndar
         DataError: a label is out of range; the message names ``where`` (a file) and the first such
             label and its row.
     """
-    allowed = f"whole numbers from 0 to {num_classes - 1}"
+    got = ""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         got = f"type {labels.dtype} of shape {labels.shape}"
-        raise DataError(
-            f"labels of {where} must be {allowed}, got {got}.", path=where, allowed=allowed, got=got
-        )
+    else:
+        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        if len(wrong):
+            got = f"{labels[wrong[0]]} at row {wrong[0]}"
 
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(wrong):
-        row = int(wrong[0])
-        label = int(labels[row])
-        message = f"labels of {where} must be {allowed}, got {label} at row {row}."
-        raise DataError(message, path=where, allowed=allowed, got=label)
+    if got:
+        allowed = f"whole numbers from 0 to {num_classes - 1}"
+        message = f"labels of {where} must be {allowed}, got {got}."
+        raise DataError(message, path=where, allowed=allowed, got=got)
 
     return labels.astype(np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -98,13 +97,9 @@ class DataOptions:
         return by_training and not self.mean and not self.std
 
     def num_kept(self, num_train: int) -> int:
-        """Return how many of a client's training examples are kept: at least one, if there is
-        any.
-        """
-        kept = math.floor(self.fraction * num_train)
-        if kept == 0 and num_train:
-            kept = 1
-        return min(kept, self.train_size) if self.train_size else kept
+        """Return how many of a client's training examples are kept: at least one, if any."""
+        number = max(math.floor(self.fraction * num_train), min(num_train, 1))
+        return min(number, self.train_size) if self.train_size else number
 
     @property
     def num_new(self) -> int:
@@ -116,8 +111,7 @@ class DataOptions:
         """A short name of the data, for folders."""
         if not self.path:
             return self.dataset
-        parts = [part for part in re.split(r"[:/\\]", self.path) if part]
-        return parts[-1]
+        return [part for part in re.split(r"[:/\\]", self.path) if part][-1]
 
     def __post_init__(self) -> None:
         check_options(self, owner="data")
@@ -127,28 +121,19 @@ class DataOptions:
 
         if self.clients:
             refuse_too_many_new(self.num_new, self.clients)
-
         if isinstance(self.new_clients, tuple):
-            if self.split:
-                message = "data.new_clients must be a number with data.split: the file says which clients come last."
-                raise ConfigError(
-                    message, key="data.new_clients", allowed=">= 0", got=list(self.new_clients)
-                )
-
-            if len(set(self.new_clients)) < len(self.new_clients):
-                message = "data.new_clients must be different names."
-                raise ConfigError(message, key="data.new_clients", got=list(self.new_clients))
+            self._check_names(self.new_clients)
 
         if bool(self.mean) != bool(self.std):
-            given = "mean" if self.mean else "std"
-            other = "std" if self.mean else "mean"
-            raise ConfigError(
-                f"data.{given} needs data.{other} as well, got none.",
-                key=f"data.{other}",
-                got="none",
-            )
+            option, other = ("mean", "std") if self.mean else ("std", "mean")
+            message = f"data.{option} needs data.{other} as well, got none."
+            raise ConfigError(message, key=f"data.{other}", got="none")
 
         self._refuse_without_effect()
+        if self.subsampling == "release":
+            self._check_release()
+
+        # The texts are read here, so that an error comes before any data are.
         if self.partition:
             from fedtailor.data.partitions.text import parse_partition
 
@@ -159,54 +144,52 @@ class DataOptions:
 
             parse_shift(self.shift)
 
+    def _check_names(self, names: tuple[str, ...]) -> None:
+        message = ""
+        if self.split:
+            message = "a number with data.split: the file says which clients come last"
+        elif len(set(names)) < len(names):
+            message = "different names"
+
+        if message:
+            message = f"data.new_clients must be {message}."
+            raise ConfigError(message, key="data.new_clients", got=list(names))
+
     def _refuse_without_effect(self) -> None:
         """Refuse options that have no effect because another one overrides them."""
+        reasons: dict[str, str] = {}
         if self.split:
-            self._refuse(DIVIDING, "data.split is given: the file divides the data")
-        if self.subsampling == "release":
-            self._refuse_for_release()
+            reasons |= dict.fromkeys(DIVIDING, "data.split is given: the file divides the data")
         if self.mean:
-            self._refuse(("normalize",), "data.mean and data.std are given")
-
+            reasons["normalize"] = "data.mean and data.std are given"
         if not self.path:
-            own = ["group", "missing", "image_size", "color"]
-            if (
-                self.label_column != "label"
-            ):  # which the records of earlier versions have, whatever their data
-                own.append("label_column")
+            reasons |= dict.fromkeys(_OWN, "data.path is not given: it is for your own data")
 
-            self._refuse(own, "data.path is not given: it is for your own data")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in reasons and value != field.default:
+                key = f"data.{field.name}"
+                why = f"has no effect, because {reasons[field.name]}"
+                message = f"{key} = {value!r} {why}. Leave one of them out."
+                raise ConfigError(message, key=key, allowed=repr(field.default), got=repr(value))
 
-    def _refuse_for_release(self) -> None:
-        """Refuse options under which the training examples would not be those of the release.
-
-        Raises:
-            ConfigError: nothing is left out, or another option changes what is kept.
-        """
+    def _check_release(self) -> None:
+        """Refuse options under which the training examples would not be those of the release."""
         wrong = {
             "fraction": ("< 1", self.fraction == 1),
             "train_size": ("= 0", self.train_size > 0),
             "val_fraction": ("= 0", self.val_fraction > 0),
         }
-
         for name, (allowed, is_wrong) in wrong.items():
             if is_wrong:
                 got = getattr(self, name)
                 raise ConfigError(
-                    f"data.subsampling = 'release' needs data.{name} {allowed}, got {got}: it keeps the examples that "
-                    "pFedFDA's released code keeps of a fraction, all of them for training.",
+                    f"data.subsampling = 'release' needs data.{name} {allowed}, got {got}: it "
+                    "keeps the examples that pFedFDA's released code keeps of a fraction, all of "
+                    "them for training.",
                     key=f"data.{name}",
                     allowed=allowed,
                     got=got,
-                )
-
-    def _refuse(self, names: Collection[str], reason: str) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in names and value != field.default:
-                message = f"data.{field.name} = {value!r} has no effect, because {reason}. Leave one of them out."
-                raise ConfigError(
-                    message, key=f"data.{field.name}", allowed=repr(field.default), got=repr(value)
                 )
 
 
@@ -224,6 +207,10 @@ DIVIDING = (
 """Options that divide the data; a split file replaces them."""
 
 
+_OWN = ("label_column", "group", "missing", "image_size", "color")
+"""Options of your own data."""
+
+
 def refuse_too_many_new(new_clients: int, clients: int) -> None:
     """Check that at least one client is not new.
 
@@ -232,9 +219,5 @@ def refuse_too_many_new(new_clients: int, clients: int) -> None:
     """
     if new_clients >= clients:
         allowed = f"less than the number of clients ({clients})"
-        raise ConfigError(
-            f"data.new_clients must be {allowed}, got {new_clients}.",
-            key="data.new_clients",
-            allowed=allowed,
-            got=new_clients,
-        )
+        message = f"data.new_clients must be {allowed}, got {new_clients}."
+        raise ConfigError(message, key="data.new_clients", allowed=allowed, got=new_clients)

@@ -257,7 +257,7 @@ def test_quotas_follow_the_law_of_the_transcribed_procedure() -> None:
     labels = np.repeat([0, 1], sizes)
     plain = []
     ours = []
-    for seed in range(500):
+    for seed in range(300):
         plain.append(tuple(transcribed_quota(sizes, 2, 4, random)[0]))
         parts = divide("dirichlet_quota(alpha=1, quota=4)", Annotations(labels), 2, seed)
         ours.append(tuple(counts_of(labels, parts)[0]))
