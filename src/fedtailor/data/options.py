@@ -124,10 +124,10 @@ class DataOptions:
         if isinstance(self.new_clients, tuple):
             self._check_names(self.new_clients)
 
-        if bool(self.mean) != bool(self.std):
-            option, other = ("mean", "std") if self.mean else ("std", "mean")
-            message = f"data.{option} needs data.{other} as well, got none."
-            raise ConfigError(message, key=f"data.{other}", got="none")
+        for option, other in (("mean", "std"), ("std", "mean")):
+            if getattr(self, option) and not getattr(self, other):
+                message = f"data.{option} needs data.{other} as well, got none."
+                raise ConfigError(message, key=f"data.{other}", got="none")
 
         self._refuse_without_effect()
         if self.subsampling == "release":

@@ -67,8 +67,8 @@ def to_records(rows: list[ClientRows]) -> list[ClientRecord]:
     """Return the clients' positions as lists."""
     records = []
     for client in rows:
-        train, val, test = (part.tolist() for part in client)
-        records.append(ClientRecord(train=train, val=val, test=test))
+        parts = {side: part.tolist() for side, part in client._asdict().items()}
+        records.append(cast(ClientRecord, parts))
 
     return records
 
