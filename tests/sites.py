@@ -11,7 +11,8 @@ from sklearn.datasets import load_digits
 import fedtailor
 from fedtailor.core.atomic import to_json
 from fedtailor.core.codec import encode
-from fedtailor.deployment.envelope import from_bytes, to_bytes
+from fedtailor.core.errors import DataError
+from fedtailor.deployment.envelope import receive, send
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import open_site
@@ -31,6 +32,46 @@ VALUES = {
     "federation": {"rounds": 3},
     "evaluation": {"every": 2},
 }
+
+
+class Wire:
+    """A connection in memory."""
+
+    def __init__(self, raw=b""):
+        """Hold what the other side has sent."""
+        self.raw = raw
+
+    def sendall(self, raw):
+        """Add bytes."""
+        self.raw += raw
+
+    def recv(self, size):
+        """Return the next bytes."""
+        start, self.raw = self.raw[:size], self.raw[size:]
+        return start
+
+
+def to_bytes(envelope):
+    """Return a message as it travels."""
+    wire = Wire()
+    send(wire, envelope)
+    return wire.raw
+
+
+def from_bytes(raw):
+    """Return the message of some bytes.
+
+    Raises:
+        DataError: they are not one message.
+    """
+    wire = Wire(raw)
+    try:
+        message = receive(wire)
+    except ConnectionError as error:
+        raise DataError(str(error)) from error
+    if wire.raw:
+        raise DataError("there is more")
+    return message
 
 
 class FunctionTransport:

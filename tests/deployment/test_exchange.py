@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from fedtailor.core.codec import encode
-from fedtailor.deployment.envelope import Envelope, to_bytes
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.options import DeployOptions
+from sites import to_bytes
 
 REQUEST = Envelope({"kind": "train"}, {})
 ANSWER = Envelope({"kind": "train", "ok": True}, {})

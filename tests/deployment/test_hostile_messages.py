@@ -13,13 +13,13 @@ import fedtailor
 from fedtailor.core.codec import encode
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import DataError
-from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.plan import Plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.server import read_agreement
 from fedtailor.simulation.clients import PersonalizeReply, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, TrainRequest
-from sites import VALUES, World, divide_digits, write_arrays
+from sites import VALUES, World, divide_digits, from_bytes, to_bytes, write_arrays
 
 FULL = bool(os.environ.get("FEDTAILOR_FULL"))
 COUNT = 10_000 if FULL else 400

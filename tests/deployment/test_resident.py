@@ -11,8 +11,9 @@ import time
 import pytest
 
 from fedtailor.core.errors import DataError, RunError
-from fedtailor.deployment.envelope import Envelope, receive, send, to_bytes
+from fedtailor.deployment.envelope import Envelope, receive, send
 from fedtailor.deployment.resident import ask, serve, socket_path
+from sites import to_bytes
 
 
 def echo(envelope):
@@ -173,11 +174,6 @@ def test_a_socket_left_behind_is_replaced(path, served):
         dead.bind(str(path))
     served(lambda envelope: envelope)
     wait_for(lambda: served_at(path))
-
-
-def test_nobody_there(path):
-    with pytest.raises(FileNotFoundError):
-        ask(path, Envelope({}), 1)
 
 
 def test_paths_follow_the_folder(tmp_path, path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtailor.core.codec import decode, encode
-from fedtailor.deployment.envelope import Envelope, from_bytes, to_bytes
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.site import open_site
 from fedtailor.deployment.state import SiteState
@@ -277,8 +277,3 @@ def test_a_site_that_runs_out_of_memory_says_so_at_once(tmp_path, monkeypatch):
     assert [(event["round"], event["client"]) for event in events] == [(2, BAD)]
     assert "MemoryError" in events[0]["reason"]
     assert all(line["seconds"]["train"] < 30 for line in run.rounds)
-
-
-def test_a_frame_survives_as_it_is():
-    envelope = Envelope({"kind": "train", "numbers": [1, 2.5, None]}, {"a": b"\x00\x01", "b": b""})
-    assert from_bytes(to_bytes(envelope)) == envelope

@@ -1,4 +1,4 @@
-"""Messages between the server and a site: a JSON object and named blobs, as bytes or over a socket.
+"""Messages between the server and a site: a JSON object and named blobs, and how a socket has them.
 
 A frame is: the magic bytes, the version of the format, the length of the JSON text, that text with
 the head and the names and lengths of the blobs, and the blobs. Only the standard library is
@@ -11,7 +11,7 @@ import json
 import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from fedtailor.core.errors import DataError
@@ -38,43 +38,6 @@ class Envelope(NamedTuple):
     """Payload by name. A name has 1 to 100 letters, digits and ``_ . -``."""
 
 
-def to_bytes(envelope: Envelope) -> bytes:
-    """Return a message as one frame.
-
-    Raises:
-        DataError: the head is not JSON, or a limit is exceeded.
-    """
-    return b"".join([_start(envelope), *envelope.blobs.values()])
-
-
-def from_bytes(frame: bytes) -> Envelope:
-    """Return the message of a frame.
-
-    Raises:
-        DataError: the frame is damaged, or a limit is exceeded.
-    """
-    length = _read_prefix(frame[: _PREFIX.size])
-    start = _PREFIX.size + length
-    if start > len(frame):
-        raise DataError(
-            f"a message ends in its head: {start} bytes announced, {len(frame)} received"
-        )
-
-    head, sizes = _read_text(frame[_PREFIX.size : start], LARGEST_FRAME)
-    announced = start + sum(sizes.values())
-    if announced != len(frame):
-        raise DataError(
-            f"a message has the wrong length: {announced} bytes announced, {len(frame)} received"
-        )
-
-    blobs = {}
-    for name, size in sizes.items():
-        blobs[name] = frame[start : start + size]
-        start += size
-
-    return Envelope(head, blobs)
-
-
 def send(connection: socket.socket, envelope: Envelope) -> None:
     """Write a message to a stream socket.
 
@@ -82,26 +45,28 @@ def send(connection: socket.socket, envelope: Envelope) -> None:
         DataError: the head is not JSON, or a limit is exceeded; nothing was written.
         OSError: the connection broke, or a time limit of the socket passed.
     """
-    connection.sendall(_start(envelope))
+    connection.sendall(check(envelope))
     for blob in envelope.blobs.values():
         connection.sendall(blob)
 
 
-def receive(connection: socket.socket, limit: int = LARGEST_FRAME) -> Envelope:
-    """Read one message from a stream socket. Memory grows with what has arrived, not with what is
-    announced.
+def receive(connection: socket.socket) -> Envelope:
+    """Read one message from a stream socket.
 
-    Args:
-        connection: a connected stream socket.
-        limit: the largest frame to accept, in bytes.
+    Memory grows with what has arrived, not with what is announced.
 
     Raises:
         DataError: the message is damaged, or a limit is exceeded.
         ConnectionError: the other side closed the connection before the end of the message.
         OSError: the connection broke, or a time limit of the socket passed.
     """
-    length = _read_prefix(_read(connection, _PREFIX.size))
-    head, sizes = _read_text(_read(connection, length), limit)
+    length = _text_length(_read(connection, _PREFIX.size))
+    try:
+        text = _read(connection, length).decode()
+    except UnicodeDecodeError as error:
+        raise DataError("the head of a message is not UTF-8 text") from error
+
+    head, sizes = _parse(text)
     blobs = {name: _read(connection, size) for name, size in sizes.items()}
     return Envelope(head, blobs)
 
@@ -112,10 +77,7 @@ def head_to_text(head: Mapping[str, Any]) -> str:
     Raises:
         DataError: it is not a JSON object with text keys and finite numbers, or it is too large.
     """
-    if not isinstance(head, dict):
-        raise DataError(
-            f"the head of a message must be a dict, got {type(head).__name__}", key="head"
-        )
+    _check_object(head)
     return _to_json(head)
 
 
@@ -126,26 +88,21 @@ def head_from_text(text: str) -> dict[str, Any]:
         DataError: the text is not a JSON object, is too large, or names a key twice.
     """
     if len(text) > LARGEST_HEAD:
-        raise DataError(
-            f"the head of a message is too large: {len(text)} characters, at most {LARGEST_HEAD}"
-        )
-
-    value = _from_json(text)
-    if not isinstance(value, dict):
-        raise DataError(
-            f"the head of a message must be a JSON object, got {type(value).__name__}", key="head"
-        )
-
-    return value
+        raise _too_large(len(text))
+    return _check_object(_from_json(text))
 
 
-def check(envelope: Envelope) -> None:
-    """Check that a message can be sent.
+def check(envelope: Envelope) -> bytes:
+    """Check that a message can be sent, and return its frame without the blobs.
 
     Raises:
         DataError: the head is not JSON, or a limit is exceeded.
     """
-    _start(envelope)
+    _check_object(envelope.head)
+    sizes = [[name, len(blob)] for name, blob in envelope.blobs.items()]
+    _check_blobs(sizes)
+    text = _to_json({"head": envelope.head, "blobs": sizes}).encode()
+    return _PREFIX.pack(MAGIC, VERSION, len(text)) + text
 
 
 def check_blob(name: object, size: object) -> None:
@@ -155,105 +112,66 @@ def check_blob(name: object, size: object) -> None:
         DataError: the name has other characters, or the size is not from 0 to ``LARGEST_FRAME``.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise DataError(
-            "a blob's name must have 1 to 100 letters, digits and _ . -",
-            key="blobs",
-            got=repr(name)[:100],
-        )
+        message = "a blob's name must have 1 to 100 letters, digits and _ . -"
+        raise DataError(message, key="blobs", got=repr(name)[:100])
 
     if type(size) is not int or not 0 <= size <= LARGEST_FRAME:
-        raise DataError(
-            f"a blob's size must be from 0 to {LARGEST_FRAME} bytes", key=name, got=repr(size)[:100]
-        )
+        message = f"a blob's size must be from 0 to {LARGEST_FRAME} bytes"
+        raise DataError(message, key=name, got=repr(size)[:100])
 
 
-def _start(envelope: Envelope) -> bytes:
-    """Return a frame without its blobs."""
-    head = envelope.head
-    if not isinstance(head, dict):
-        raise DataError(
-            f"the head of a message must be a dict, got {type(head).__name__}", key="head"
-        )
-
-    for name, blob in envelope.blobs.items():
-        check_blob(name, len(blob))
-
-    sizes = [[name, len(blob)] for name, blob in envelope.blobs.items()]
-    _check_limits(sizes, LARGEST_FRAME)
-    text = _to_json({"head": head, "blobs": sizes}).encode()
-    return _PREFIX.pack(MAGIC, VERSION, len(text)) + text
-
-
-def _read_prefix(prefix: bytes) -> int:
-    """Return the length of the JSON text."""
-    if len(prefix) < _PREFIX.size:
-        raise DataError(f"a message ends in its first {_PREFIX.size} bytes")
-
+def _text_length(prefix: bytes) -> int:
+    """Return the length of the JSON text that a prefix announces."""
     magic, version, length = _PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise DataError(
-            "this is not a message of fedtailor: its first bytes differ",
-            allowed=MAGIC,
-            got=repr(magic),
-        )
-
+        message = "this is not a message of fedtailor: its first bytes differ"
+        raise DataError(message, allowed=MAGIC, got=repr(magic))
     if version != VERSION:
-        raise DataError(
-            "the message has another version of the format", allowed=VERSION, got=version
-        )
-
+        message = "the message has another version of the format"
+        raise DataError(message, allowed=VERSION, got=version)
     if length > LARGEST_HEAD:
-        raise DataError(
-            f"the head of a message is too large: {length} bytes, at most {LARGEST_HEAD}"
-        )
-
+        raise _too_large(length)
     return int(length)
 
 
-def _read_text(text: bytes, limit: int) -> tuple[dict[str, Any], dict[str, int]]:
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the head, and the sizes of the blobs by name."""
-    try:
-        decoded = text.decode()
-    except UnicodeDecodeError as error:
-        raise DataError("the head of a message is not UTF-8 text") from error
-
-    value = _from_json(decoded)
+    value = _from_json(text)
     if not isinstance(value, dict) or set(value) != {"head", "blobs"}:
         raise DataError("a message must have a head and blobs")
 
-    head = value["head"]
     sizes = value["blobs"]
-    if not isinstance(head, dict):
-        raise DataError(
-            f"the head of a message must be a JSON object, got {type(head).__name__}", key="head"
-        )
-
-    if not isinstance(sizes, list) or not all(
+    are_pairs = isinstance(sizes, list) and all(
         isinstance(pair, list) and len(pair) == 2 for pair in sizes
-    ):
+    )
+    if not are_pairs:
         raise DataError("the blobs of a message must be pairs of a name and a size", key="blobs")
 
+    _check_blobs(sizes)
+    return _check_object(value["head"]), dict(sizes)
+
+
+def _check_object(head: Any) -> dict[str, Any]:
+    if not isinstance(head, dict):
+        got = type(head).__name__
+        raise DataError(f"the head of a message must be an object, got {got}", key="head")
+    return head
+
+
+def _check_blobs(sizes: Sequence[Sequence[Any]]) -> None:
+    """Check the pairs of name and size of all blobs of a message."""
     for name, size in sizes:
         check_blob(name, size)
 
+    total = sum(size for _, size in sizes)
     if len({name for name, _ in sizes}) != len(sizes):
         raise DataError("a message names a blob twice", key="blobs")
-
-    _check_limits(sizes, limit - len(text) - _PREFIX.size)
-    return head, dict(sizes)
-
-
-def _check_limits(sizes: list[list[Any]], limit: int) -> None:
     if len(sizes) > MOST_BLOBS:
-        raise DataError(
-            f"a message has too many blobs: {len(sizes)}, at most {MOST_BLOBS}", key="blobs"
-        )
-
-    total = sum(size for _, size in sizes)
-    if total > limit:
-        raise DataError(
-            f"a message is too large: {total} bytes of blobs, at most {limit}", key="blobs"
-        )
+        message = f"a message has too many blobs: {len(sizes)}, at most {MOST_BLOBS}"
+        raise DataError(message, key="blobs")
+    if total > LARGEST_FRAME:
+        message = f"a message is too large: {total} bytes of blobs, at most {LARGEST_FRAME}"
+        raise DataError(message, key="blobs")
 
 
 def _to_json(value: object) -> str:
@@ -261,13 +179,8 @@ def _to_json(value: object) -> str:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"the head of a message must be JSON: {error}", key="head") from error
-
     if len(text) > LARGEST_HEAD:
-        raise DataError(
-            f"the head of a message is too large: {len(text)} bytes, at most {LARGEST_HEAD}",
-            key="head",
-        )
-
+        raise _too_large(len(text))
     return text
 
 
@@ -278,11 +191,16 @@ def _from_json(text: str) -> Any:
         raise DataError(f"the head of a message is not JSON: {error}", key="head") from error
 
 
+def _too_large(size: int) -> DataError:
+    message = f"the head of a message is too large: {size} bytes, at most {LARGEST_HEAD}"
+    return DataError(message, key="head")
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a key appears twice")
-    return found
+    return values
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -294,9 +212,8 @@ def _read(connection: socket.socket, size: int) -> bytes:
     while len(received) < size:
         chunk = connection.recv(min(_CHUNK, size - len(received)))
         if not chunk:
-            raise ConnectionError(
-                f"the connection was closed after {len(received)} of {size} bytes"
-            )
+            progress = f"{len(received)} of {size} bytes"
+            raise ConnectionError(f"the connection was closed after {progress}")
 
         received += chunk
 
