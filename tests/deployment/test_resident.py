@@ -202,7 +202,7 @@ def test_a_long_path_is_refused(tmp_path, monkeypatch):
 
 
 PROGRAM = """
-import signal, sys, time
+import contextlib, signal, sys, time
 from pathlib import Path
 from fedtailor.deployment.resident import _end, serve
 signal.signal(signal.SIGTERM, _end)
@@ -210,7 +210,8 @@ def answer(envelope):
     if envelope.head.get("slow"):
         time.sleep(60)
     return envelope
-serve(Path(sys.argv[1]), answer)
+with contextlib.suppress(KeyboardInterrupt):
+    serve(Path(sys.argv[1]), answer)
 """
 
 

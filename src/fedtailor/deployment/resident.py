@@ -1,5 +1,4 @@
-"""A process that stays: it keeps a site's data, model and torch, and answers messages over a Unix
-socket.
+"""A process that stays, and answers messages over a Unix socket: it keeps data, model and torch.
 
 Flower starts a new process for every message. That process asks this one, so that nothing is loaded
 twice.
@@ -36,11 +35,10 @@ _TURN = 0.5
 
 
 def socket_path(folder: Path) -> Path:
-    """Return the path of the socket of a site's folder, in a folder that only this user may enter.
+    """Return the path of a site's socket, in a folder that only this user may enter.
 
     Raises:
-        RunError: that folder belongs to somebody else, is open to others, or its path is too long
-            for a socket.
+        RunError: that folder is not ours alone, or the path is too long for a socket.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     parent = base / f"fedtailor-{os.getuid()}"
@@ -49,10 +47,8 @@ def socket_path(folder: Path) -> Path:
     path = parent / f"{digest}.sock"
 
     if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise RunError(
-            f"the path of the site's socket is too long, at most {_LONGEST_PATH} bytes; set TMPDIR to a shorter folder",
-            path=str(path),
-        )
+        message = f"the path of the site's socket is too long, at most {_LONGEST_PATH} bytes"
+        raise RunError(f"{message}; set TMPDIR to a shorter folder", path=str(path))
 
     return path
 
@@ -60,7 +56,7 @@ def socket_path(folder: Path) -> Path:
 def serve(
     path: Path, answer: Callable[[Envelope], Envelope], stop: threading.Event | None = None
 ) -> None:
-    """Answer messages at a Unix socket, one at a time, in the thread that called.
+    """Answer messages at a Unix socket, one at a time, in the calling thread.
 
     An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. A request whose
     sender has gone before its turn is dropped.
@@ -68,7 +64,7 @@ def serve(
     Args:
         path: where to put the socket; a socket left there by a dead process is replaced.
         answer: returns the reply to a message.
-        stop: set it to end the loop after the request in work.
+        stop: set it to end the loop after the present request.
 
     Raises:
         RunError: another process serves this socket.
@@ -159,9 +155,7 @@ def _accept(listener: socket.socket, requests: queue.Queue[_Request]) -> None:
 def _converse(
     connection: socket.socket, requests: queue.Queue[_Request], free: threading.Semaphore
 ) -> None:
-    """Read one request, wait for its reply and write it; whatever the other side does ends this
-    connection only.
-    """
+    """Read one request, wait for its reply and write it; errors end this connection only."""
     try:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_PATIENCE)
@@ -186,10 +180,10 @@ def _reply(connection: socket.socket, requests: queue.Queue[_Request]) -> Envelo
 def _listen(path: Path) -> socket.socket:
     if path.exists():
         if _is_served(path):
-            raise RunError(
-                "another process already serves this site; stop it first", path=str(path)
-            )
+            message = "another process already serves this site; stop it first"
+            raise RunError(message, path=str(path))
 
+        # A process that was killed has left its socket.
         path.unlink(missing_ok=True)
 
     listener = socket.socket(socket.AF_UNIX)
@@ -218,27 +212,20 @@ def _check_private(folder: Path) -> None:
     """Make a folder that only this user may enter, or check that it is one."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()  # not what a link of somebody else leads to
     except OSError as error:
-        raise RunError(
-            f"cannot make the folder of the site's socket: {error.strerror}", path=str(folder)
-        ) from error
+        message = f"cannot make the folder of the site's socket: {error.strerror}"
+        raise RunError(message, path=str(folder)) from error
 
-    if (
-        not stat.S_ISDIR(found.st_mode)
-        or found.st_uid != os.getuid()
-        or stat.S_IMODE(found.st_mode) & 0o077
-    ):
-        raise RunError(
-            "the folder of the site's socket must be a folder of this user with mode 0700",
-            path=str(folder),
-            allowed="0700",
-            got=oct(stat.S_IMODE(found.st_mode)),
-        )
+    mode = stat.S_IMODE(status.st_mode)
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_ours or mode & 0o077:
+        message = "the folder of the site's socket must be a folder of this user with mode 0700"
+        raise RunError(message, path=str(folder), allowed="0700", got=oct(mode))
 
 
 def _end(signum: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt  # no failure of the client whose program runs
+    raise KeyboardInterrupt  # it does not count as a failure of the method that runs
 
 
 def main() -> None:
