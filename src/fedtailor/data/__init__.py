@@ -41,17 +41,17 @@ def load_dataset(name: str, folder: str | Path = "", report: Report = to_nobody)
     from fedtailor.data.files import Files
 
     name = find_name("dataset", name, DATASETS, key="data.dataset")
-    known = DATASETS[name]
+    entry = DATASETS[name]
     files = Files(name, data_folder(folder), report)
 
     def build() -> Dataset:
-        dataset = known.load(files)
+        dataset = entry.load(files)
         return dataclasses.replace(
             dataset,
-            license=known.license,
-            citation=known.citation,
-            official_size=known.examples,
-            tested_on="synthetic" if known.tested_on == "synthetic" else dataset.tested_on,
+            license=entry.license,
+            citation=entry.citation,
+            official_size=entry.examples,
+            tested_on="synthetic" if entry.tested_on == "synthetic" else dataset.tested_on,
         )
 
-    return cached(signature_of(known.files, files.folder), build, name=name)
+    return cached(signature_of(entry.files, files.folder), build, name=name)

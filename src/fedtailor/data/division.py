@@ -329,10 +329,10 @@ class ClientSplitter:
             train = train[self._release.permutation(len(train))]
             self._release.permutation(len(train) - num_kept)  # its validation examples
 
-        kept = train[:num_kept]
-        num_val = math.floor(self._options.val_fraction * len(kept))
-        is_val = self._choose(kept[::-1], num_val, "val")[::-1]
-        rows = ClientRows(kept[~is_val], kept[is_val], order[is_test])
+        train = train[:num_kept]
+        num_val = math.floor(self._options.val_fraction * len(train))
+        is_val = self._choose(train[::-1], num_val, "val")[::-1]
+        rows = ClientRows(train[~is_val], train[is_val], order[is_test])
         self._note_sides(rows)
         return rows
 

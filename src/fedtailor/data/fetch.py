@@ -65,18 +65,18 @@ def fetch(
             from the published one.
     """
     name = find_name("dataset", name, DATASETS, key="dataset")
-    known = DATASETS[name]
-    if known.files and not known.downloads:
-        places = ", ".join(known.files)
+    entry = DATASETS[name]
+    if entry.files and not entry.downloads:
+        places = ", ".join(entry.files)
         raise DataError(
-            f"data set '{name}' cannot be fetched. {known.elsewhere} "
+            f"data set '{name}' cannot be fetched. {entry.elsewhere} "
             f"Data folder: {folder} (files: {places}).",
             key="dataset",
             got=name,
         )
 
     paths = []
-    for download in known.downloads:
+    for download in entry.downloads:
         try:
             _fetch_one(download, folder, progress)
         except OSError as reason:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 
 def data_folder(folder: str | Path = "") -> Path:
-    """Return the folder of data sets: the argument, else ``FEDTAILOR_DATA``, else
-    ``~/.cache/fedtailor``.
-    """
+    """Return the folder of data sets: the argument, ``FEDTAILOR_DATA`` or ``~/.cache/fedtailor``."""
     chosen = str(folder) or os.environ.get("FEDTAILOR_DATA", "") or "~/.cache/fedtailor"
     return Path(chosen).expanduser()
 
 
 def cache_folder() -> Path:
-    """Return the folder of decoded data: ``FEDTAILOR_CACHE``, else ``~/.cache/fedtailor``."""
+    """Return the folder of decoded data: ``FEDTAILOR_CACHE`` or ``~/.cache/fedtailor``."""
     return Path(os.environ.get("FEDTAILOR_CACHE", "") or "~/.cache/fedtailor").expanduser()

@@ -1,6 +1,4 @@
-"""Conversion of divided data to a federation of tensors; the other modules of ``data`` do without
-torch.
-"""
+"""Divided data as a federation of tensors; the other modules of ``data`` do without torch."""
 
 from __future__ import annotations
 
@@ -29,12 +27,13 @@ def to_federation(
         ConfigError: the task is for examples of another shape, or for another number of classes.
     """
     dataset = divided.dataset
-    wanted = f"examples of shape {dataset.input_shape} in {dataset.num_classes} classes, as data set '{dataset.name}'"
-    if (tuple(task.input_shape), task.num_classes) != (dataset.input_shape, dataset.num_classes):
-        got = f"{tuple(task.input_shape)} in {task.num_classes}"
-        raise ConfigError(
-            f"the task must be for {wanted}, got {got}.", key="model", allowed=wanted, got=got
-        )
+    shape = tuple(task.input_shape)
+    if (shape, task.num_classes) != (dataset.input_shape, dataset.num_classes):
+        needed = f"examples of shape {dataset.input_shape} in {dataset.num_classes} classes"
+        allowed = f"{needed}, as data set '{dataset.name}'"
+        got = f"{shape} in {task.num_classes}"
+        message = f"the task must be for {allowed}, got {got}."
+        raise ConfigError(message, key="model", allowed=allowed, got=got)
 
     x, scale = tables(dataset, normalize or normalization(divided))
     published = divided.division.dataset
@@ -42,7 +41,7 @@ def to_federation(
     return Federation(
         x=x,
         y=torch.from_numpy(dataset.y),
-        splits=Splits(Split(*map(torch.from_numpy, each)) for each in divided.rows),
+        splits=Splits(Split(*map(torch.from_numpy, client)) for client in divided.rows),
         common_task=task,
         num_new=divided.num_new,
         class_names=dataset.class_names,
@@ -62,17 +61,19 @@ def normalization(divided: DividedData) -> Normalization:
     (:mod:`fedtailor.data.moments`), as real sites would do it.
     """
     dataset = divided.dataset
-    known = divided.rows[: len(divided.rows) - divided.num_new]
+    not_new = divided.rows[: len(divided.rows) - divided.num_new]
     by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
-    if not by_training or not any(len(each.train) for each in known):
+    if not by_training or not any(len(client.train) for client in not_new):
         return dataset.normalize
-    moments = merge_moments([moments_of(dataset.x, each.train) for each in known])
+
+    moments = merge_moments([moments_of(dataset.x, client.train) for client in not_new])
     return normalization_of(moments, dataset.white)
 
 
 def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
-    """Return the examples as a tensor, images (rows, channels, height, width), and the scale to
-    apply later.
+    """Return the examples as a tensor, and the scale to apply later.
+
+    Images are (rows, channels, height, width).
     """
     mean = torch.tensor(normalize.mean)
     std = torch.tensor(normalize.std)
@@ -80,11 +81,5 @@ def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
         scale = torch.stack([torch.full_like(mean, dataset.white), mean, std])
         return torch.from_numpy(dataset.x).permute(0, 3, 1, 2), scale
 
-    values = (
-        torch.tensor(dataset.x, dtype=torch.get_default_dtype())
-        .div_(dataset.white)
-        .sub_(mean)
-        .div_(std)
-    )
-
-    return values, UNSCALED
+    values = torch.tensor(dataset.x, dtype=torch.get_default_dtype())
+    return values.div_(dataset.white).sub_(mean).div_(std), UNSCALED

@@ -206,7 +206,7 @@ def fog(batch: Batch, thickness: float, decay: float) -> np.ndarray:
 
 
 def num_draws(side: int) -> int:
-    """Return the random numbers of a fractal: one per point of ``side`` x ``side`` but the first."""
+    """Return how many random numbers a fractal takes: one per point but the first."""
     return side * side - 1
 
 

@@ -71,8 +71,7 @@ def class_means() -> np.ndarray:
 
 
 def best_accuracy() -> float:
-    """Return the expected accuracy of the best classifier that knows the domain (Bayes' rule):
-    about 0.90.
+    """Return the accuracy of the best classifier that knows the domain (Bayes' rule): about 0.90.
 
     It is right if DISTANCE + Z, with the noise Z along the right direction, exceeds the noise along
     the nine others: E[Phi(DISTANCE + Z)^9] with Z standard normal, integrated by the Gauss-Hermite

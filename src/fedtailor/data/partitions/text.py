@@ -1,4 +1,4 @@
-"""Parser of texts such as ``dirichlet(alpha=0.5)``: a name with named options, never run as code."""
+"""Parser of texts such as ``dirichlet(alpha=0.5)``; nothing in them is run as code."""
 
 from __future__ import annotations
 
