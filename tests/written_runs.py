@@ -2,6 +2,8 @@
 
 import json
 
+from fedtailor.experiment.reader import SCHEMA_VERSION
+
 ADAPTATIONS = {
     "personalized": "5 epochs of all layers",
     "global": "none",
@@ -36,6 +38,7 @@ def write_run(
         changes: of the provenance.
     """
     provenance = {
+        "schema": SCHEMA_VERSION,
         "versions": {"fedtailor": "0.1.0", "torch": "2.10.0"},
         "data": {"dataset": "digits", "sha256": "d"},
         "split_sha256": split,
@@ -108,7 +111,7 @@ def write_seeds(path, runs, **options):
     config = f"seeds = {json.dumps(list(runs))}\n{config}"
     path.mkdir()
     (path / "experiment.toml").write_text(config)
-    (path / "provenance.json").write_text("{}")
+    (path / "provenance.json").write_text(json.dumps({"schema": SCHEMA_VERSION}))
     (path / "result.json").write_text(json.dumps({"seeds": list(runs)}))
     for seed, scores in runs.items():
         write_run(path / f"seed-{seed}", scores, seed=seed, **options)

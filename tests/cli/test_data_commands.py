@@ -430,7 +430,7 @@ def test_a_picture_is_never_written_over_another_file(data, folder, monkeypatch)
         assert (code, out) == (3, "") and "never overwritten" in err and "--out" in err
     assert (folder / "data.html").read_text() == "mine" and (folder / "link.svg").is_symlink()
     monkeypatch.setattr(
-        "fedtailor.data.plot.save", lambda picture, path: path.write_text("picture")
+        "fedtailor.report.page.files.write_figure", lambda figure, path: path.write_text("picture")
     )
     for name in ("bubbles.html", "bubbles-2.html", "bubbles-3.html"):
         assert as_json(data("plot", "bubbles", "--partition", "iid", "--json"))["out"] == name
@@ -458,7 +458,8 @@ def test_a_picture_is_never_written_over_another_file(data, folder, monkeypatch)
 def test_a_plot_of_sizes_draws_a_fixed_division_once(
     data, folder, monkeypatch, arguments, divisions, said
 ):
-    from fedtailor.data import division, plot
+    from fedtailor.data import division
+    from fedtailor.report import data_plots
 
     for name in ("north", "south"):
         write_site(folder / "own", name)
@@ -480,8 +481,8 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(
         return watched
 
     monkeypatch.setattr(division, "divide", watched_divide)
-    monkeypatch.setattr(plot, "sizes", watch(plot.sizes))
-    monkeypatch.setattr(plot, "size_bars", watch(plot.size_bars))
+    monkeypatch.setattr(data_plots, "sizes", watch(data_plots.sizes))
+    monkeypatch.setattr(data_plots, "size_bars", watch(data_plots.size_bars))
     assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
     [((values, *names), options)] = drawn
     assert seeds == list(range(42, 42 + divisions)) and options["title"] == said
@@ -497,15 +498,15 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(
 def test_plot_of_corruptions_is_asked_for_with_the_seed_and_the_frost_folder(
     data, folder, monkeypatch
 ):
-    from fedtailor.data import plot
+    from fedtailor.report import data_plots
 
     asked = []
 
     def sheet(dataset, **options):
         asked.append((dataset.name, options))
-        return plot.bubbles(np.ones((1, 1), int))
+        return data_plots.bubbles(np.ones((1, 1), int))
 
-    monkeypatch.setattr(plot, "corruption_sheet", sheet)
+    monkeypatch.setattr(data_plots, "corruption_sheet", sheet)
     assert (
         data("plot", "corruptions", "--seed", "3", "--data-dir", "there", "--out", "a.svg")[0] == 0
     )

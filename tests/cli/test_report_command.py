@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from fedtailor.cli.main import main
 from fedtailor.core.process import this_process
@@ -42,44 +41,19 @@ def test_json_names_the_file_its_size_and_its_figures(tmp_path, capsys):
     assert {"name": "bytes", "title": "Bytes per round"} in record["figures"]
 
 
-def test_figures_are_written_as_png_svg_and_csv(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
+def test_figures_and_their_numbers_are_written_to_a_new_folder(tmp_path, capsys):
+    run = write_run(tmp_path / "run", rounds=1)
     figures = tmp_path / "figures"
-    assert (
-        main(
-            [
-                "report",
-                str(run),
-                "--out",
-                str(tmp_path / "r.html"),
-                "--figures",
-                str(figures),
-                "--json",
-            ]
-        )
-        == 0
-    )
+    command = ["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures)]
+    assert main([*command, "--format", "svg", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     names = {figure["name"] for figure in record["figures"]}
-    assert {path.name for path in figures.iterdir()} == {
-        f"{n}.{e}" for n in names for e in ("png", "svg", "csv")
-    }
-    assert record["files"] and all(Path(path).is_file() for path in record["files"])
-    with Image.open(figures / "reliability.png") as picture:
-        assert picture.size[0] == 2 * (820 + 24)
-    assert (
-        main(["report", str(run), "--out", str(tmp_path / "r.html"), "--figures", str(figures)])
-        == 3
-    )
-
-
-def test_without_the_extra_only_the_figures_are_refused(tmp_path, monkeypatch, capsys):
-    run = write_run(tmp_path / "run")
-    monkeypatch.setattr("fedtailor.report.page.files.find_spec", lambda name: None)
-    out = str(tmp_path / "r.html")
-    assert main(["report", str(run), "--out", out, "--figures", str(tmp_path / "figures")]) == 3
-    assert 'pip install "fedtailor[plot]"' in capsys.readouterr().err
-    assert main(["report", str(run), "--out", out]) == 0
+    expected = {f"{name}.{ending}" for name in names for ending in ("svg", "csv")}
+    assert {path.name for path in figures.iterdir()} == expected
+    assert {Path(path).name for path in record["files"]} == expected
+    assert main(command) == 3 and str(figures) in capsys.readouterr().err
+    assert main(["report", str(run), "--format", "pgf"]) == 3
+    assert "pgf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,13 @@ async function look(browser, name, scheme) {
   await tab.setViewport({ width, height, deviceScaleFactor: 1, isMobile: name === "phone" });
   await tab.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   await tab.goto("file://" + path.resolve(page), { waitUntil: "load" });
+  await tab.evaluate(() => Promise.all([...document.querySelectorAll(".chart")].map(draw)));
   found.wider = await tab.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  found.scripts = await tab.evaluate(() => document.querySelectorAll("script").length);
+  found.scripts = await tab.evaluate(() => document.querySelectorAll("script:not([type])").length);
   found.handlers = await tab.evaluate(() =>
     [...document.querySelectorAll("*")].filter((each) => [...each.attributes].some((one) => one.name.startsWith("on"))).length);
   found.hidden = await tab.evaluate(() =>
-    [...document.querySelectorAll("figure")].filter((each) =>
+    [...document.querySelectorAll(".chart")].filter((each) =>
       [...each.querySelectorAll("svg")].filter((one) => one.getBoundingClientRect().width > 0).length !== 1).length);
   found.sorted = await tab.evaluate(() => {
     const table = document.querySelector("table[data-name]");

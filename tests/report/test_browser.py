@@ -73,9 +73,9 @@ def check(page, folder):
         assert view["requests"] == [path.resolve().as_uri()]
         assert view["faults"] == []
         assert view["wider"] <= 0, "the page is wider than the screen"
-        assert view["hidden"] == 0, "a figure has not exactly one drawing"
+        assert view["hidden"] == 0, "a chart has not exactly one drawing"
         assert view["csv"] == figure.table.to_csv()
-        assert view["scripts"] == 1 and view["handlers"] == 0
+        assert view["scripts"] == 2 and view["handlers"] == 0
         assert (
             view["sorted"]["sort"] == "descending"
             and view["sorted"]["up"] == view["sorted"]["down"][::-1]

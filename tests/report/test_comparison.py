@@ -14,6 +14,7 @@ from scipy import stats
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.experiment.reader import SCHEMA_VERSION
 from fedtailor.report import compare, read_methods
 from fedtailor.report.comparison import FIGURES, SIGNIFICANT
 from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
@@ -417,12 +418,12 @@ def test_damaged_results_are_refused(tmp_path, metrics):
 
 
 @pytest.mark.parametrize(
-    "provenance", ['{"data": 3, "versions": []}', '{"data": {"sha256": {}}, "split_sha256": [1]}']
+    "provenance", [{"data": 3, "versions": []}, {"data": {"sha256": {}}, "split_sha256": [1]}]
 )
 def test_a_strange_provenance_gives_warnings(tmp_path, provenance):
     good = write_run(tmp_path / "good", {"personalized": shares([4, 6])})
     path = write_run(tmp_path / "odd", {"personalized": shares([4, 6])})
-    (path / "provenance.json").write_text(provenance)
+    (path / "provenance.json").write_text(json.dumps({"schema": SCHEMA_VERSION, **provenance}))
     (path / "result.json").write_text(
         '{"metrics": {"personalized": {"round": 3}}, "events": 4, "steps": {}}'
     )

@@ -236,7 +236,7 @@ def _check_choices(metric: str, point: str) -> None:
     """
     from fedtailor.core.errors import find_name
     from fedtailor.core.metrics import CLIENT_METRICS
-    from fedtailor.report.scores import POINTS
+    from fedtailor.report.records import POINTS
 
     find_name("metric", metric, CLIENT_METRICS, key="metric")
     find_name("evaluation point", point, POINTS, key="point")

@@ -37,7 +37,7 @@ from fedtailor.core.errors import (
 if TYPE_CHECKING:
     from fedtailor.data.division import Division
     from fedtailor.data.options import DataOptions
-    from fedtailor.data.plot.style import Picture
+    from fedtailor.report.parts import Figure
 
 data_app = make_app()
 
@@ -251,7 +251,7 @@ def plot(
         str,
         typer.Option(
             metavar="FILE",
-            help="Picture to write: .html, .png or .svg (default: KIND.html, or KIND-2.html ...).",
+            help="Picture to write: .html, .pdf, .png or .svg (default: KIND.html, or KIND-2.html).",
         ),
     ] = "",
     dataset: DatasetName = "",
@@ -282,10 +282,10 @@ def plot(
     named = _named_options(dataset, data, data_dir, partition, clients, seed)
     picture = _draw(found, _options(named, read_assignments(set_)))
 
-    from fedtailor.data.plot import save
+    from fedtailor.report.page.files import write_figure
 
     path = out or _free_name(found)
-    save(picture, Path(path))
+    write_figure(picture, Path(path))
 
     if json:
         print_json({"plot": found, "out": path})
@@ -379,15 +379,16 @@ def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) ->
     return shlex.join(words)
 
 
-def _draw(kind: str, options: DataOptions) -> Picture:
+def _draw(kind: str, options: DataOptions) -> Figure:
     """Return a picture of the data as a run with seed 0 has it."""
     import dataclasses
 
     import numpy as np
 
     from fedtailor.cli.show.preparation import Preparation
-    from fedtailor.data import data_folder, plot
+    from fedtailor.data import data_folder
     from fedtailor.data.division import divide
+    from fedtailor.report import data_plots
 
     with Preparation() as preparation:
         division = divide(options, run_seed=0, report=preparation)
@@ -396,17 +397,17 @@ def _draw(kind: str, options: DataOptions) -> Picture:
     partition = division.options.partition or division.options.split
     shown = "one site per client" if match_name(partition, ["natural"]) else partition
     if kind == "corruptions":
-        return plot.corruption_sheet(
+        return data_plots.corruption_sheet(
             dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost"
         )
 
     if kind == "bubbles":
-        counts = plot.count_classes(
+        counts = data_plots.count_classes(
             [rows.train for rows in division.rows], dataset.y, dataset.num_classes
         )
         title = f"{dataset.name}: training examples per client and class, {shown}"
 
-        return plot.bubbles(
+        return data_plots.bubbles(
             counts, client_names=division.client_names, class_names=dataset.class_names, title=title
         )
 
@@ -414,8 +415,8 @@ def _draw(kind: str, options: DataOptions) -> Picture:
         match_name(partition, ["natural"]) and not options.subset
     )
     sizes = [len(rows.train) for rows in division.rows]
-    if same_for_every_seed and len(sizes) <= plot.MAX_BARS:
-        return plot.size_bars(
+    if same_for_every_seed and len(sizes) <= data_plots.MOST_SIZE_BARS:
+        return data_plots.size_bars(
             sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}"
         )
 
@@ -426,4 +427,4 @@ def _draw(kind: str, options: DataOptions) -> Picture:
 
     over = "1 division" if divisions == 1 else f"{divisions} divisions"
     title = f"{dataset.name}: training examples of a client, {over}"
-    return plot.sizes({shown: np.array(sizes)}, title=title)
+    return data_plots.sizes({shown: np.array(sizes)}, title=title)

@@ -28,8 +28,12 @@ def report(
         ),
     ] = "",
     figures: Annotated[
-        str, typer.Option(metavar="FOLDER", help="New folder for every figure as PNG, SVG and CSV.")
+        str, typer.Option(metavar="FOLDER", help="New folder for every figure and its numbers.")
     ] = "",
+    format_: Annotated[
+        str,
+        typer.Option("--format", metavar="FORMAT", help="Of the figures: pdf, svg or png."),
+    ] = "pdf",
     watch: Annotated[
         bool,
         typer.Option(
@@ -46,7 +50,11 @@ def report(
     It is made from the records alone, so it can be made again at any time, also while a run goes
     on.
     """
-    from fedtailor.cli.show.report import show_report
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.data import size
+    from fedtailor.core.atomic import safe_name
+    from fedtailor.core.errors import find_name
+    from fedtailor.report.charts import FORMATS
     from fedtailor.report.methods import read_methods
     from fedtailor.report.page.build import Page, build_page
     from fedtailor.report.page.files import (
@@ -57,18 +65,18 @@ def report(
     )
     from fedtailor.report.page.watch import follow
 
-    target = Path(out) if out else default_name(paths[0])
+    # What can be refused is refused before anything is read.
+    ending = find_name("format", format_, FORMATS, key="format")
+    target = Path(out or f"report-{safe_name(Path(paths[0]).resolve().name)}.html")
     check_page_path(target)
     if figures:
         check_figures_folder(Path(figures))
 
-    sizes = []
+    written = []
 
     def write(page: Page) -> None:
-        sizes.append(write_page(page, target))
-        if watch and len(sizes) == 1 and not json:
-            from fedtailor.cli.show.console import say
-
+        written.append(write_page(page, target))
+        if watch and len(written) == 1 and not json:
             say(f"{target} follows the run; Ctrl-C ends this, and the report stays.")
 
     if watch:
@@ -77,24 +85,21 @@ def report(
         page = build_page(read_methods(paths))
         write(page)
 
-    files = write_figures(page.figures, Path(figures)) if figures else []
-    record = {
-        "report": str(target),
-        "bytes": sizes[-1],
-        "figures": [{"name": figure.name, "title": figure.title} for figure in page.figures],
-        "files": [str(path) for path in files],
-    }
-
+    files = write_figures(page.figures, Path(figures), ending) if figures else []
     if json:
-        print_json(record)
-    else:
-        show_report(record, figures)
+        names = [{"name": figure.name, "title": figure.title} for figure in page.figures]
+        paths_written = [str(path) for path in files]
+        print_json(
+            {
+                "report": str(target),
+                "bytes": written[-1],
+                "figures": names,
+                "files": paths_written,
+            }
+        )
+        return
 
-
-def default_name(path: str) -> Path:
-    """Return the file that a report is written to by default: ``report-NAME.html`` in the working
-    folder.
-    """
-    from fedtailor.core.atomic import safe_name
-
-    return Path(f"report-{safe_name(Path(path).resolve().name)}.html")
+    count = len(page.figures)
+    say(f"{target}: {count} figures, {size(written[-1])}. Open it in any browser.")
+    if figures:
+        say(f"The figures as {ending.upper()}, and their numbers as CSV, are in {figures}")

@@ -1,5 +1,4 @@
-"""Methods compared from their records: means over seeds, and tests over the clients of each seed.
-No torch.
+"""Methods compared from their records: means over seeds, and tests over clients. No torch.
 
 Clients and seeds are never pooled. A seed has one difference per client, and a test over them. Over
 seeds there is the mean of the seeds' means with its standard error, and a count of the seeds in
@@ -10,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.report.cautions import find_notes, find_warnings
 from fedtailor.report.methods import Method
-from fedtailor.report.scores import POINTS, ClientScores, Group, read_scores
+from fedtailor.report.records import POINTS, Group, MetricScores, read_scores
 from fedtailor.report.statistics import (
     Interval,
     Outcomes,
@@ -44,7 +43,8 @@ FIGURES = {
     "harmed_versus_global": "harmed versus global",
 }
 """The figures of a method in one seed, and their names in tables."""
-_GROUPS: tuple[Group, ...] = ("known", "new")
+_DEFAULT_POINT = "personalized"
+BySeed: TypeAlias = Mapping[int, MetricScores]
 
 
 class Estimate(NamedTuple):
@@ -148,9 +148,7 @@ class Comparison:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a higher value of the metric is better. Gains and differences are above 0 if it
-        is better.
-        """
+        """Whether a higher value of the metric is better. Gains are above 0 if it is better."""
         return CLIENT_METRICS[self.metric].higher_is_better
 
     def as_record(self) -> dict[str, Any]:
@@ -167,15 +165,54 @@ class Comparison:
         }
 
 
-class _Table(NamedTuple):
-    """The scores of all methods on one group of clients, by label and seed."""
+@dataclass(frozen=True)
+class _GroupScores:
+    """The scores of all methods on one group of clients."""
 
-    chosen: Mapping[str, Mapping[int, ClientScores]]
-    """At the evaluation point of the comparison."""
-    of_global: Mapping[str, Mapping[int, ClientScores]]
-    """At ``global``."""
-    of_local: Mapping[int, ClientScores]
-    """Of the method that is taken for Local, by seed, at ``personalized``."""
+    methods: Sequence[Method]
+    group: Group
+    is_higher_better: bool
+    chosen: Mapping[str, BySeed]
+    """At the evaluation point of the comparison, by label."""
+    of_global: Mapping[str, BySeed]
+    """At ``global``, by label; empty where that is the point of the comparison."""
+    of_local: Mapping[str, BySeed]
+    """Of the method that is taken for Local, at ``personalized``, by its label."""
+
+    def gaps(self, method: Method, other: Method, others: BySeed) -> dict[int, list[float]]:
+        """Return by how much a method is better than another at every client, by seed.
+
+        Clients count that both have a score of. Seeds in which the two have other data or another
+        split are left out: their clients are not the same.
+        """
+        scores = self.chosen[method.label]
+        gaps = {}
+        for seed in sorted(scores.keys() & others.keys()):
+            ours = scores[seed].values
+            theirs = others[seed].values
+            both = [client for client in ours if client in theirs]
+            has_same_split = method.split_of(seed) == other.split_of(seed) != ""
+            if both and has_same_split:
+                of_seed = differences(
+                    [ours[client] for client in both], [theirs[client] for client in both]
+                )
+                gaps[seed] = of_seed if self.is_higher_better else [-gap for gap in of_seed]
+
+        return gaps
+
+    def global_model_of(self, method: Method) -> str:
+        """Return whose global model a method is compared with: its own, or else FedAvg's.
+
+        Empty if there is none.
+        """
+        if self.of_global.get(method.label):
+            return method.label
+
+        for other in self.methods:
+            if other.algorithm == "fedavg" and self.of_global.get(other.label):
+                return other.label
+
+        return ""
 
 
 def compare(
@@ -211,66 +248,64 @@ def compare(
         raise ConfigError(message, key="runs", allowed="at least two methods", got=len(methods))
 
     metric = find_name("metric", metric, CLIENT_METRICS, key="metric")
-    point = find_name("evaluation point", point or POINTS[0], POINTS, key="point")
+    point = find_name("evaluation point", point or _DEFAULT_POINT, POINTS, key="point")
     labels = [method.label for method in methods]
     first = next((method.label for method in methods if method.finished), labels[0])
     reference = find_name("method", against, labels, key="against") if against else first
     local = next((method.label for method in methods if method.algorithm == "local"), "")
-    tables = {group: _read(methods, metric, point, group, local) for group in _GROUPS}
-    _check_scores(tables["known"], reference, metric, point)
-    groups = tuple(
-        _compare_group(
-            methods,
-            table,
-            group=group,
-            metric=metric,
-            point=point,
-            reference=reference,
-            local=local,
-        )
-        for group, table in tables.items()
-        if group == "known" or any(table.chosen.values())
-    )
+
+    groups = {group: _read(methods, metric, point, group, local) for group in get_args(Group)}
+    scores = groups["known"].chosen
+    _check_scores(scores, reference, metric, point)
 
     return Comparison(
         metric=metric,
         point=point,
         reference=reference,
         local=local,
-        groups=groups,
-        warnings=find_warnings(methods, tables["known"].chosen, metric=metric, point=point),
-        notes=find_notes(methods, tables["known"].chosen, metric=metric, point=point),
+        groups=tuple(
+            _compare_group(group, reference, local)
+            for name, group in groups.items()
+            if name == "known" or any(group.chosen.values())
+        ),
+        warnings=find_warnings(methods, scores, metric=metric, point=point),
+        notes=find_notes(methods, scores, metric=metric, point=point),
     )
 
 
-def _read(methods: Sequence[Method], metric: str, point: str, group: Group, local: str) -> _Table:
-    """Read the scores of the finished runs."""
-    of_local = [
-        _scores(method, metric, POINTS[0], group) for method in methods if method.label == local
-    ]
-    return _Table(
-        of_local=next(iter(of_local), {}),
-        chosen={method.label: _scores(method, metric, point, group) for method in methods},
-        of_global={method.label: _scores(method, metric, "global", group) for method in methods},
+def _read(
+    methods: Sequence[Method], metric: str, point: str, group: Group, local: str
+) -> _GroupScores:
+    """Read the scores of the finished runs, where a client has one."""
+
+    def at(point: str, method: Method) -> BySeed:
+        by_seed = {}
+        for seed, run in sorted(method.finished.items()):
+            scores = read_scores(run, point=point, metric=metric, group=group)
+            if scores is not None and scores.values:
+                by_seed[seed] = scores
+
+        return by_seed
+
+    return _GroupScores(
+        methods=methods,
+        group=group,
+        is_higher_better=CLIENT_METRICS[metric].higher_is_better,
+        chosen={method.label: at(point, method) for method in methods},
+        of_global={method.label: at("global", method) for method in methods if point != "global"},
+        of_local={
+            method.label: at(_DEFAULT_POINT, method) for method in methods if method.label == local
+        },
     )
 
 
-def _scores(method: Method, metric: str, point: str, group: Group) -> dict[int, ClientScores]:
-    """Return the scores of a method by seed, of the runs in which a client has one."""
-    found = {
-        seed: read_scores(run, point=point, metric=metric, group=group)
-        for seed, run in sorted(method.finished.items())
-    }
-    return {seed: scores for seed, scores in found.items() if scores is not None and scores.values}
-
-
-def _check_scores(table: _Table, reference: str, metric: str, point: str) -> None:
+def _check_scores(scores: Mapping[str, BySeed], reference: str, metric: str, point: str) -> None:
     """Check that there is something to compare.
 
     Raises:
         DataError: no method has a score, or the reference has none.
     """
-    having = [label for label, by_seed in table.chosen.items() if by_seed]
+    having = [label for label, by_seed in scores.items() if by_seed]
     if not having:
         raise DataError(
             f"no finished run has the {metric} of clients at the evaluation point '{point}'.",
@@ -279,199 +314,112 @@ def _check_scores(table: _Table, reference: str, metric: str, point: str) -> Non
 
     if reference not in having:
         raise DataError(
-            f"the reference, {reference}, has no finished run with the {metric} of clients at the evaluation point "
-            f"'{point}'. Choose another one with --against: {', '.join(having)}.",
+            f"the reference, {reference}, has no finished run with the {metric} of clients at the "
+            f"evaluation point '{point}'. Choose another one with --against: {', '.join(having)}.",
             key="against",
             allowed=having,
             got=reference,
         )
 
 
-def _compare_group(
-    methods: Sequence[Method],
-    table: _Table,
-    *,
-    group: Group,
-    metric: str,
-    point: str,
-    reference: str,
-    local: str,
-) -> GroupComparison:
+def _compare_group(scores: _GroupScores, reference: str, local: str) -> GroupComparison:
     """Compare the methods on one group of clients."""
-    is_higher = CLIENT_METRICS[metric].higher_is_better
     summaries = []
-    for method in methods:
-        global_model = "" if point == "global" else _global_model(method, methods, table)
-        figures = _own_figures(table.chosen[method.label], higher_is_better=is_higher)
-        for other in methods:
+    for method in scores.methods:
+        figures = _figures_of_method(scores, method)
+        global_model = scores.global_model_of(method)
+        for other in scores.methods:
             if other.label == local != method.label:
-                pairs = _pairs(
-                    method,
-                    other,
-                    table.chosen[method.label],
-                    table.of_local,
-                    higher_is_better=is_higher,
-                )
-                figures["gain_over_local"] = _means(pairs)
-                figures["harmed_versus_local"] = _harmed(pairs)
+                gaps = scores.gaps(method, other, scores.of_local[local])
+                figures["gain_over_local"] = _means(gaps)
+                figures["harmed_versus_local"] = _harmed(gaps)
 
             if other.label == global_model:
-                baseline = table.of_global[global_model]
-                pairs = _pairs(
-                    method, other, table.chosen[method.label], baseline, higher_is_better=is_higher
-                )
-                figures["gain_over_global"] = _means(pairs)
-                figures["harmed_versus_global"] = _harmed(pairs)
+                gaps = scores.gaps(method, other, scores.of_global[global_model])
+                figures["gain_over_global"] = _means(gaps)
+                figures["harmed_versus_global"] = _harmed(gaps)
 
-        summaries.append(_summary(method.label, table.chosen[method.label], figures, global_model))
+        by_seed = scores.chosen[method.label]
+        estimates = {name: Estimate.of(values) for name, values in figures.items()}
+        summaries.append(
+            Summary(
+                label=method.label,
+                seeds=tuple(by_seed),
+                num_clients={seed: len(one.values) for seed, one in by_seed.items()},
+                figures={name: one for name, one in estimates.items() if one is not None},
+                global_model=global_model,
+            )
+        )
 
-    return GroupComparison(
-        group, tuple(summaries), _differences(methods, table, reference, higher_is_better=is_higher)
-    )
-
-
-def _summary(
-    label: str,
-    scores: Mapping[int, ClientScores],
-    figures: Mapping[str, Mapping[int, float]],
-    global_model: str,
-) -> Summary:
-    """Return the figures of a method over seeds."""
-    estimates = {name: Estimate.of(by_seed) for name, by_seed in figures.items()}
-    return Summary(
-        label=label,
-        seeds=tuple(scores),
-        num_clients={seed: len(each.values) for seed, each in scores.items()},
-        figures={name: estimate for name, estimate in estimates.items() if estimate is not None},
-        global_model=global_model,
-    )
+    return GroupComparison(scores.group, tuple(summaries), _compare_with(scores, reference))
 
 
-def _global_model(method: Method, methods: Sequence[Method], table: _Table) -> str:
-    """Return whose global model a method is compared with: its own, or that of FedAvg; empty if
-    there is none.
-    """
-    if table.of_global[method.label]:
-        return method.label
-
-    return next(
-        (
-            other.label
-            for other in methods
-            if other.algorithm == "fedavg" and table.of_global[other.label]
-        ),
-        "",
-    )
-
-
-def _own_figures(
-    scores: Mapping[int, ClientScores], *, higher_is_better: bool
-) -> dict[str, dict[int, float]]:
+def _figures_of_method(scores: _GroupScores, method: Method) -> dict[str, dict[int, float]]:
     """Return the figures that need no other method, by name and seed."""
-    found: dict[str, dict[int, float]] = {"mean": {}, "worst_tenth": {}, "smallest_tenth": {}}
-    for seed, each in scores.items():
-        values = list(each.values.values())
-        found["mean"][seed] = mean(values)
-        found["worst_tenth"][seed] = worst_tenth(values, higher_is_better=higher_is_better)
-        found["smallest_tenth"][seed] = smallest_tenth(
-            values, [each.num_train[client] for client in each.values]
-        )
+    figures: dict[str, dict[int, float]] = {"mean": {}, "worst_tenth": {}, "smallest_tenth": {}}
+    for seed, of_seed in scores.chosen[method.label].items():
+        values = list(of_seed.values.values())
+        sizes = [of_seed.num_train[client] for client in of_seed.values]
+        worst = worst_tenth(values, higher_is_better=scores.is_higher_better)
+        figures["mean"][seed] = mean(values)
+        figures["worst_tenth"][seed] = worst
+        figures["smallest_tenth"][seed] = smallest_tenth(values, sizes)
 
-    return found
-
-
-def _pairs(
-    method: Method,
-    other: Method,
-    scores: Mapping[int, ClientScores],
-    other_scores: Mapping[int, ClientScores],
-    *,
-    higher_is_better: bool,
-) -> dict[int, list[float]]:
-    """Return how much better a method is than another one at every client that both have a score
-    of, by seed.
-
-    Seeds in which they have other data, or another split, are left out: their clients are not the
-    same.
-    """
-    found = {}
-    for seed in scores.keys() & other_scores.keys():
-        ours = scores[seed].values
-        theirs = other_scores[seed].values
-        both = [client for client in ours if client in theirs]
-        if both and method.split_of(seed) == other.split_of(seed) != "":
-            gaps = differences(
-                [ours[client] for client in both], [theirs[client] for client in both]
-            )
-            found[seed] = gaps if higher_is_better else [-gap for gap in gaps]
-
-    return dict(sorted(found.items()))
+    return figures
 
 
-def _means(pairs: Mapping[int, Sequence[float]]) -> dict[int, float]:
+def _means(gaps: Mapping[int, Sequence[float]]) -> dict[int, float]:
     """Return the mean difference of every seed."""
-    return {seed: mean(gaps) for seed, gaps in pairs.items()}
+    return {seed: mean(of_seed) for seed, of_seed in gaps.items()}
 
 
-def _harmed(pairs: Mapping[int, Sequence[float]]) -> dict[int, float]:
+def _harmed(gaps: Mapping[int, Sequence[float]]) -> dict[int, float]:
     """Return the share of the clients of every seed at which the method is worse."""
-    return {seed: outcomes(gaps).losses / len(gaps) for seed, gaps in pairs.items()}
+    return {seed: outcomes(of_seed).losses / len(of_seed) for seed, of_seed in gaps.items()}
 
 
-def _differences(
-    methods: Sequence[Method], table: _Table, reference: str, *, higher_is_better: bool
-) -> tuple[Difference, ...]:
+def _compare_with(scores: _GroupScores, reference: str) -> tuple[Difference, ...]:
     """Compare every method with the reference, one seed at a time."""
-    chosen = table.chosen
-    (base,) = [method for method in methods if method.label == reference]
-    others = [method for method in methods if method is not base]
-    pairs = {
-        method.label: _pairs(
-            method, base, chosen[method.label], chosen[reference], higher_is_better=higher_is_better
-        )
-        for method in others
+    (base,) = [method for method in scores.methods if method.label == reference]
+    of_base = scores.chosen[reference]
+    gaps = {
+        method.label: scores.gaps(method, base, of_base)
+        for method in scores.methods
+        if method is not base
     }
-    p_values = _corrected(pairs)
-    found = []
-
-    for label, by_seed in pairs.items():
+    p_values = _correct_p_values(gaps)
+    compared = []
+    for label, by_seed in gaps.items():
         tests = {}
-        for seed, gaps in by_seed.items():
-            expected = max(chosen[label][seed].num_clients, chosen[reference][seed].num_clients)
-            tests[seed] = _paired_test(
-                gaps, num_missing=expected - len(gaps), holm_p_value=p_values[label, seed]
+        for seed, of_seed in by_seed.items():
+            expected = max(scores.chosen[label][seed].num_clients, of_base[seed].num_clients)
+            tests[seed] = PairedTest(
+                num_clients=len(of_seed),
+                num_missing=expected - len(of_seed),
+                difference=mean(of_seed),
+                interval=bootstrap_interval(of_seed),
+                outcomes=outcomes(of_seed),
+                wilcoxon=wilcoxon(of_seed),
+                holm_p_value=p_values[label, seed],
             )
 
-        found.append(Difference(label, tests, Estimate.of(_means(by_seed))))
+        compared.append(Difference(label, tests, Estimate.of(_means(by_seed))))
 
-    return tuple(found)
-
-
-def _corrected(pairs: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[tuple[str, int], float]:
-    """Return the p-values by method and seed, corrected for the number of methods within the
-    seed.
-    """
-    found = {}
-    for seed in sorted({seed for by_seed in pairs.values() for seed in by_seed}):
-        labels = [label for label, by_seed in pairs.items() if seed in by_seed]
-        corrected = holm([wilcoxon(pairs[label][seed]).p_value for label in labels])
-        found.update(
-            {(label, seed): p_value for label, p_value in zip(labels, corrected, strict=True)}
-        )
-    return found
+    return tuple(compared)
 
 
-def _paired_test(gaps: Sequence[float], *, num_missing: int, holm_p_value: float) -> PairedTest:
-    """Return the test of a method against the reference in one seed."""
-    return PairedTest(
-        num_clients=len(gaps),
-        num_missing=num_missing,
-        difference=mean(gaps),
-        interval=bootstrap_interval(gaps),
-        outcomes=outcomes(gaps),
-        wilcoxon=wilcoxon(gaps),
-        holm_p_value=holm_p_value,
-    )
+def _correct_p_values(
+    gaps: Mapping[str, Mapping[int, Sequence[float]]],
+) -> dict[tuple[str, int], float]:
+    """Return p-values by method and seed, corrected for the number of methods in the seed."""
+    corrected: dict[tuple[str, int], float] = {}
+    for seed in sorted({seed for by_seed in gaps.values() for seed in by_seed}):
+        labels = [label for label, by_seed in gaps.items() if seed in by_seed]
+        p_values = holm([wilcoxon(gaps[label][seed]).p_value for label in labels])
+        for label, p_value in zip(labels, p_values, strict=True):
+            corrected[label, seed] = p_value
+
+    return corrected
 
 
 def _group_record(comparison: GroupComparison) -> dict[str, Any]:

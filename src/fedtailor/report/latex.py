@@ -7,7 +7,8 @@ import unicodedata
 from collections.abc import Iterator
 
 from fedtailor.report.comparison import Comparison
-from fedtailor.report.tables import NOTHING, Table, plain, tables_of
+from fedtailor.report.parts import Cell, ReportTable
+from fedtailor.report.tables import NOTHING, plain, tables_of
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -71,8 +72,7 @@ def to_latex(comparison: Comparison) -> str:
     r"""Return a comparison as LaTeX tables, which need the package ``booktabs``.
 
     The tables can be read into any document with ``\input``. Warnings and notes are comments.
-    Labels cannot change the
-    document: characters with a meaning in LaTeX are escaped; those that LaTeX may not know are
+    Labels cannot change the document: characters with a meaning in LaTeX are escaped; those that LaTeX may not know are
     written by their number, as ``[U+4E2D]``.
     """
     lines = [r"% needs \usepackage{booktabs}"]
@@ -96,15 +96,18 @@ def _character(character: str) -> str:
     """Return a character as LaTeX."""
     if character in _SPECIAL:
         return _SPECIAL[character]
+
     if character.isascii():
         return character
+
     parts = unicodedata.normalize("NFD", character)
     if len(parts) == 2 and parts[0].isascii() and parts[1] in _ACCENTS:
         return f"\\{_ACCENTS[parts[1]]}{{{parts[0]}}}"
+
     return f"{{[}}U+{ord(character):04X}{{]}}"
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     """Yield the lines of a table."""
     yield r"\begin{table}"
     yield r"\centering"
@@ -116,7 +119,7 @@ def _table(table: Table) -> Iterator[str]:
     yield _row([_heading(name) for name in table.columns])
     yield r"\midrule"
     for label, *numbers in table.rows:
-        yield _row([escape_latex(label), *map(_number, numbers)])
+        yield _row([escape_latex(str(label)), *map(_number, numbers)])
 
     yield r"\bottomrule"
     yield r"\end{tabular}"
@@ -126,20 +129,19 @@ def _table(table: Table) -> Iterator[str]:
 def _heading(name: str) -> str:
     """Return the heading of a column, in two lines if it has several words."""
     first, _, rest = name.partition(" ")
-    return (
-        rf"\shortstack[r]{{{escape_latex(first)}\\{escape_latex(rest)}}}"
-        if rest
-        else escape_latex(first)
-    )
+    if not rest:
+        return escape_latex(first)
+
+    return rf"\shortstack[r]{{{escape_latex(first)}\\{escape_latex(rest)}}}"
 
 
 def _row(cells: list[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def _number(cell: str) -> str:
+def _number(cell: Cell) -> str:
     """Return a cell of numbers, with a true minus; a dash if there is none."""
-    return "--" if cell == NOTHING else _MINUS.sub("$-$", escape_latex(cell))
+    return "--" if cell == NOTHING else _MINUS.sub("$-$", escape_latex(str(cell)))
 
 
 def _ascii(text: str) -> str:

@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedtailor.core.atomic import to_json as as_json
@@ -21,6 +20,7 @@ from fedtailor.report.comparison import (
     PairedTest,
     Summary,
 )
+from fedtailor.report.parts import Cell, ReportTable
 from fedtailor.report.statistics import Interval
 
 NOTHING = "-"
@@ -34,46 +34,27 @@ _GAINS = frozenset({"gain_over_local", "gain_over_global"})
 _SMALLEST_P = 0.001
 _TEST_COLUMNS = (
     *("both", "missing", "difference", "interval_low", "interval_high"),
-    *(
-        "wilcoxon_statistic",
-        "wilcoxon_p_value",
-        "wilcoxon_method",
-        "holm_p_value",
-        "wins",
-        "ties",
-        "losses",
-    ),
+    *("wilcoxon_statistic", "wilcoxon_p_value", "wilcoxon_method", "holm_p_value"),
+    *("wins", "ties", "losses"),
 )
 """Columns of a CSV file about the test of a seed."""
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$&])")
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    """The first one holds labels, the others numbers."""
-    rows: tuple[tuple[str, ...], ...]
-    below: str
-    """What the columns are."""
-
-
-def tables_of(comparison: Comparison) -> list[Table]:
-    """Return a comparison as tables: the methods, their differences over seeds, and the tests of
-    every seed.
+def tables_of(comparison: Comparison) -> list[ReportTable]:
+    """Return a comparison as tables: methods, differences over seeds, tests of every seed.
 
     The new clients have tables of their own. Where no method can be tested, there are the figures
     only.
     """
-    found = []
+    tables = []
     for group in comparison.groups:
-        found.append(_methods_table(comparison, group))
-        if any(each.tests for each in group.differences):
-            found.append(_differences_table(comparison, group))
-            found.append(_tests_table(comparison, group))
-    return found
+        tables.append(_methods_table(comparison, group))
+        if any(difference.tests for difference in group.differences):
+            tables.append(_differences_table(comparison, group))
+            tables.append(_tests_table(comparison, group))
+
+    return tables
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -84,22 +65,19 @@ def to_markdown(comparison: Comparison) -> str:
     parts: list[str] = []
     for table in tables_of(comparison):
         alignment = ["---", *["---:"] * (len(table.columns) - 1)]
-        lines = [
-            _markdown_row(table.columns),
-            f"| {' | '.join(alignment)} |",
-            *map(_markdown_row, table.rows),
-        ]
+        lines = [_markdown_row(table.columns), f"| {' | '.join(alignment)} |"]
+        lines += map(_markdown_row, table.rows)
         parts += [f"**{_markdown(table.title)}**", "\n".join(lines)]
+
+        # The tables of new clients need no second explanation.
         below = _markdown(table.below)
-        if below not in parts:  # the tables of new clients need no second explanation
+        if below not in parts:
             parts.append(below)
 
     for heading, sentences in (("Warnings", comparison.warnings), ("Notes", comparison.notes)):
         if sentences:
-            parts += [
-                f"**{heading}**",
-                "\n".join(f"* {_markdown(sentence)}" for sentence in sentences),
-            ]
+            lines = [f"* {_markdown(sentence)}" for sentence in sentences]
+            parts += [f"**{heading}**", "\n".join(lines)]
 
     return "\n\n".join(parts) + "\n"
 
@@ -115,86 +93,81 @@ def to_csv(comparison: Comparison) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         [
-            "group",
-            "method",
-            "reference",
-            "metric",
-            "point",
-            "seed",
-            "clients",
+            *("group", "method", "reference", "metric", "point", "seed", "clients"),
             *FIGURES,
             *_TEST_COLUMNS,
         ]
     )
-
     for group in comparison.groups:
-        differences = {each.label: each for each in group.differences}
+        differences = {difference.label: difference for difference in group.differences}
         for summary in group.summaries:
             start = [group.group, plain(summary.label), plain(comparison.reference)]
             start += [comparison.metric, comparison.point]
             for row in _csv_rows(summary, differences.get(summary.label)):
-                writer.writerow([inert(cell) for cell in start] + row)
+                writer.writerow([*map(inert, start), *row])
 
     return text.getvalue()
 
 
 def to_json(comparison: Comparison) -> str:
-    """Return a comparison as JSON: what :meth:`Comparison.as_record` holds. Numbers are not
-    rounded.
-    """
+    """Return a comparison as JSON: what :meth:`Comparison.as_record` holds, not rounded."""
     return as_json(comparison.as_record(), indent=2) + "\n"
 
 
-def _methods_table(comparison: Comparison, group: GroupComparison) -> Table:
+def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the figures of every method."""
-    names = [name for name in FIGURES if any(name in each.figures for each in group.summaries)]
+    present = {name for summary in group.summaries for name in summary.figures}
+    names = [name for name in FIGURES if name in present]
     rows = []
-    for each in group.summaries:
-        cells = [_estimate(comparison, name, each.figures.get(name)) for name in names]
-        rows.append((plain(each.label), str(len(each.seeds)), _clients(each), *cells))
+    for summary in group.summaries:
+        cells = [_estimate(comparison, name, summary.figures.get(name)) for name in names]
+        seeds = str(len(summary.seeds))
+        rows.append((plain(summary.label), seeds, _clients(summary), *cells))
 
-    sentences = [
-        f"{'Higher' if comparison.higher_is_better else 'Lower'} is better.",
-        "± is the standard error over seeds." if _has_errors(group) else "",
-        "worst tenth: mean of the tenth of clients with the worst scores; smallest tenth: of those with the least "
-        "training examples.",
-    ]
+    below = f"{'Higher' if comparison.higher_is_better else 'Lower'} is better."
+    if any(one.error is not None for each in group.summaries for one in each.figures.values()):
+        below += " ± is the standard error over seeds."
 
+    below += (
+        " worst tenth: mean of the tenth of clients with the worst scores; smallest tenth: of "
+        "those with the least training examples."
+    )
     if "gain_over_local" in names:
-        sentences.append(
-            f"gain over Local: mean over clients, positive is better; harmed versus Local: clients in % that are worse "
-            f"than with {comparison.local}."
+        below += (
+            " gain over Local: mean over clients, positive is better; harmed versus Local: clients "
+            f"in % that are worse than with {comparison.local}."
         )
 
     if "gain_over_global" in names:
-        sentences.append(
-            f"gain over global, harmed versus global: the same against the global model{_borrowed(group)}."
+        below += (
+            " gain over global, harmed versus global: the same against the global model"
+            f"{_borrowed(group)}."
         )
 
-    return Table(
+    return ReportTable(
         title=_title(comparison, group, "Methods"),
         columns=("method", "seeds", "clients", *(FIGURES[name] for name in names)),
         rows=tuple(rows),
-        below=" ".join(sentence for sentence in sentences if sentence),
+        below=below,
     )
 
 
-def _differences_table(comparison: Comparison, group: GroupComparison) -> Table:
+def _differences_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the differences from the reference over seeds."""
     rows = []
-    for each in group.differences:
-        count = len(each.tests)
-        significant = f"{each.significant_seeds} of {count}" if count else NOTHING
-        difference = _estimate(comparison, "gain_over_local", each.over_seeds)
-        rows.append((plain(each.label), str(count), difference, significant))
+    for difference in group.differences:
+        count = len(difference.tests)
+        significant = f"{difference.significant_seeds} of {count}" if count else NOTHING
+        over_seeds = _estimate(comparison, "gain_over_local", difference.over_seeds)
+        rows.append((plain(difference.label), str(count), over_seeds, significant))
 
     below = (
-        f"difference: mean over clients, then over the seeds that both have with the same split; positive: better than "
-        f"{comparison.reference}. significant: seeds whose corrected p-value is below {SIGNIFICANT}, in either "
-        "direction."
+        "difference: mean over clients, then over the seeds that both have with the same split; "
+        f"positive: better than {comparison.reference}. significant: seeds whose corrected p-value "
+        f"is below {SIGNIFICANT}, in either direction."
     )
 
-    return Table(
+    return ReportTable(
         title=_title(comparison, group, f"Differences from {comparison.reference} over seeds"),
         columns=("method", "seeds", "difference", "significant"),
         rows=tuple(rows),
@@ -202,7 +175,7 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Table:
     )
 
 
-def _tests_table(comparison: Comparison, group: GroupComparison) -> Table:
+def _tests_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the tests of every seed."""
     rows = [
         (plain(each.label), str(seed), *_test_cells(comparison, test))
@@ -210,12 +183,13 @@ def _tests_table(comparison: Comparison, group: GroupComparison) -> Table:
         for seed, test in each.tests.items()
     ]
     below = (
-        "clients: those that both methods have a score of; missing: the others. interval: 95 %, paired bootstrap over "
-        "clients. p: Wilcoxon signed-rank test over clients. corrected p: Holm, for all methods of the seed. wins, "
-        "ties, losses: clients at which the method is better, equal, worse."
+        "clients: those that both methods have a score of; missing: the others. interval: 95 %, "
+        "paired bootstrap over clients. p: Wilcoxon signed-rank test over clients. corrected p: "
+        "Holm, for all methods of the seed. wins, ties, losses: clients at which the method is "
+        "better, equal, worse."
     )
 
-    return Table(
+    return ReportTable(
         title=_title(comparison, group, f"Tests against {comparison.reference} in each seed"),
         columns=(
             *("method", "seed", "clients", "missing", "difference", "interval"),
@@ -247,18 +221,13 @@ def _title(comparison: Comparison, group: GroupComparison, what: str) -> str:
 
 def _borrowed(group: GroupComparison) -> str:
     """Return whose global model methods without one are compared with, in words."""
-    having = [each for each in group.summaries if each.global_model]
-    others = [each for each in having if each.global_model != each.label]
-    if not others:
+    owners = {each.label: each.global_model for each in group.summaries if each.global_model}
+    borrowers = [label for label, owner in owners.items() if owner != label]
+    if not borrowers:
         return " of the method itself"
-    labels = ", ".join(each.label for each in others)
-    return f" of the method itself, or for {labels}, without one, that of {others[0].global_model}"
 
-
-def _has_errors(group: GroupComparison) -> bool:
-    return any(
-        figure.error is not None for each in group.summaries for figure in each.figures.values()
-    )
+    owner = owners[borrowers[0]]
+    return f" of the method itself, or for {', '.join(borrowers)}, without one, that of {owner}"
 
 
 def _clients(summary: Summary) -> str:
@@ -266,6 +235,7 @@ def _clients(summary: Summary) -> str:
     counts = sorted(set(summary.num_clients.values()))
     if not counts:
         return NOTHING
+
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
@@ -312,46 +282,30 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", plain(text))
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_markdown, cells))} |"
+def _markdown_row(cells: Sequence[Cell]) -> str:
+    return f"| {' | '.join(_markdown(str(cell)) for cell in cells)} |"
 
 
 def _csv_rows(summary: Summary, difference: Difference | None) -> Iterator[list[Any]]:
     """Yield the cells of a method from the seed on: one row per seed, then those over seeds."""
-    tests = {} if difference is None else difference.tests
+    tests = difference.tests if difference is not None else {}
+    estimates = [summary.figures.get(name) for name in FIGURES]
     for seed in summary.seeds:
-        figures = [
-            summary.figures[name].by_seed.get(seed, "") if name in summary.figures else ""
-            for name in FIGURES
-        ]
-        test = tests.get(seed)
-        cells = [""] * len(_TEST_COLUMNS) if test is None else _csv_test(test)
+        figures = ["" if one is None else one.by_seed.get(seed, "") for one in estimates]
+        cells = _csv_test(tests[seed]) if seed in tests else [""] * len(_TEST_COLUMNS)
         yield [seed, summary.num_clients[seed], *figures, *cells]
 
-    over_seeds = None if difference is None else difference.over_seeds
-    estimates = [summary.figures.get(name) for name in FIGURES]
-    rest = [""] * (len(_TEST_COLUMNS) - 3)  # a test belongs to one seed
+    # A test belongs to one seed, so rows over seeds have its difference only.
+    over_seeds = difference.over_seeds if difference is not None else None
+    every = [*estimates, None, None, over_seeds]
+    rest = [""] * (len(_TEST_COLUMNS) - 3)
     if summary.seeds:
-        yield ["mean", "", *map(_mean_of, estimates), "", "", _mean_of(over_seeds), *rest]
+        means = ["" if one is None else one.mean for one in every]
+        yield ["mean", "", *means, *rest]
 
     if len(summary.seeds) > 1:
-        yield [
-            "standard error",
-            "",
-            *map(_error_of, estimates),
-            "",
-            "",
-            _error_of(over_seeds),
-            *rest,
-        ]
-
-
-def _mean_of(estimate: Estimate | None) -> float | str:
-    return "" if estimate is None else estimate.mean
-
-
-def _error_of(estimate: Estimate | None) -> float | str:
-    return "" if estimate is None or estimate.error is None else estimate.error
+        errors = ["" if one is None or one.error is None else one.error for one in every]
+        yield ["standard error", "", *errors, *rest]
 
 
 def _csv_test(test: PairedTest) -> list[Any]:

@@ -14,11 +14,13 @@ def show_comparison(comparison: Comparison) -> None:
     """Print the tables of a comparison, its notes and its warnings."""
     from fedtailor.report.tables import tables_of  # imports what it needs of numpy
 
-    explained = set()
-    for each in tables_of(comparison):
-        columns = [name.replace(" ", "\n", 1) for name in each.columns]
-        table(each.title, columns, each.rows, below="" if each.below in explained else each.below)
-        explained.add(each.below)
+    # The tables of new clients need no second explanation.
+    explained = {""}
+    for one in tables_of(comparison):
+        columns = [name.replace(" ", "\n", 1) for name in one.columns]
+        rows = [[str(cell) for cell in row] for row in one.rows]
+        table(one.title, columns, rows, below="" if one.below in explained else one.below)
+        explained.add(one.below)
 
     for sentence in comparison.notes:
         say(f"note: {sentence}")

@@ -1,3 +1,1 @@
-"""The figures of a report: numbers from records, drawn as SVG that follows the colors of its page.
-No torch.
-"""
+"""The figures of a report, each made of what the records hold; none where they do not. No torch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +14,22 @@ from markupsafe import Markup
 
 from fedtailor import __version__
 from fedtailor.core.errors import DataError
-from fedtailor.report.figures.calibration import reliability
+from fedtailor.report.charts import DARK, LIGHT, page_library, page_specification, page_svg
 from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_size, gains, partition
-from fedtailor.report.figures.curves import accuracy_curves, costs, gaussianity
-from fedtailor.report.figures.diagnostics import beta, confidence, deviation
-from fedtailor.report.figures.drawing import DARK, LIGHT, STYLE, clean
-from fedtailor.report.figures.figure import NARROW, WIDE, Figure, show_cell
-from fedtailor.report.figures.records import MethodRecords, read_records
+from fedtailor.report.figures.inside import beta, confidence, deviation
+from fedtailor.report.figures.reliability import reliability
+from fedtailor.report.figures.rounds import accuracy_curves, costs, gaussianity
 from fedtailor.report.methods import Method
 from fedtailor.report.page.comparison import comparison_section
-from fedtailor.report.page.facts import SECTIONS
-from fedtailor.report.page.section import Section
+from fedtailor.report.page.facts import (
+    configuration_section,
+    environment_section,
+    events_section,
+    reported_section,
+    runs_section,
+)
+from fedtailor.report.parts import Figure, Section, show_cell, visible
+from fedtailor.report.records import MethodRecords, read_records
 
 MARK = '<meta name="generator" content="fedtailor report">'
 """In every page."""
@@ -52,108 +59,120 @@ def build_page(methods: Sequence[Method], *, refresh: int = 0) -> Page:
     Raises:
         DataError: a file of records is damaged.
     """
+    sections = build_sections(methods)
+    return Page(render_page(_title(methods), sections, refresh=refresh), sections)
+
+
+def build_sections(methods: Sequence[Method]) -> list[Section]:
+    """Return the parts of a page that are not empty.
+
+    Raises:
+        DataError: a file of records is damaged.
+    """
     records = [read_records(method) for method in methods]
     try:
-        sections = [section for section in _sections(records) if not section.is_empty]
-        return Page(render_page(_title(methods), sections, refresh=refresh), sections)
+        return [section for section in _sections(records) if not section.is_empty]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
         places = ", ".join(f"'{method.path}'" for method in methods)
-        message = f"the records in {places} are damaged: they have another form than expected (--debug shows where)."
+        message = (
+            f"the records in {places} are damaged: they have another form than expected "
+            "(--debug shows where)."
+        )
         raise DataError(message, path=str(methods[0].path)) from reason
 
 
 def render_page(title: str, sections: Sequence[Section], *, refresh: int = 0) -> str:
     """Return the HTML of a page.
 
+    Only scripts whose digests are in its policy run, and nothing is loaded.
+
     Args:
         title: of the page.
         sections: those that are not empty.
         refresh: seconds after which the page loads itself again; 0: never.
     """
+    scripts = [_resource("page.js")]
+    if any(section.figures for section in sections):
+        scripts.insert(0, page_library())
+
     template = _environment().from_string(_resource("page.html"))
     return template.render(
         title=title,
         sections=sections,
-        styles=Markup(_styles()),  # our own file
-        script=Markup(_resource("page.js")),
+        styles=Markup(_styles()),
+        scripts=[Markup(script) for script in scripts],
+        policy=" ".join(map(_digest, scripts)),
         mark=Markup(MARK),
         refresh=refresh,
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         version=__version__,
-        WIDE=WIDE,
-        NARROW=NARROW,
     )
 
 
 def _sections(records: Sequence[MethodRecords]) -> list[Section]:
     """Return all sections of a page, empty ones too."""
+    clients = [
+        *accuracy_by_client(records),
+        *gains(records),
+        *accuracy_by_size(records),
+        *partition(records),
+    ]
+    inside = [*beta(records), *confidence(records), *deviation(records), *gaussianity(records)]
+
     return [
         comparison_section(records),
         Section(name="curves", title="Accuracy by round", figures=accuracy_curves(records)),
-        Section(
-            name="clients",
-            title="Clients",
-            figures=[
-                *accuracy_by_client(records),
-                *gains(records),
-                *accuracy_by_size(records),
-                *partition(records),
-            ],
-        ),
-        Section(
-            name="methods",
-            title="Inside the methods",
-            figures=[
-                *beta(records),
-                *confidence(records),
-                *deviation(records),
-                *gaussianity(records),
-            ],
-        ),
+        Section(name="clients", title="Clients", figures=clients),
+        Section(name="methods", title="Inside the methods", figures=inside),
         Section(name="reliability", title="Calibration", figures=reliability(records)),
         Section(name="costs", title="Seconds and bytes", figures=costs(records)),
-        *(section(records) for section in SECTIONS),
+        runs_section(records),
+        events_section(records),
+        reported_section(records),
+        configuration_section(records),
+        environment_section(records),
     ]
 
 
 def _title(methods: Sequence[Method]) -> str:
     """Return the title of a page: the methods and the data."""
     labels = ", ".join(method.label for method in methods)
-    datasets = dict.fromkeys(
-        str(method.config.get("data", {}).get("dataset") or "own data") for method in methods
-    )
-    title = f"{labels} on {', '.join(datasets)}"
+    data = [method.config.get("data", {}).get("dataset") or "own data" for method in methods]
+    datasets = ", ".join(map(str, dict.fromkeys(data)))
+    title = f"{labels} on {datasets}"
     if len(title) > _LONGEST_TITLE:
-        title = f"{len(methods)} methods on {', '.join(datasets)}"
+        title = f"{len(methods)} methods on {datasets}"
+
     return title if len(title) <= _LONGEST_TITLE else f"{title[:_LONGEST_TITLE]}…"
 
 
 def _styles() -> str:
-    """Return the style of the page and of its drawings, with the colors for light and dark."""
-    return (
-        _resource("page.css")
-        .replace("/* light */", _colors(LIGHT))
-        .replace("/* dark */", _colors(DARK))
-        + STYLE
-    )
+    """Return the style of the page, with the colors for light and dark."""
+    styles = _resource("page.css").replace("/* light */", _colors(LIGHT))
+    return styles.replace("/* dark */", _colors(DARK))
 
 
 def _colors(colors: Mapping[str, str]) -> str:
     return " ".join(f"--{name}: {color};" for name, color in colors.items())
 
 
+def _digest(script: str) -> str:
+    """Return the digest of a script as a content security policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
 def _environment() -> Environment:
-    """Return the environment of templates: every value is escaped, and control characters can be
-    seen.
-    """
+    """Return the environment of templates: every value is escaped and visible."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters["as_text"] = show_cell
+    environment.filters["as_specification"] = lambda panel: Markup(page_specification(panel))
+    environment.filters["as_svg"] = lambda panel, **options: Markup(page_svg(panel, **options))
 
     return environment
 

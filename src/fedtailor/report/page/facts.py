@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.options import show
-from fedtailor.experiment.reader import RunRecords
-from fedtailor.report.figures.figure import Cell, Table
-from fedtailor.report.figures.records import MethodRecords, number
 from fedtailor.report.methods import settings_of
-from fedtailor.report.page.section import NamedTable, Section
+from fedtailor.report.parts import Cell, ReportTable, Section
+from fedtailor.report.records import MethodRecords, number
 
 MOST_EVENTS = 500
 """Events that are listed; of more, only the first ones, and the counts of all."""
@@ -23,198 +21,168 @@ def runs_section(records: Sequence[MethodRecords]) -> Section:
     rows: list[list[Cell]] = []
     unfinished = []
     for method in records:
-        for seed, found in method.seeds.items():
-            run = found.run
+        for seed, of_seed in method.seeds.items():
+            run = of_seed.run
             done = len(run.rounds)
             planned = run.config.get("federation", {}).get("rounds")
             state = str(run.status.get("state"))
             if run.result is None:
-                unfinished.append(
-                    f"{method.label}, seed {seed}: round {done} of {planned}, {state}"
-                )
+                place = f"round {done} of {planned}, {state}"
+                unfinished.append(f"{method.label}, seed {seed}: {place}")
 
-            seconds = [
-                number(value) for line in run.rounds for value in line.get("seconds", {}).values()
-            ]
-            total = math.fsum(value for value in seconds if value is not None)
-            reason = str(run.status.get("reason", ""))
-            rows.append(
-                [
-                    method.label,
-                    seed,
-                    state,
-                    done,
-                    str(planned),
-                    round(total, 1),
-                    str(run.path),
-                    reason,
-                ]
-            )
+            parts = [value for line in run.rounds for value in line.get("seconds", {}).values()]
+            seconds = math.fsum(number(value) or 0.0 for value in parts)
+            row: list[Cell] = [method.label, seed, state, done, str(planned), round(seconds, 1)]
+            rows.append([*row, str(run.path), str(run.status.get("reason", ""))])
 
     columns = ["method", "seed", "state", "rounds done", "of", "seconds", "folder", "reason"]
-    return Section(
-        name="runs",
-        title="Runs",
-        notes=[f"Not finished: {'; '.join(unfinished)}."] if unfinished else [],
-        tables=[
-            NamedTable(name="runs", title="The runs of this report", table=Table(columns, rows))
-        ],
-    )
+    table = ReportTable(name="runs", title="The runs of this report", columns=columns, rows=rows)
+    notes = [f"Not finished: {'; '.join(unfinished)}."] if unfinished else []
+
+    return Section(name="runs", title="Runs", notes=notes, tables=[table])
 
 
 def events_section(records: Sequence[MethodRecords]) -> Section:
     """Return what happened to clients and uploads."""
-    listed: list[list[Cell]] = []
+    events: list[list[Cell]] = []
     counts: Counter[tuple[str, str]] = Counter()
     for method in records:
-        for seed, found in method.seeds.items():
-            for event in found.run.events:
-                kind = str(event.get("kind", ""))
-                counts[method.label, kind] += 1
-                if len(listed) < MOST_EVENTS:
-                    place = [str(event.get(name, "")) for name in ("round", "client")]
-                    listed.append([method.label, seed, *place, kind, str(event.get("reason", ""))])
+        for seed, of_seed in method.seeds.items():
+            for event in of_seed.run.events:
+                names = ("round", "client", "kind", "reason")
+                cells = [str(event.get(name, "")) for name in names]
+                counts[method.label, str(event.get("kind", ""))] += 1
+                if len(events) < MOST_EVENTS:
+                    events.append([method.label, seed, *cells])
 
     if not counts:
-        return Section(
-            name="events", title="Events", notes=["No client failed, and no upload was left out."]
-        )
+        notes = ["No client failed, and no upload was left out."]
+        return Section(name="events", title="Events", notes=notes)
 
     total = sum(counts.values())
     title = "All events" if total <= MOST_EVENTS else f"The first {MOST_EVENTS} of {total:,} events"
-    columns = ["method", "seed", "round", "client", "event", "reason"]
-    summary: list[list[Cell]] = [[label, kind, count] for (label, kind), count in counts.items()]
-
-    return Section(
-        name="events",
-        title="Events",
-        tables=[
-            NamedTable(
-                name="event-counts",
-                title="Number of events",
-                table=Table(["method", "event", "number"], summary),
-            ),
-            NamedTable(name="events", title=title, table=Table(columns, listed), is_open=False),
-        ],
+    summary = ReportTable(
+        name="event-counts",
+        title="Number of events",
+        columns=["method", "event", "number"],
+        rows=[[label, kind, count] for (label, kind), count in counts.items()],
     )
+    every = ReportTable(
+        name="events",
+        title=title,
+        columns=["method", "seed", "round", "client", "event", "reason"],
+        rows=events,
+        is_open=False,
+    )
+
+    return Section(name="events", title="Events", tables=[summary, every])
 
 
 def reported_section(records: Sequence[MethodRecords]) -> Section:
     """Return the numbers that methods report of their training and their models, over clients."""
     rows: list[list[Cell]] = []
     for method in records:
-        found: dict[tuple[str, str], list[float]] = {}
+        by_name: dict[tuple[str, str], list[float]] = {}
         for seed in method.seeds.values():
             for metric, by_client in seed.last_training.items():
-                found.setdefault(("training", metric), []).extend(by_client.values())
+                by_name.setdefault(("training", metric), []).extend(by_client.values())
 
         for _, scores in method.scores():
             for name, value in scores.diagnostics.items():
-                found.setdefault(("model", name), []).append(value)
+                by_name.setdefault(("model", name), []).append(value)
 
-        for (part, name), values in found.items():
+        for (part, name), values in by_name.items():
             mean = math.fsum(values) / len(values)
             rows.append([method.label, part, name, mean, min(values), max(values), len(values)])
 
-    columns = ["method", "of", "number", "mean", "smallest", "largest", "values"]
-    title = "Numbers over clients and seeds: of the last training, and of the final models"
-    table = NamedTable(name="reported", title=title, table=Table(columns, rows), is_open=False)
-    return Section(
-        name="reported", title="Numbers that the methods report", tables=[table] if rows else []
+    table = ReportTable(
+        name="reported",
+        title="Numbers over clients and seeds: of the last training, and of the final models",
+        columns=["method", "of", "number", "mean", "smallest", "largest", "values"],
+        rows=rows,
+        is_open=False,
     )
+    title = "Numbers that the methods report"
+
+    return Section(name="reported", title=title, tables=[table] if rows else [])
 
 
 def configuration_section(records: Sequence[MethodRecords]) -> Section:
     """Return the configurations: in what the methods differ, and what they share."""
-    configs = {method.label: _texts(settings_of(method.method.config)) for method in records}
-    return Section(
-        name="configuration", title="Configuration", tables=_settings("configuration", configs)
-    )
+    configs = {method.label: settings_of(method.method.config) for method in records}
+    tables = _settings_tables("configuration", configs)
+
+    return Section(name="configuration", title="Configuration", tables=tables)
 
 
 def environment_section(records: Sequence[MethodRecords]) -> Section:
-    """Return versions, machines and data of the runs."""
-    found = {}
+    """Return versions, machines and data of the runs, by the first run of every method."""
+    facts = {}
+    notes: dict[str, None] = {}  # in order, each once
     for method in records:
-        run = _first_run(method)
-        if run is None:
-            continue
+        runs = [seed.run for seed in method.seeds.values()]
+        for run in runs:
+            listed = run.provenance.get("notes")
+            if isinstance(listed, list):
+                notes.update(dict.fromkeys(map(str, listed)))
 
-        provenance = {name: value for name, value in run.provenance.items() if name != "notes"}
-        facts = _texts(settings_of(provenance))
-        found[method.label] = {
-            key: value for key, value in facts.items() if not key.startswith("data.sources.")
-        }
-
-    notes = [
-        str(note)
-        for method in records
-        for seed in method.seeds.values()
-        for note in _notes(seed.run)
-    ]
+        if runs:
+            settings = settings_of(runs[0].provenance)
+            facts[method.label] = {
+                key: value
+                for key, value in settings.items()
+                if key != "notes" and not key.startswith("data.sources.")
+            }
 
     return Section(
         name="environment",
         title="Environment and data",
-        notes=list(dict.fromkeys(notes)),
-        tables=_settings("environment", found),
+        notes=list(notes),
+        tables=_settings_tables("environment", facts),
     )
 
 
-def _first_run(method: MethodRecords) -> RunRecords | None:
-    """Return the run of the first seed; None if none has begun."""
-    return next((seed.run for seed in method.seeds.values()), None)
-
-
-def _settings(name: str, found: Mapping[str, Mapping[str, str]]) -> list[NamedTable]:
+def _settings_tables(name: str, settings: Mapping[str, Mapping[str, Any]]) -> list[ReportTable]:
     """Return a table of what differs between methods, and one of what they share."""
-    if not found:
+    if not settings:
         return []
 
-    keys = list(dict.fromkeys(key for settings in found.values() for key in settings))
-    shared = [key for key in keys if len({settings.get(key) for settings in found.values()}) == 1]
-    first = next(iter(found.values()))
-    tables = []
-    if len(shared) < len(keys):
-        rows: list[list[Cell]] = [
-            [key, *(settings.get(key, "") for settings in found.values())]
-            for key in keys
-            if key not in shared
+    differing: list[list[Cell]] = []
+    shared: list[list[Cell]] = []
+    for key in dict.fromkeys(key for of_method in settings.values() for key in of_method):
+        values = [
+            _as_text(of_method[key]) if key in of_method else "" for of_method in settings.values()
         ]
-        table = Table(["setting", *found], rows)
+        is_shared = len(set(values)) == 1 and all(key in each for each in settings.values())
+        if is_shared:
+            shared.append([key, values[0]])
+        else:
+            differing.append([key, *values])
+
+    tables = []
+    if differing:
         tables.append(
-            NamedTable(
+            ReportTable(
                 name=f"{name}-differences",
                 title=f"{name.capitalize()}: where the methods differ",
-                table=table,
+                columns=["setting", *settings],
+                rows=differing,
             )
         )
 
-    title = f"{name.capitalize()}: {'the same for all' if len(found) > 1 else 'everything'}"
-    common: list[list[Cell]] = [[key, first[key]] for key in shared]
-    table = Table(["setting", "value"], common)
-    tables.append(NamedTable(name=name, title=title, table=table, is_open=False))
+    whose = "the same for all" if len(settings) > 1 else "everything"
+    tables.append(
+        ReportTable(
+            name=name,
+            title=f"{name.capitalize()}: {whose}",
+            columns=["setting", "value"],
+            rows=shared,
+            is_open=False,
+        )
+    )
 
     return tables
 
 
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as text."""
-    return {
-        key: value if isinstance(value, str) else show(value) for key, value in settings.items()
-    }
-
-
-def _notes(run: RunRecords) -> list[Any]:
-    notes = run.provenance.get("notes")
-    return notes if isinstance(notes, list) else []
-
-
-SECTIONS: Sequence[Callable[[Sequence[MethodRecords]], Section]] = (
-    runs_section,
-    events_section,
-    reported_section,
-    configuration_section,
-    environment_section,
-)
-"""The sections after the figures."""
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else show(value)

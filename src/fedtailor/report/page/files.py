@@ -1,27 +1,24 @@
-"""The files of a report: the page, and a PNG, an SVG and a CSV of every figure."""
+"""The files of a report: the page, and a picture and a CSV file of every figure."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from fedtailor.core.atomic import write_folder_whole, write_whole
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.reading import read_file
 from fedtailor.experiment.reader import refuse_inside_run
-from fedtailor.report.figures.figure import WIDE, Figure
-from fedtailor.report.page.build import MARK, Page
+from fedtailor.report.charts import FORMATS, picture
+from fedtailor.report.page.build import MARK, Page, render_page
+from fedtailor.report.parts import Figure, Section
 
-_PIXELS_PER_POINT = 2
 _LARGEST_PAGE = 2**28
-_ENDINGS = ("png", "svg", "csv")
 
 
 def check_page_path(path: Path) -> None:
-    """Check that a report can be written to a file: it is not in a run folder, and what is there is
-    a report.
+    """Check that a report can be written to a file: only an older report may be there.
 
     Raises:
         ConfigError: it lies in a run folder, has another ending, or something else is there.
@@ -38,7 +35,8 @@ def check_page_path(path: Path) -> None:
 
     if os.path.lexists(path) and not _is_report(path):
         raise ConfigError(
-            f"'{path}' already exists and is not a report, so it is not overwritten. Choose another file with --out.",
+            f"'{path}' already exists and is not a report, so it is not overwritten. "
+            "Choose another file with --out.",
             key="out",
             path=str(path),
             allowed="a file that does not exist, or an older report",
@@ -47,25 +45,19 @@ def check_page_path(path: Path) -> None:
 
 
 def check_figures_folder(folder: Path) -> None:
-    """Check that the figures can be written to a folder: it does not exist, and PNG can be drawn.
+    """Check that the figures can be written to a folder.
 
     Raises:
-        ConfigError: it exists or lies in a run folder, or the extra ``plot`` is missing.
+        ConfigError: it exists or lies in a run folder.
     """
     refuse_inside_run(folder)
     if os.path.lexists(folder):
-        message = f"'{folder}' already exists and is never overwritten. Choose another folder with --figures."
         raise ConfigError(
-            message, key="figures", allowed="a name that does not exist", got=str(folder)
-        )
-
-    if find_spec("vl_convert") is None:
-        raise ConfigError(
-            'figures as PNG need vl_convert, which is not installed: pip install "fedtailor[plot]". '
-            "The report itself does not need it.",
+            f"'{folder}' already exists and is never overwritten. "
+            "Choose another folder with --figures.",
             key="figures",
-            allowed="fedtailor[plot]",
-            got="not installed",
+            allowed="a name that does not exist",
+            got=str(folder),
         )
 
 
@@ -77,36 +69,68 @@ def write_page(page: Page, path: Path) -> int:
     """
     raw = page.html.encode()
     write_whole(path, raw)
+
     return len(raw)
 
 
-def write_figures(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write PNG, SVG and CSV of every figure to a new folder, which appears whole; return the
-    files.
+def write_figures(figures: Sequence[Figure], folder: Path, ending: str) -> list[Path]:
+    """Write every figure and its numbers to a new folder, which appears whole.
+
+    Args:
+        figures: of a page.
+        folder: that does not exist.
+        ending: one of :data:`fedtailor.report.charts.FORMATS`.
+
+    Returns:
+        The files.
 
     Raises:
         RunError: a file cannot be written.
     """
-    write_folder_whole(
-        folder, ((name, content) for figure in figures for name, content in _files_of(figure))
-    )
-    return [folder / f"{figure.name}.{ending}" for figure in figures for ending in _ENDINGS]
+    names: list[str] = []
+
+    def contents() -> Iterator[tuple[str, bytes]]:
+        for figure in figures:
+            names.append(f"{figure.name}.{ending}")
+            yield names[-1], picture(figure, ending)
+            if figure.table is not None:
+                names.append(f"{figure.name}.csv")
+                yield names[-1], figure.table.to_csv().encode()
+
+    write_folder_whole(folder, contents())
+    return [folder / name for name in names]
 
 
-def _files_of(figure: Figure) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of the files of a figure."""
-    import vl_convert
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a page that needs no network, or as a picture, by the ending of the file.
 
-    svg = figure.draw(WIDE).standalone(figure.title, figure.caption)
-    png = vl_convert.svg_to_png(svg, scale=_PIXELS_PER_POINT)
-    for ending, content in zip(
-        _ENDINGS, (png, svg.encode(), figure.table.to_csv().encode()), strict=True
-    ):
-        yield f"{figure.name}.{ending}", content
+    The file appears whole, and replaces an existing one.
+
+    Raises:
+        ConfigError: the path has another ending.
+        RunError: the file cannot be written.
+    """
+    ending = path.suffix.lower().removeprefix(".")
+    allowed = ["html", *FORMATS]
+    if ending not in allowed:
+        endings = ", ".join(f".{name}" for name in allowed)
+        hint = did_you_mean(ending, allowed) or "."
+        raise ConfigError(
+            f"'{path.name}': a picture's ending must be {endings}, got '{path.suffix}'{hint}",
+            key="out",
+            path=str(path),
+            allowed=allowed,
+            got=ending,
+        )
+
+    if ending == "html":
+        section = Section(name="figure", title="Figure", figures=[figure])
+        write_whole(path, render_page(figure.title, [section]))
+    else:
+        write_whole(path, picture(figure, ending))
 
 
 def _is_report(path: Path) -> bool:
-    """Return whether a file is a report."""
     try:
         return MARK.encode() in read_file(path, limit=_LARGEST_PAGE)[:4096]
     except Exception:

@@ -1,5 +1,6 @@
 "use strict";
-// Tables: headers that sort, and a button that saves the table as CSV. Without scripts, the page is complete but for these.
+// Charts with tooltips, tables that sort, and a button that saves a table as CSV. Without scripts, the page is complete
+// but for these.
 const numberOf = (text) => (text === "" ? NaN : Number.parseFloat(text));
 const collator = new Intl.Collator(undefined, { numeric: true });
 
@@ -51,3 +52,24 @@ for (const table of document.querySelectorAll("table[data-name]")) {
   button.addEventListener("click", () => save(table));
   table.parentElement.after(button);
 }
+
+// A table that is wider than its place says so.
+const sizes = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.classList.toggle("wider", target.scrollWidth > target.clientWidth + 1);
+});
+for (const place of document.querySelectorAll(".scroll")) sizes.observe(place);
+
+// The drawing that came with the page is replaced when it comes near the screen. Expressions are interpreted (ast), since
+// the policy forbids to compile them.
+const tooltip = { theme: "ours", disableDefaultStyle: true };
+const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, defaultStyle: false, tooltip };
+async function draw(chart) {
+  near.unobserve(chart);
+  await vegaEmbed(chart, JSON.parse(chart.nextElementSibling.textContent), options);
+  chart.querySelector("svg").setAttribute("aria-hidden", "true"); // its place has a label
+}
+
+const near = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) if (isIntersecting) draw(target);
+}, { rootMargin: "600px" });
+for (const chart of document.querySelectorAll(".chart")) near.observe(chart);

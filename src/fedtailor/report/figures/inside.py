@@ -1,0 +1,185 @@
+"""Figures of what single methods report of their clients: beta, confidence, deviation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+
+from fedtailor.report.charts import (
+    INK,
+    MAIN,
+    Chart,
+    Dot,
+    dots,
+    inline,
+    labels,
+    logarithmic,
+    sorted_bars,
+    tooltip,
+)
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, visible
+from fedtailor.report.records import MethodRecords, Unit, mean_by_unit, unit_names
+
+_CLEAN = "clean"
+
+
+def beta(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return beta of every client by corruption and number of examples, where it is reported."""
+    figures: list[Figure] = []
+    for method in records:
+        if method.method.config["algorithm"].get("beta") == "none":  # it is 1 for every client
+            continue
+
+        scores = {unit: one for unit, one in method.scores() if "beta_means" in one.diagnostics}
+        values = mean_by_unit(
+            (unit, one.diagnostics["beta_means"])
+            for unit, one in method.scores()
+            if "beta_means" in one.diagnostics
+        )
+        if not values:
+            continue
+
+        conditions = {
+            unit: one.condition.rpartition("-")[0] or _CLEAN for unit, one in scores.items()
+        }
+        sizes = {unit: one.num_train for unit, one in scores.items()}
+        name = f"beta-{len(figures) + 1}" if figures else "beta"
+        names = unit_names(records)
+        figures.append(_beta_figure(name, method.label, values, conditions, sizes, names))
+
+    return figures
+
+
+def _beta_figure(
+    name: str,
+    label: str,
+    values: Mapping[Unit, float],
+    conditions: Mapping[Unit, str],
+    sizes: Mapping[Unit, int],
+    names: Mapping[Unit, str],
+) -> Figure:
+    """Return strips by corruption, if there are several, beside dots by number of examples."""
+    panels = []
+    caption = (
+        "Beta is the weight of a client's own estimate against the server's: 1 is all its own. In "
+        "pFedFDA (2024), Figure 2, clients with corrupted data have a larger beta than clients "
+        "with clean data."
+    )
+    if len(set(conditions.values())) > 1:
+        strips = [(conditions[unit], names[unit], value) for unit, value in values.items()]
+        panels.append(Panel(chart=_strips(strips, "beta"), title="By corruption"))
+        caption += " Every dot is a client, the dark line a mean."
+
+    points = [Dot(names[unit], sizes[unit], values[unit]) for unit in values if sizes[unit] > 0]
+    if points:
+        scale = alt.Scale(domain=[min(0, *values.values()), max(1, *values.values())])
+        x = logarithmic("x:Q", "training examples of the client")
+        chart = dots(points, x, alt.Y("y:Q", title="beta", scale=scale), number_format=".3f")
+        panels.append(Panel(chart=chart, title="By local data size"))
+
+    rows: list[list[Cell]] = [
+        [names[unit], conditions[unit], sizes[unit], value] for unit, value in values.items()
+    ]
+    columns = ["client", "corruption", "training examples", "beta"]
+
+    return Figure(
+        name=name,
+        title=f"{label}: beta and corruption",
+        caption=caption,
+        panels=panels,
+        table=ReportTable(columns=columns, rows=rows),
+    )
+
+
+def _strips(values: Sequence[tuple[str, str, float]], quantity: str) -> Chart:
+    """Draw a strip of dots for every group, with a line at the mean of the group.
+
+    Args:
+        values: group, name and value of every dot.
+        quantity: title of the horizontal axis.
+    """
+    groups = sorted({group for group, _, _ in values}, key=lambda group: (group != _CLEAN, group))
+    shown = dict(zip(groups, labels(groups), strict=True))
+    rows = [
+        {"group": shown[group], "name": visible(name), "value": value}
+        for group, name, value in values
+    ]
+    axis = alt.Axis(title=None, grid=True, labelColor=INK)
+    y = alt.Y("group:N", axis=axis, scale=alt.Scale(domain=list(shown.values())))
+    x = alt.X("value:Q", title=quantity, scale=alt.Scale(zero=False))
+    tips = [
+        tooltip("name", "client"),
+        tooltip("group", "corruption"),
+        tooltip("value", quantity, ".3f"),
+    ]
+
+    base = alt.Chart(inline(rows), height=24 * len(groups)).encode(y=y)
+    marks = base.mark_circle(color=MAIN, opacity=0.6, size=50).encode(x=x, tooltip=tips)
+    means = base.mark_tick(color=INK, thickness=2).encode(x=alt.X("mean(value):Q", title=quantity))
+
+    return alt.LayerChart(layer=[marks, means])
+
+
+def confidence(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return the clients' shares of the confidence in their last round, where it is reported."""
+    shares = {}
+    for method in records:
+        values = method.training("confidence")
+        total = math.fsum(values.values())
+        shares[method.label] = {unit: 100 * value / total for unit, value in values.items()}
+
+    return _sorted_bars(
+        "confidence",
+        "Shares of the confidence",
+        "The weight of every client's head in the server's mean, in percent of all, after the last "
+        "round, as in pFedVEM (2023), Figure 10. Every bar is a client, sorted; the dashed line is "
+        "the share if all were equal.",
+        "share, %",
+        shares,
+        records,
+    )
+
+
+def deviation(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return how far the clients' heads are from the global one, where a method reports it."""
+    return _sorted_bars(
+        "model-deviation",
+        "Deviation of the clients' heads",
+        "The squared distance of every client's head from the global one, per parameter, after the "
+        "last round, as in pFedVEM (2023), Figure 11. Every bar is a client, sorted; the dashed "
+        "line is the mean.",
+        "squared distance",
+        {method.label: method.training("model_deviation") for method in records},
+        records,
+    )
+
+
+def _sorted_bars(
+    name: str,
+    title: str,
+    caption: str,
+    quantity: str,
+    values: Mapping[str, Mapping[Unit, float]],
+    records: Sequence[MethodRecords],
+) -> list[Figure]:
+    """Return sorted bars with a line at their mean, a panel per method that has values."""
+    names = unit_names(records)
+    panels = []
+    rows: list[list[Cell]] = []
+    for label, by_unit in values.items():
+        if not by_unit:
+            continue
+
+        named = [(names[unit], value) for unit, value in by_unit.items()]
+        mean = math.fsum(by_unit.values()) / len(by_unit)
+        chart = sorted_bars(named, quantity, number_format=".4~g", line=mean)
+        panels.append(Panel(chart=chart, title=label))
+        rows += [[label, client, value] for client, value in named]
+
+    if not panels:
+        return []
+
+    table = ReportTable(columns=["method", "client", quantity], rows=rows)
+    return [Figure(name=name, title=title, caption=caption, panels=panels, table=table)]

@@ -1,0 +1,204 @@
+"""Figures over the rounds of runs: accuracy, fit of the features, seconds and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fedtailor.report.charts import CurvePoint, curves, evenly
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable
+from fedtailor.report.records import POINTS, MethodRecords, SeedRecords, number
+
+MOST_ROUNDS = 200
+"""Rounds of a curve that are drawn and listed; of more, some are left out, evenly."""
+_MEGABYTE = 1e6
+
+Curves: TypeAlias = Mapping[str, Sequence[CurvePoint]]
+"""By label of the method."""
+ByRound: TypeAlias = Mapping[int, float | None]
+"""Values of a seed by round."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a panel of curves shows."""
+
+    title: str
+    unit: str
+    curves: Curves
+    include: float | None = None
+    """A value that the vertical axis holds in any case."""
+
+
+def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return a figure of accuracy by round for every evaluation point that the records have."""
+    figures = []
+    for point, words in POINTS.items():
+
+        def means(seed: SeedRecords, point: str = point) -> ByRound:
+            return {place: 100 * one.mean for place, one in seed.curves.get(point, {}).items()}
+
+        def worst_tenths(seed: SeedRecords, point: str = point) -> ByRound:
+            tenths = {place: one.worst_tenth for place, one in seed.curves.get(point, {}).items()}
+            return {place: 100 * one for place, one in tenths.items() if one is not None}
+
+        quantities = [
+            Quantity("Mean over clients", "accuracy, %", _over_seeds(records, means)),
+            Quantity(
+                "Worst tenth of the clients", "accuracy, %", _over_seeds(records, worst_tenths)
+            ),
+        ]
+        figures += _figure(
+            f"curves-{point}",
+            f"Accuracy by round: {words}",
+            f"Accuracy of {words} on the clients' own test examples.",
+            quantities,
+        )
+
+    return figures
+
+
+def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return how well a Gaussian of each class fits the features, where a method reports it."""
+    surprise = _over_clients(records, "feature_surprise")
+    kurtosis = _over_clients(records, "feature_kurtosis")
+    caption = (
+        "The negative log-likelihood of the clients' training features under a Gaussian of each "
+        "class, as in FedLDA (2023), Figure 1; and their kurtosis (Mardia 1970) over that of a "
+        "Gaussian, which is larger for heavy tails."
+    )
+    quantities = [
+        Quantity("Surprise", "negative log-likelihood, nats", surprise),
+        Quantity("Kurtosis", "1 for Gaussian features", kurtosis, include=1.0),
+    ]
+
+    return _figure(
+        "gaussianity", "How Gaussian the features are, by round", caption, quantities, "clients"
+    )
+
+
+def costs(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return seconds and bytes of every round."""
+
+    def cost(kind: str, part: str, scale: float = 1.0, needed: str = "round") -> Curves:
+        def values(seed: SeedRecords) -> ByRound:
+            lines = [line for line in seed.run.rounds if line.get(needed)]
+            return {int(line["round"]): _part(line.get(kind), part, scale) for line in lines}
+
+        return _over_seeds(records, values)
+
+    evaluated = cost("seconds", "evaluate", needed="evaluations")
+    seconds = [
+        Quantity("Training", "seconds per round", cost("seconds", "train"), 0.0),
+        Quantity("Evaluation, where there is one", "seconds per round", evaluated, 0.0),
+    ]
+    sent = [
+        Quantity("From all clients", "MB per round", cost("bytes", "up", _MEGABYTE), 0.0),
+        Quantity("To all clients", "MB per round", cost("bytes", "down", _MEGABYTE), 0.0),
+    ]
+    machine = "Seconds are those of this machine, which other work may have slowed down."
+    memory = "Every number of a message counts with its size in memory; 1 MB is a million bytes."
+
+    return [
+        *_figure("seconds", "Seconds per round", machine, seconds),
+        *_figure("bytes", "Bytes per round", memory, sent),
+    ]
+
+
+def _part(table: object, name: str, scale: float) -> float | None:
+    value = number(table.get(name)) if isinstance(table, Mapping) else None
+    return None if value is None else value / scale
+
+
+def _over_seeds(
+    records: Sequence[MethodRecords], values: Callable[[SeedRecords], ByRound]
+) -> Curves:
+    """Return curves by label, the mean over seeds, from the values of a seed by round."""
+    return {
+        method.label: _curve(
+            item for seed in method.seeds.values() for item in values(seed).items()
+        )
+        for method in records
+    }
+
+
+def _over_clients(records: Sequence[MethodRecords], metric: str) -> Curves:
+    """Return curves by label of a training metric, the mean over clients and seeds."""
+
+    def values(seed: SeedRecords) -> Iterable[tuple[int, float]]:
+        for place, of_clients in seed.followed.get(metric, {}).items():
+            yield from ((place, value) for value in of_clients)
+
+    return {
+        method.label: _curve(item for seed in method.seeds.values() for item in values(seed))
+        for method in records
+    }
+
+
+def _curve(values: Iterable[tuple[int, float | None]]) -> list[CurvePoint]:
+    """Return a curve through the means of the values of every round."""
+    by_round: dict[int, list[float]] = {}
+    for place, value in values:
+        if value is not None:
+            by_round.setdefault(place, []).append(value)
+
+    curve = []
+    for place, group in sorted(by_round.items()):
+        curve.append(CurvePoint(place, math.fsum(group) / len(group), min(group), max(group)))
+
+    return curve
+
+
+def _figure(
+    name: str, title: str, caption: str, quantities: Sequence[Quantity], spread: str = "seeds"
+) -> list[Figure]:
+    """Return a figure with a panel per quantity and a line per method; none without values."""
+    if not any(quantities[0].curves.values()):
+        return []
+
+    # All quantities of a method are thinned alike, so that a row of the table has all of them.
+    names = [label for label in quantities[0].curves if _rounds(quantities, label)]
+    rounds = {label: evenly(_rounds(quantities, label), MOST_ROUNDS) for label in names}
+    panels = []
+    rows: dict[tuple[str, int], list[Cell]] = {
+        (label, place): [label, place] for label in names for place in rounds[label]
+    }
+    columns = ["method", "round"]
+    for quantity in quantities:
+        by_round = {
+            label: {point.round: point for point in quantity.curves[label]} for label in names
+        }
+        drawn = {
+            label: [by_round[label][place] for place in rounds[label] if place in by_round[label]]
+            for label in names
+        }
+        if any(drawn.values()):
+            chart = curves(drawn, names, quantity.unit, include=quantity.include)
+            panels.append(Panel(chart=chart, title=quantity.title))
+
+        columns += [f"{quantity.title}, {quantity.unit}", "smallest", "largest"]
+        for (label, place), row in rows.items():
+            point = by_round[label].get(place)
+            row += [None] * 3 if point is None else point[1:]
+
+    if any(point.low < point.high for each in quantities for point in _points(each)):
+        caption += (
+            f" Bands, or lines at bars, reach from the smallest to the largest value over {spread}."
+        )
+
+    if any(len(_rounds(quantities, label)) > MOST_ROUNDS for label in names):
+        caption += f" Of the rounds, at most {MOST_ROUNDS} are drawn and listed, evenly."
+
+    table = ReportTable(columns=columns, rows=list(rows.values()))
+    return [Figure(name=name, title=title, caption=caption, panels=panels, table=table)]
+
+
+def _rounds(quantities: Sequence[Quantity], label: str) -> list[int]:
+    """Return the rounds in which a method has any of the quantities."""
+    return sorted({point.round for each in quantities for point in each.curves[label]})
+
+
+def _points(quantity: Quantity) -> list[CurvePoint]:
+    return [point for curve in quantity.curves.values() for point in curve]
