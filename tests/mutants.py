@@ -150,9 +150,9 @@ class Branch(Changed):
 def indexing_loss(task, params, context, batch, key):
     present = batch.weight > 0
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
-    return LossOutput(
-        F.cross_entropy(task.model.head(params, z)[present], batch.y[present]), buffers
-    )  # the line
+    logits = task.model.head(params, z)
+    loss = F.cross_entropy(logits[present], batch.y[present])  # the line
+    return LossOutput(loss, buffers)
 
 
 def unweighted_loss(task, params, context, batch, key):
@@ -528,7 +528,7 @@ MUTANTS = {
     TorchRandom: [
         "randomness",
         "mutants.py, line LINE, change",
-        "`fedtailor.uniform` with the key",
+        "`fedtailor.toolkit` with the key",
     ],
 }
 """Mutant -> words of one sentence; LINE stands for the line that its class or loss marks with ``#
