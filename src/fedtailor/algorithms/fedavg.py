@@ -34,5 +34,4 @@ class FedAvg(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params
             task, ft.classification_loss, download.shared.model, data=data.train, key=key
         )
         upload = {"model": ft.Mean(trained.params, data.info.num_train)}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=trained.params, metrics=trained.metrics)

@@ -52,8 +52,7 @@ class FedAvgFT(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
         )
         upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         personal = ft.FineTuned(trained.params, trained.steps)
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.FineTuned:
         """Return the global model, not tuned."""

@@ -94,8 +94,7 @@ class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
         trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
         norm, shared = self._split(task, trained.params)
         upload = {"model": ft.Mean(shared, data.info.num_train)}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(norm, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(norm, upload, personal=trained.params, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params | None:
         """Return the global model if no layer is personal."""

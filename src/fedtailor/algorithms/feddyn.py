@@ -122,10 +122,9 @@ class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params
             for name, g in state.gradient.items()
         }
         upload = {"model": ft.Mean(trained.params, torch.ones(()))}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
 
         return ft.ClientUpdate(
-            ClientState(gradient), upload, personal=trained.params, metrics=metrics
+            ClientState(gradient), upload, personal=trained.params, metrics=trained.metrics
         )
 
     def aggregate(

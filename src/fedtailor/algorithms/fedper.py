@@ -84,8 +84,7 @@ class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         head = task.pick(trained.params, "head")
         upload = {"body": ft.Mean(body, data.info.num_train)}
         personal = ft.FineTuned(trained.params, trained.steps)
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(head, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(head, upload, personal=personal, metrics=trained.metrics)
 
     def onboard(
         self,

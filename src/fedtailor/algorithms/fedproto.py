@@ -157,9 +157,8 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         )
 
         upload = {"prototypes": ft.Mean(own_means, data.info.class_counts)}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
 
-        return ft.ClientUpdate(trained.params, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(trained.params, upload, personal=personal, metrics=trained.metrics)
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort

@@ -54,5 +54,4 @@ class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Param
         center = task.pick(received, *ft.TRAINED)
         trained = ft.train(task, loss, received, context=center, data=data.train, key=key)
         upload = {"model": ft.Mean(trained.params, data.info.num_train)}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=trained.params, metrics=trained.metrics)

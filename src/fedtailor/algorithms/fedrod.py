@@ -175,8 +175,7 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
             upload["hyper"] = ft.Mean(parts.hyper, data.info.num_train)
 
         personal = Personal(parts.model, personal_head(task, parts.head, parts.hyper, counts))
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(parts.head, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(parts.head, upload, personal=personal, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the model with the generic head alone."""

@@ -167,9 +167,7 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         upload = {"model": ft.Mean(result.model, n), "references": ft.Mean(result.references, n)}
         personal = ft.FineTuned(result.model, trained.steps)
 
-        return ft.ClientUpdate(
-            state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss}
-        )
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
         """Return the global model, not tuned."""

@@ -133,9 +133,7 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
         )
         upload = {"model": ft.Mean(trained.params, data.info.num_train)}
         personal = _without_memory(task, trained.params)
-        return ft.ClientUpdate(
-            state, upload, personal=personal, metrics={"steps": trained.steps, "loss": trained.loss}
-        )
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> Personal:
         """Return the global model, which remembers nothing."""

@@ -117,8 +117,7 @@ class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         upper, lower = self._split(task, trained.params)
         upload = {"shared": ft.Mean(upper, data.info.num_train)}
         personal = ft.FineTuned(trained.params, trained.steps)
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(lower, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(lower, upload, personal=personal, metrics=trained.metrics)
 
     def onboard(
         self,

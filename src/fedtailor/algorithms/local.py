@@ -78,8 +78,7 @@ class Local(ft.Algorithm[tuple[()], ft.Params, ft.Params]):
     ) -> ft.ClientUpdate:
         """Train the client's own model."""
         trained = ft.train(task, ft.classification_loss, state, data=data.train, key=key)
-        metrics = {"steps": trained.steps, "loss": trained.loss}
-        return ft.ClientUpdate(trained.params, {}, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(trained.params, {}, personal=trained.params, metrics=trained.metrics)
 
     def aggregate(
         self, server: tuple[()], received: Mapping[str, ft.Reduced], cohort: ft.Cohort

@@ -111,6 +111,5 @@ class Moon(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, ClientState, ft.Params
         loss = partial(contrastive_loss, penalty=self.penalty, temperature=self.temperature)
         trained = ft.train(task, loss, received, context=frozen, data=data.train, key=key)
         upload = {"model": ft.Mean(trained.params, data.info.num_train)}
-        metrics = {"steps": trained.steps, "loss": trained.loss}
         new_state = ClientState(trained.params, torch.ones(()))
-        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)
+        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=trained.metrics)

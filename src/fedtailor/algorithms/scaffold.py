@@ -125,10 +125,9 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
             "delta": ft.Mean(delta, torch.ones(())),
             "control": ft.Sum(change),
         }
-        metrics = {"steps": trained.steps, "loss": trained.loss}
 
         return ft.ClientUpdate(
-            ClientState(control), upload, personal=trained.params, metrics=metrics
+            ClientState(control), upload, personal=trained.params, metrics=trained.metrics
         )
 
     def aggregate(

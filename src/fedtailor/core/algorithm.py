@@ -216,7 +216,7 @@ class Algorithm(ABC, Generic[S, C, P]):
     def predict(self, task: Task, personal: P, x: Tensor) -> Tensor:
         """Return logits or log-probabilities (n, classes).
 
-        By default a personal model is the parameters of a whole model, fine-tuned or not.
+        By default a personal model is the parameters of a whole model, or has them in ``model``.
 
         Raises:
             TypeError: it is something else.
@@ -241,7 +241,7 @@ class Algorithm(ABC, Generic[S, C, P]):
         Raises:
             TypeError: it is something else, so the method must be defined.
         """
-        model = personal.model if isinstance(personal, FineTuned) else personal
+        model = getattr(personal, "model", personal)
         if not isinstance(model, Mapping):
             raise TypeError(
                 f"{type(self).__name__} must define {method}: its personal model is not a dict of parameters"

@@ -49,6 +49,11 @@ class Trained(NamedTuple):
     labels: Tensor | tuple[()] = ()  # (rows,)
     weight: Tensor | tuple[()] = ()  # (rows,), 0 for padding
 
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """Steps and mean loss, as a client's round reports them."""
+        return {"steps": self.steps, "loss": self.loss}
+
     def sound(self) -> Tensor:
         """Return whether all parameters are finite, ()."""
         finite = [torch.isfinite(leaf).all() for leaf in tree.leaves(self.params)]
