@@ -178,13 +178,13 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
     if ":" not in name:
         target = ALGORITHMS[find_name("algorithm", name, ALGORITHMS, key="algorithm.name")].target
 
-    found = find_target(target, what="algorithm", key="algorithm.name")
-    problem = problem_with(found)
+    cls: type[Algorithm[Any, Any, Any]] = find_target(
+        target, what="algorithm", key="algorithm.name"
+    )
+    problem = problem_with(cls)
     if problem:
         raise refuse_target(f"algorithm '{target}' {problem}", name, key="algorithm.name")
-
-    algorithm: type[Algorithm[Any, Any, Any]] = found
-    return algorithm
+    return cls
 
 
 def problem_with(cls: Any) -> str:
@@ -194,25 +194,30 @@ def problem_with(cls: Any) -> str:
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         return "is not a subclass of fedtailor.toolkit.Algorithm"
 
-    classes = [base for base in cls.__mro__ if issubclass(base, Algorithm)][:-1]
     if inspect.isabstract(cls):
         return f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
 
-    for base in classes:
-        own = [
-            name
-            for name, kind in inspect.get_annotations(base).items()
-            if "ClassVar" not in str(kind)
-        ]
-        if own and "__dataclass_params__" not in vars(base):
-            return f"has fields, but '{base.__name__}' lacks the decorator @dataclass(frozen=True, kw_only=True)"
+    # Options are fields of frozen dataclasses; their names are keys of the section [algorithm].
+    for base in cls.__mro__:
+        if base is Algorithm or not issubclass(base, Algorithm):
+            continue
 
-        taken = sorted({"name", "preset", "training"} & set(own))
-        if taken:
-            return f"has a field '{taken[0]}', a name that [algorithm] needs itself: choose another one"
+        hints = inspect.get_annotations(base).items()
+        options = {name for name, kind in hints if "ClassVar" not in str(kind)}
+        if options and "__dataclass_params__" not in vars(base):
+            return (
+                f"has fields, but '{base.__name__}' lacks the decorator "
+                "@dataclass(frozen=True, kw_only=True)"
+            )
+
+        reserved = sorted({"name", "preset", "training"} & options)
+        if reserved:
+            return f"has a field '{reserved[0]}', a name that [algorithm] needs: choose another one"
 
     expected = [field.name for field in dataclasses.fields(cls) if field.init]
     if list(inspect.signature(cls).parameters) != expected:
-        return "has an __init__ of its own: leave it out, and declare options as fields of a frozen dataclass"
-
+        return (
+            "has an __init__ of its own: leave it out, and declare options as fields of a frozen "
+            "dataclass"
+        )
     return ""

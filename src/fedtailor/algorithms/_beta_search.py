@@ -1,5 +1,4 @@
-"""The search for beta: how far a client should move from the global Gaussian class model to its
-own.
+"""The search for beta: how far a client moves from the global Gaussian class model to its own.
 
 Beta minimizes the cross-validated loss of the classifier of the blended model (pFedFDA: McLaughlin
 and Su 2024, "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS). One
@@ -30,10 +29,14 @@ _STARTS: dict[Mode, list[float]] = {
 }
 """Where the search starts. At both ends, where a covariance may be nearly singular, the objective
 can be steep."""
-_FIRST_LEVEL = 4  # the search goes on with steps of 2^-4 ...
-_LAST_LEVEL = 12  # ... and ends with steps of 2^-12
-_TIE = 1e-12  # objectives this close, relative to 1 + their size, count as equal
-_AT_ONCE = 9  # betas evaluated in one product, to bound memory
+_FIRST_LEVEL = 4
+"""The search continues with steps of 2^-4 ..."""
+_LAST_LEVEL = 12
+"""... and ends with steps of 2^-12."""
+_TIE = 1e-12
+"""Objectives this close, relative to 1 + their size, count as equal."""
+_AT_ONCE = 9
+"""Betas evaluated in one product, to bound memory."""
 
 
 class Folds(NamedTuple):
@@ -44,9 +47,7 @@ class Folds(NamedTuple):
 
 
 class Path(NamedTuple):
-    """All blends of a local and a global class model, in a basis where both covariances are
-    diagonal.
-    """
+    """All blends of a local and a global class model, where both covariances are diagonal."""
 
     basis: Float64[Tensor, "d d"]
     """Columns in which the global covariance is the identity; NaN where there is no such basis."""
@@ -83,8 +84,7 @@ def find_beta(
     shrinkage: float,
     project: bool,
 ) -> Float64[Tensor, "2"]:
-    """Find beta for the means and for the covariance by 2-fold cross-validation, as multiples of
-    2^-12.
+    """Find beta for means and covariance by 2-fold cross-validation, as multiples of 2^-12.
 
     Args:
         z: features; rows of weight 0 are not there and may hold any finite numbers.
@@ -105,20 +105,22 @@ def find_beta(
     features = [z[rows].double() for rows in folds.rows]
     fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
     shared = gaussian.shrink(global_covariance, shrinkage)
-    judged = []
 
+    # each half gives the blends that the other half judges
+    judged = []
     for half, other in ((0, 1), (1, 0)):
         moments = gaussian.class_moments(
             features[half], fold_labels[half], folds.weight[half], num_classes
         )
         local = gaussian.covariance(moments.scatter, moments.counts.sum(), ridge, offset)
-        local = gaussian.shrink(gaussian.nearest_pd(local) if project else local, shrinkage)
-        blends = path(
-            gaussian.fill_missing_means(moments, global_means), global_means, local, shared
-        )
-        judged.append(
-            Fold(blends, features[other], fold_labels[other], folds.weight[other].double())
-        )
+        if project:
+            local = gaussian.nearest_pd(local)
+        local = gaussian.shrink(local, shrinkage)
+
+        local_means = gaussian.fill_missing_means(moments, global_means)
+        blends = path(local_means, global_means, local, shared)
+        row_weight = folds.weight[other].double()
+        judged.append(Fold(blends, features[other], fold_labels[other], row_weight))
 
     log_prior = prior.double().log()
     beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
@@ -137,17 +139,19 @@ def stratified_folds(
     where classes first appear in order.
     """
     n = labels.shape[0]
-    present = (labels[:, None] == torch.arange(num_classes, device=labels.device)) & (weight > 0)[
-        :, None
-    ]
-    kept = (present & (present.sum(0) >= 2)).any(1)
-    group = torch.where(kept, labels, num_classes)
+    is_class = labels[:, None] == torch.arange(num_classes, device=labels.device)
+    present = is_class & (weight > 0)[:, None]
+    in_pairs = (present & (present.sum(0) >= 2)).any(1)
+
+    # by class, then by word; rows that are left out come last
+    group = torch.where(in_pairs, labels, num_classes)
     by_word = torch.argsort(words, stable=True)
     order = by_word[torch.argsort(group[by_word], stable=True)]
-    order_weight = torch.where(kept, weight, 0)[order]
+    order_weight = torch.where(in_pairs, weight, 0)[order]
+
+    # dealt alternately
     rows = pad(order, (0, n % 2)).reshape(-1, 2).mT
     row_weight = pad(order_weight, (0, n % 2)).reshape(-1, 2).mT
-
     return Folds(rows, row_weight)
 
 
@@ -162,17 +166,19 @@ def path(
     With ``global = L L^T`` and ``L^-1 local L^-T = Q diag(t) Q^T``, the inverse of a blend of
     covariances is ``P diag(1 / (beta t + 1 - beta)) P^T`` where ``P = L^-T Q``.
     """
-    identity = torch.eye(
-        global_covariance.shape[-1], dtype=torch.float64, device=global_covariance.device
-    )
+    d = global_covariance.shape[-1]
+    identity = torch.eye(d, dtype=torch.float64, device=global_covariance.device)
+
+    # L, then Q and t
     factor, failed = torch.linalg.cholesky_ex(gaussian.finite_or(global_covariance, identity))
     left = torch.linalg.solve_triangular(factor, local_covariance, upper=False)
     relative = torch.linalg.solve_triangular(factor, left.mT, upper=False)
     variances, rotation = torch.linalg.eigh(gaussian.finite_or(relative, identity))
+
+    # P, where there is one
     basis = torch.linalg.solve_triangular(factor.mT, rotation, upper=True)
     sound = gaussian.all_finite(global_covariance) & gaussian.all_finite(relative) & (failed == 0)
     basis = torch.where(sound, basis, torch.nan)
-
     return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
 
 
@@ -191,31 +197,27 @@ def objective(
     folds: list[Fold], log_prior: Float64[Tensor, "classes"], betas: Float64[Tensor, "k 2"]
 ) -> Float64[Tensor, "k"]:
     """Return the sum over folds of the mean cross-entropy, for ``k`` pairs of betas at once."""
-    parts = (betas[start : start + _AT_ONCE] for start in range(0, betas.shape[0], _AT_ONCE))
-    return torch.cat(
-        [
-            torch.stack([_mean_loss(fold, log_prior, part) for fold in folds]).sum(0)
-            for part in parts
-        ]
-    )
+    sums = []
+    for part in torch.split(betas, _AT_ONCE):
+        losses = [_mean_loss(fold, log_prior, part) for fold in folds]
+        sums.append(torch.stack(losses).sum(0))
+    return torch.cat(sums)
 
 
 def _mean_loss(fold: Fold, log_prior: Tensor, betas: Tensor) -> Tensor:
-    """Return the mean cross-entropy of one fold, (k,); weights go back to the features, not
-    features forward.
-    """
+    """Return the mean cross-entropy of one fold, (k,)."""
+    # weights go back to the features, which is cheaper than features to the basis
     weight, bias = weights(fold.path, betas[:, 0], betas[:, 1])
+
     # samples last, so that the softmax over classes runs along contiguous memory
     logits = torch.addmm((bias + log_prior).reshape(-1, 1), weight.flatten(0, 1), fold.features.mT)
     logits = logits.reshape(*bias.shape, fold.labels.shape[0])  # (k, classes, half)
-    loss = cross_entropy(
-        logits, fold.labels.expand(betas.shape[0], -1), reduction="none"
-    )  # (k, half)
-    total = fold.weight.sum()
+    labels = fold.labels.expand(betas.shape[0], -1)
+    loss = cross_entropy(logits, labels, reduction="none")  # (k, half)
 
-    return (
-        torch.where(fold.weight > 0, loss, 0.0) @ fold.weight / torch.where(total > 0, total, 1.0)
-    )
+    total = fold.weight.sum()
+    sums = torch.where(fold.weight > 0, loss, 0.0) @ fold.weight
+    return sums / torch.where(total > 0, total, 1.0)
 
 
 def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, "classes"]:
@@ -236,9 +238,8 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
     among_others = (counts - 1.0).clamp_min(0.0) / (total - 1.0).clamp_min(1.0)
 
     def loss(weights: Tensor) -> Tensor:
-        predicted = (
-            weights[:, :1] * among_others + (1.0 - weights[:, :1]) / num_classes
-        )  # (k, classes)
+        w = weights[:, :1]
+        predicted = w * among_others + (1.0 - w) / num_classes  # (k, classes)
         return torch.where(counts > 0, -counts * predicted.log(), 0.0).sum(1)
 
     (weight, _), _ = search_beta(loss, "single", like=counts)
@@ -248,14 +249,13 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
 def search_beta(
     evaluate: Callable[[Float64[Tensor, "k 2"]], Float64[Tensor, "k"]], mode: Mode, *, like: Tensor
 ) -> tuple[Float64[Tensor, "2"], Float64[Tensor, ""]]:
-    """Minimize a function of beta over the multiples of 2^-12 in [0, 1] by a pattern search with
-    halved steps.
+    """Minimize a function of beta over the multiples of 2^-12 in [0, 1], by a pattern search.
 
-    Starts from the multiples of 1/8 and moves to the best neighbor with steps 1/16, 1/32, ...,
-    1/4096. In one dimension it starts from 1/32, 1/16, 15/16 and 31/32 too; in two, every step size
-    is used twice. A dip between two of the first candidates can be missed, then a local minimum is
-    found. Among candidates whose values differ by rounding only, the smallest wins (by the beta of
-    means, then of covariance), so that all engines agree and a flat function gives 0.
+    Starts from the multiples of 1/8 and moves to the best neighbor with halved steps, 1/16, 1/32,
+    ..., 1/4096. In one dimension it starts from 1/32, 1/16, 15/16 and 31/32 too; in two, every step
+    size is used twice. A dip between two of the first candidates can be missed, then a local
+    minimum is found. Among candidates whose values differ by rounding only, the smallest wins (by
+    the beta of means, then of covariance), so that all engines agree and a flat function gives 0.
 
     Args:
         evaluate: values (k,) of betas (k, 2); values that are not finite are never chosen.
@@ -264,16 +264,17 @@ def search_beta(
     Returns:
         The best beta, and its value: infinite if no value was finite.
     """
-    start = _pattern(torch.tensor(_STARTS[mode], dtype=like.dtype, device=like.device), mode)
+    start = _pattern(_STARTS[mode], mode, like)
     best, value = _choose(start, evaluate(start))
-    directions = _pattern(
-        torch.tensor([-1.0, 0.0, 1.0], dtype=like.dtype, device=like.device), mode
-    )
+
+    directions = _pattern([-1.0, 0.0, 1.0], mode, like)
     middle = directions.shape[0] // 2
 
     for level in range(_FIRST_LEVEL, _LAST_LEVEL + 1):
         for _ in range(1 if mode == "single" else 2):
             candidates = (best + directions * 2.0**-level).clamp(0.0, 1.0)
+
+            # the middle is the best one so far: its value is known
             values = evaluate(torch.cat([candidates[:middle], candidates[middle + 1 :]]))
             values = torch.cat([values[:middle], value[None], values[middle:]])
             best, value = _choose(candidates, values)
@@ -281,13 +282,12 @@ def search_beta(
     return best, value
 
 
-def _pattern(numbers: Tensor, mode: Mode) -> Tensor:
+def _pattern(values: list[float], mode: Mode, like: Tensor) -> Tensor:
     """Return pairs of equal numbers, or all pairs, in ascending order."""
-    return (
-        torch.stack([numbers, numbers], 1)
-        if mode == "single"
-        else torch.cartesian_prod(numbers, numbers)
-    )
+    numbers = torch.tensor(values, dtype=like.dtype, device=like.device)
+    if mode == "single":
+        return torch.stack([numbers, numbers], 1)
+    return torch.cartesian_prod(numbers, numbers)
 
 
 def _choose(candidates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

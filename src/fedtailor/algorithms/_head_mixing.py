@@ -33,9 +33,7 @@ of a single head."""
 
 
 class FeatureStatistics(NamedTuple):
-    """Statistics that estimate the error of a mixture, with p_c the share of class c and m_c its
-    mean feature.
-    """
+    """Statistics that estimate a mixture's error; p_c: share of class c, m_c: its mean feature."""
 
     variance: Float[Tensor, "*clients"]
     """``V = (1 / n) sum_c (p_c E_c |z|^2 - p_c^2 |m_c|^2)``."""
@@ -68,31 +66,27 @@ def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> Fe
 
 
 def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
-    """Return for every client i (row) the weights of all clients' heads: ``argmin_a a^T P_i a``
-    over the simplex.
+    """Return for every client i (row) the weights of all clients' heads.
 
-    ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])``, all from one Gram
-    matrix of H. Weights below 0.001 are dropped. A client whose weights cannot be found keeps its
-    own head.
+    They are ``argmin_a a^T P_i a`` over the simplex. ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] -
+    H_j[c]) . (H_i[c] - H_k[c])``, all from one Gram matrix of H. Weights below 0.001 are dropped. A
+    client whose weights cannot be found keeps its own head.
     """
     flat = statistics.prior_means.double().flatten(1)
     gram = flat @ flat.mT
-    variance = statistics.variance.double().clamp_min(
-        0.0
-    )  # rounding may make a sum of squares negative
-    weights = _best_mixtures(gram, variance)
-    kept = torch.where(
-        weights >= _SMALLEST_WEIGHT, weights, 0.0
-    )  # NaN compares as smaller, and is dropped
-    total = kept.sum(1, keepdim=True)
 
-    return torch.where(total > 0, kept / total, torch.eye(len(gram), dtype=torch.float64))
+    # rounding may make a sum of squares negative
+    variance = statistics.variance.double().clamp_min(0.0)
+    weights = _best_mixtures(gram, variance)
+
+    # NaN compares as smaller, and is dropped
+    weights = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)
+    total = weights.sum(1, keepdim=True)
+    return torch.where(total > 0, weights / total, torch.eye(len(gram), dtype=torch.float64))
 
 
 def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
-    """Return ``sum_j weights[i, j] values[j]`` for every client i, in the dtype of the values;
-    leaves (m, ...).
-    """
+    """Return ``sum_j weights[i, j] values[j]`` for every client i; leaves (m, ...)."""
     return tree.map(lambda leaf: torch.tensordot(weights, leaf.double(), 1).to(leaf.dtype), values)
 
 
@@ -102,8 +96,7 @@ def error_matrices(
     clients: Int[Tensor, "block"],
     candidates: Int[Tensor, "block k"],
 ) -> Float64[Tensor, "block k k"]:
-    """Return the rows and columns of the matrices P_i of some clients that belong to the candidates
-    of each.
+    """Return the rows and columns of some clients' P_i that belong to the candidates of each.
 
     Args:
         gram: the inner products of all prior means.
@@ -111,10 +104,10 @@ def error_matrices(
         clients: whose matrices they are.
         candidates: clients whose heads may be mixed, for each of them.
     """
-    own = gram[clients[:, None], candidates]
+    products = gram[clients[:, None], candidates]
     norms = gram.diagonal()[clients]
     among = gram[candidates[:, :, None], candidates[:, None, :]]
-    bias = norms[:, None, None] - own[:, :, None] - own[:, None, :] + among
+    bias = norms[:, None, None] - products[:, :, None] - products[:, None, :] + among
     return bias + torch.diag_embed(variance[candidates])
 
 
@@ -138,24 +131,22 @@ def _best_mixtures(
     for attempt in itertools.count():
         places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
         candidates = _lowest(order, m if m <= 2 * places else places)
-        found = _weights_among(gram, variance, clients, candidates)
-        slopes = _slopes(gram, variance, clients, found)
-        weights[clients] = torch.where(
-            torch.isfinite(slopes).all(1, keepdim=True), found, torch.nan
-        )
+        mixtures = _weights_among(gram, variance, clients, candidates)
+        slopes = _slopes(gram, variance, clients, mixtures)
+        is_finite = torch.isfinite(slopes).all(1, keepdim=True)
+        weights[clients] = torch.where(is_finite, mixtures, torch.nan)
+
+        # clients outside that would lower the error, or do not raise it
         is_candidate = torch.zeros_like(slopes, dtype=torch.bool).scatter_(1, candidates, True)
-        level = (found * slopes).sum(1, keepdim=True)
-        would_lower = (
-            slopes <= level + tie[clients]
-        ) & ~is_candidate  # as good as others counts too
+        level = (mixtures * slopes).sum(1, keepdim=True)
+        would_lower = (slopes <= level + tie[clients]) & ~is_candidate
         incomplete = would_lower.any(1)
         if not incomplete.any():
             break
 
+        # again for the others; who is in the mixture stays a candidate
         clients = clients[incomplete]
-        order = torch.where(found > _TIE, -torch.inf, slopes)[
-            incomplete
-        ]  # who is in the mixture stays
+        order = torch.where(mixtures > _TIE, -torch.inf, slopes)[incomplete]
 
     return weights
 
@@ -163,9 +154,7 @@ def _best_mixtures(
 def _single_errors(
     gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]
 ) -> Float64[Tensor, "m m"]:
-    """Return for every client (row) the estimated error of every single head: the diagonals of all
-    P_i.
-    """
+    """Return for every client i (row) the estimated error of every head: the diagonal of P_i."""
     norms = gram.diagonal()
     return norms[:, None] - 2.0 * gram + norms + variance
 
@@ -184,15 +173,14 @@ def _weights_among(
 ) -> Float64[Tensor, "b m"]:
     """Return the weights of the best mixtures of candidates' heads; 0 for the other clients."""
     at_once = max(1, _AT_ONCE // candidates.shape[1] ** 2)
-    found = []
-    for some, theirs in zip(
-        torch.split(clients, at_once), torch.split(candidates, at_once), strict=True
-    ):
-        found.append(least_quadratic(nearest_psd(error_matrices(gram, variance, some, theirs))))
+    mixtures = []
+    for start in range(0, len(clients), at_once):
+        part = slice(start, start + at_once)
+        matrices = error_matrices(gram, variance, clients[part], candidates[part])
+        mixtures.append(least_quadratic(nearest_psd(matrices)))
 
-    return torch.zeros(len(clients), len(gram), dtype=torch.float64).scatter_(
-        1, candidates, torch.cat(found)
-    )
+    weights = torch.zeros(len(clients), len(gram), dtype=torch.float64)
+    return weights.scatter_(1, candidates, torch.cat(mixtures))
 
 
 def _slopes(
@@ -201,9 +189,7 @@ def _slopes(
     clients: Int[Tensor, "b"],
     weights: Float64[Tensor, "b m"],
 ) -> Float64[Tensor, "b m"]:
-    """Return ``P_i a`` for the weights a of some clients i: half of what more of every head would
-    add to the error.
-    """
-    own = gram[clients]
-    constant = gram.diagonal()[clients, None] - (own * weights).sum(1, keepdim=True)
-    return variance * weights + constant - own + weights @ gram
+    """Return ``P_i a`` for the weights a of some clients i: half the slope of their errors."""
+    products = gram[clients]
+    constant = gram.diagonal()[clients, None] - (products * weights).sum(1, keepdim=True)
+    return variance * weights + constant - products + weights @ gram

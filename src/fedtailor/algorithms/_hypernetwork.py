@@ -1,5 +1,4 @@
-"""A hyper-network: a small network with one hidden layer whose outputs are the parameters of a
-head.
+"""A hyper-network: one hidden layer, whose outputs are the parameters of a head.
 
 Ha, Dai and Le 2017, "HyperNetworks", ICLR. Its own parameters are trained and sent like those of
 any model.
@@ -20,9 +19,7 @@ _OUTPUT_SCALE = 0.01
 
 
 def hyper_shapes(task: ft.Task, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return the parameter shapes of a network from ``inputs`` numbers to a head of the task's
-    model.
-    """
+    """Return the parameter shapes of a network from ``inputs`` numbers to a head."""
     outputs = sum(math.prod(shape) for shape in task.shapes("head").values())
     return {
         "inner.weight": (hidden, inputs),
@@ -33,9 +30,7 @@ def hyper_shapes(task: ft.Task, inputs: int, hidden: int) -> dict[str, tuple[int
 
 
 def init_hyper(shapes: dict[str, tuple[int, ...]], key: ft.Key) -> ft.Params:
-    """Draw parameters as PyTorch does for linear layers, uniform within +-1/sqrt(fan-in); the last
-    layer smaller.
-    """
+    """Draw parameters uniform within +-1/sqrt(fan-in), as PyTorch does; the last layer smaller."""
     params = {}
     for name, shape in shapes.items():
         layer = name.split(".")[0]
@@ -50,6 +45,7 @@ def hyper_head(task: ft.Task, network: ft.Params, x: Tensor) -> ft.Params:
     inputs = x.to(network["inner.weight"].dtype)
     inner = F.relu(F.linear(inputs, network["inner.weight"], network["inner.bias"]))
     numbers = F.linear(inner, network["outer.weight"], network["outer.bias"])
+
     shapes = task.shapes("head")
     parts = torch.split(numbers, [math.prod(shape) for shape in shapes.values()])
     return {

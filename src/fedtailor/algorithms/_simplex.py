@@ -1,5 +1,4 @@
-"""Convex quadratic programs over the probability simplex, many at once: the mixtures of least
-variance.
+"""Convex quadratic programs over the probability simplex: many mixtures of least variance at once.
 
 Everything is computed in float64. The matrices of a stack do not influence each other. A constant
 factor of a matrix changes nothing. If several mixtures are equally good, the result lies in the
@@ -45,13 +44,17 @@ def least_quadratic(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m"]:
     Reference: Mehrotra 1992, "On the implementation of a primal-dual interior point method", SIAM
     Journal on Optimization 2; Nocedal and Wright 2006, Numerical Optimization, section 16.6.
     """
-    given = matrices.double()
-    p = gaussian.finite_or(given, torch.eye(given.shape[-1], dtype=torch.float64))
+    matrices = matrices.double()
+    p = gaussian.finite_or(matrices, torch.eye(matrices.shape[-1], dtype=torch.float64))
+
+    # Q and c, whose rows have about the same size
     diagonal = p.diagonal(dim1=1, dim2=2)
     unit = torch.where(diagonal > 0, diagonal, torch.inf).amin(1, keepdim=True)
     unit = torch.where(torch.isinf(unit), 1.0, unit)
     cost = (unit / torch.maximum(diagonal, unit)).sqrt()
     q = p / unit[:, :, None] * cost[:, :, None] * cost[:, None, :]
+
+    # the start: equal weights, and a dual that is positive
     b = (1.0 / cost.sum(1, keepdim=True)).expand(cost.shape).clone()
     slope = _product(q, b)
     s = torch.maximum(slope, slope.abs().mean(1, keepdim=True))
@@ -59,31 +62,28 @@ def least_quadratic(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m"]:
 
     for _ in range(_MOST_STEPS):
         away = (b * (s + (_product(q, b) - level * cost - s).abs())).sum(1)
-        going = (away > _TOLERANCE).nonzero()[:, 0]
-        if not len(going):
+        left = (away > _TOLERANCE).nonzero()[:, 0]
+        if not len(left):
             break
-
-        b[going], s[going], level[going] = _step(
-            q[going], cost[going], b[going], s[going], level[going]
-        )
+        b[left], s[left], level[left] = _step(q[left], cost[left], b[left], s[left], level[left])
 
     weights = b * cost
     weights = weights / weights.sum(1, keepdim=True)
-    usual = torch.maximum(diagonal.median(1).values, unit[:, 0])
-    found = gaussian.all_finite(given)[:, 0, 0] & (
-        optimality_gap(given, weights) <= _FAILED * usual
-    )
 
-    return torch.where(found[:, None], weights, torch.nan)
+    # a program that did not converge has no result
+    usual = torch.maximum(diagonal.median(1).values, unit[:, 0])
+    is_near = optimality_gap(matrices, weights) <= _FAILED * usual
+    is_solved = gaussian.all_finite(matrices)[:, 0, 0] & is_near
+    return torch.where(is_solved[:, None], weights, torch.nan)
 
 
 def optimality_gap(
     matrices: Float[Tensor, "b m m"], weights: Float[Tensor, "b m"]
 ) -> Float64[Tensor, "b"]:
-    """Return a bound of how far ``a^T P a`` is above its minimum over the simplex, for positive
-    semi-definite P.
+    """Return a bound of how far ``a^T P a`` is above its minimum over the simplex.
 
-    ``2 (a^T P a - min_j (P a)_j)``: 0 exactly where a meets the optimality conditions.
+    P is positive semi-definite. ``2 (a^T P a - min_j (P a)_j)``: 0 exactly where a meets the
+    optimality conditions.
 
     Reference: Jaggi 2013, "Revisiting Frank-Wolfe: projection-free sparse convex optimization",
     ICML.
@@ -102,15 +102,17 @@ def nearest_psd(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m m"]:
     Reference: Higham 1988, "Computing a nearest symmetric positive semidefinite matrix", Linear
     Algebra and its Applications 103.
     """
-    given = matrices.double()
-    identity = torch.eye(given.shape[-1], dtype=torch.float64)
-    symmetric = gaussian.finite_or((given + given.mT) / 2, identity)
+    matrices = matrices.double()
+    identity = torch.eye(matrices.shape[-1], dtype=torch.float64)
+    symmetric = gaussian.finite_or((matrices + matrices.mT) / 2, identity)
+
+    # a factorization is cheaper than eigenvalues, and seldom fails
     largest = symmetric.diagonal(dim1=1, dim2=2).amax(1).clamp_min(0.0)[:, None, None]
     indefinite = torch.linalg.cholesky_ex(symmetric + _NEGATIVE * largest * identity).info > 0
     if not bool(indefinite.any()):
-        return given
+        return matrices
 
-    result = given.clone()
+    result = matrices.clone()
     values, vectors = torch.linalg.eigh(symmetric[indefinite])
     result[indefinite] = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
     return result
@@ -124,6 +126,7 @@ def _step(
     The change of b is computed as a multiple of sqrt(b). Its Newton matrix is ``sqrt(b) Q sqrt(b) +
     diag(s)``, whose entries are bounded.
     """
+    # the Newton matrix, and what the constraints lack
     root = b.sqrt()
     newton = root[:, :, None] * q * root[:, None, :]
     newton.diagonal(dim1=1, dim2=2).add_(s).mul_(1.0 + _RIDGE)
@@ -132,26 +135,26 @@ def _step(
     primal = 1.0 - (cost * b).sum(1, keepdim=True)
 
     def direction(aim: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve for the changes after which, linearly, the constraints hold and ``b s`` has changed
-        by ``aim``.
-        """
+        """Solve for changes after which the constraints hold and ``b s`` has changed by ``aim``."""
         sides = torch.stack([root * cost, root * (aim / b - dual)], 2)
         along, rest = (root[:, :, None] * torch.cholesky_solve(sides, factor)).unbind(2)
         change = (primal - (cost * rest).sum(1, keepdim=True)) / (cost * along).sum(1, keepdim=True)
         move = rest + change * along
-
         return move, (aim - s * move) / b, change
 
+    # predictor: how far would a step towards t = 0 come?
     move, slack, _ = direction(-b * s)
     length = _within(b, move, s, slack)
     mean = (b * s).mean(1, keepdim=True)
     reached = ((b + length * move) * (s + length * slack)).mean(1, keepdim=True)
     center = (reached / mean).clamp(0.0, 1.0) ** 3 * mean
+
+    # corrector: a step towards t = center, with the second-order term of the predictor
     move, slack, change = direction(center - b * s - move * slack)
     length = _TO_BOUNDARY * _within(b, move, s, slack)
+
     finite = torch.isfinite(torch.cat([move, slack, change], 1)).all(1, keepdim=True)
     usable = (failed == 0)[:, None] & finite
-
     return (
         torch.where(usable, b + length * move, b),
         torch.where(usable, s + length * slack, s),

@@ -4,9 +4,11 @@ Deng, Kamani and Mahdavi 2020, "Adaptive personalized federated learning", arXiv
 Algorithm 1. Client i trains its own model v_i and a copy w_i of the global model. Its mixture is
 alpha v_i + (1 - alpha) w_i, parameter by parameter. On every batch, in this order:
 
-    w_i <- w_i - eta grad CE(w_i);
-    v_i <- v_i - eta alpha grad CE(mixture),   w_i constant;
-    with ``adaptive``, on the first batch of a round:   alpha <- clip(alpha - eta <grad CE(mixture), v_i - w_i>, 0, 1).
+    w_i   <- w_i - eta grad CE(w_i)                                        ``shared``
+    v_i   <- v_i - eta alpha grad CE(mixture),   w_i constant              ``own``
+    alpha <- clip(alpha - eta <grad CE(mixture), v_i - w_i>, 0, 1)         ``alpha``
+
+The last step is taken with ``adaptive`` alone, on the first batch of a round.
 
 Messages: down ``model`` (w); up ``model`` (w_i, weight n_i), averaged as in FedAvg. The client
 keeps v_i and alpha and never sends them.
@@ -49,9 +51,7 @@ class ClientState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What steps change: w_i and v_i, the momentum of both, alpha, and the sum of the mixture's
-    losses.
-    """
+    """What steps change: w_i, v_i, their momentum, alpha, and the sum of the mixture's losses."""
 
     shared: ft.Params
     own: ft.Params
@@ -62,38 +62,38 @@ class Progress(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What stays constant while a new client trains its own model: the received model, and
-    alpha.
-    """
+    """What stays constant while a new client trains v_i: the received model, and alpha."""
 
     shared: ft.Params
     alpha: Tensor  # ()
 
 
 def mixture(own: ft.Params, shared: ft.Params, alpha: Tensor) -> ft.Params:
-    """Return ``alpha own + (1 - alpha) shared``."""
+    """Return ``alpha v_i + (1 - alpha) w_i``, parameter by parameter."""
     return {name: alpha * value + (1 - alpha) * shared[name] for name, value in own.items()}
 
 
 def joint_step(
     task: ft.Task, at: Progress, context: tree.Tree, batch: ft.Batch, key: ft.Key, *, adaptive: bool
 ) -> ft.StepOutput:
-    """Move the copy of the global model, then the client's own model by the gradient at the mixture
-    of both.
-    """
+    """Move w_i, then v_i by the gradient at the mixture of both."""
     training = task.training
+
+    # w_i, as in FedAvg.
     slope, _, shared = losses.model_gradient(task, at.shared, batch, key)
     shared, shared_momentum = optimizer.sgd_step(shared, at.shared_momentum, slope, training)
 
+    # The gradient that moves both v_i and alpha.
     mixed = mixture(at.own, shared, at.alpha)
     slope, loss, passed = losses.model_gradient(task, mixed, batch, key.fold("mixture"))
-    alpha = at.alpha
 
+    alpha = at.alpha
     if adaptive:
         difference = {name: at.own[name] - shared[name] for name in slope}
         derivative = losses.inner_product(difference, slope)
         alpha = torch.where(key.step == 0, (alpha - training.lr * derivative).clamp(0, 1), alpha)
 
+    # v_i: the mixture holds alpha of it, and so does the gradient.
     own_slope = {name: at.alpha * value for name, value in slope.items()}
     own = {**at.own, **task.pick(passed, "buffer")}
     own, own_momentum = optimizer.sgd_step(own, at.own_momentum, own_slope, training)
@@ -105,16 +105,12 @@ def joint_step(
 def mixture_loss(
     task: ft.Task, own: ft.Params, frozen: Frozen, batch: ft.Batch, key: ft.Key
 ) -> ft.LossOutput:
-    """Cross-entropy of the mixture of a client's own model with a shared one that stays as it
-    is.
-    """
+    """Cross-entropy of the mixture of v_i with a shared model that stays as it is."""
     return ft.classification_loss(task, mixture(own, frozen.shared, frozen.alpha), {}, batch, key)
 
 
 def personal_model(state: ClientState, shared: ft.Params) -> ft.Params:
-    """Return the mixture with a shared model, or that model alone if the client's own was never
-    trained.
-    """
+    """Return the mixture with a shared model, or that model alone while v_i is untrained."""
     alpha = torch.where(state.trained > 0, state.alpha, 0.0)
     return mixture(state.model, shared, alpha)
 
@@ -132,14 +128,14 @@ class APFL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Warn where there is no mixture, and of an optimizer that has no effect."""
-        found = []
+        sentences = []
         if self.alpha == 0 and not self.adaptive:
-            found.append("with alpha 0, this is FedAvg.")
+            sentences.append("with alpha 0, this is FedAvg.")
         if self.alpha == 1 and not self.adaptive:
-            found.append("with alpha 1, this is Local, but only the cohort trains.")
+            sentences.append("with alpha 1, this is Local, but only the cohort trains.")
         if self.training.optimizer == "adam":
-            found.append("Adam is not used: steps are those of SGD.")
-        return found
+            sentences.append("Adam is not used: steps are those of SGD.")
+        return sentences
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization, untrained."""
@@ -153,25 +149,22 @@ class APFL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.ClientUpdate:
-        """Train a copy of the received model for the server, and the client's own model, batch by
-        batch.
-        """
+        """Train a copy of the received model for the server, and the client's own model."""
         received = download.shared.model
         rest = tree.map(torch.zeros_like, task.pick(received, *ft.TRAINED))
         start = Progress(received, state.model, rest, rest, state.alpha, torch.zeros(()))
         step = partial(joint_step, adaptive=self.adaptive)
         trained = ft.train(task, None, start, data=data.train, key=key, step=step)
         end: Progress = trained.params
-        new_state = ClientState(
-            end.own, end.alpha, torch.where(trained.steps > 0, 1.0, state.trained)
-        )
+
+        was_trained = torch.where(trained.steps > 0, 1.0, state.trained)
+        new_state = ClientState(end.own, end.alpha, was_trained)
+        personal = personal_model(new_state, end.shared)
+
         upload = {"model": ft.Mean(end.shared, data.info.num_train)}
         loss = end.loss_sum / trained.steps.clamp(min=1)
         metrics = {"steps": 2 * trained.steps, "loss": loss, "alpha": end.alpha}
-
-        return ft.ClientUpdate(
-            new_state, upload, personal=personal_model(new_state, end.shared), metrics=metrics
-        )
+        return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
         """Return the global model."""

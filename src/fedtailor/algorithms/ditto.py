@@ -1,12 +1,11 @@
-"""Ditto: a global model by federated averaging, and a personal model of every client that is held
-near it.
+"""Ditto: a global model by federated averaging, and personal models that are held near it.
 
 Li, Hu, Beirami and Smith 2021, "Ditto: Fair and robust federated learning through personalization",
 ICML, Algorithm 1. A client solves two tasks from the same received model w^t. Neither task sees the
 result of the other:
 
-    global task:     w_i <- w^t, then steps down CE(w_i);   w <- sum_i (n_i / n) w_i over the cohort;
-    personal task:   steps down CE(v_i) + (lambda / 2) |v_i - w^t|^2,   ``penalty`` is lambda.
+    global task:     steps down CE(w_i) from w^t;   w <- sum_i (n_i / n) w_i over the cohort
+    personal task:   steps down CE(v_i) + (lambda / 2) |v_i - w^t|^2,   ``penalty`` is lambda
 
 Messages: down ``model`` (w^t); up ``model`` (w_i, weight n_i). The client keeps v_i and never sends
 it.
@@ -71,18 +70,12 @@ class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Warn where nothing is left of the personal models."""
-        found = []
+        sentences = []
         if not self.penalty:
-            found.append(
-                "with penalty 0, personal models are those of Local, and a FedAvg runs beside them."
-            )
-
+            sentences.append("with penalty 0, personal models are those of Local, beside a FedAvg.")
         if not self.personal_epochs:
-            found.append(
-                "without personal epochs, clients predict with the global model: this is FedAvg."
-            )
-
-        return found
+            sentences.append("without personal epochs, the global model predicts: this is FedAvg.")
+        return sentences
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization, untrained."""
@@ -98,23 +91,23 @@ class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     ) -> ft.ClientUpdate:
         """Train a copy of the received model for the server, and the personal model."""
         received = download.shared.model
+
+        # Both tasks start from what was received: neither sees the result of the other.
         shared = ft.train(
             task, ft.classification_loss, received, data=data.train, key=key.fold("global")
         )
         personal = self._personal_task(task, state.model, received, data, key)
-        new_state = ClientState(
-            personal.params, torch.where(personal.steps > 0, 1.0, state.trained)
-        )
+        was_trained = torch.where(personal.steps > 0, 1.0, state.trained)
+        new_state = ClientState(personal.params, was_trained)
+
         upload = {"model": ft.Mean(shared.params, data.info.num_train)}
         metrics = {
             "steps": shared.steps + personal.steps,
             "loss": shared.loss,
             "personal_loss": personal.loss,
         }
-
-        return ft.ClientUpdate(
-            new_state, upload, personal=personal_model(new_state, received), metrics=metrics
-        )
+        model = personal_model(new_state, received)
+        return ft.ClientUpdate(new_state, upload, personal=model, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
         """Return the global model."""

@@ -1,15 +1,18 @@
-"""FedALA: before training, a client mixes the received model into its old one, with a learned
-weight per parameter.
+"""FedALA: before training, a client mixes the received model into its old one, by learned weights.
 
 Zhang, Hua, Wang, Song, Xue, Ma and Guan 2023, "FedALA: Adaptive local aggregation for personalized
 federated learning", AAAI, Algorithm 1. Let g be the received model and l the client's old model.
 Local training starts from
 
-    theta = l + (g - l) * W   in the last ``layers`` layers (p; * is elementwise),   theta = g   below them,
+    theta = l + (g - l) * W   in the last p layers (``layers``; * is elementwise)
+    theta = g                 below them
 
-where W starts at 1 and steps down the client's loss, W <- clip(W - eta * dL/dtheta * (g - l), 0,
-1), on a new sample of the training examples each time (s): to convergence when a client first has
-an old model, later for one epoch.
+where W (``weights``, one per parameter) starts at 1 and steps down the client's loss,
+
+    W <- clip(W - eta dL/dtheta * (g - l), 0, 1),
+
+on a new sample of the training examples each time (s): to convergence when a client first has an
+old model, later for one epoch.
 
 Messages: down ``model`` (g); up ``model`` (the trained model, weight n_i). The client keeps that
 model, and W.
@@ -56,9 +59,7 @@ class Ends(NamedTuple):
 
 
 def mixed(weights: ft.Params, ends: Ends) -> ft.Params:
-    """Return the received model, in which the parameters that have weights lie between both
-    ends.
-    """
+    """Return theta: parameters that have weights lie between both ends, others are received."""
     between = {
         name: torch.lerp(ends.old[name], ends.received[name], weight)
         for name, weight in weights.items()
@@ -109,17 +110,14 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Warn where the weights stay 1, and where the model has fewer layers."""
-        found = []
+        sentences = []
         for name in ("weight_lr", "sample_share"):
             if not getattr(self, name):
-                found.append(
-                    f"with {name} 0, the received model replaces the old one: this is FedAvg."
-                )
+                sentences.append(f"with {name} 0, the received model stays: this is FedAvg.")
 
         if self.layers > len(layer_names(task)):
-            found.append(f"the model has fewer than {self.layers} layers: all are mixed.")
-
-        return found
+            sentences.append(f"the model has fewer than {self.layers} layers: all are mixed.")
+        return sentences
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start without an old model, and with weights of 1."""
@@ -138,16 +136,18 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
         key: ft.Key,
     ) -> ft.ClientUpdate:
         """Learn the weights, mix, and train the result."""
+        # W: for long in the second round, when there first is an old model; later for an epoch.
         ends = self._ends(download, state)
         epochs = torch.where(state.rounds == 1, self.first_epochs, (state.rounds > 1).long())
         weights = self._learn(task, state.weights, ends, data, key, epochs)
+
         start = mixed(weights.params, ends)
         trained = ft.train(task, ft.classification_loss, start, data=data.train, key=key)
-        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
-        metrics = {"steps": trained.steps + weights.steps, "loss": trained.loss}
         rounds = state.rounds + (trained.steps > 0).long()
         new_state = ClientState(trained.params, weights.params, rounds)
 
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
+        metrics = {"steps": trained.steps + weights.steps, "loss": trained.loss}
         return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
@@ -165,6 +165,7 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
         """Train the received model for a round, then learn the weights to convergence."""
         update = self.local_update(task, download, self.init_client(task, info, key), data, key)
         first: ClientState = update.state
+
         ends = self._ends(download, first)
         epochs = torch.where(first.rounds > 0, self.first_epochs, 0)
         weights = self._learn(task, first.weights, ends, data, key, epochs)
@@ -183,9 +184,7 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
         return mixed(state.weights, self._ends(download, state))
 
     def _ends(self, download: ft.Download[ft.ModelState], state: ClientState) -> Ends:
-        """Return the models to mix; a client without an old model has the received one at both
-        ends.
-        """
+        """Return the models to mix; without an old model, both are the received one."""
         received = download.shared.model
         return Ends(received, tree.where(state.rounds > 0, state.model, received))
 

@@ -1,5 +1,4 @@
-"""FedBABU: only the body is trained and averaged, under one random head that no client trains until
-the end.
+"""FedBABU: the body alone is trained and averaged, under a random head that stays until the end.
 
 Oh, Kim, Yun 2022, "FedBABU: Toward enhanced representation for federated image classification",
 ICLR, Algorithm 1. The head stays at its initialization during federated training. The server
@@ -57,9 +56,7 @@ class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         """Warn where nothing is tuned."""
         if self.finetune_epochs:
             return []
-        return [
-            "without epochs of fine-tuning, all clients predict with one model, whose head is random."
-        ]
+        return ["without epochs of fine-tuning, clients predict with one model of a random head."]
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body."""
@@ -97,8 +94,7 @@ class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         )
         upload = {"body": ft.Mean(body.params, data.info.num_train)}
         personal = ft.FineTuned({**body.params, **state}, body.steps)
-        metrics = {"steps": body.steps, "loss": body.loss}
-        return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=body.metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
         """Return the body with the fixed head, not tuned."""

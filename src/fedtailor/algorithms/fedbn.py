@@ -1,5 +1,4 @@
-"""FedBN: federated averaging of all layers except normalization layers, which stay with their
-clients.
+"""FedBN: federated averaging of all layers but normalization layers, which stay with clients.
 
 Li, Jiang, Zhang, Kamp and Dou 2021, "FedBN: Federated learning on non-IID features via local batch
 normalization", ICLR, Algorithm 1. A client trains the received layers together with its own
@@ -37,9 +36,7 @@ from fedtailor.toolkit import tree
 
 
 class Broadcast(NamedTuple):
-    """What clients receive: the shared layers, and the rounds that a client trained on average,
-    ().
-    """
+    """What clients receive: shared layers, and the rounds that a client trained on average, ()."""
 
     model: ft.Params
     rounds: Tensor
@@ -58,9 +55,7 @@ class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
         return ["the model has no normalization layers: this is FedAvg."]
 
     def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare all layers except those of normalization, and the rounds that new clients must
-        know.
-        """
+        """Declare all layers but those of normalization, and the rounds, for new clients."""
         shapes = tree.select(task.shapes(*ft.ALL), lambda name: name not in task.model.norm)
         return {
             "model": ft.Field(kind="model", shapes=shapes),
@@ -92,6 +87,7 @@ class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
         """Train the received layers and the client's own together."""
         model = self._join(task, download.shared.model, state)
         trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
+
         norm, shared = self._split(task, trained.params)
         upload = {"model": ft.Mean(shared, data.info.num_train)}
         return ft.ClientUpdate(norm, upload, personal=trained.params, metrics=trained.metrics)
@@ -140,7 +136,6 @@ class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
         return self._join(task, download.shared.model, state)
 
     def _split(self, task: ft.Task, model: ft.Params) -> tuple[ft.Params, ft.Params]:
-        """Return the normalization layers, and the others."""
         return tree.split(model, lambda name: name in task.model.norm)
 
     def _join(self, task: ft.Task, shared: ft.Params, norm: ft.Params) -> ft.Params:

@@ -1,17 +1,18 @@
-"""FedCR: a shared body with Gaussian features that align by class across clients, and personal
-heads.
+"""FedCR: a shared body whose Gaussian features align by class across clients, and personal heads.
 
 Zhang et al. 2023, "FedCR: Personalized federated learning based on across-client common
 representation with conditional mutual information regularization", ICML. The body gives every
 example n a Gaussian over V features, mean mu_n and deviation sigma_n; client i's personal head
 w_i^p classifies S draws of it. Client i trains both (their eq. 7):
 
-    L_i = mean_n [ CE(head(mu_n + sigma_n eps), y_n) + beta KL( N(m_c, s_c^2) || N(mu_n, sigma_n^2) ) ],   c = y_n.
+    L_i = mean_n [ CE(head(mu_n + sigma_n eps), y_n)
+                   + beta KL( N(m_c, s_c^2) || N(mu_n, sigma_n^2) ) ],   c = y_n.
 
 It then multiplies the Gaussians of its examples class by class (eq. 8), and the server multiplies
-the clients' products and N(0, 1) (eq. 9):
+the clients' products and N(0, 1) (eq. 9). Over the examples n of class c at all clients i:
 
-    1 / s_c^2 = 1 + sum_i sum_n 1 / sigma_n^2,   m_c = s_c^2 sum_i sum_n mu_n / sigma_n^2,   over examples of class c.
+    1 / s_c^2 = 1 + sum_i sum_n 1 / sigma_n^2            (``precisions``)
+    m_c       = s_c^2 sum_i sum_n mu_n / sigma_n^2       (``weighted_means``)
 
 The body w^f is the plain mean of the clients' bodies. In the end every client tunes its head on the
 last global body.
@@ -105,13 +106,12 @@ def alignment_loss(
     kind: bottleneck.Likelihood,
     beta: float,
 ) -> ft.LossOutput:
-    """Loss of sampled features plus divergence from the Gaussian of the class (eq. 7); collects the
-    features.
-    """
+    """Loss of sampled features plus divergence from the class (eq. 7); collects the features."""
     features, buffers = task.model.features(
         model, batch.x, weight=batch.weight, key=key, training=True
     )
     z = bottleneck.split(features)
+
     noise = bottleneck.sample_noise(key, z, samples)
     losses = bottleneck.sampled_losses(task, model, z, batch.y, noise, kind)
     gaps = diagonal.kl(classes.mean[batch.y], classes.std[batch.y], z.mean, z.std)
@@ -162,36 +162,29 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body and class Gaussians."""
         shape = (task.num_classes, self.latent_dim)
-        messages = {}
-        if self.aggregate_body:
-            shapes = self._with_gaussian_layer(task).shapes(*ft.BODY)
-            messages["body"] = ft.Field(kind="model", shapes=shapes, weight="equal")
+        received = partial(ft.Field, kind="statistics", shapes=shape, reduction="sum", down=False)
+        statistics = {
+            "means": ft.Field(kind="class_means", shapes=shape, reduction="none"),
+            "stds": ft.Field(kind="statistics", shapes=shape, reduction="none"),
+            "precisions": received(low=0.0),
+            "weighted_means": received(),
+        }
+        if not self.aggregate_body:
+            return statistics
 
-        messages["means"] = ft.Field(kind="class_means", shapes=shape, reduction="none")
-        messages["stds"] = ft.Field(kind="statistics", shapes=shape, reduction="none")
-        messages["precisions"] = ft.Field(
-            kind="statistics", shapes=shape, reduction="sum", down=False, low=0.0
-        )
-        messages["weighted_means"] = ft.Field(
-            kind="statistics", shapes=shape, reduction="sum", down=False
-        )
-
-        return messages
+        shapes = self._with_gaussian_layer(task).shapes(*ft.BODY)
+        return {"body": ft.Field(kind="model", shapes=shapes, weight="equal"), **statistics}
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body and standard normal classes."""
         shape = (task.num_classes, self.latent_dim)
-        body: ft.Params | tuple[()] = ()
-        if self.aggregate_body:
-            body = self._with_gaussian_layer(task).initial(key, *ft.BODY)
+        body = self._initial_body(task, key) if self.aggregate_body else ()
         return ServerState(body, torch.zeros(shape), torch.ones(shape))
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common model."""
-        body: ft.Params | tuple[()] = ()
-        if not self.aggregate_body:
-            body = self._with_gaussian_layer(task).initial(key, *ft.BODY)
         head = self._gaussian_model(task).init_head(key.common("model"))
+        body = () if self.aggregate_body else self._initial_body(task, key)
         return ClientState(head, body)
 
     def local_update(
@@ -202,25 +195,25 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.ClientUpdate:
-        """Train body and head towards the Gaussians of the classes, then multiply the Gaussians of
-        each class.
-        """
+        """Train body and head towards the classes' Gaussians, then multiply those of each class."""
         task = self._with_gaussian_layer(task)
         shared = download.shared
         classes = bottleneck.Gaussians(shared.means, shared.stds)
+
+        # eq. 7; the Gaussians of the examples are those of the last epoch
         loss = partial(alignment_loss, samples=self.samples, kind=self.likelihood, beta=self.beta)
         model = {**self._body(shared, state), **state.head}
         trained = ft.train(
             task, loss, model, context=classes, data=data.train, key=key, collect="last"
         )
         body = task.pick(trained.params, *ft.BODY)
-        head = task.pick(trained.params, "head")
-        upload, metrics = self._statistics(task, classes, trained)
-        new_state = ClientState(head, body)
+        new_state = ClientState(task.pick(trained.params, "head"), body)
 
+        # eq. 8
+        upload, metrics = self._class_products(task, classes, trained)
         if self.aggregate_body:
             upload["body"] = ft.Mean(body, torch.ones(()))
-            new_state = ClientState(head, ())
+            new_state = new_state._replace(body=())
 
         personal = Personal(trained.params, self._noise(key), torch.zeros((), dtype=torch.int64))
         return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
@@ -228,18 +221,19 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     def aggregate(
         self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
-        """Average the bodies; multiply the class products and a standard normal, where a class has
-        any.
-        """
+        """Average the bodies; multiply the products of every class and a standard normal."""
         body = received["body"].or_else(server.body) if self.aggregate_body else ()
+
+        # eq. 9: precisions add, and so do means times precisions
         precision = 1.0 + received["precisions"].value.double()
         means = received["weighted_means"].value.double() / precision
         stds = precision.rsqrt()
+
+        # a class that nobody sent stays as it was
         sent = received["precisions"].total_weight[:, None] > 0
         dtype = server.means.dtype
         means = means.to(dtype).where(sent, server.means)
         stds = stds.to(dtype).where(sent, server.stds)
-
         return ServerState(body, means, stds), ()
 
     def onboard(
@@ -278,7 +272,6 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
             samples=self.samples,
             likelihood=self.likelihood,
         )
-
         return Personal({**body, **tuned.params}, self._noise(key), tuned.steps)
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
@@ -289,9 +282,9 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         """Return logits or log-probabilities, averaged over samples of the features."""
         z = self._gaussian_features(task, personal, x)
         task = self._with_gaussian_layer(task)
-        if (
-            self.prediction == "mean_logits"
-        ):  # the head is linear: the mean of its logits is that of the mean sample
+
+        # the head is linear: the mean of its logits is that of the mean sample
+        if self.prediction == "mean_logits":
             return task.model.head(personal.model, z.mean + z.std * personal.noise.mean(0))
         return bottleneck.mean_log_probabilities(task, personal.model, z, personal.noise)
 
@@ -317,29 +310,32 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         body = shared.body if self.aggregate_body else state.body
         return dict(body)
 
+    def _initial_body(self, task: ft.Task, key: ft.Key) -> ft.Params:
+        return self._with_gaussian_layer(task).initial(key, *ft.BODY)
+
     def _noise(self, key: ft.Key) -> Tensor:
         return ft.normal(key.fold("prediction"), (self.prediction_samples, self.latent_dim))
 
-    def _statistics(
+    def _class_products(
         self, task: ft.Task, classes: bottleneck.Gaussians, trained: ft.Trained
     ) -> tuple[dict[str, ft.Mean | ft.Sum], dict[str, Tensor]]:
-        """Return the class products of the last epoch's Gaussians for the upload, and metrics."""
+        """Multiply the last epoch's Gaussians by class: what is uploaded, and metrics."""
         seen = trained.collected_examples()
         z = bottleneck.split(seen.x)
-        dtype = classes.mean.dtype
         products = diagonal.class_products(z.mean, z.std, seen.y, seen.weight, task.num_classes)
+
+        dtype = classes.mean.dtype
         rows = (products.counts > 0).to(dtype)
         upload: dict[str, ft.Mean | ft.Sum] = {
             "precisions": ft.Sum(products.precision.to(dtype), rows),
             "weighted_means": ft.Sum(products.weighted_mean.to(dtype), rows),
         }
+
         gaps = diagonal.kl(classes.mean[seen.y], classes.std[seen.y], z.mean, z.std)
         metrics = {
-            "steps": trained.steps,
-            "loss": trained.loss,
+            **trained.metrics,
             "kl": ft.weighted_mean(gaps, seen.weight),
             "feature_std": ft.weighted_mean(z.std.mean(1), seen.weight),
             "class_std": classes.std.mean(),
         }
-
         return upload, metrics

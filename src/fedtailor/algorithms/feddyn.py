@@ -1,13 +1,14 @@
-"""FedDyn: a global model; clients' objectives are regularized so that their optima agree with that
-of all.
+"""FedDyn: a global model, by clients' objectives whose optima agree with that of all.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama 2021, "Federated learning based on
 dynamic regularization", ICLR, Algorithm 1. Client i keeps g_i, an estimate of its gradient; the
 server h, an estimate of the population's mean gradient. Both start at 0. A round, over a cohort P
 of the m clients:
 
-    client:  w_i ~ argmin  CE(w) - <g_i, w> + (alpha / 2) |w - w^t|^2;     g_i <- g_i - alpha (w_i - w^t);
-    server:  h <- h - (alpha / m) sum_P (w_i - w^t);     w^(t+1) = mean_P w_i - h / alpha.
+    client:   w_i ~ argmin CE(w) - <g_i, w> + (alpha / 2) |w - w^t|^2      (``dynamic_loss``)
+              g_i <- g_i - alpha (w_i - w^t)
+    server:   h <- h - (alpha / m) sum_P (w_i - w^t)
+              w^(t+1) = mean_P w_i - h / alpha
 
 So h is the mean of all g_i at any time; where clients stand still, h = 0 and the model is
 stationary for the mean loss.
@@ -50,9 +51,7 @@ class ClientState(NamedTuple):
 
 
 class Regularizer(NamedTuple):
-    """The tensors of a client's regularizer: the trained parameters of the received model w^t, and
-    g_i.
-    """
+    """The tensors of a client's regularizer: trained parameters of the received w^t, and g_i."""
 
     received: ft.Params
     gradient: ft.Params
@@ -69,9 +68,8 @@ def dynamic_loss(
 ) -> ft.LossOutput:
     """Cross-entropy - <g_i, w - w^t> + (alpha / 2) |w - w^t|^2."""
     output = ft.classification_loss(task, params, {}, batch, key)
-    linear = losses.inner_product(params, term.gradient) - losses.inner_product(
-        term.received, term.gradient
-    )
+    at_start = losses.inner_product(term.received, term.gradient)
+    linear = losses.inner_product(params, term.gradient) - at_start
     distance = losses.squared_distance(params, term.received)
     return output._replace(loss=output.loss - linear + 0.5 * alpha * distance)
 
@@ -117,25 +115,30 @@ class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params
         term = Regularizer(task.pick(received, *ft.TRAINED), state.gradient)
         loss = partial(dynamic_loss, alpha=self.alpha)
         trained = ft.train(task, loss, received, context=term, data=data.train, key=key)
+
+        # g_i <- g_i - alpha (w_i - w^t)
         gradient = {
             name: g - self.alpha * (trained.params[name] - received[name])
             for name, g in state.gradient.items()
         }
-        upload = {"model": ft.Mean(trained.params, torch.ones(()))}
+        new_state = ClientState(gradient)
 
-        return ft.ClientUpdate(
-            ClientState(gradient), upload, personal=trained.params, metrics=trained.metrics
-        )
+        upload = {"model": ft.Mean(trained.params, torch.ones(()))}
+        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=trained.metrics)
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Update h, and correct the mean model by it."""
         mean, count = received["model"]
+
+        # h <- h - (alpha / m) sum_P (w_i - w^t), the sum as the mean times the size of the cohort
         rate = self.alpha * count / cohort.population
         gradient = {
             name: h - rate * (mean[name] - server.model[name])
             for name, h in server.gradient.items()
         }
+
+        # w^(t+1) = mean_P w_i - h / alpha; buffers have no h
         corrected = {name: mean[name] - h / self.alpha for name, h in gradient.items()}
         return ServerState({**mean, **corrected}, gradient), ()

@@ -1,17 +1,17 @@
-"""FedLDA: a shared body and Gaussian class model; clients' classifiers differ by their class priors
-alone.
+"""FedLDA: a shared body and Gaussian class model, in which a client has its own class prior.
 
 McLaughlin and Su 2023, "FedLDA: personalized federated learning through collaborative linear
 discriminant analysis", FL@FM workshop at NeurIPS. The body phi is trained under the frozen linear
 classifier of a Gaussian model (class means mu, one covariance Sigma) with the client's own class
 prior pi_i (their eq. 4), and a penalty on correlated features (their eq. 5):
 
-    F = CE + (lambda / d) sum_{m != n} |S_mn|,   S the covariance of the features of a mini-batch.
+    F = CE + (lambda / d) sum_{m != n} |S_mn|        (``body_loss``),
 
-After training the client refreshes the Gaussian with momentum, from its features under the trained
-body. Sigma_hat is centered by the blended means:
+S the covariance of the features of a mini-batch. After training the client refreshes the Gaussian
+with momentum, from its features under the trained body. Sigma_hat is centered by the blended means:
 
-    mu_i = beta mu + (1 - beta) mu_hat,   Sigma_i = beta Sigma + (1 - beta) Sigma_hat.
+    mu_i    = beta mu + (1 - beta) mu_hat            (``_refresh``)
+    Sigma_i = beta Sigma + (1 - beta) Sigma_hat
 
 The server averages with weights n_i / n. A new client needs its class frequencies only.
 
@@ -69,9 +69,7 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """The body of the client's last training, and 1 once there was one; kept where it is
-    evaluated.
-    """
+    """The body of the client's last training, and 1 once there was one, if it is evaluated."""
 
     body: ft.Params
     trained: Tensor
@@ -85,9 +83,7 @@ class Head(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's model: a body, the Gaussian class model, the client's prior, and the classifier
-    that follows.
-    """
+    """A client's model: body, Gaussian class model, prior, and the classifier that follows."""
 
     body: ft.Params
     head: Head
@@ -97,9 +93,7 @@ class Personal(NamedTuple):
 
 
 class Refreshed(NamedTuple):
-    """A client's estimate of the Gaussian: means, covariance, and how well they describe the
-    features.
-    """
+    """A client's Gaussian: means, covariance, and how well they describe the features."""
 
     means: Tensor
     covariance: Tensor
@@ -126,13 +120,12 @@ def body_loss(
 
 
 def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Return ``1/d sum_{m != n} |S_mn|`` of features (n, d), each centered by the mean of its group
-    in the batch.
-    """
+    """Return ``1/d sum_{m != n} |S_mn|`` of features (n, d), centered by the means of groups."""
     member = (groups[:, None] == torch.arange(count, device=z.device)).to(z.dtype)  # (n, count)
     weighted = member * weight[:, None]
     means = (weighted.T @ z) / weighted.sum(0).clamp(min=1.0)[:, None]
     centered = z - member @ means
+
     matrix = centered.T @ (centered * weight[:, None]) / (weight.sum() - 1.0).clamp(min=1.0)
     d = z.shape[1]
     off_diagonal = 1.0 - torch.eye(d, dtype=z.dtype, device=z.device)
@@ -148,9 +141,9 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         "paper": {"prior_smoothing": 1e-300, "cov_ridge": 0.0, "shrinkage": 0.0},
     }
     preset_warnings: ClassVar[Mapping[str, str]] = {
-        "paper": "fedlda, preset 'paper': nothing keeps the covariance of features away from 0, as in the paper's "
-        "text. In our runs accuracy falls, and training ends once the covariance has no inverse. Preset 'reference' "
-        "adds a ridge and shrinkage."
+        "paper": "fedlda, preset 'paper': nothing keeps the covariance of features away from 0, "
+        "as in the paper's text. In our runs accuracy falls, and training ends once the covariance "
+        "has no inverse. Preset 'reference' adds a ridge and shrinkage."
     }
 
     momentum: Annotated[float, ft.Range(ge=0, le=1)] = 0.5
@@ -180,8 +173,9 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         if self.shrinkage:
             return []
         return [
-            "with shrinkage 0, there is no classifier once the covariance is not positive definite. What a client then "
-            "sends is not finite, and is left out; the run stops if that is so for every client."
+            "with shrinkage 0, there is no classifier once the covariance is not positive "
+            "definite. What a client then sends is not finite, and is left out; the run stops if "
+            "that is so for every client."
         ]
 
     def messages(self, task: ft.Task) -> ft.Messages:
@@ -217,11 +211,14 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     ) -> ft.ClientUpdate:
         """Train the body under the frozen classifier, then refresh the Gaussian."""
         shared = download.shared
+
+        # eq. 5, under the classifier of the received Gaussian and the client's prior (eq. 4)
         received = self._personal(shared.body, shared, data.info)
         loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
         trained = ft.train(task, loss, shared.body, context=received.head, data=data.train, key=key)
         body: ft.Params = trained.params
         refreshed = self._refresh(task, shared, body, data, key)
+
         n = data.info.num_train
         upload = {
             "body": ft.Mean(body, n),
@@ -229,17 +226,15 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
             "covariance": ft.Mean(refreshed.covariance, n),
         }
         metrics = {
-            "steps": trained.steps,
-            "loss": trained.loss,
+            **trained.metrics,
             "feature_surprise": refreshed.fit.surprise,
             "feature_kurtosis": refreshed.fit.kurtosis,
             **self.diagnostics(task, received),
         }
-        new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
 
-        return ft.ClientUpdate(
-            new_state, upload, personal=received._replace(body=body), metrics=metrics
-        )
+        new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
+        personal = received._replace(body=body)
+        return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the server's Gaussian with equally likely classes."""
@@ -271,14 +266,11 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = self.features(task, personal, x)
-        return gaussian.mahalanobis(z, personal.means, personal.covariance, self.shrinkage).to(
-            z.dtype
-        )
+        distances = gaussian.mahalanobis(z, personal.means, personal.covariance, self.shrinkage)
+        return distances.to(z.dtype)
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
-        """Record the largest classifier weight, the scale of the features, and how close to
-        singular Sigma is.
-        """
+        """Record the largest classifier weight, the scale of features, and Sigma's condition."""
         return {
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
@@ -292,28 +284,28 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         features = ft.cached_features(task, body, data.train, key=key)
         moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
-        means = gaussian.blend(
-            gaussian.fill_missing_means(moments, shared.means), shared.means, rate
-        )
+
+        # mu_i; a class without examples keeps the server's mean
+        local_means = gaussian.fill_missing_means(moments, shared.means)
+        means = gaussian.blend(local_means, shared.means, rate)
+
+        # Sigma_i; Sigma_hat is centered by the blended means
         scatter = gaussian.scatter_about(moments, means)
         local = gaussian.covariance(scatter, features.weight.sum(), self.cov_ridge, 0.0)
         covariance = gaussian.blend(local, shared.covariance, rate)
+
         fit = gaussian.feature_fit(
             features.x, features.y, features.weight, means, covariance, self.shrinkage
         )
         dtype = shared.means.dtype
-
         return Refreshed(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), fit)
 
     def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
-        """Combine the server's Gaussian with a prior; without examples all classes are equally
-        likely.
-        """
+        """Combine the server's Gaussian with a prior: uniform without examples."""
         prior = gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
-        dtype = shared.means.dtype
-        return Personal(
-            body, self._classifier(shared, prior), shared.means, shared.covariance, prior.to(dtype)
-        )
+        head = self._classifier(shared, prior)
+        prior = prior.to(shared.means.dtype)
+        return Personal(body, head, shared.means, shared.covariance, prior)
 
     def _classifier(self, shared: ServerState, prior: Tensor) -> Head:
         """Return the linear classifier; NaN where the covariance has no inverse."""

@@ -1,12 +1,17 @@
-"""FedPAC: a shared body whose features align with global class means, and heads combined anew for
-every client.
+"""FedPAC: a shared body whose features align with class means, and heads combined for each client.
 
 Xu, Tong, Huang 2023, "Personalized federated learning with feature alignment and classifier
-collaboration", ICLR. Under the received body client i measures its class means m_c, ``V_i = (1 /
-n_i) sum_c [p_c E_c |z|^2 - p_c^2 |m_c|^2]`` and ``H_i[c] = p_c m_c``, where p_c = n_c / n_i. It
-trains its head h_i, then the body under that head with the loss ``CE + lambda mean (z - mu^y)^2``
-over examples and dimensions. The server averages bodies, and class means into mu. The next head of
-client i is ``sum_j a_j h_j``, where a minimizes an estimate of its error (:func:`mixing_weights`).
+collaboration", ICLR. With p_c = n_c / n_i, client i measures its class means m_c under the received
+body, and what :func:`feature_statistics` computes of them,
+
+    V_i = (1 / n_i) sum_c [p_c E_c |z|^2 - p_c^2 |m_c|^2],   H_i[c] = p_c m_c.
+
+It trains its head h_i, then the body under that head with the loss (``losses.aligned_loss``)
+
+    CE + lambda mean (z - mu^y)^2,   over examples and dimensions.
+
+The server averages bodies, and class means into mu. The next head of client i is ``sum_j a_j
+h_j``, where a minimizes an estimate of its error (:func:`mixing_weights`).
 
 Messages: down ``body``, ``class_means`` (mu) with ``known`` (1 for classes that have one), and the
 client's ``head``; up ``body`` (weight n_i), ``class_means`` under the trained body (weight n_i^c),
@@ -56,9 +61,7 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """The client's head; where heads are combined, also 1 for a new client until it takes part,
-    ().
-    """
+    """The client's head; where heads are combined, 1 for a new client until it takes part, ()."""
 
     head: ft.Params
     new: Tensor | tuple[()]
@@ -93,14 +96,14 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Warn where the options make this a simpler method."""
-        found = []
+        sentences = []
         if not self.penalty and self.combine_heads:
-            found.append("with penalty 0, features are not aligned.")
+            sentences.append("with penalty 0, features are not aligned.")
         if not self.penalty and not self.combine_heads:
-            found.append("with penalty 0 and personal heads, this is FedRep.")
+            sentences.append("with penalty 0 and personal heads, this is FedRep.")
         if not self.head_epochs:
-            found.append("without epochs of the head, all heads keep their initial values.")
-        return found
+            sentences.append("without epochs of the head, all heads keep their initial values.")
+        return sentences
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body, the class means, and what a combination of heads needs."""
@@ -129,9 +132,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common head."""
         head = task.initial(key, "head")
-        if self.combine_heads:
-            return ClientState(head, torch.zeros(()))
-        return ClientState(head, ())
+        return ClientState(head, torch.zeros(()) if self.combine_heads else ())
 
     def init_per_client(
         self, task: ft.Task, info: ft.ClientInfo, key: ft.Key
@@ -149,11 +150,11 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.ClientUpdate:
-        """Measure the features, train the head, then the body, and measure the class means
-        again.
-        """
+        """Measure the features, train head and body, and measure the class means again."""
         shared = download.shared
         dtype = shared.class_means.dtype
+
+        # m_c, V and H, under the received body
         features, before = measured(task, shared.body, data.train, key=key.fold("before"))
         head = ft.train_head(
             task,
@@ -165,6 +166,8 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             training=replace(task.training, lr=self.head_lr),
             features=features,
         )
+
+        # the body under the new head; mu^y is the client's m_c where there is no global mean yet
         targets = torch.where(shared.known[:, None] > 0, shared.class_means, before.means.to(dtype))
         penalty = self.penalty * shared.known.amax()  # 0 in the first round
         body = ft.train(
@@ -175,19 +178,17 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             data=data.train,
             key=key.fold("body"),
         )
-        _, after = measured(task, body.params, data.train, key=key.fold("after"))
 
+        _, after = measured(task, body.params, data.train, key=key.fold("after"))
         upload: dict[str, ft.Mean | ft.Each] = {
             "body": ft.Mean(body.params, data.info.num_train),
             "class_means": ft.Mean(after.means.to(dtype), data.info.class_counts),
         }
-
+        new_state = ClientState(head.params, ())
         if self.combine_heads:
             upload["head"] = ft.Each(head.params)
             upload["statistics"] = ft.Each(feature_statistics(before, dtype))
             new_state = ClientState(state.head, torch.zeros(()))
-        else:
-            new_state = ClientState(head.params, ())
 
         steps = head.steps + body.steps
         metrics = {"steps": steps, "loss": body.loss, "head_loss": head.loss}
@@ -201,12 +202,12 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
         body = received["body"].or_else(server.body)
         means = received["class_means"]
         sent = (means.total_weight > 0).to(server.known.dtype)
-        new = ServerState(
-            body, means.or_else(server.class_means), torch.maximum(server.known, sent)
-        )
+        known = torch.maximum(server.known, sent)
+        new = ServerState(body, means.or_else(server.class_means), known)
         if not self.combine_heads:
             return new, ()
 
+        # sum_j a_j h_j, the next head of every client of the cohort
         weights = mixing_weights(received["statistics"].value)
         return new, mixed(received["head"].value, weights)
 
@@ -229,10 +230,8 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             epochs=self.onboard_epochs,
             training=replace(task.training, lr=self.head_lr),
         )
-        if self.combine_heads:
-            return ft.Onboarded(ClientState(head.params, torch.ones(())), head.steps)
-
-        return ft.Onboarded(ClientState(head.params, ()), head.steps)
+        new = torch.ones(()) if self.combine_heads else ()
+        return ft.Onboarded(ClientState(head.params, new), head.steps)
 
     def personalize(
         self,
@@ -242,9 +241,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.FineTuned:
-        """Join the received body with the client's head, and tune a copy of the head if asked
-        to.
-        """
+        """Join the received body with the client's head, and tune a copy of it if asked to."""
         model = {**download.shared.body, **self._head(download, state)}
         return ft.fine_tune(
             task,

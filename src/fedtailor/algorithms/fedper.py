@@ -80,6 +80,7 @@ class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         """Train the received body and the client's head together."""
         model = {**download.shared.body, **state}
         trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
+
         body = task.pick(trained.params, *ft.BODY)
         head = task.pick(trained.params, "head")
         upload = {"body": ft.Mean(body, data.info.num_train)}

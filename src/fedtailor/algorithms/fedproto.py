@@ -4,11 +4,11 @@ Tan, Long, Liu, Zhou, Lu, Jiang and Zhang 2022, "FedProto: Federated prototype l
 heterogeneous clients", AAAI, Algorithm 1. Prototype C^c is the mean of the features of class c over
 all clients' examples. A client trains its own model on
 
-    mean_n [ CE(h(z_n), y_n) + penalty MSE(z_n, C^c) ],   c = y_n,   MSE: the mean over the d features,
+    mean_n [ CE(h(z_n), y_n) + lambda MSE(z_n, C^c) ],   c = y_n      (``aligned_loss``),
 
-without MSE for classes that have no prototype yet. It uploads the means of its classes under the
-trained model. Architectures may differ between clients as long as features have the same length. A
-prediction is the class of the nearest global prototype.
+where lambda is ``penalty`` and MSE the mean over the d features: 0 without a prototype. It uploads
+the means of its classes under the trained model. Architectures may differ between clients as long
+as features have the same length. A prediction is the class of the nearest global prototype.
 
 Messages: down ``prototypes`` (C), ``known`` (1 for classes that have one) and ``rounds`` (how many
 rounds each client trained on average, for new clients); up ``prototypes`` (the client's means,
@@ -79,9 +79,7 @@ def aligned_loss(
     *,
     penalty: float,
 ) -> ft.LossOutput:
-    """Cross-entropy plus the mean squared distance of features from the prototypes of their
-    classes.
-    """
+    """Cross-entropy plus the mean squared distance of features from their classes' prototypes."""
     z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
     distances = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
     supervised = ft.cross_entropy(task.model.head(model, z), batch.y, batch.weight)
@@ -108,9 +106,7 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         return ["with penalty 0, every client trains alone; predictions use the prototypes of all."]
 
     def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare the prototypes, which of them are known, and the rounds that new clients must
-        know.
-        """
+        """Declare prototypes, which of them are known, and the rounds, for new clients."""
         classes = task.num_classes
         shape = (classes, task.model.feature_dim)
         return {
@@ -145,19 +141,19 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         loss = partial(aligned_loss, penalty=self.penalty)
         trained = ft.train(task, loss, state, context=shared, data=data.train, key=key)
 
+        # the means of the client's classes, under the model that it trained
         features = ft.cached_features(task, trained.params, data.train, key=key)
         moments = gaussian.class_moments(
             features.x, features.labels(), features.weight, task.num_classes
         )
-        own_means = moments.means.to(shared.means.dtype)
+        local_means = moments.means.to(shared.means.dtype)
+        upload = {"prototypes": ft.Mean(local_means, data.info.class_counts)}
+
+        # until the next round, the client's means stand for prototypes that are missing
         present = (moments.counts > 0).to(shared.known.dtype)
-        merged = torch.where(shared.known[:, None] > 0, shared.means, own_means)
-        personal = Personal(
-            trained.params, Prototypes(merged, torch.maximum(shared.known, present))
-        )
-
-        upload = {"prototypes": ft.Mean(own_means, data.info.class_counts)}
-
+        merged = torch.where(shared.known[:, None] > 0, shared.means, local_means)
+        prototypes = Prototypes(merged, torch.maximum(shared.known, present))
+        personal = Personal(trained.params, prototypes)
         return ft.ClientUpdate(trained.params, upload, personal=personal, metrics=trained.metrics)
 
     def aggregate(
@@ -188,7 +184,6 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
             key=key,
             rounds=shared.rounds,
         )
-
         return ft.Onboarded(trained.params, trained.steps)
 
     def personalize(
@@ -207,14 +202,11 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         return ft.predict_features(task, personal.model, x)
 
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return negative squared distances from the prototypes, -inf where there is none; or the
-        head's logits.
-        """
+        """Return negative squared distances from prototypes (-inf: none), or the head's logits."""
         z = self.features(task, personal, x)
         if self.prediction == "head":
             return task.model.head(personal.model, z)
-        prototypes = personal.prototypes
-        distances = torch.cdist(
-            z, prototypes.means, compute_mode="donot_use_mm_for_euclid_dist"
-        ).square()
-        return -torch.where(prototypes.known > 0, distances, torch.inf)
+
+        means, known = personal.prototypes
+        distances = torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return -torch.where(known > 0, distances, torch.inf)

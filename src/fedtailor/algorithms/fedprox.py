@@ -3,9 +3,10 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020, "Federated optimization in heterogeneous
 networks", MLSys, Algorithm 2. A client takes steps down
 
-    CE(w) + (mu / 2) |w - w^t|^2     (eq. 2, ``penalty`` is mu),   w^t the model it received, constant in the round;
+    CE(w) + (mu / 2) |w - w^t|^2     (eq. 2, ``penalty`` is mu),
 
-the server averages, w <- sum_i (n_i / n) w_i over the cohort. With ``penalty`` 0 this is FedAvg.
+where the model w^t that it received is constant in the round. The server averages, w <- sum_i (n_i
+/ n) w_i over the cohort. With ``penalty`` 0 this is FedAvg.
 
 Messages: down ``model`` (w^t); up ``model`` (w_i, weight n_i). Nothing is kept by the client; a new
 client predicts with the global model.

@@ -79,6 +79,8 @@ class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     ) -> ft.ClientUpdate:
         """Train the client's head on the received body, then the body under that head."""
         received = download.shared.body
+
+        # tau steps on h_i under the received phi, then phi under that head
         head = self._train_head(task, received, state, data, key)
         body = ft.train(
             task,
@@ -88,11 +90,11 @@ class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
             data=data.train,
             key=key.fold("body"),
         )
-        upload = {"body": ft.Mean(body.params, data.info.num_train)}
+
         steps = head.steps + body.steps
         personal = ft.FineTuned({**body.params, **head.params}, steps)
+        upload = {"body": ft.Mean(body.params, data.info.num_train)}
         metrics = {"steps": steps, "loss": body.loss, "head_loss": head.loss}
-
         return ft.ClientUpdate(head.params, upload, personal=personal, metrics=metrics)
 
     def onboard(

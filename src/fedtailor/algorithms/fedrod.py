@@ -4,12 +4,13 @@ Chen and Chao 2022, "On bridging generic and personalized federated learning for
 classification", ICLR, Algorithm 1. With z the features, h_G the generic and h_P the personal head,
 counts n_c and frequencies pi of a client,
 
-    L_G = CE(h_G(z) + log n_c, y)                 balanced softmax (Ren et al. 2020): trains the body and h_G,
-    L_P = CE(sg(h_G(z)) + h_P(sg(z)), y)          plain risk: trains h_P alone; sg stops gradients.
+    L_G = CE(h_G(z) + log n_c, y)              (``balanced``) trains the body and h_G
+    L_P = CE(sg(h_G(z)) + h_P(sg(z)), y)       trains h_P alone; sg stops gradients
 
-With the variant ``linear`` every client keeps a linear h_P. With ``hyper`` a network that all
-clients share makes it, h_P = H_nu(pi): pi -> ``hyper_hidden`` units, ReLU -> the parameters of a
-head. The personal model is h_G + h_P, the global one h_G.
+L_G is the balanced softmax of Ren et al. 2020, L_P the plain risk (``joint_loss`` has both). With
+the variant ``linear`` every client keeps a linear h_P. With ``hyper`` a network that all clients
+share makes it, h_P = H_nu(pi): pi -> ``hyper_hidden`` units, ReLU -> the parameters of a head. The
+personal model is h_G + h_P, the global one h_G.
 
 Messages: down and up ``model`` (body and h_G; weight n_i), with ``hyper`` also ``hyper`` (nu;
 weight n_i). With ``linear`` the client keeps h_P, with ``hyper`` nothing.
@@ -49,9 +50,7 @@ class ServerState(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a client trains: the model, and its personal head (``linear``) or the hyper-network; the
-    other is empty.
-    """
+    """What a client trains: the model, and its personal head or the hyper-network (else {})."""
 
     model: ft.Params
     head: ft.Params
@@ -66,17 +65,13 @@ class Personal(NamedTuple):
 
 
 def balanced(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Return logits (n, classes) plus log counts; -inf for absent classes other than an example's
-    own.
-    """
+    """Return logits (n, classes) plus log counts; -inf for absent classes but an example's own."""
     own = labels[:, None] == torch.arange(len(counts))
     return (logits + counts.clamp(min=1.0).log()).masked_fill(~(own | (counts > 0)), -torch.inf)
 
 
 def personal_head(task: ft.Task, head: ft.Params, hyper: ft.Params, counts: Tensor) -> ft.Params:
-    """Return the personal head: the client's own, or what the hyper-network makes of its class
-    frequencies.
-    """
+    """Return h_P: the client's own, or H_nu of its class frequencies."""
     if not hyper:
         return head
     return hyper_head(task, hyper, gaussian.smooth_prior(counts, 0.0))
@@ -89,15 +84,18 @@ def joint_loss(
     z, buffers = task.model.features(
         parts.model, batch.x, weight=batch.weight, key=key, training=True
     )
+
+    # L_G
     generic = task.model.head(parts.model, z)
+    generic_loss = ft.cross_entropy(balanced(generic, batch.y, counts), batch.y, batch.weight)
+
+    # L_P
     head = personal_head(task, parts.head, parts.hyper, counts)
     both = generic.detach() + task.model.head(head, z.detach())
-    generic_loss = ft.cross_entropy(balanced(generic, batch.y, counts), batch.y, batch.weight)
     personal_loss = ft.cross_entropy(both, batch.y, batch.weight)
 
-    return ft.LossOutput(
-        generic_loss + personal_loss, {f"model/{name}": value for name, value in buffers.items()}
-    )
+    by_path = {f"model/{name}": value for name, value in buffers.items()}
+    return ft.LossOutput(generic_loss + personal_loss, by_path)
 
 
 def personal_head_loss(
@@ -139,17 +137,15 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
         """Declare the model, and the hyper-network if there is one."""
         fields = {"model": ft.Field(kind="model", shapes=task.shapes(*ft.ALL))}
         if self.variant == "hyper":
-            fields["hyper"] = ft.Field(
-                kind="model", shapes=hyper_shapes(task, task.num_classes, self.hyper_hidden)
-            )
+            fields["hyper"] = ft.Field(kind="model", shapes=self._hyper_shapes(task))
         return fields
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization."""
-        if self.variant == "linear":
-            return ServerState(task.initial(key), hyper={})
-        shapes = hyper_shapes(task, task.num_classes, self.hyper_hidden)
-        return ServerState(task.initial(key), hyper=init_hyper(shapes, key.common("hyper")))
+        hyper = {}
+        if self.variant == "hyper":
+            hyper = init_hyper(self._hyper_shapes(task), key.common("hyper"))
+        return ServerState(task.initial(key), hyper)
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
         """Start from a personal head that adds nothing; with ``hyper`` keep nothing."""
@@ -203,7 +199,6 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
             key=key.fold("head"),
             epochs=self.onboard_epochs,
         )
-
         return ft.Onboarded(trained.params, trained.steps)
 
     def personalize(
@@ -216,9 +211,8 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
     ) -> Personal:
         """Add the personal head to the generic one."""
         shared = download.shared
-        return Personal(
-            shared.model, personal_head(task, state, shared.hyper, data.info.class_counts)
-        )
+        head = personal_head(task, state, shared.hyper, data.info.class_counts)
+        return Personal(shared.model, head)
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features that both heads receive."""
@@ -228,3 +222,6 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
         """Return the sum of both heads' logits."""
         z = self.features(task, personal, x)
         return task.model.head(personal.model, z) + task.model.head(personal.head, z)
+
+    def _hyper_shapes(self, task: ft.Task) -> dict[str, tuple[int, ...]]:
+        return hyper_shapes(task, task.num_classes, self.hyper_hidden)

@@ -1,5 +1,4 @@
-"""FedSR and FedSR-FT: averaging of a model with simple stochastic features; FedSR-FT then tunes the
-heads.
+"""FedSR and FedSR-FT: averaging of a model with simple stochastic features; -FT tunes its heads.
 
 Nguyen, Torr and Lim 2022, "FedSR: a simple and effective domain generalization method for federated
 learning", NeurIPS. The body gives every example a Gaussian N(mu, s^2) over V features; a linear
@@ -24,8 +23,8 @@ Deviations (P: paper, R: released code, F: FedCR's port; presets ``reference`` =
   sqrt(B): 7 times for its 48. a_CMI is that of R's example and of F; R's default is 5e-4.
 * References are averaged like all parameters, by examples. R averages the network alone, over
   clients of equal weight, and each client keeps its references. In F the broadcast does not
-  overwrite clients, nor do uploads overwrite the
-  server: FedSR-FT there is training without collaboration.
+  overwrite clients, nor do uploads overwrite the server: FedSR-FT there is training without
+  collaboration.
 * r_mu starts at 0, the raw r_s and C at 1, as in R. The deviation of C z is |C| s, so that C may
   change its sign.
 * Training draws one sample, predictions draw 20 and average their probabilities, as in R (F: 15 and
@@ -81,22 +80,24 @@ def simple_loss(
         params.model, batch.x, weight=batch.weight, key=key, training=True
     )
     z = bottleneck.split(features)
-    classes = bottleneck.split(torch.cat([references.mean, references.raw], 1))
+
+    # a_L2R E ||z||, of the samples that are classified too
     noise = ft.normal(key.fold("noise"), (len(z.mean), method.samples, method.latent_dim))
     norms = torch.linalg.vector_norm(z.mean[:, None] + z.std[:, None] * noise, dim=2)
     if method.squared_norm:
         norms = norms.square()
 
+    # a_CMI KL( N(C mu, (C s)^2) || N(r_mu[y], r_s[y]^2) )
     scale = references.scale
+    classes = bottleneck.split(torch.cat([references.mean, references.raw], 1))
     gaps = diagonal.kl(
         scale * z.mean, scale.abs() * z.std, classes.mean[batch.y], classes.std[batch.y]
     )
-    losses = bottleneck.sampled_losses(task, params.model, z, batch.y, noise, "expected_log")
-    loss = ft.weighted_mean(
-        losses + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps, batch.weight
-    )
 
-    return ft.LossOutput(loss, {f"model/{name}": buffer for name, buffer in buffers.items()})
+    losses = bottleneck.sampled_losses(task, params.model, z, batch.y, noise, "expected_log")
+    total = losses + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps
+    by_path = {f"model/{name}": buffer for name, buffer in buffers.items()}
+    return ft.LossOutput(ft.weighted_mean(total, batch.weight), by_path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +164,10 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
             self.with_gaussian_layer(task), loss, download.shared, data=data.train, key=key
         )
         result: ServerState = trained.params
+
         n = data.info.num_train
         upload = {"model": ft.Mean(result.model, n), "references": ft.Mean(result.references, n)}
         personal = ft.FineTuned(result.model, trained.steps)
-
         return ft.ClientUpdate(state, upload, personal=personal, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
@@ -192,7 +193,6 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
             epochs=self.finetune_epochs,
             samples=self.samples,
         )
-
         return ft.FineTuned({**model, **tuned.params}, tuned.steps)
 
     def features(self, task: ft.Task, personal: ft.FineTuned, x: Tensor) -> Tensor:

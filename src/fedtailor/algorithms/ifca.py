@@ -4,10 +4,11 @@ Ghosh, Chung, Yin, Ramchandran 2020, "An efficient framework for clustered feder
 NeurIPS, Algorithm 1 with model averaging. The server keeps k models w^1..w^k. In every round a
 client
 
-    chooses  j = argmin_j f_i(w^j),  f_i the mean cross-entropy over all its training examples,  and trains w^j.
+    chooses  j = argmin_j f_i(w^j),
 
-The server sets every w^j to the mean of what the clients that chose it return, with weights n_i. A
-client, known or new, predicts with the w^j that it would choose at that time, without any training.
+f_i being the mean cross-entropy over all its training examples, and trains w^j. The server sets
+every w^j to the mean of what the clients that chose it return, with weights n_i. A client, known or
+new, predicts with the w^j that it would choose at that time, without any training.
 
 Messages: down ``models`` (all k: k times FedAvg); up ``models``, of which only the chosen one is
 sent. The weights are k numbers, n_i for the chosen model and 0 for the others: they tell the server
@@ -67,20 +68,17 @@ def choose(task: ft.Task, models: ft.Params, data: ft.ExampleSet, key: ft.Key) -
     """Return the model of least mean loss over the examples; the first one if there are none."""
     losses = ft.forward(task, losses_under_models, models, data, key=key.fold("choose"))
     weight = data.weight[:, None]
-    weighted = torch.where(
-        weight > 0, losses * weight, 0.0
-    )  # the loss of padding may be infinite, its product NaN
-    total = weighted.sum(0)  # the mean, up to a factor that all models share
+
+    # The loss of padding may be infinite, and its product with 0 is NaN.
+    weighted = torch.where(weight > 0, losses * weight, 0.0)
+    total = weighted.sum(0)  # f_i, up to a factor that all models share
     cluster = total.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
     model = tree.map(lambda leaf: leaf.index_select(0, cluster.reshape(1))[0], models)
-
     return Chosen(model, cluster)
 
 
 def at_place(chosen: Tensor, leaf: Tensor) -> Tensor:
-    """Return a stack (k, ...) that holds the leaf where ``chosen`` (k,) is 1, and zeros where it is
-    0.
-    """
+    """Return a stack (k, ...): the leaf where ``chosen`` (k,) is 1, zeros where it is 0."""
     return chosen.reshape(-1, *[1] * leaf.dim()) * leaf
 
 
@@ -124,15 +122,13 @@ class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
         """Choose a model and train it on all layers."""
         start = choose(task, download.shared.models, data.train, key)
         trained = ft.train(task, ft.classification_loss, start.model, data=data.train, key=key)
+
         size = data.info.num_train
-        chosen = (torch.arange(self.clusters) == start.cluster).to(
-            size.dtype
-        )  # (k,), 1 for the chosen model
+        chosen = (torch.arange(self.clusters) == start.cluster).to(size.dtype)  # (k,)
         models = tree.map(lambda leaf: at_place(chosen, leaf), trained.params)
         upload = {"models": ft.Mean(models, chosen * size)}
         personal = Chosen(trained.params, start.cluster)
-        metrics = {"steps": trained.steps, "loss": trained.loss, "cluster": start.cluster}
-
+        metrics = {**trained.metrics, "cluster": start.cluster}
         return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
     def personalize(
@@ -145,14 +141,6 @@ class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
     ) -> Chosen:
         """Choose a model by the training examples."""
         return choose(task, download.shared.models, data.train, key)
-
-    def features(self, task: ft.Task, personal: Chosen, x: Tensor) -> Tensor:
-        """Return the features of the chosen model."""
-        return ft.predict_features(task, personal.model, x)
-
-    def predict(self, task: ft.Task, personal: Chosen, x: Tensor) -> Tensor:
-        """Return the logits of the chosen model."""
-        return ft.predict_logits(task, personal.model, x)
 
     def diagnostics(self, task: ft.Task, personal: Chosen) -> dict[str, Tensor]:
         """Record the chosen cluster."""

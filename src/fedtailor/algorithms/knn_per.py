@@ -1,12 +1,12 @@
-"""kNN-Per: the global model of federated averaging, mixed with a client's nearest remembered
-examples.
+"""kNN-Per: the global model of FedAvg, mixed with a client's nearest remembered examples.
 
 Marfoq, Neglia, Kameni and Vidal 2022, "Personalized federated learning through local memorization",
 ICML. A client remembers the features z_j and labels y_j of its training examples under the global
 model. With N the k examples nearest to the features z of an input (Euclidean distance), it predicts
 (their section 3; lambda: ``mixing``)
 
-    lambda p_kNN(c) + (1 - lambda) p_global(c),   p_kNN(c) ~ sum over j in N with y_j = c of exp(-||z - z_j|| / sigma).
+    lambda p_kNN(c) + (1 - lambda) p_global(c),
+    p_kNN(c) ~ sum over j in N with y_j = c of exp(-||z - z_j|| / sigma)     (``kernel_scale``).
 
 The point ``local`` shows the model that a client has just trained, without neighbors.
 
@@ -36,7 +36,8 @@ from torch import Tensor
 
 from fedtailor import toolkit as ft
 
-_GRID = tuple(step / 10 for step in range(11))  # values of lambda to choose from
+_GRID = tuple(step / 10 for step in range(11))
+"""Values of lambda to choose from."""
 
 
 class Memory(NamedTuple):
@@ -58,20 +59,17 @@ class Personal(NamedTuple):
 def neighbor_probabilities(
     memory: Memory, z: Tensor, num_classes: int, neighbors: int, scale: float
 ) -> Tensor:
-    """Return the probabilities (b, classes) by the nearest examples; 0 where nothing is
-    remembered.
-    """
-    distance = torch.cdist(
-        z, memory.features, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (b, n), exact
+    """Return p_kNN (b, classes) of features (b, d); 0 where nothing is remembered."""
+    # exact distances (b, n), so that ties are ties
+    distance = torch.cdist(z, memory.features, compute_mode="donot_use_mm_for_euclid_dist")
     distance = torch.where(memory.weight > 0, distance, torch.inf)
     nearest = torch.argsort(distance, dim=1, stable=True)[:, :neighbors]  # (b, k)
-    kernel = torch.softmax(-distance.gather(1, nearest) / scale, dim=1)
-    kernel = torch.where(
-        memory.weight[nearest] > 0, kernel, 0.0
-    )  # the softmax of infinite distances is NaN
-    member = memory.labels[nearest][..., None] == torch.arange(num_classes)  # (b, k, classes)
 
+    # the softmax of infinite distances alone is NaN
+    kernel = torch.softmax(-distance.gather(1, nearest) / scale, dim=1)
+    kernel = torch.where(memory.weight[nearest] > 0, kernel, 0.0)
+
+    member = memory.labels[nearest][..., None] == torch.arange(num_classes)  # (b, k, classes)
     return (kernel[..., None] * member).sum(1)
 
 
@@ -87,11 +85,11 @@ def right_by_mixing(
 ) -> Tensor:
     """Return whether predictions are right (b, grid), for every value of lambda on the grid."""
     z = ft.predict_features(task, personal.model, batch.x)
-    mixing = torch.tensor(_GRID)[:, None, None]
     near = neighbor_probabilities(personal.memory.value, z, task.num_classes, neighbors, scale)
-    mixture = torch.lerp(
-        task.model.head(personal.model, z).softmax(1), near, mixing
-    )  # (grid, b, classes)
+    predicted = task.model.head(personal.model, z).softmax(1)
+
+    mixing = torch.tensor(_GRID)[:, None, None]
+    mixture = torch.lerp(predicted, near, mixing)  # (grid, b, classes)
     return (mixture.argmax(2) == batch.y).to(z.dtype).mT
 
 
@@ -147,24 +145,21 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
         data: ft.ClientData,
         key: ft.Key,
     ) -> Personal:
-        """Remember the training examples; choose the mixture on the validation examples, if there
-        are any.
-        """
+        """Remember the training examples; choose lambda on validation examples, if any."""
         model = download.shared.model
         table = ft.cached_features(task, model, data.train, key=key)
         memory = ft.PerExample(Memory(table.x, table.labels(), table.weight))
         personal = Personal(model, memory, torch.zeros(()))
-        count_right = partial(right_by_mixing, neighbors=self.neighbors, scale=self.kernel_scale)
-        right = data.val.weight @ ft.forward(
-            task, count_right, personal, data.val, key=key
-        )  # (grid,)
-        grid = torch.tensor(_GRID)
-        tie_break = (
-            grid - self.mixing
-        ).abs() / 2  # less than 1, and numbers of right predictions are whole
-        best = grid[torch.argmax(right - tie_break)]
-        mixing = torch.where(data.val.size() > 0, best, self.mixing)
 
+        # right predictions on validation examples, for every lambda of the grid
+        count_right = partial(right_by_mixing, neighbors=self.neighbors, scale=self.kernel_scale)
+        is_right = ft.forward(task, count_right, personal, data.val, key=key)
+        right = data.val.weight @ is_right  # (grid,)
+
+        # among equals the nearest to ``mixing``: less than 1 is taken from whole numbers
+        grid = torch.tensor(_GRID)
+        best = grid[torch.argmax(right - (grid - self.mixing).abs() / 2)]
+        mixing = torch.where(data.val.size() > 0, best, self.mixing)
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
@@ -172,9 +167,7 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
         return ft.predict_features(task, personal.model, x)
 
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the logarithms of the mixed probabilities; the logits of a model that remembers
-        nothing.
-        """
+        """Return logarithms of mixed probabilities, or logits where nothing is remembered."""
         memory: Memory = personal.memory.value
         if len(memory.labels) == 0:
             return ft.predict_logits(task, personal.model, x)
@@ -184,7 +177,6 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
             memory, z, task.num_classes, self.neighbors, self.kernel_scale
         )
         mixture = torch.lerp(task.model.head(personal.model, z).softmax(1), near, personal.mixing)
-
         return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
@@ -193,8 +185,6 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
 
 
 def _without_memory(task: ft.Task, model: ft.Params) -> Personal:
-    """Return a model that remembers nothing."""
-    nothing = Memory(
-        torch.zeros(0, task.model.feature_dim), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    )
-    return Personal(model, ft.PerExample(nothing), torch.zeros(()))
+    features = torch.zeros(0, task.model.feature_dim)
+    empty = Memory(features, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    return Personal(model, ft.PerExample(empty), torch.zeros(()))

@@ -114,6 +114,7 @@ class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         """Train the client's lower layers and the received upper ones together."""
         model = {**state, **download.shared.shared}
         trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
+
         upper, lower = self._split(task, trained.params)
         upload = {"shared": ft.Mean(upper, data.info.num_train)}
         personal = ft.FineTuned(trained.params, trained.steps)
@@ -142,9 +143,7 @@ class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.FineTuned:
-        """Join the client's lower layers and the received upper ones, and tune a copy of the lower
-        ones if asked to.
-        """
+        """Join lower and received upper layers, and tune a copy of the lower ones if asked to."""
         shared = download.shared.shared
         tuned = self._train_lower(
             task, state, shared, data, key.fold("finetune"), self.finetune_epochs

@@ -5,8 +5,8 @@ of an example under the model in training, z_glob under the received one and z_p
 client's model of its last round, and cosine similarity sim, a client minimizes their equations 3
 and 4 (mu: ``penalty``, tau: ``temperature``):
 
-    CE + mu * mean( -log( exp(sim(z, z_glob)/tau) / (exp(sim(z, z_glob)/tau) + exp(sim(z,
-    z_prev)/tau)) ) ).
+    CE + mu mean( -log( e_glob / (e_glob + e_prev) ) ),
+    e_glob = exp(sim(z, z_glob) / tau),   e_prev = exp(sim(z, z_prev) / tau).
 
 Messages: down ``model`` (w); up ``model`` (w_i, weight n_i). The client keeps its model of its last
 round.
@@ -61,9 +61,7 @@ def contrastive_loss(
     penalty: float,
     temperature: float,
 ) -> ft.LossOutput:
-    """Cross-entropy, plus a contrast that prefers the features of the received model to those of
-    the previous one.
-    """
+    """Cross-entropy plus a contrast: features like the received model's, unlike the previous."""
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
     z_received, _ = task.model.features(
         frozen.received, batch.x, weight=batch.weight, key=key, training=False
@@ -71,10 +69,11 @@ def contrastive_loss(
     z_previous, _ = task.model.features(
         frozen.previous, batch.x, weight=batch.weight, key=key, training=False
     )
+
+    # -log(e_glob / (e_glob + e_prev)) is a sigmoid of the difference of the similarities.
     difference = F.cosine_similarity(z, z_received) - F.cosine_similarity(z, z_previous)
     contrast = ft.weighted_mean(-F.logsigmoid(difference / temperature), batch.weight)
     supervised = ft.cross_entropy(task.model.head(params, z), batch.y, batch.weight)
-
     return ft.LossOutput(supervised + penalty * contrast, buffers)
 
 

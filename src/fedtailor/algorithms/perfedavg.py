@@ -1,19 +1,20 @@
-"""Per-FedAvg: a global model that one gradient step adapts to every client (model-agnostic
-meta-learning).
+"""Per-FedAvg: a global model that one gradient step adapts to every client (meta-learning).
 
 Fallah, Mokhtari, Ozdaglar 2020, "Personalized federated learning with theoretical guarantees: a
 model-agnostic meta-learning approach", NeurIPS, Algorithm 1. The objective of a client is ``F_i(w)
 = f_i(w - alpha grad f_i(w))``, its loss after adaptation. A local meta-step uses separate batches
 D, D', D'':
 
-    u = w - alpha grad f_i(w; D),   g = grad f_i(u; D'),
-    first order:   w <- w - beta g,
-    Hessian-free:  w <- w - beta (g - alpha [grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')] / (2 delta)),
+    u = w - alpha grad f_i(w; D)                                        ``adapted``
+    g = grad f_i(u; D')                                                 ``slope``
+    first order:   w <- w - beta g
+    Hessian-free:  w <- w - beta (g - alpha h),   with the product of the Hessian with g as
+                   h = [grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')] / (2 delta)
 
-where the bracket stands for the product of the Hessian with g. The server takes the plain mean of
-the clients' w. A client, known or new, adapts the final w to its training examples by steps of size
-alpha, and predicts with the result. The point ``local`` shows a client's w right after its
-meta-steps, not adapted.
+where alpha is ``inner_lr``, beta ``training.lr`` and delta ``difference``. The server takes the
+plain mean of the clients' w. A client, known or new, adapts the final w to its training examples by
+steps of size alpha, and predicts with the result. The point ``local`` shows a client's w right
+after its meta-steps, not adapted.
 
 Messages: down ``model`` (w); up ``model`` (w of the client; all weigh the same). The adapted copy
 is never sent.
@@ -44,9 +45,7 @@ from fedtailor.toolkit import losses
 
 
 class Progress(NamedTuple):
-    """The values that meta-steps change: the model w, and the sum of the losses of its adapted
-    copies.
-    """
+    """What meta-steps change: the model w, and the sum of the losses of its adapted copies."""
 
     model: ft.Params
     loss_sum: Tensor
@@ -62,21 +61,20 @@ def meta_step(
     method: PerFedAvg,
     outer_lr: float,
 ) -> ft.StepOutput:
-    """Move the model against the gradient of its loss after adaptation; Hessian-free with a third
-    batch.
-    """
+    """Move the model down its loss after adaptation; with a third batch, Hessian-free."""
+    # u and g
     inner, _, seen = losses.model_gradient(task, now.model, batches[0], key.fold("inner"))
     adapted = _moved(seen, inner, -method.inner_lr)
     slope, loss, seen = losses.model_gradient(task, adapted, batches[1], key.fold("outer"))
-    start = {**seen, **task.pick(now.model, *ft.TRAINED)}  # with the buffers of both passes
+    start = {**seen, **task.pick(now.model, *ft.TRAINED)}  # w, with the buffers of both passes
+
+    # g - alpha h
     if len(batches) == 3:
         same = key.fold("hessian")  # one dropout for both gradients
-        ahead, _, _ = losses.model_gradient(
-            task, _moved(start, slope, method.difference), batches[2], same
-        )
-        behind, _, _ = losses.model_gradient(
-            task, _moved(start, slope, -method.difference), batches[2], same
-        )
+        forward = _moved(start, slope, method.difference)
+        backward = _moved(start, slope, -method.difference)
+        ahead, _, _ = losses.model_gradient(task, forward, batches[2], same)
+        behind, _, _ = losses.model_gradient(task, backward, batches[2], same)
         change = _moved(ahead, behind, -1)
         slope = _moved(slope, change, -method.inner_lr / (2 * method.difference))
 
@@ -84,13 +82,9 @@ def meta_step(
 
 
 def _moved(params: ft.Params, direction: ft.Params, distance: float) -> ft.Params:
-    """Return ``params + distance * direction``; parameters that the direction does not name
-    stay.
-    """
-    return {
-        **params,
-        **{name: params[name] + distance * value for name, value in direction.items()},
-    }
+    """Return ``params + distance * direction``; what the direction does not name stays."""
+    moved = {name: params[name] + distance * value for name, value in direction.items()}
+    return {**params, **moved}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +111,10 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Name the training options that have no effect, and a model that is not adapted."""
-        found = self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
+        sentences = self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
         if self.adapt_epochs == 0 and self.adapt_steps == 0:
-            found.append("without adaptation, the global model predicts.")
-        return found
+            sentences.append("without adaptation, the global model predicts.")
+        return sentences
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the model."""
@@ -143,12 +137,11 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
         )
         result: Progress = trained.params
         steps = trained.steps * batches
+        personal = ft.FineTuned(result.model, steps)
+
         upload = {"model": ft.Mean(result.model, torch.ones(()))}
         metrics = {"steps": steps, "loss": result.loss_sum / trained.steps.clamp(min=1)}
-
-        return ft.ClientUpdate(
-            state, upload, personal=ft.FineTuned(result.model, steps), metrics=metrics
-        )
+        return ft.ClientUpdate(state, upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.FineTuned:
         """Return the global model, not adapted."""
@@ -178,5 +171,4 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
             key=key.fold("adapt"),
             training=plain,
         )
-
         return ft.FineTuned(adapted.params, adapted.steps)

@@ -1,14 +1,16 @@
-"""pFedBayes: a Gaussian over every weight of a client's model, near a global Gaussian that follows
-the clients'.
+"""pFedBayes: a Gaussian over every weight of a client's model, near a global Gaussian.
 
 Zhang, Li, Li, Guo and Shao 2022, "Personalized federated learning via variational Bayesian
 inference", ICML, Algorithm 1. Client i has q_i = N(mu_i, softplus(rho_i)^2) over all weights, and a
 copy of the global Gaussian p. For every batch of B examples, with K draws w_k of q_i, it takes a
 step of each, in this order:
 
-    q_i:  down  -(n_i / B) (1/K) sum_k sum_batch log p(y | x, w_k) + zeta KL(q_i || p)   with rate eta_1, p as it is;
-    p:    down  zeta KL(q_i || p)                                                    with rate eta_2, q_i as it is;
-    server:  (mu, rho) <- (1 - beta) (mu, rho) + (beta / |S|) sum_S (mu, rho) of the clients' p.
+    q_i:  down -(n_i / B) (1 / K) sum_k sum_batch log p(y | x, w_k) + zeta KL(q_i || p),
+          with rate eta_1, p as it is
+    p:    down zeta KL(q_i || p), with rate eta_2, q_i as it is
+
+The server takes the mean over the cohort S of the clients' p, (mu, rho) <- (1 - beta) (mu, rho) +
+(beta / |S|) sum_S (mu, rho).
 
 Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), of equal weight. q_i
 stays at a client.
@@ -56,9 +58,7 @@ class ClientState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """The values that a step changes: q and p, Adam's moments of both, and the sum of the
-    losses.
-    """
+    """What a step changes: q and p, Adam's moments of both, and the sum of the losses."""
 
     own: gaussian_heads.HeadPosterior
     copy: gaussian_heads.HeadPosterior
@@ -70,10 +70,9 @@ class Learner(NamedTuple):
 def alternate(
     task: ft.Task, old: Learner, count: Tensor, batch: ft.Batch, key: ft.Key, *, method: PFedBayes
 ) -> ft.StepOutput:
-    """Take a step of q towards the data and p, then one of p towards the new q; ``count`` is
-    n_i.
-    """
+    """Take a step of q towards the data and p, then one of p towards it; ``count`` is n_i."""
 
+    # q_i: likelihood of all n_i examples, and divergence from p
     def own_objective(own: gaussian_heads.HeadPosterior) -> tuple[Tensor, tuple[Tensor, ft.Params]]:
         loss, buffers = gaussian_heads.expected_loss(task, own, batch, key, method.draws)
         loss = count * loss + method.penalty * gaussian_heads.divergence_between(own, old.copy)
@@ -85,6 +84,7 @@ def alternate(
     )
     own = own._replace(mean={**own.mean, **task.pick(old.own.mean, "buffer"), **buffers})
 
+    # p: divergence of the new q_i from it
     def copy_objective(copy: gaussian_heads.HeadPosterior) -> Tensor:
         return method.penalty * gaussian_heads.divergence_between(own, copy)
 
@@ -119,12 +119,10 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         return [ft.RoundOfTraining()]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Name options that freeze the global Gaussian, and training options that have no
-        effect.
-        """
+        """Name options that freeze the global Gaussian, and training options without effect."""
         frozen = [name for name in ("penalty", "global_lr", "mixing") if getattr(self, name) == 0]
-        found = [f"with {name} 0, the global Gaussian never moves." for name in frozen]
-        return found + self.training.not_used(
+        sentences = [f"with {name} 0, the global Gaussian never moves." for name in frozen]
+        return sentences + self.training.not_used(
             "optimizer", "lr", "momentum", "weight_decay", "clip_norm"
         )
 
@@ -138,10 +136,9 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, equally uncertain everywhere."""
         mean = task.initial(key)
-        raw = gaussian_heads.raw_of(self.initial_scale)
-        return ServerState(
-            mean, {name: torch.full_like(mean[name], raw) for name in task.names(*ft.TRAINED)}
-        )
+        rho = gaussian_heads.raw_of(self.initial_scale)
+        raw = {name: torch.full_like(mean[name], rho) for name in task.names(*ft.TRAINED)}
+        return ServerState(mean, raw)
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start like the server; the first download replaces it."""
@@ -158,27 +155,25 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         """Train the client's Gaussian and its copy of the global one in turn."""
         trained = self.learn(task, download.shared, _own(download, state), data, key)
         end: Learner = trained.params
+
         one = torch.ones(())
         mean = {**end.copy.mean, **task.pick(end.own.mean, "buffer")}
         upload = {"mean": ft.Mean(mean, one), "raw": ft.Mean(end.copy.raw, one)}
         metrics = {"steps": trained.steps, "loss": end.loss / trained.steps.clamp(min=1)}
-
-        return ft.ClientUpdate(
-            ClientState(end.own, one), upload, personal=end.own.mean, metrics=metrics
-        )
+        new_state = ClientState(end.own, one)
+        return ft.ClientUpdate(new_state, upload, personal=end.own.mean, metrics=metrics)
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the means of means and raw deviations into the old ones."""
-        new = ServerState(
-            received["mean"].or_else(server.mean), received["raw"].or_else(server.raw)
-        )
+        mean = received["mean"].or_else(server.mean)
+        raw = received["raw"].or_else(server.raw)
 
         def mix(old: Tensor, mean: Tensor) -> Tensor:
             return (1 - self.mixing) * old + self.mixing * mean
 
-        return tree.map(mix, server, new), ()
+        return tree.map(mix, server, ServerState(mean, raw)), ()
 
     def global_model(self, task: ft.Task, server: ServerState) -> ft.Params:
         """Return the mean of the global Gaussian."""
@@ -193,10 +188,9 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         key: ft.Key,
     ) -> ft.Onboarded:
         """Start from the global Gaussian and train for a round, with the global Gaussian fixed."""
+        shared = download.shared
         with_fixed_global = replace(self, global_lr=0.0)
-        trained = with_fixed_global.learn(
-            task, download.shared, _gaussian(download.shared), data, key
-        )
+        trained = with_fixed_global.learn(task, shared, _gaussian(shared), data, key)
         end: Learner = trained.params
         return ft.Onboarded(ClientState(end.own, torch.ones(())), trained.steps)
 
@@ -236,7 +230,6 @@ def _gaussian(server: ServerState) -> gaussian_heads.HeadPosterior:
 
 def _own(download: ft.Download[ServerState], state: ClientState) -> gaussian_heads.HeadPosterior:
     """Return a client's Gaussian: the global one if it never trained."""
-    own: gaussian_heads.HeadPosterior = tree.where(
-        state.trained > 0, state.own, _gaussian(download.shared)
-    )
+    received = _gaussian(download.shared)
+    own: gaussian_heads.HeadPosterior = tree.where(state.trained > 0, state.own, received)
     return own

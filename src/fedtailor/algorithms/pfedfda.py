@@ -1,5 +1,4 @@
-"""pFedFDA: a shared body and, for every client, a generative Gaussian classifier blended with the
-global one.
+"""pFedFDA: a shared body under a Gaussian classifier per client, blended with the global one.
 
 McLaughlin and Su 2024, "Personalized federated learning via feature distribution adaptation",
 NeurIPS. The body phi is trained under the frozen linear classifier of a Gaussian model (one mean
@@ -7,7 +6,8 @@ per class mu, one covariance Sigma) with the client's own class prior pi_i. The 
 estimates its own Gaussian from the features seen during training, and blends it with the global one
 (their eq. 8-9):
 
-    mu_i = beta mu_hat + (1 - beta) mu_g,   Sigma_i = beta Sigma_hat + (1 - beta) Sigma_g,
+    mu_i    = beta mu_hat + (1 - beta) mu_g             (eq. 8, ``Blend.means``)
+    Sigma_i = beta Sigma_hat + (1 - beta) Sigma_g       (eq. 9, ``Blend.covariance``)
 
 where beta minimizes the cross-entropy of two-fold cross-validation (their eq. 10). Clients upload
 the blend, and the server averages with weights n_i / n. At test time a client uses phi_g, its blend
@@ -88,9 +88,7 @@ class Head(NamedTuple):
 
 
 class Blend(NamedTuple):
-    """A client's Gaussian between its own and the global one: means, covariance, and the two betas
-    (2,).
-    """
+    """A client's Gaussian between its own and the global one, and its two betas (2,)."""
 
     means: Tensor
     covariance: Tensor
@@ -98,9 +96,7 @@ class Blend(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's model: the global body, its blended Gaussian, its prior, and the classifier that
-    follows.
-    """
+    """A client's model: global body, blended Gaussian, prior, and the classifier that follows."""
 
     body: ft.Params
     head: Head
@@ -129,8 +125,9 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
         "tuned": {"prior_smoothing": 0.1, "cov_ridge": 0.3},
     }
     preset_warnings: ClassVar[Mapping[str, str]] = {
-        "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's text, features and "
-        "classifier weights grow without bound in our runs; the released code uses 1 (preset 'reference')."
+        "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's "
+        "text, features and classifier weights grow without bound in our runs; the released code "
+        "uses 1 (preset 'reference')."
     }
 
     beta: Literal["single", "multi", "none"] = "single"
@@ -186,25 +183,30 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     ) -> ft.ClientUpdate:
         """Train the body under the frozen classifier, then estimate and blend the Gaussian."""
         shared = download.shared
+
+        # eq. 5: the body, under the classifier of the global Gaussian and the client's prior
         prior = self._class_prior(data.info.class_counts)
         head = _head(shared.means, shared.covariance, prior)
         trained = ft.train(
             task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all"
         )
+
+        # eq. 8-10, from the features of all epochs
         seen = trained.collected_examples()
         blend = self._blend(task, shared, seen, prior, state, key, min_count=1)
+
         n = data.info.num_train
         upload = {
             "body": ft.Mean(trained.params, n),
             "means": ft.Mean(blend.means, n),
             "covariance": ft.Mean(blend.covariance, n),
         }
+
         fit = gaussian.feature_fit(
             seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
         )
         metrics = {
-            "steps": trained.steps,
-            "loss": trained.loss,
+            **trained.metrics,
             "beta_means": blend.beta[0],
             "beta_covariance": blend.beta[1],
             "max_head_weight": head.weight.abs().max(),
@@ -213,7 +215,6 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
             "feature_kurtosis": fit.kurtosis,
         }
         personal = _personal(trained.params, blend, prior)
-
         return ft.ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
@@ -241,7 +242,6 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
         blend = self._blend(
             task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count
         )
-
         return _personal(shared.body, blend, prior)
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
@@ -289,21 +289,20 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     ) -> Blend:
         """Estimate the local Gaussian, find beta, and blend with the global Gaussian (eq. 8-10)."""
         weight = features.weight
+
+        # mu_hat and Sigma_hat; a scatter plus any ridge is positive definite
         moments = gaussian.class_moments(features.x, features.y, weight, task.num_classes)
         local_means = gaussian.fill_missing_means(moments, shared.means, min_count)
         local_covariance = gaussian.covariance(
             moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset
         )
-        project = (
-            self.cov_ridge == 0
-        )  # a scatter plus any ridge is positive definite: nothing to project
+        project = self.cov_ridge == 0
         if project:
             local_covariance = gaussian.nearest_pd(local_covariance)
 
+        # eq. 10; without the search, beta is 1, or 0 where a client has no examples
         if self.beta == "none":
-            beta = (
-                (weight.sum() > 0).double().expand(2)
-            )  # a client without examples has nothing local
+            beta = (weight.sum() > 0).double().expand(2)
         else:
             beta = find_beta(
                 features.x,
@@ -321,6 +320,7 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
                 project=project,
             )
 
+        # eq. 8-9
         dtype = shared.means.dtype
         means = gaussian.blend(local_means, shared.means, beta[0])
         covariance = gaussian.blend(local_covariance, shared.covariance, beta[1])
@@ -329,9 +329,8 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
 
 def _personal(body: ft.Params, blend: Blend, prior: Tensor) -> Personal:
     head = _head(blend.means, blend.covariance, prior)
-    return Personal(
-        body, head, blend.means, blend.covariance, prior.to(blend.means.dtype), blend.beta
-    )
+    prior = prior.to(blend.means.dtype)
+    return Personal(body, head, blend.means, blend.covariance, prior, blend.beta)
 
 
 def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
@@ -340,9 +339,7 @@ def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
 
 
 def _whole_batches(examples: ft.ExampleSet, batch_size: int, key: ft.Key) -> ft.ExampleSet:
-    """Leave out, at random, the examples that do not fill a batch; a client with less than one
-    batch keeps all.
-    """
+    """Leave out, at random, the examples that do not fill a batch, unless there is no other."""
     count = examples.size()
     size = torch.clamp(count, 1, batch_size or None)
     return examples.keep(count // size * size, key.fold("drop"))

@@ -1,14 +1,13 @@
-"""pFedMe: a global model for the Moreau envelopes of the clients' losses, and personal models at
-their minimum.
+"""pFedMe: a global model for the Moreau envelopes of clients' losses; personal models at them.
 
 Dinh, Tran and Nguyen 2020, "Personalized federated learning with Moreau envelopes", NeurIPS,
 Algorithm 1. A client starts from the received w. On every batch it first takes K ``inner_steps``;
 theta continues from batch to batch, and starts at w:
 
-    theta <- theta - eta_p (grad CE(theta) + lambda (theta - w_i))     (towards the minimum of eq. 7),
+    theta <- theta - eta_p (grad CE(theta) + lambda (theta - w_i))   towards the minimum of eq. 7
+    w_i   <- w_i - eta lambda (w_i - theta)                          one outer step, after those
 
-then it takes one outer step  w_i <- w_i - eta lambda (w_i - theta). The server mixes,
-w <- (1 - beta) w + beta mean_i w_i.
+The server mixes, w <- (1 - beta) w + beta mean_i w_i.
 
 Messages: down and up ``model`` (w; w_i, every client weighs the same) and ``buffers``. The client
 keeps nothing.
@@ -54,9 +53,7 @@ class ServerState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The values that steps change: the client's copy of the global model, theta, and the sum of
-    theta's losses.
-    """
+    """What steps change: the client's w_i, theta, and the sum of theta's losses."""
 
     model: ft.Params
     theta: ft.Params
@@ -73,9 +70,8 @@ def proximal_step(
     method: PFedMe,
     outer_lr: float,
 ) -> ft.StepOutput:
-    """Take the inner steps on a batch, then the outer one; the recorded loss is that of the last
-    inner step.
-    """
+    """Take the inner steps on a batch, then the outer one; the last inner loss is recorded."""
+    # theta, towards the minimum of eq. 7
     theta = at.theta
     loss = at.loss_sum
     for number in range(method.inner_steps):
@@ -84,25 +80,21 @@ def proximal_step(
             name: value + method.penalty * (theta[name] - at.model[name])
             for name, value in slope.items()
         }
-        theta = {
-            **seen,
-            **{name: theta[name] - method.inner_lr * value for name, value in pulled.items()},
-        }
+        moved = {name: theta[name] - method.inner_lr * value for name, value in pulled.items()}
+        theta = {**seen, **moved}
 
+    # w_i, towards theta; buffers are those of theta
     rate = outer_lr * method.penalty
     moved = {
         name: at.model[name] - rate * (at.model[name] - theta[name])
         for name in task.names(*ft.TRAINED)
     }
-
     return ft.StepOutput(Progress({**theta, **moved}, theta, at.loss_sum + loss))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
-    """Personal models at the minimum of loss plus squared distance from a global model made for
-    that.
-    """
+    """Personal models at the minimum of the loss plus a distance from a global model."""
 
     penalty: Annotated[float, ft.Range(ge=0)] = 15.0
     """Weight of the squared distance of theta from the client's w_i (lambda), halved."""
@@ -125,27 +117,23 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         return [ft.ProximalSolve(self.solve_batches, self.inner_steps)]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Name steps that are too long, options that freeze the global model, and options that have
-        no effect.
-        """
+        """Name steps that are too long, and options that freeze the model or have no effect."""
         frozen = [name for name in ("penalty", "mixing") if getattr(self, name) == 0]
-        found = [f"with {name} 0, the global model never changes." for name in frozen]
-        outer_pull = self.outer_lr * self.penalty
-        if outer_pull >= 1:
-            found.append(f"outer_lr * penalty is {outer_pull:g}: from 1 on, w_i moves past theta.")
+        sentences = [f"with {name} 0, the global model never changes." for name in frozen]
 
-        inner_pull = self.inner_lr * self.penalty
-        if inner_pull >= 2:
-            found.append(f"inner_lr * penalty is {inner_pull:g}: from 2 on, theta diverges.")
+        outer = self.outer_lr * self.penalty
+        if outer >= 1:
+            sentences.append(f"outer_lr * penalty is {outer:g}: from 1 on, w_i moves past theta.")
+
+        inner = self.inner_lr * self.penalty
+        if inner >= 2:
+            sentences.append(f"inner_lr * penalty is {inner:g}: from 2 on, theta diverges.")
 
         if self.solve_batches == 0:
-            found.append(
-                "without batches of the proximal solve, clients predict with the global model."
-            )
+            sentences.append("without batches of the proximal solve, the global model predicts.")
 
-        return found + self.training.not_used(
-            "lr", "optimizer", "momentum", "weight_decay", "clip_norm"
-        )
+        unused = ("lr", "optimizer", "momentum", "weight_decay", "clip_norm")
+        return sentences + self.training.not_used(*unused)
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare what is mixed, and buffers, which are not."""
@@ -171,13 +159,13 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         trained = self._train(task, download.shared.whole(), data, key, outer_lr=self.outer_lr)
         end: Progress = trained.params
         steps = trained.steps * self.inner_steps
+
         one = torch.ones(())
         upload = {
             "model": ft.Mean(task.pick(end.model, *ft.TRAINED), one),
             "buffers": ft.Mean(task.pick(end.model, "buffer"), one),
         }
         metrics = {"steps": steps, "loss": end.loss_sum / trained.steps.clamp(min=1)}
-
         return ft.ClientUpdate(
             state, upload, personal=ft.FineTuned(end.theta, steps), metrics=metrics
         )
@@ -187,13 +175,12 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the mean of the clients' models into the global one."""
         mean_model = received["model"].or_else(server.model)
+        buffers = received["buffers"].or_else(server.buffers)
 
         def mix(old: Tensor, mean: Tensor) -> Tensor:
             return old + self.mixing * (mean - old)
 
-        return ServerState(
-            tree.map(mix, server.model, mean_model), received["buffers"].or_else(server.buffers)
-        ), ()
+        return ServerState(tree.map(mix, server.model, mean_model), buffers), ()
 
     def global_model(self, task: ft.Task, server: ServerState) -> ft.FineTuned:
         """Return the global model as it is."""
@@ -224,9 +211,7 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         outer_lr: float,
         batches: int | None = None,
     ) -> ft.Trained:
-        """Take proximal steps from a model, on so many batches, or on as many as ``[training]``
-        says.
-        """
+        """Take proximal steps, by default on as many batches as ``[training]`` says."""
         start = Progress(model, model, torch.zeros(()))
         step = partial(proximal_step, method=self, outer_lr=outer_lr)
         return ft.train(task, None, start, data=data.train, key=key, step=step, steps=batches)

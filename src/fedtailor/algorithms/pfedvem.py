@@ -5,13 +5,14 @@ expectation maximization", CVPR. Client j keeps a diagonal Gaussian q_j over its
 m_j and deviations sigma_j = softplus(r_j), and expects the head within rho_j^2 of the global head w
 (D numbers). A round, in this order:
 
-    M-step at the client (their eq. 8):  rho_j^2 = (|sigma_j|^2 + |m_j - w|^2) / D,   confidence tau_j = 1 / rho_j^2;
-    E-step (eq. 6):  full-batch steps on (m_j, r_j) down  E_q[sum_n CE] + KL(q_j || N(w, rho_j^2)), the body frozen;
-    body:  mini-batch steps down the mean cross-entropy under heads drawn from q_j;
-    server (eq. 9):  w = sum_j tau_j m_j / sum_j tau_j,   body theta = sum_j n_j theta_j / sum_j n_j.
+    M-step (eq. 8):   rho_j^2 = (|sigma_j|^2 + |m_j - w|^2) / D,   confidence tau_j = 1 / rho_j^2
+    E-step (eq. 6):   full-batch steps on (m_j, r_j) down E_q[sum_n CE] + KL(q_j || N(w, rho_j^2))
+    body:             mini-batch steps down the mean cross-entropy under heads drawn from q_j
+    server (eq. 9):   w = sum_j tau_j m_j / sum_j tau_j,   theta = sum_j n_j theta_j / sum_j n_j
 
-All clients train in every round; the cohort uploads. The confidence is that of the M-step, from the
-means before the E-step, while the uploaded means are those after it.
+The body is theta, and frozen in the E-step. All clients train in every round; the cohort uploads.
+The confidence is that of the M-step, from the means before the E-step, while the uploaded means are
+those after it.
 
 Messages: down and up ``head`` (w; m_j with weight tau_j: one number, larger the surer the client is
 of its head and the nearer this is to w) and ``body`` (theta; weight n_j): one number more than
@@ -69,9 +70,7 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """Posterior of the head, body of the last training (() where it is not evaluated), 1 once it
-    has trained.
-    """
+    """Posterior of the head, body of the last training (() if not evaluated), 1 once trained."""
 
     posterior: gaussian_heads.HeadPosterior
     body: ft.Params | tuple[()]
@@ -79,9 +78,7 @@ class ClientState(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """A client's model: a body, and a Gaussian over its head; noise (draws, D) where predictions
-    draw heads.
-    """
+    """A client's model: body, Gaussian over its head, noise (draws, D) if predictions draw any."""
 
     body: ft.Params
     head: ft.Params
@@ -90,9 +87,7 @@ class Personal(NamedTuple):
 
 
 class Confidence(NamedTuple):
-    """The result of the M-step (eq. 8): confidence tau, rho, and both terms of the variance; all
-    ().
-    """
+    """The result of the M-step (eq. 8): tau, rho, and both terms of the variance; all ()."""
 
     confidence: Tensor
     rho: Tensor
@@ -117,9 +112,7 @@ def head_loss(
     *,
     draws: int,
 ) -> ft.LossOutput:
-    """Negative evidence lower bound on cached features: summed cross-entropy plus divergence from
-    the prior.
-    """
+    """Negative evidence lower bound (eq. 6) on cached features, summed over examples."""
     deviation = posterior.deviation()
     losses = gaussian_heads.expected_losses(
         task, posterior.mean, deviation, batch.x, batch.y, key, draws
@@ -176,7 +169,8 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         super().__post_init__()
         if self.onboard_body and self.evaluated_body == "global":
             raise ft.ConfigError(
-                "algorithm.onboard_body trains a body that algorithm.evaluated_body 'global' does not use.",
+                "algorithm.onboard_body trains a body that algorithm.evaluated_body 'global' does "
+                "not use.",
                 key="algorithm.onboard_body",
                 allowed=[False],
                 got=True,
@@ -198,6 +192,8 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         """Start from the common body and a standard normal head."""
         model = task.initial(key)
         like = task.pick(model, "head")
+
+        # one standard normal head
         noise = ft.normal(key.common("head"), (1, gaussian_heads.head_size(like)))
         zeros = tree.map(torch.zeros_like, like)
         ones = tree.map(torch.ones_like, like)
@@ -209,15 +205,12 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         """Start with the initial deviations; the means come with the first download."""
         model = task.initial(key)
         mean = task.pick(model, "head")
-        raw = {
-            name: torch.full_like(leaf, gaussian_heads.raw_of(self.initial_scale))
-            for name, leaf in mean.items()
-        }
-        body: ft.Params | tuple[()] = ()
-        if self.evaluated_body == "local":
-            body = task.pick(model, *ft.BODY)
+        r = gaussian_heads.raw_of(self.initial_scale)
+        raw = {name: torch.full_like(leaf, r) for name, leaf in mean.items()}
+        posterior = gaussian_heads.HeadPosterior(mean, raw)
 
-        return ClientState(gaussian_heads.HeadPosterior(mean, raw), body, torch.zeros(()))
+        body = task.pick(model, *ft.BODY) if self.evaluated_body == "local" else ()
+        return ClientState(posterior, body, torch.zeros(()))
 
     def local_update(
         self,
@@ -231,14 +224,12 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         started = _started(download.shared, state)
         done = self._round(task, download.shared, started, data, key, train_body=True)
         posterior = done.state.posterior
+        personal = self._personal(done.body, posterior, key)
+
         upload = {
             "body": ft.Mean(done.body, data.info.num_train),
             "head": ft.Mean(posterior.mean, done.metrics["confidence"]),
         }
-        personal = Personal(
-            done.body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key)
-        )
-
         return ft.ClientUpdate(done.state, upload, personal=personal, metrics=done.metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
@@ -268,7 +259,6 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             state = done.state
             shared = shared._replace(body=done.body)
             steps = steps + done.metrics["steps"]
-
         return ft.Onboarded(state, steps)
 
     def personalize(
@@ -282,10 +272,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         """Return the client's own body and posterior; the global model where it never trained."""
         started = _started(download.shared, state)
         body = started.body if isinstance(started.body, dict) else download.shared.body
-        posterior = started.posterior
-        return Personal(
-            body, posterior.mean, posterior.deviation(), self._noise(posterior.mean, key)
-        )
+        return self._personal(body, started.posterior, key)
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body."""
@@ -301,12 +288,11 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the mean variance of the posterior, and the largest entry of its mean."""
+        size = gaussian_heads.head_size(personal.head)
+        largest = torch.stack([leaf.abs().max() for leaf in personal.head.values()])
         return {
-            "uncertainty": gaussian_heads.squares(personal.deviation)
-            / gaussian_heads.head_size(personal.head),
-            "max_head_weight": torch.stack(
-                [leaf.abs().max() for leaf in personal.head.values()]
-            ).max(),
+            "uncertainty": gaussian_heads.squares(personal.deviation) / size,
+            "max_head_weight": largest.max(),
         }
 
     def _round(
@@ -321,6 +307,8 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
     ) -> Round:
         """Run M-step, E-step and, if wanted, the training of the body."""
         terms = self._confidence(shared, state)
+
+        # E-step; a posterior that is not finite is replaced by the one from before
         head = ft.train(
             task,
             partial(head_loss, draws=self.draws),
@@ -338,8 +326,9 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             "head_loss": head.loss,
             "head_restored": 1.0 - head.sound().float(),
         }
-        body = shared.body
 
+        # the body, under heads of the new posterior
+        body = shared.body
         if train_body:
             loss = partial(body_loss, draws=self.draws)
             trained = ft.train(
@@ -350,39 +339,41 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             metrics["loss"] = trained.loss
             metrics["body_restored"] = 1.0 - trained.sound().float()
 
-        kept_body = body if isinstance(state.body, dict) else ()
-        return Round(ClientState(posterior, kept_body, torch.ones(())), body, metrics)
+        own_body = body if isinstance(state.body, dict) else ()
+        return Round(ClientState(posterior, own_body, torch.ones(())), body, metrics)
 
     def _confidence(self, shared: ServerState, state: ClientState) -> Confidence:
         """Run the M-step of a client (eq. 8)."""
         posterior = state.posterior
         size = gaussian_heads.head_size(posterior.mean)
         uncertainty = gaussian_heads.squares(posterior.deviation()) / size
-        deviation = gaussian_heads.squares(tree.map(torch.sub, posterior.mean, shared.head)) / size
+        distance = tree.map(torch.sub, posterior.mean, shared.head)
+        deviation = gaussian_heads.squares(distance) / size
         terms = {
             "both": uncertainty + deviation,
             "uncertainty": uncertainty,
             "deviation": deviation,
         }
+
         variance = torch.where(state.trained > 0, terms[self.confidence], self.initial_scale**2)
         variance = variance.clamp(min=_LEAST_VARIANCE)
-
         return Confidence(1.0 / variance, variance.sqrt(), uncertainty, deviation)
 
-    def _noise(self, head: ft.Params, key: ft.Key) -> Tensor | tuple[()]:
-        """Draw the noise of predictions by drawn heads, if predictions draw any."""
-        if self.prediction_draws == 0:
-            return ()
-        return ft.normal(
-            key.fold("predict"), (self.prediction_draws, gaussian_heads.head_size(head))
-        )
+    def _personal(
+        self, body: ft.Params, posterior: gaussian_heads.HeadPosterior, key: ft.Key
+    ) -> Personal:
+        noise: Tensor | tuple[()] = ()
+        if self.prediction_draws:
+            shape = (self.prediction_draws, gaussian_heads.head_size(posterior.mean))
+            noise = ft.normal(key.fold("predict"), shape)
+        return Personal(body, posterior.mean, posterior.deviation(), noise)
 
 
 def _started(shared: ServerState, state: ClientState) -> ClientState:
     """Return the state, in which a client that has not trained yet starts from what it received."""
     has_trained = state.trained > 0
     mean = tree.where(has_trained, state.posterior.mean, shared.head)
-    body: ft.Params | tuple[()] = ()
+    state = state._replace(posterior=state.posterior._replace(mean=mean))
     if isinstance(state.body, dict):
-        body = tree.where(has_trained, state.body, shared.body)
-    return state._replace(posterior=state.posterior._replace(mean=mean), body=body)
+        state = state._replace(body=tree.where(has_trained, state.body, shared.body))
+    return state

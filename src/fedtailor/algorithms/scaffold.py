@@ -1,13 +1,14 @@
-"""SCAFFOLD: a global model whose local steps are corrected for the drift of clients by control
-variates.
+"""SCAFFOLD: a global model; control variates correct local steps for the drift of clients.
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, "SCAFFOLD: Stochastic controlled averaging
 for federated learning", ICML, Algorithm 1 with option II. The server keeps the model x and a
 control c, client i a control c_i; controls start at 0 and estimate mean gradients. A round, over
 the cohort S of N clients, with K steps at client i:
 
-    client:  y <- x;  y <- y - eta (g_i(y) + c - c_i), K times;  c_i+ = c_i - c + (x - y) / (K eta);
-    server:  x <- x + eta_g mean_S (y - x);   c <- c + (1 / N) sum_S (c_i+ - c_i).
+    client:   y <- y - eta (g_i(y) + c - c_i), K times from y = x      (eq. 3, ``corrected_loss``)
+              c_i+ = c_i - c + (x - y) / (K eta)                       (eq. 4, option II)
+    server:   x <- x + eta_g mean_S (y - x)                            (eq. 5)
+              c <- c + (1 / N) sum_S (c_i+ - c_i)
 
 Messages: down ``model`` (x) and ``control`` (c); up ``delta`` (y - x, weight 1) and ``control``
 (c_i+ - c_i, summed): twice the bytes of FedAvg. The client keeps c_i. A new client predicts with
@@ -102,6 +103,8 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
     ) -> ft.ClientUpdate:
         """Take corrected steps, and measure the mean gradient by how far they led."""
         shared = download.shared
+
+        # eq. 3: K steps, each corrected by c - c_i
         plain = task.training.plain()
         correction = tree.map(torch.sub, shared.control, state.control)
         trained = ft.train(
@@ -114,32 +117,34 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
             training=plain,
         )
         delta = tree.map(torch.sub, trained.params, shared.model)
+
+        # eq. 4: the mean gradient is the distance over K eta; without steps c_i stays
         length = trained.steps * plain.lr
 
-        def option_two(own: Tensor, common: Tensor, moved: Tensor) -> Tensor:
-            return torch.where(length > 0, own - common - moved / length, own)
+        def option_two(c_i: Tensor, c: Tensor, moved: Tensor) -> Tensor:
+            return torch.where(length > 0, c_i - c - moved / length, c_i)
 
         control = tree.map(option_two, state.control, shared.control, task.pick(delta, *ft.TRAINED))
+        new_state = ClientState(control)
+
         change = tree.map(torch.sub, control, state.control)
         upload: dict[str, ft.Mean | ft.Sum] = {
             "delta": ft.Mean(delta, torch.ones(())),
             "control": ft.Sum(change),
         }
-
-        return ft.ClientUpdate(
-            ClientState(control), upload, personal=trained.params, metrics=trained.metrics
-        )
+        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=trained.metrics)
 
     def aggregate(
         self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
-        """Move the model by the mean change, and the control by the sum of changes over the
-        population.
-        """
+        """Move the model by the mean change, and the control by the clients' changes."""
         delta = received["delta"].value
         change = received["control"].value
+
+        # eq. 5; buffers have no control, and take their mean
         rates = {name: self.global_lr if name in server.control else 1.0 for name in server.model}
         model = {name: value + rates[name] * delta[name] for name, value in server.model.items()}
+
         control = {
             name: value + change[name] / cohort.population for name, value in server.control.items()
         }
