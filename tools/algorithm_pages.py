@@ -11,7 +11,7 @@ from typing import Any
 from docstrings import field_docstrings, inline
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.message import Field
-from fedtailor.core.options import Range
+from fedtailor.core.options import Range, released_bugs
 from fedtailor.core.task import Task
 from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
@@ -215,6 +215,7 @@ def options(cls: type) -> str:
 
     texts = field_docstrings(cls)
     hints = typing.get_type_hints(cls, include_extras=True)
+    bugs = released_bugs(cls)
     rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
     for field in fields:
         default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
@@ -222,6 +223,8 @@ def options(cls: type) -> str:
             default = default.lower()
 
         meaning = cell(texts[field.name])
+        if field.name in bugs:
+            meaning += f" *As released (bug)*: {bugs[field.name]}."
         rows.append(f"| `{field.name}` | `{default}` | {allowed(hints[field.name])} | {meaning} |")
 
     return "## Options\n\n" + "\n".join(rows)

@@ -39,6 +39,7 @@ from fedtailor.core.message import Sum as Sum
 from fedtailor.core.noise import normal as normal
 from fedtailor.core.noise import row_words as row_words
 from fedtailor.core.noise import uniform as uniform
+from fedtailor.core.options import AsReleased as AsReleased
 from fedtailor.core.options import Range as Range
 from fedtailor.core.per_example import PerExample as PerExample
 from fedtailor.core.prediction import predict_features as predict_features

@@ -115,7 +115,9 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Weight of the norm of the features (a_L2R)."""
     cmi_weight: Annotated[float, ft.Range(ge=0)] = 0.001
     """Weight of the divergence from the reference of the class (a_CMI)."""
-    squared_norm: bool = False
+    squared_norm: Annotated[
+        bool, ft.AsReleased("the norm of the features is not squared, with the paper's weight")
+    ] = False
     """Whether the norm is squared, as in the paper."""
     samples: Annotated[int, ft.Range(ge=1)] = 1
     """Samples of features per example in training."""

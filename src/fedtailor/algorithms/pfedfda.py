@@ -134,7 +134,11 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     """One beta, one each for means and covariance, or none (beta = 1, purely local)."""
     cov_ridge: Annotated[float, ft.Range(ge=0)] = 1.0
     """Added to the diagonal of the local covariance."""
-    cov_offset: Annotated[float, ft.Range(ge=0)] = 1e-4
+    cov_offset: Annotated[
+        float,
+        ft.Range(ge=0),
+        ft.AsReleased("a second ridge goes to every entry, not to the diagonal alone"),
+    ] = 1e-4
     """Added to every entry of the local covariance."""
     prior: Literal["floor", "pseudo_count", "blend"] = "floor"
     """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
@@ -145,9 +149,10 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     class."""
     evaluate_min_class_count: Annotated[int, ft.Range(ge=1)] = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
-    evaluate_drop_last: bool = False
-    """Whether evaluation leaves out the examples that do not fill a batch, as the released code
-    does."""
+    evaluate_drop_last: Annotated[
+        bool, ft.AsReleased("evaluation loses the examples of a last, shorter batch")
+    ] = False
+    """Whether evaluation leaves out the examples that do not fill a batch."""
 
     @property
     def adaptation(self) -> Sequence[ft.Adaptation]:

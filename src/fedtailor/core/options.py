@@ -54,6 +54,25 @@ class Range:
         return " and ".join(f"{sign} {_show(bound)}" for sign, bound in signs if bound is not None)
 
 
+@dataclass(frozen=True)
+class AsReleased:
+    """Marks, in an annotation, an option that exists because of a bug of a released code."""
+
+    bug: str
+    """What the released code does, in a sentence without its period."""
+
+
+def released_bugs(cls: type[Any]) -> dict[str, str]:
+    """Return the options of a dataclass that are marked as released, and the bug of each."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    bugs = {}
+    for name, hint in hints.items():
+        for extra in get_args(hint)[1:]:
+            if isinstance(extra, AsReleased):
+                bugs[name] = extra.bug
+    return bugs
+
+
 def _show(bound: float) -> str:
     """Write a bound: whole numbers exactly, as far as floats hold them."""
     return str(int(bound)) if bound == int(bound) and abs(bound) <= 2**53 else f"{bound:g}"

@@ -50,6 +50,9 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
         "else it needs only means or sums over clients. "
         "primary evaluation: the model that the method is about, the server's (global) or each client's (personalized)."
     )
+    for entry in entries:
+        for option, bug in entry["as_released"].items():
+            below += f" {entry['name']}.{option}: as released (bug): {bug}."
     table("Algorithms", columns, rows, left=5, below=below)
 
 

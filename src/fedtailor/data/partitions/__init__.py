@@ -57,7 +57,8 @@ PARTITIONS: Mapping[str, PartitionEntry] = {
     "iid": PartitionEntry("dirichlet:Iid", "equal parts of all examples at random: iid"),
     "label_slices": PartitionEntry(
         "slices:LabelSlices",
-        "every client has k labels, each label cut at random places (pFedVEM): label_slices(k=5)",
+        "every client has k labels, each label cut at random places (pFedVEM): label_slices(k=5); "
+        "as released (bug): labels share their cut points, unless shared_cuts=false",
     ),
     "natural": PartitionEntry(
         "domains:Natural", "one client per writer, site or domain of the data: natural"
@@ -65,7 +66,7 @@ PARTITIONS: Mapping[str, PartitionEntry] = {
     "subclass_slices": PartitionEntry(
         "slices:SubclassSlices",
         "every client has one subclass of every label, cut at random places (pFedVEM): "
-        "subclass_slices",
+        "subclass_slices; as released (bug): see label_slices",
     ),
 }
 """Partitions by name."""
