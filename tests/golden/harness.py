@@ -13,7 +13,7 @@ from fedtailor.core.federation import ExampleSet, Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
-from fedtailor.models.mlp import mlp
+from fedtailor.models.networks import mlp
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from fedtailor.training import blocks

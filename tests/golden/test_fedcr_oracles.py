@@ -16,7 +16,7 @@ from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Mean, Sum, reduce_field
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch, Training
-from fedtailor.models.mlp import mlp
+from fedtailor.models.networks import mlp
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.statistics.bottleneck import GaussianModel, Gaussians

@@ -15,8 +15,8 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
-from fedtailor.models.mlp import mlp
 from fedtailor.models.module import from_module
+from fedtailor.models.networks import mlp
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate

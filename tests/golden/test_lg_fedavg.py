@@ -11,8 +11,8 @@ from fedtailor.algorithms.lg_fedavg import LGFedAvg, layer_numbers
 from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Task, Training
-from fedtailor.models.fedcr import fedcr_mlp
 from fedtailor.models.module import from_module
+from fedtailor.models.networks import fedcr_mlp
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, logits, sgd
 

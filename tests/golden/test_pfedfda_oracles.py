@@ -15,7 +15,7 @@ from fedtailor.core.federation import Cohort, Federation, Split
 from fedtailor.core.message import Mean, reduce_field
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
-from fedtailor.models.mlp import mlp
+from fedtailor.models.networks import mlp
 from golden import fda, harness
 from golden.network import log_softmax
 

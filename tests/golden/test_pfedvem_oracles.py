@@ -15,7 +15,7 @@ from fedtailor.core.federation import Cohort, Federation, Split
 from fedtailor.core.message import Mean, reduce_field
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
-from fedtailor.models.mlp import mlp
+from fedtailor.models.networks import mlp
 from fedtailor.statistics.gaussian_heads import HeadPosterior, raw_of
 from golden import harness, vem
 from golden.network import BODY, HEAD, log_softmax

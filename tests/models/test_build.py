@@ -19,7 +19,7 @@ OWN = """
 import fedtailor
 import torch
 from torch import nn
-from fedtailor.models.mlp import mlp
+from fedtailor.models.networks import mlp
 
 def small(input_shape, num_classes, width=7):
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), width), nn.Linear(width, num_classes))

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
-from fedtailor.models.fedcr import fedcr_cnn, fedcr_mlp
+from fedtailor.models.networks import fedcr_cnn, fedcr_mlp
 from fedtailor.statistics.bottleneck import GaussianModel
 
 GRAY = (1, 28, 28)

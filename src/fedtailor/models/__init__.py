@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtailor.core.errors import find_name
-from fedtailor.core.targets import find_target
-from fedtailor.models.call import call_function
+from fedtailor.core.errors import ConfigError, FedtailorError, did_you_mean, find_name
+from fedtailor.core.targets import find_target, refuse_target
 
 if TYPE_CHECKING:
     from fedtailor.core.task import Model
@@ -29,35 +29,37 @@ class ModelEntry(NamedTuple):
 MODELS: Mapping[str, ModelEntry] = {
     "cifar_cnn": ModelEntry(
         "three convolution stages, 128 features, for 32 x 32 images (pFedFDA, FedPAC)",
-        "fedtailor.models.cnn:cifar_cnn",
+        "fedtailor.models.networks:cifar_cnn",
         (3, 32, 32),
     ),
     "cnn6": ModelEntry(
         "five convolutions, 100 features, for images of any size (pFedVEM)",
-        "fedtailor.models.lenet:cnn6",
+        "fedtailor.models.networks:cnn6",
         (3, 32, 32),
     ),
     "emnist_cnn": ModelEntry(
         "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)",
-        "fedtailor.models.cnn:emnist_cnn",
+        "fedtailor.models.networks:emnist_cnn",
         (1, 28, 28),
     ),
     "fedcr_cnn": ModelEntry(
         "two convolution stages and two layers of 1024 units (FedCR)",
-        "fedtailor.models.fedcr:fedcr_cnn",
+        "fedtailor.models.networks:fedcr_cnn",
         (3, 32, 32),
     ),
     "fedcr_mlp": ModelEntry(
-        "two hidden layers of 1024 units (FedCR)", "fedtailor.models.fedcr:fedcr_mlp", (1, 28, 28)
+        "two hidden layers of 1024 units (FedCR)",
+        "fedtailor.models.networks:fedcr_mlp",
+        (1, 28, 28),
     ),
     "lenet": ModelEntry(
         "two convolution stages, 84 features, for 32 x 32 images (pFedVEM)",
-        "fedtailor.models.lenet:lenet",
+        "fedtailor.models.networks:lenet",
         (3, 32, 32),
     ),
     "mlp": ModelEntry(
         "one hidden layer of 100 units (option hidden), for any input",
-        "fedtailor.models.mlp:mlp",
+        "fedtailor.models.networks:mlp",
         (1, 28, 28),
     ),
     "resnet18_gn": ModelEntry(
@@ -80,8 +82,7 @@ def build_model(
     num_classes: int,
     options: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Build a model from a name of the table, or from a user's function
-    ``package.module:function``.
+    """Build a model from a name of the table, or from a user's ``package.module:function``.
 
     The function is called as ``function(input_shape, num_classes, **options)`` and returns a
     ``torch.nn.Module``, or a model. It runs with PyTorch's CPU generator seeded the same way every
@@ -103,18 +104,61 @@ def build_model(
     if ":" not in spec:
         name = find_name("model", spec, MODELS, key="model.name")
         built_in = find_target(MODELS[name].function, what="model", key="model.name")
-        model: Model = call_function(built_in, name, shape, num_classes, options)
+        model: Model = _call(built_in, name, shape, num_classes, options)
         return model
 
     from fedtailor.core.rng import new_key
-    from fedtailor.models.generator import seeded_generator
     from fedtailor.models.module import wrap
+    from fedtailor.models.module_model import seeded_generator
 
     function = find_target(spec, what="model", key="model.name")
     with seeded_generator(new_key(0, purpose="model function")):
-        result = call_function(function, spec, shape, num_classes, options)
+        result = _call(function, spec, shape, num_classes, options)
 
     return wrap(result, input_shape=shape, num_classes=num_classes, name=spec)
+
+
+def _call(
+    function: Callable[..., Any],
+    target: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    options: Mapping[str, Any],
+) -> Any:
+    """Call ``function(input_shape, num_classes, **options)``; its exceptions become sentences."""
+    _check_options(function, target, options)
+    try:
+        return function(input_shape, num_classes, **options)
+    except FedtailorError:
+        raise
+    except (Exception, SystemExit) as error:
+        written = [f"{name}={value!r}" for name, value in options.items()]
+        call = f"{target}({', '.join([str(input_shape), str(num_classes), *written])})"
+        message = f"the call {call} raised {type(error).__name__}: {error}"
+        raise refuse_target(message, target, key="model.name") from error
+
+
+def _check_options(function: Callable[..., Any], target: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that a function does not take."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some functions written in C have no signature
+        return
+
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+
+    names = [parameter.name for parameter in parameters[2:]]
+    for option in options:
+        if option not in names:
+            allowed = f"Allowed: {', '.join(names)}." if names else "It takes none."
+            hint = did_you_mean(option, names) or "."
+            raise ConfigError(
+                f"unknown option '{option}' of model '{target}'{hint} {allowed}",
+                key=f"model.options.{option}",
+                allowed=names,
+                got=option,
+            )
 
 
 def default_model(input_shape: tuple[int, ...]) -> str:
@@ -124,8 +168,8 @@ def default_model(input_shape: tuple[int, ...]) -> str:
     ``emnist_cnn``, and all other inputs ``mlp``.
 
     Example:
-        >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((1, 8, 8)), default_model((64,))
-        ('cifar_cnn', 'emnist_cnn', 'mlp', 'mlp')
+        >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((64,))
+        ('cifar_cnn', 'emnist_cnn', 'mlp')
     """
     if len(input_shape) != 3:
         return "mlp"

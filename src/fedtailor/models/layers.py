@@ -1,4 +1,4 @@
-"""Initialization from a key, and the base of the built-in models with a linear head."""
+"""What built-in models share: initialization from a key, a linear head, the check for images."""
 
 from __future__ import annotations
 
@@ -9,11 +9,36 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import uniform
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params
 
 Shape = tuple[int, ...]
+
+
+def check_images(name: str, input_shape: Shape, smallest: int = 1) -> Shape:
+    """Return the shape (channels, height, width) of the inputs of the model ``name``.
+
+    Raises:
+        ConfigError: the inputs are not images, or have a height or width of fewer than ``smallest``
+            pixels.
+    """
+    shape = tuple(input_shape)
+    if len(shape) == 3 and min(shape[1:]) >= smallest:
+        return shape
+
+    allowed = "images (channels, height, width)"
+    if smallest > 1:
+        allowed += f" of at least {smallest} x {smallest} pixels"
+
+    got = f"({', '.join(str(size) for size in shape)})"
+    raise ConfigError(
+        f"model '{name}' needs {allowed}, got inputs of shape {got}.",
+        key="model.name",
+        allowed=allowed,
+        got=got,
+    )
 
 
 def default_init(shapes: Mapping[str, Shape], key: Key) -> Params:

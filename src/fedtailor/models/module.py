@@ -12,8 +12,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import check_value
 from fedtailor.core.task import Model
 from fedtailor.models import probe
-from fedtailor.models.generator import preserved_generator
-from fedtailor.models.module_model import ModuleModel, Start
+from fedtailor.models.module_model import ModuleModel, Start, preserved_generator
 from fedtailor.models.structure import find_head, refusal
 
 MODEL_PARTS = ("groups", "norm", "shapes", "feature_dim", "init", "features", "head")
@@ -68,10 +67,12 @@ def from_module(
     x = probe.examples(input_shape)
     with preserved_generator():
         expected = probe.outputs(name, template, x, num_classes)
-        probe.check_randomness(
-            name, template, x, training=False
-        )  # first: random outputs fail the other checks too
-        model = ModuleModel(template, find_head(name, template, num_classes, head), init)
+
+        # First: random outputs fail the other checks too.
+        probe.check_randomness(name, template, x, training=False)
+
+        head_name = find_head(name, template, num_classes, head)
+        model = ModuleModel(template, head_name, init)
         probe.check_randomness(name, model.skeleton, x, training=True)
         probe.check_equal(name, model, x, expected)
         probe.check_constants(name, model.skeleton, x)
@@ -81,8 +82,7 @@ def from_module(
 
 
 def wrap(result: Any, *, input_shape: tuple[int, ...], num_classes: int, name: str) -> Model:
-    """Return a model unchanged, and a module wrapped by :func:`from_module`; each run's seed
-    initializes it.
+    """Return a model unchanged, and a module wrapped by :func:`from_module`.
 
     Raises:
         ConfigError: ``result`` is neither a model nor a module, or the module cannot be used.

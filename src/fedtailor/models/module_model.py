@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -14,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtailor.core import rng
 from fedtailor.core.devices import current, to_device
 from fedtailor.core.noise import unroll
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Params
-from fedtailor.models.generator import seeded_generator
 from fedtailor.models.structure import Owned, body_skeleton, owned_tensors
 from fedtailor.models.substitutes import Call, calling
 
@@ -29,9 +30,7 @@ NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RM
 
 
 class _Skeletons(threading.local):
-    """The modules of this thread: a call puts parameters into a module, so threads must not share
-    it.
-    """
+    """The modules of this thread: a call puts parameters into them, so threads share none."""
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[ModuleModel, dict[tuple[torch.dtype, torch.device], nn.Module]]
@@ -53,6 +52,8 @@ class ModuleModel:
         self.head_name = head_name
         layer = template.get_submodule(head_name)
         assert isinstance(layer, nn.Linear)
+
+        # What is trained and sent, by name in layer order.
         owned = owned_tensors(template)
         self.feature_dim = layer.in_features
         self.shapes = {name: tuple(entry.tensor.shape) for name, entry in owned.items()}
@@ -60,6 +61,7 @@ class ModuleModel:
         self.norm = frozenset(
             name for name, entry in owned.items() if isinstance(entry.layer, NORM_LAYERS)
         )
+
         self.skeleton = body_skeleton(template, head_name)
         """The module without its head; threads run copies of it."""
         self._template = template
@@ -76,8 +78,7 @@ class ModuleModel:
         return _values(self._template)
 
     def init(self, key: Key) -> Params:
-        """Return initial parameters in torch's default dtype, as ``from_module(..., init=...)``
-        says.
+        """Return initial parameters in torch's default dtype, as ``from_module`` was told.
 
         ``"given"``: :meth:`values`, for every key. ``"reset"``: every layer's ``reset_parameters``,
         with randomness from the key. Layers are reset before the modules that contain them, so
@@ -98,11 +99,9 @@ class ModuleModel:
             skeleton.train(training)
 
         call = Call(weight, key)
+        body = {name: params[name] for name in self._body}
         with calling(call):
-            z = torch.func.functional_call(
-                skeleton, {name: params[name] for name in self._body}, (x,)
-            )
-
+            z = torch.func.functional_call(skeleton, body, (x,))
         return z, call.buffers
 
     def head(self, params: Params, z: Tensor) -> Tensor:
@@ -111,9 +110,7 @@ class ModuleModel:
         return F.linear(z, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
 
     def _thread_skeleton(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """Return this thread's module; it holds the constants, every call puts the parameters
-        in.
-        """
+        """Return this thread's module; it holds the constants, calls put the parameters in."""
         modules = _skeletons.of.setdefault(self, {})
         if (dtype, device) not in modules:
             modules[dtype, device] = outside_transforms(
@@ -129,17 +126,34 @@ def _values(module: nn.Module) -> Params:
     return {name: entry.tensor.detach().to(dtype, copy=True).contiguous() for name, entry in owned}
 
 
+_lock = threading.RLock()
+"""Of PyTorch's generator; a user's function, run with a seeded one, may call from_module."""
+
+
+@contextmanager
+def preserved_generator() -> Iterator[None]:
+    """Restore the state of PyTorch's CPU generator at the end; one thread at a time."""
+    with _lock, torch.random.fork_rng(devices=[]):
+        yield
+
+
+@contextmanager
+def seeded_generator(key: Key) -> Iterator[None]:
+    """Seed PyTorch's CPU generator from a key, and restore its state at the end."""
+    first_word = int(rng.words(rng.plain(key.fold("torch")), 1)[0])
+    with preserved_generator():
+        torch.default_generator.manual_seed(first_word >> 1)
+        yield
+
+
 def outside_transforms(function: Callable[[], T]) -> T:
-    """Run a function without the active ``torch.func`` transforms: in a new thread, which has
-    none.
-    """
+    """Run a function without active ``torch.func`` transforms: in a new thread, which has none."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 class _FreshValues(torch.autograd.Function):
-    """The values of a module whose layers were reset, as a function that PyTorch gives stacked keys
-    under ``vmap``.
+    """The values of a module whose layers were reset; under ``vmap`` it receives stacked keys.
 
     The layers' own code draws from PyTorch's generator, which takes one seed: a stack of clients is
     a loop.
@@ -171,25 +185,20 @@ class _FreshValues(torch.autograd.Function):
             for client in zip(*words, strict=True)
         ]
         stacked = tuple(torch.stack(column) for column in zip(*clients, strict=True))
-
         return stacked, (0,) * len(stacked)
 
 
 def _fresh_values(template: nn.Module) -> Params:
-    """Return the values of a copy with reset layers; drawn in float32, so that they are the same in
-    every dtype.
-    """
-    module = copy.deepcopy(template).float()
+    """Return the values of a copy with reset layers."""
+    module = copy.deepcopy(template).float()  # so that draws are the same in every dtype
     with torch.no_grad():
         module.apply(_reset)
     return _values(module)
 
 
 def _reset(layer: nn.Module) -> None:
-    """Reset a layer's own parameters; in attention and transformers the method is
-    ``_reset_parameters``.
-    """
-    for method in ("reset_parameters", "_reset_parameters"):
+    """Reset a layer's own parameters."""
+    for method in ("reset_parameters", "_reset_parameters"):  # the latter in attention
         if callable(getattr(layer, method, None)):
             getattr(layer, method)()
             return

@@ -46,22 +46,20 @@ def check_equal(name: str, model: ModuleModel, x: Tensor, expected: Tensor) -> N
         "pass head=... to choose another layer"
     )
     shape = (len(x), model.feature_dim)
-
     if not isinstance(z, Tensor) or z.shape != shape:
-        raise refusal(
-            name,
-            f"without its head it must return features of shape {shape}, got {_kind(z)}; {advice}",
-        )
+        got = _kind(z)
+        reason = f"without its head it must return features of shape {shape}, got {got}; {advice}"
+        raise refusal(name, reason)
 
     if not _close(model.head(params, z), expected):
-        raise refusal(
-            name, f"its output is not its head applied to the features before it; {advice}"
-        )
+        reason = f"its output is not its head applied to the features before it; {advice}"
+        raise refusal(name, reason)
 
 
 def check_randomness(name: str, module: nn.Module, x: Tensor, *, training: bool) -> None:
-    """Check that a forward pass draws no random numbers; for training pass the skeleton, whose
-    dropout is keyed.
+    """Check that a forward pass draws no random numbers.
+
+    For training, pass the skeleton: its dropout is keyed.
     """
     observed = copy.deepcopy(module).train(training)
     drawing: list[str] = []
@@ -82,10 +80,10 @@ def check_randomness(name: str, module: nn.Module, x: Tensor, *, training: bool)
 def check_constants(name: str, skeleton: nn.Module, x: Tensor) -> None:
     """Check that a forward pass in training changes no buffers or parameters."""
     module = copy.deepcopy(skeleton).train()
+
+    # Other parameters, so that buffers that have converged to them change too.
     generator = torch.Generator().manual_seed(1)
-    for (
-        parameter
-    ) in module.parameters():  # so that buffers that have converged to the parameters change, too
+    for parameter in module.parameters():
         parameter.detach().mul_(1 + 0.1 * torch.rand(parameter.shape, generator=generator))
 
     before = {path: tensor.detach().clone() for path, tensor in _tensors(module).items()}
@@ -119,7 +117,8 @@ def check_padding(name: str, model: ModuleModel, x: Tensor) -> None:
     if not same_buffers or not _close(padded_z[:real], z):
         raise refusal(
             name,
-            "in training the features of an example depend on the other rows of its batch, even on padding",
+            "in training the features of an example depend on the other rows of its batch, even "
+            "on padding",
         )
 
 
@@ -137,7 +136,9 @@ def _run(name: str, function: Callable[[], Any], x: Tensor) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        reason = f"a forward pass on inputs of shape {tuple(x.shape)} raises {type(error).__name__}: {error}"
+        shape = tuple(x.shape)
+        kind = type(error).__name__
+        reason = f"a forward pass on inputs of shape {shape} raises {kind}: {error}"
         raise refusal(name, reason) from error
 
 

@@ -1,5 +1,4 @@
-"""ResNet-18 with group normalization, with one scale and one shift per group, for images of any
-size.
+"""ResNet-18 with group normalization, one scale and one shift per group, for images of any size.
 
 He et al. 2016, "Deep Residual Learning for Image Recognition" (CVPR), with the stem for ImageNet;
 Wu and He 2018, "Group Normalization" (ECCV). A group has 32 channels, as in the networks of the
@@ -20,8 +19,7 @@ from torch import Tensor
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Params
-from fedtailor.models.images import check_images
-from fedtailor.models.layers import LinearHeadModel, Shape, default_init
+from fedtailor.models.layers import LinearHeadModel, Shape, check_images, default_init
 
 STEM_CHANNELS = 64
 STAGE_CHANNELS = (64, 128, 256, 512)
@@ -58,9 +56,7 @@ BLOCKS = _blocks()
 
 
 def group_norm(params: Params, name: str, x: Tensor) -> Tensor:
-    """Normalize (n, channels, height, width) within groups of channels, then scale and shift each
-    group.
-    """
+    """Normalize (n, channels, height, width) within groups of channels; scale and shift each."""
     scale = _by_channel(params[f"{name}.weight"])
     shift = _by_channel(params[f"{name}.bias"])
     return F.group_norm(x, x.shape[1] // GROUP_SIZE, scale, shift)
@@ -84,9 +80,7 @@ def residual(params: Params, block: Block, x: Tensor) -> Tensor:
 
 
 def _layers(image_channels: int) -> Iterator[tuple[str, str, Shape]]:
-    """Yield the names of every convolution and of its normalization, and the shape of the
-    convolution's weight.
-    """
+    """Yield the name of every convolution and its normalization, and the convolution's shape."""
     yield "conv", "norm", (STEM_CHANNELS, image_channels, 7, 7)
     for block in BLOCKS:
         name, inputs, channels = block[:3]
@@ -97,9 +91,7 @@ def _layers(image_channels: int) -> Iterator[tuple[str, str, Shape]]:
 
 
 class ResNet18(LinearHeadModel):
-    """The stem ``conv``, ``norm``; eight blocks ``stage1.block1`` to ``stage4.block2``; mean over
-    pixels; the head.
-    """
+    """Stem ``conv``, ``norm``; blocks ``stage1.block1`` to ``stage4.block2``; mean; the head."""
 
     def __init__(self, input_shape: Shape, num_classes: int) -> None:
         body: dict[str, Shape] = {}
@@ -118,17 +110,15 @@ class ResNet18(LinearHeadModel):
         of random numbers.
         """
         params: Params = {}
+        head = {}
         for name, shape in self.shapes.items():
             if self.groups[name] == "head":
-                continue
-
-            if name in self.norm:
+                head[name] = shape
+            elif name in self.norm:
                 params[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
             else:
                 fan_out = shape[0] * math.prod(shape[2:])
                 params[name] = normal(key.fold(name), shape) * math.sqrt(2 / fan_out)
-
-        head = {name: shape for name, shape in self.shapes.items() if self.groups[name] == "head"}
         return {**params, **default_init(head, key)}
 
     def features(
@@ -136,9 +126,9 @@ class ResNet18(LinearHeadModel):
     ) -> tuple[Tensor, Params]:
         """Return features (n, 512) and no buffers."""
         x = group_norm(params, "norm", F.conv2d(x, params["conv.weight"], stride=2, padding=3))
-        x = F.relu(
-            F.max_pool2d(x, 3, stride=2, padding=1)
-        )  # the other order gives the same numbers at a higher cost
+
+        # the other order gives the same numbers at a higher cost
+        x = F.relu(F.max_pool2d(x, 3, stride=2, padding=1))
         for block in BLOCKS:
             x = residual(params, block, x)
         return x.mean((2, 3)), {}

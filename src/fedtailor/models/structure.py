@@ -1,6 +1,4 @@
-"""The structure of a user's module: its head, its tensors in layer order, and its body with
-replaced layers.
-"""
+"""The structure of a user's module: its head, its tensors in layer order, and its body."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def owned_tensors(module: nn.Module) -> dict[str, Owned]:
     Frozen parameters and other buffers are constants and left out. A tensor that several layers
     share appears once.
     """
-    found: dict[str, Owned] = {}
+    owned: dict[str, Owned] = {}
     for layer_name, layer in module.named_modules():
         parameters = layer.named_parameters(recurse=False)
         tensors: dict[str, Tensor] = {
@@ -45,15 +43,13 @@ def owned_tensors(module: nn.Module) -> dict[str, Owned]:
 
         prefix = f"{layer_name}." if layer_name else ""
         for name, tensor in tensors.items():
-            if not any(tensor is other.tensor for other in found.values()):
-                found[f"{prefix}{name}"] = Owned(tensor, layer_name, layer)
-
-    return found
+            if not any(tensor is other.tensor for other in owned.values()):
+                owned[f"{prefix}{name}"] = Owned(tensor, layer_name, layer)
+    return owned
 
 
 def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) -> str:
-    """Return the name of the head: ``head`` if given, else the last linear layer with
-    ``num_classes`` outputs.
+    """Return the name of the head: ``head``, or the last linear layer with ``num_classes`` outputs.
 
     Raises:
         ConfigError: there is no such layer, or it cannot be a head.
@@ -68,9 +64,12 @@ def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) 
 
     head = fitting[-1] if head is None else head
     if head not in fitting:
-        known = ", ".join(repr(inner) for inner in fitting) or "there is none"
+        allowed = ", ".join(repr(inner) for inner in fitting) or "there is none"
         hint = did_you_mean(head, fitting).rstrip("?")
-        reason = f"its head must be an nn.Linear with {num_classes} outputs ({known}), got '{head}'{hint}"
+        reason = (
+            f"its head must be an nn.Linear with {num_classes} outputs ({allowed}), "
+            f"got '{head}'{hint}"
+        )
         raise refusal(name, reason, key="model.head")
 
     parameters = dict(linear[head].named_parameters())
@@ -79,23 +78,18 @@ def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) 
     if parametrized or frozen:
         raise refusal(name, f"its head '{head}' is frozen or parametrized", key="model.head")
 
+    # A parameter of the head that is part of another layer would be frozen in one of them.
+    of_head = {id(parameter) for parameter in parameters.values()}
     for inner, layer in module.named_modules():
-        if layer is linear[head]:
-            continue
-
-        for tensor in layer.parameters(recurse=False):
-            if any(tensor is parameter for parameter in parameters.values()):
-                raise refusal(
-                    name, f"its head '{head}' shares a parameter with '{inner}'", key="model.head"
-                )
-
+        shares = any(id(tensor) in of_head for tensor in layer.parameters(recurse=False))
+        if shares and layer is not linear[head]:
+            reason = f"its head '{head}' shares a parameter with '{inner}'"
+            raise refusal(name, reason, key="model.head")
     return head
 
 
 def body_skeleton(module: nn.Module, head: str) -> nn.Module:
-    """Return a copy without the head; its dropout and batch normalization depend on the current
-    call.
-    """
+    """Return a copy without the head, whose dropout and normalization depend on the call."""
     root = copy.deepcopy(module)
     substitutes: dict[nn.Module, nn.Module] = {root.get_submodule(head): nn.Identity()}
     for name, layer in root.named_modules():
@@ -108,6 +102,5 @@ def body_skeleton(module: nn.Module, head: str) -> nn.Module:
             if child in substitutes:
                 parent._modules[name] = substitutes[child]
 
-    return substitutes.get(
-        root, root
-    ).eval()  # new layers start in training mode, but all must be in the same mode
+    # New layers start in training mode, but all must be in the same mode.
+    return substitutes.get(root, root).eval()

@@ -24,12 +24,12 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 ENTRY_DROPOUTS = (nn.Dropout,)
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
+_TRACKED = ("running_mean", "running_var", "num_batches_tracked")
+
 
 @dataclass
 class Call:
-    """One call of a model's ``features``: its arguments besides parameters and inputs, and its new
-    buffers.
-    """
+    """A call of a model's ``features``: weight and key, and the new buffers."""
 
     weight: Tensor  # (n,)
     key: Key
@@ -118,13 +118,11 @@ class WeightedBatchNorm(nn.Module):
         self.momentum = original.momentum
         self.weight = original.weight
         self.bias = original.bias
-        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+        for buffer in _TRACKED:
             self.register_buffer(buffer, getattr(original, buffer))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize (n, channels, ...) by the statistics of the batch, in evaluation by the running
-        statistics.
-        """
+        """Normalize (n, channels, ...) by batch statistics, in evaluation by running ones."""
         broadcast = (1, -1, *(1 for _ in x.shape[2:]))
         if self.training or self.running_mean is None or self.running_var is None:
             centered, var = self._center(x, broadcast)
@@ -140,9 +138,7 @@ class WeightedBatchNorm(nn.Module):
         return result if self.bias is None else result + self.bias.view(broadcast)
 
     def _center(self, x: Tensor, broadcast: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return ``x`` minus the mean of the real rows, and their biased variance; update the
-        running statistics.
-        """
+        """Return ``x`` minus the mean of the real rows, and their biased variance; track both."""
         real = _row_weights(x, current_call().weight) > 0
         mask = real.view(-1, *(1 for _ in x.shape[1:]))
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -151,47 +147,40 @@ class WeightedBatchNorm(nn.Module):
         mean = torch.where(mask, x, 0).sum(axes) / divisor
         centered = x - mean.view(broadcast)
         squares = torch.where(mask, centered, 0).square().sum(axes)
+
         if self.training and self.running_mean is not None:
             self._track(count, mean.detach(), squares.detach())
-
         return centered, squares / divisor
 
     def _track(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
         """Put running statistics after a batch of ``count`` values per channel into the call."""
+        # A layer that is used twice in a call continues from its first use.
         buffers = current_call().buffers
-        before = {
-            name: buffers.get(self.prefix + name, getattr(self, name))
-            for name in ("running_mean", "running_var", "num_batches_tracked")
-        }
-        batches = torch.where(
-            count > 0, before["num_batches_tracked"] + 1, before["num_batches_tracked"]
+        old_mean, old_var, old_batches = (
+            buffers.get(self.prefix + name, getattr(self, name)) for name in _TRACKED
         )
+
+        batches = torch.where(count > 0, old_batches + 1, old_batches)
         rate = 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
-        old_mean = before["running_mean"]
         new_mean = old_mean + rate * (mean - old_mean)
-        old_var = before["running_var"]
         new_var = old_var + rate * (squares / (count - 1).clamp(min=1) - old_var)
+
         buffers[self.prefix + "running_mean"] = torch.where(count > 0, new_mean, old_mean)
         buffers[self.prefix + "running_var"] = torch.where(count > 1, new_var, old_var)
         buffers[self.prefix + "num_batches_tracked"] = batches
 
 
 def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight of each row of ``x``: an example has one row, or several consecutive
-    rows.
-    """
-    repeats, rest = divmod(x.shape[0], weight.shape[0])
+    """Return the weight of each row of ``x``; an example has one or several consecutive rows."""
+    rows, examples = x.shape[0], weight.shape[0]
+    repeats, rest = divmod(rows, examples)
     if rest:
-        raise ValueError(
-            f"batch normalization of {x.shape[0]} rows, but the batch has {weight.shape[0]} examples"
-        )
+        raise ValueError(f"batch normalization of {rows} rows, but the batch has {examples}")
     return weight[:, None].expand(-1, repeats).reshape(-1)
 
 
 def substitute(name: str, layer: nn.Module) -> nn.Module | None:
-    """Return the substitute for a layer, or None if the layer can stay; subclasses of these layers
-    stay.
-    """
+    """Return the substitute for a layer; None if it can stay, as subclasses of these layers do."""
     if type(layer) in ENTRY_DROPOUTS + CHANNEL_DROPOUTS:
         assert isinstance(layer, nn.modules.dropout._DropoutNd)
         return KeyedDropout(name, layer.p, channels=type(layer) in CHANNEL_DROPOUTS)

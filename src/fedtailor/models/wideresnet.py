@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtailor.core.options import check_value
-from fedtailor.models.images import check_images
-from fedtailor.models.layers import Shape
+from fedtailor.models.layers import Shape, check_images
 from fedtailor.models.module import from_module
 from fedtailor.models.module_model import ModuleModel
 
@@ -28,9 +27,7 @@ LARGEST_NUMBER_OF_GROUPS = 8
 
 
 class Block(nn.Module):
-    """Normalization, ReLU and convolution, twice; added to the input, or to its projection if the
-    size changes.
-    """
+    """Normalization, ReLU and convolution, twice; added to the input or its projection."""
 
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -42,9 +39,7 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(inputs, channels, 1, stride, bias=False) if projects else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, channels, height / stride, width / stride), rounded up; it projects the
-        activated input.
-        """
+        """Return (n, channels, height / stride, width / stride), rounded up."""
         active = F.relu(self.norm1(x))
         y = self.conv2(F.relu(self.norm2(self.conv1(active))))
         shortcut = x if self.shortcut is None else self.shortcut(active)
@@ -53,9 +48,7 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A convolution ``conv``, six blocks, normalization ``norm``, ReLU, mean over pixels; the
-    head.
-    """
+    """Convolution ``conv``, six blocks, normalization ``norm``, ReLU, mean over pixels; head."""
 
     def __init__(self, input_shape: Shape, num_classes: int, norm: Norm) -> None:
         super().__init__()
@@ -87,8 +80,9 @@ def norm_layer(norm: Norm, channels: int) -> nn.Module:
 
 
 def wideresnet16(input_shape: Shape, num_classes: int, *, norm: Norm = "group") -> ModuleModel:
-    """Build the network; designed for 32 x 32 images; other sizes work, too. Layers have PyTorch's
-    initialization.
+    """Build the network; designed for 32 x 32 images; other sizes work, too.
+
+    Layers have PyTorch's initialization.
 
     Args:
         input_shape: (channels, height, width).

@@ -1,5 +1,4 @@
-"""Stochastic features: a Gaussian layer on top of the body of any model, and classification of its
-samples.
+"""Stochastic features: a Gaussian layer on top of any model's body, and its classified samples.
 
 The layer of Alemi et al. 2017, "Deep variational information bottleneck", ICLR, gives the mean and
 the deviation of V features for every example; a linear head classifies features drawn from this
@@ -61,22 +60,22 @@ class GaussianModel:
             "head.bias": (num_classes,),
         }
         body = {name: base.shapes[name] for name, group in base.groups.items() if group != "head"}
-        taken = [name for name in layers if name in body]
-
-        if taken:
+        both = [name for name in layers if name in body]
+        if both:
             raise ConfigError(
-                f"a Gaussian layer cannot be added to a model that has a parameter '{taken[0]}' in its body.",
+                f"a Gaussian layer cannot be added to a model that has a parameter '{both[0]}' in "
+                "its body.",
                 key="model.name",
-                got=taken[0],
+                got=both[0],
             )
 
         self.base = base
         self.latent_dim = latent_dim
         self.feature_dim = 2 * latent_dim
         self.shapes = {**body, **layers}
-        kept_groups = {name: base.groups[name] for name in body}
+        body_groups = {name: base.groups[name] for name in body}
         new_groups = {name: "head" if name.startswith("head") else "body" for name in layers}
-        self.groups = {**kept_groups, **new_groups}
+        self.groups = {**body_groups, **new_groups}
         self.norm = frozenset(name for name in base.norm if name in body)
 
     def __eq__(self, other: object) -> bool:
@@ -89,9 +88,7 @@ class GaussianModel:
         return self.base, self.latent_dim, self.shapes["head.bias"][0]
 
     def init(self, key: Key) -> Params:
-        """Return initial parameters: the body as the other model draws it, the rest as
-        :meth:`init_head` does.
-        """
+        """Return initial parameters: the other model's body, the rest as :meth:`init_head` says."""
         base = self.base.init(key)
         body = {
             name: base[name] for name in self.groups if name in base and self.groups[name] != "head"
@@ -99,9 +96,7 @@ class GaussianModel:
         return {**body, **self._draw("gaussian", key), **self.init_head(key)}
 
     def init_head(self, key: Key) -> Params:
-        """Return the initial head that :meth:`init` returns for this key, by PyTorch's default for
-        linear layers.
-        """
+        """Return the initial head for this key, by PyTorch's default for linear layers."""
         return self._draw("head", key)
 
     def _draw(self, layer: str, key: Key) -> Params:
@@ -125,9 +120,7 @@ class GaussianModel:
 
 
 def sample_noise(key: Key, z: Gaussians, samples: int) -> Tensor:
-    """Return standard normal noise (n, samples, V) for the Gaussians of a batch; padding at its end
-    changes nothing.
-    """
+    """Return standard normal noise (n, samples, V) for a batch; padding rows change no others."""
     return normal(key.fold("noise"), (len(z.mean), samples, z.mean.shape[1]))
 
 
@@ -148,22 +141,20 @@ def sampled_losses(
     logits = task.model.head(head, z.mean[:, None] + z.std[:, None] * noise)
     log_probs = torch.log_softmax(logits, -1)  # (n, samples, classes)
     samples = noise.shape[1]
-    of_label = log_probs.gather(2, labels[:, None, None].expand(-1, samples, 1))[
-        ..., 0
-    ]  # (n, samples)
+    index = labels[:, None, None].expand(-1, samples, 1)
+    of_label = log_probs.gather(2, index)[..., 0]  # (n, samples)
     if likelihood == "expected_log":
         return -of_label.mean(1)
-
     return math.log(samples) - of_label.logsumexp(1)
 
 
 def mean_log_probabilities(task: Task, head: Params, z: Gaussians, noise: Tensor) -> Tensor:
-    """Return the logarithms (n, classes) of probabilities averaged over noise (samples, V) that all
-    examples share.
+    """Return logarithms (n, classes) of probabilities averaged over noise (samples, V).
+
+    All examples share the noise.
     """
-    logits = torch.stack(
-        [task.model.head(head, z.mean + z.std * sample) for sample in noise.unbind()]
-    )
+    draws = [z.mean + z.std * sample for sample in noise.unbind()]
+    logits = torch.stack([task.model.head(head, draw) for draw in draws])
     return torch.log_softmax(logits, -1).logsumexp(0) - math.log(len(logits))
 
 
@@ -178,11 +169,10 @@ def train_sampled_head(
     samples: int,
     likelihood: Likelihood = "expected_log",
 ) -> Trained:
-    """Train the head of a model with a Gaussian layer by cross-entropy of sampled features; the
-    body stays frozen.
+    """Train the head of a model with a Gaussian layer by cross-entropy of sampled features.
 
-    The Gaussians are those of evaluation mode, computed once unless ``training`` augments images:
-    then they differ by epoch.
+    The body stays frozen. The Gaussians are those of evaluation mode, computed once unless
+    ``training`` augments images: then they differ by epoch.
     """
     if is_moved(training, data.x):
         examples = data

@@ -17,9 +17,7 @@ _LEAST_IN_LOGARITHM = 1e-8  # deviations below this do not make a logarithm infi
 
 
 class ClassProducts(NamedTuple):
-    """One product of Gaussians per class, in the form that adds: multiply products by adding their
-    fields.
-    """
+    """One product of Gaussians per class; products are multiplied by adding their fields."""
 
     precision: Float64[Tensor, "classes d"]
     """Sum of the precisions 1 / std^2; 0 for a class without any Gaussian."""
@@ -33,9 +31,7 @@ class ClassProducts(NamedTuple):
         return self.weighted_mean / torch.where(self.precision > 0, self.precision, 1.0)
 
     def std(self) -> Float64[Tensor, "classes d"]:
-        """Return the standard deviations of the products; infinite for a class without any
-        Gaussian.
-        """
+        """Return the deviations of the products; infinite for a class without any Gaussian."""
         return self.precision.rsqrt()
 
 
@@ -45,8 +41,7 @@ def kl(
     mean_p: Float[Tensor, "*batch d"],
     std_p: Float[Tensor, "*batch d"],
 ) -> Float[Tensor, "*batch"]:
-    """Return the Kullback-Leibler divergence KL(q || p) of diagonal Gaussians, summed over the last
-    axis.
+    """Return the divergence KL(q || p) of diagonal Gaussians, summed over the last axis.
 
     ``sum_j [log(std_p / std_q) + (std_q^2 + (mean_q - mean_p)^2) / (2 std_p^2) - 1/2]``. Only
     inside the logarithms, deviations are at least 1e-8.
@@ -72,11 +67,9 @@ def class_products(
     """
     row_weight = weight.double()
     present = (row_weight > 0)[:, None]
-    member = (
-        labels[:, None] == torch.arange(num_classes, device=labels.device)
-    ).double() * row_weight[:, None]
-    precision = torch.where(present, std.double(), 1.0) ** -2
+    is_class = labels[:, None] == torch.arange(num_classes, device=labels.device)
+    member = is_class.double() * row_weight[:, None]
 
-    return ClassProducts(
-        member.mT @ precision, member.mT @ (mean.double() * precision), member.sum(0)
-    )
+    precision = torch.where(present, std.double(), 1.0) ** -2
+    weighted_mean = mean.double() * precision
+    return ClassProducts(member.mT @ precision, member.mT @ weighted_mean, member.sum(0))

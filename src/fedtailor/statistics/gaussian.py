@@ -1,5 +1,4 @@
-"""Gaussian class models: one mean per class, one covariance for all classes, and their linear
-classifier.
+"""Gaussian class models: a mean per class, one covariance for all, and their linear classifier.
 
 Everything is computed and returned in float64, whatever the type of the inputs. All functions run
 under ``torch.func.vmap``: nothing branches on data. Statistics that are not finite never raise an
@@ -15,9 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Real
 from torch import Tensor
 
-_SMALLEST_DEVIATION = (
-    1e-12  # replaces the standard deviation of a constant feature in a correlation
-)
+_SMALLEST_DEVIATION = 1e-12
+"""Replaces the standard deviation of a constant feature in a correlation."""
 
 
 class ClassMoments(NamedTuple):
@@ -34,10 +32,10 @@ class ClassMoments(NamedTuple):
 def smooth_prior(
     class_counts: Real[Tensor, "classes"], smoothing: float = 1e-4
 ) -> Float64[Tensor, "classes"]:
-    """Return class frequencies in which no class is impossible: ``(n_c / n + smoothing) / (1 + C
-    smoothing)``.
+    """Return class frequencies in which no class is impossible.
 
-    Without any examples all classes are equally likely.
+    They are ``(n_c / n + smoothing) / (1 + C smoothing)``. Without any examples all classes are
+    equally likely.
     """
     counts = class_counts.double()
     total = counts.sum()
@@ -51,10 +49,9 @@ def smooth_prior(
 def class_moments(
     z: Float[Tensor, "n d"], labels: Int[Tensor, "n"], weight: Real[Tensor, "n"], num_classes: int
 ) -> ClassMoments:
-    """Compute the moments of features; rows of weight 0 are ignored and may hold any finite
-    numbers.
+    """Compute the moments of features.
 
-    Labels of rows with weight 0 may be any integers.
+    Rows of weight 0 are ignored: they may hold any finite numbers, and any integers as labels.
     """
     classes = torch.arange(num_classes, device=labels.device)
     member = (labels[:, None] == classes).double()  # (n, classes)
@@ -69,9 +66,7 @@ def class_moments(
 def fill_missing_means(
     moments: ClassMoments, fallback: Float[Tensor, "classes d"], min_count: int = 1
 ) -> Float64[Tensor, "classes d"]:
-    """Return the class means, and rows of ``fallback`` for classes with a count below
-    ``min_count``.
-    """
+    """Return the class means; rows of ``fallback`` where the count is below ``min_count``."""
     return torch.where((moments.counts >= min_count)[:, None], moments.means, fallback.double())
 
 
@@ -95,10 +90,9 @@ def covariance(
 
 
 def symmetric(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
-    """Return a covariance whose lower triangle mirrors the upper one in every bit, so that half of
-    it can be sent.
+    """Return a covariance whose lower triangle mirrors the upper one in every bit.
 
-    The two differ by rounding where they were computed apart.
+    So half of it can be sent. The two differ by rounding where they were computed apart.
     """
     return covariance.triu() + covariance.triu(1).mT
 
@@ -106,9 +100,7 @@ def symmetric(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch 
 def shrink(
     covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4
 ) -> Float64[Tensor, "*batch d d"]:
-    """Pull a covariance towards a multiple of the identity of the same trace; linear in the
-    covariance.
-    """
+    """Pull a covariance towards a multiple of the identity of the same trace; it is linear."""
     matrix = covariance.double()
     d = matrix.shape[-1]
     identity = torch.eye(d, dtype=torch.float64, device=matrix.device)
@@ -119,9 +111,7 @@ def shrink(
 def blend(
     local: Float[Tensor, "*shape"], shared: Float[Tensor, "*shape"], beta: Float[Tensor, ""]
 ) -> Float64[Tensor, "*shape"]:
-    """Return ``beta local + (1 - beta) shared``: exact where beta is 0 or 1, and where the two are
-    equal.
-    """
+    """Return ``beta local + (1 - beta) shared``: exact where beta is 0 or 1, or both are equal."""
     return torch.lerp(shared.double(), local.double(), beta.double())
 
 
@@ -154,10 +144,8 @@ def mahalanobis(
     covariance: Float[Tensor, "d d"],
     shrinkage: float = 0.0,
 ) -> Float64[Tensor, "n"]:
-    """Return the distance of features from the nearest class mean, in standard deviations: large
-    for unusual inputs.
-
-    ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage``
+    """Return the distance of features from the nearest class mean, in standard deviations.
+    It is large for unusual inputs. ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage``
     first. Directions without any variance do not count; after shrinking there are none. Where S is
     not finite, the result is NaN.
 
@@ -207,32 +195,33 @@ def feature_fit(
     inverse, vectors = _inverse(matrix)
     gaps = (z.double() - means.double()[labels.clamp(0, means.shape[0] - 1)]) @ vectors
     squares = (gaps**2 * inverse).sum(1)
+
+    # log det(2 pi S), over the directions that have variance
     log_precision = torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
     constant = matrix.shape[-1] * math.log(2 * math.pi) - log_precision
     row_weight = weight.double()
     total = row_weight.sum()
 
     def mean(values: Tensor) -> Tensor:
-        return torch.where(row_weight > 0, values * row_weight, 0.0).sum() / torch.where(
-            total > 0, total, 1.0
-        )
+        weighted = torch.where(row_weight > 0, values * row_weight, 0.0)
+        return weighted.sum() / torch.where(total > 0, total, 1.0)
 
     surprise = mean(0.5 * (squares + constant))
+
+    # E[q^2] / E[q]^2 * d / (d + 2)
     directions = (inverse > 0).sum()
     spread = mean(squares) ** 2
     ratio = mean(squares**2) / torch.where(spread > 0, spread, 1.0) * directions / (directions + 2)
-    finite = all_finite(matrix)[0, 0]
 
-    return FeatureFit(
-        torch.where(finite, surprise, torch.nan), torch.where(finite, ratio, torch.nan)
-    )
+    finite = all_finite(matrix)[0, 0]
+    surprise = torch.where(finite, surprise, torch.nan)
+    return FeatureFit(surprise, torch.where(finite, ratio, torch.nan))
 
 
 def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float64[Tensor, ""]:
-    """Return the ratio of the largest to the smallest eigenvalue of a covariance, shrunk by
-    ``shrinkage`` first.
+    """Return the ratio of the largest to the smallest eigenvalue of a covariance.
 
-    Infinite where it is singular, NaN where it is not finite.
+    It is shrunk by ``shrinkage`` first. Infinite where it is singular, NaN where it is not finite.
     """
     matrix = shrink(covariance, shrinkage)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
@@ -242,8 +231,7 @@ def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float
 
 
 def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Float64[Tensor, "d d"]]:
-    """Return the inverse eigenvalues (0 for an eigenvalue that vanishes) and the eigenvectors of a
-    matrix.
+    """Return inverse eigenvalues (0 if one vanishes) and eigenvectors of a matrix.
 
     If the matrix is not finite, they are those of the identity.
     """
@@ -269,19 +257,19 @@ def nearest_pd(
     variance = matrix.diagonal()
     deviation = variance.clamp_min(0.0).sqrt().clamp_min(_SMALLEST_DEVIATION)
     scale = deviation[:, None] * deviation
+
+    # clipped correlations, whose diagonal is 1 again
     eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix / scale, identity))
     clipped = (vectors * eigenvalues.clamp_min(threshold)) @ vectors.mT
-    own_deviation = clipped.diagonal().sqrt()
-    correlation = clipped / (own_deviation[:, None] * own_deviation)
-    repaired = torch.where(identity > 0, variance, scale * correlation)
+    spread = clipped.diagonal().sqrt()
+    correlation = clipped / (spread[:, None] * spread)
 
+    repaired = torch.where(identity > 0, variance, scale * correlation)
     return torch.where((eigenvalues < threshold).any(), repaired, matrix)
 
 
 def all_finite(matrix: Float[Tensor, "*batch rows columns"]) -> Bool[Tensor, "*batch 1 1"]:
-    """Return whether every entry of a matrix is finite, shaped so that it broadcasts over the
-    matrix.
-    """
+    """Return whether every entry of a matrix is finite, shaped to broadcast over the matrix."""
     return torch.isfinite(matrix).all(-1, keepdim=True).all(-2, keepdim=True)
 
 

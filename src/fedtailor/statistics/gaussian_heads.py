@@ -40,19 +40,11 @@ class HeadPrior(NamedTuple):
 
 
 def divergence(mean: Params, deviation: Params, prior: HeadPrior) -> Tensor:
-    """Return KL(N(mean, deviation^2) || N(prior mean, rho^2)), summed over the head; see
-    :func:`diagonal.kl`.
-    """
-    parts = [
-        kl(
-            mean[name].flatten(),
-            own.flatten(),
-            prior.mean[name].flatten(),
-            prior.rho.expand(own.numel()),
-        )
-        for name, own in deviation.items()
-    ]
-
+    """Return KL(N(mean, deviation^2) || N(prior mean, rho^2)), summed over the head."""
+    parts = []
+    for name, std in deviation.items():
+        rho = prior.rho.expand(std.numel())
+        parts.append(kl(mean[name].flatten(), std.flatten(), prior.mean[name].flatten(), rho))
     return torch.stack(parts).sum()
 
 
@@ -112,9 +104,7 @@ def mean_log_probabilities(task: Task, heads: Params, z: Tensor) -> Tensor:
 def expected_losses(
     task: Task, mean: Params, deviation: Params, z: Tensor, labels: Tensor, key: Key, draws: int
 ) -> Tensor:
-    """Return the cross-entropy of every example (n,), averaged over drawn heads that all examples
-    share.
-    """
+    """Return the cross-entropy of every example (n,), averaged over draws that all share."""
     noise = normal(key.fold("heads"), (draws, head_size(mean)))
     logits = logits_of_heads(task, draw_heads(mean, deviation, noise), z)
     return F.nll_loss(torch.log_softmax(logits, -1).mean(0), labels, reduction="none")
@@ -123,24 +113,22 @@ def expected_losses(
 def expected_loss(
     task: Task, model: HeadPosterior, batch: Batch, key: Key, draws: int
 ) -> tuple[Tensor, Params]:
-    """Return the mean cross-entropy of a batch under whole models drawn from a Gaussian, and
-    updated buffers.
+    """Return the mean cross-entropy of a batch under drawn whole models, and updated buffers.
 
     Means without a deviation (buffers) are taken as they are; each draw continues from the buffers
     of the one before.
     """
     uncertain = {name: model.mean[name] for name in model.raw}
-    drawn = draw_heads(
-        uncertain, model.deviation(), normal(key.fold("weights"), (draws, head_size(uncertain)))
-    )
+    noise = normal(key.fold("weights"), (draws, head_size(uncertain)))
+    drawn = draw_heads(uncertain, model.deviation(), noise)
+
     losses: list[Tensor] = []
     buffers: Params = {}
 
     for number in range(draws):
         weights = {name: leaf[number] for name, leaf in drawn.items()}
-        output = classification_loss(
-            task, weights, {**model.mean, **buffers}, batch, key.fold(number)
-        )
+        fixed = {**model.mean, **buffers}
+        output = classification_loss(task, weights, fixed, batch, key.fold(number))
         losses.append(output.loss)
         buffers.update(output.buffers)
 

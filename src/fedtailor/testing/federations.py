@@ -11,9 +11,8 @@ from torch import nn
 
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
-from fedtailor.models.cnn import emnist_cnn
-from fedtailor.models.mlp import mlp
 from fedtailor.models.module import from_module
+from fedtailor.models.networks import emnist_cnn, mlp
 
 CLASSES = 3
 SIZES = (1, 2, 5, 9, 14, 0, 23)
