@@ -12,7 +12,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, BODY, Task
 from fedtailor.models import build_model
-from fedtailor.models.networks import convolve
+from fedtailor.models.networks import emnist_cnn
 
 
 def paper_network(name, num_classes):
