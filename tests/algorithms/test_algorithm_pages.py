@@ -6,7 +6,6 @@ import re
 import pytest
 
 import algorithm_pages
-import docstrings
 from fedtailor.algorithms import ALGORITHMS
 
 
@@ -30,33 +29,8 @@ def test_a_page_has_all_parts(name, pages):
     assert all(len(re.split(r"(?<!\\)\|", row)) in (6, 7) for row in rows)
 
 
-def test_options_have_bounds_and_words():
-    from fedtailor.algorithms.pfedfda import PFedFDA
-
-    text = algorithm_pages.options(PFedFDA)
-    assert '| `beta` | `"single"` |' in text and "number >= 0" in text
-
-
 def test_the_index_links_every_page(pages):
     assert all(f"[{name}]({name}.md)" in pages["README.md"] for name in ALGORITHMS)
-
-
-def test_words_are_explained_and_every_page_links_there(pages):
-    glossary = pages["README.md"].partition("## Glossary")[2]
-    words = (
-        "n_i",
-        "cohort",
-        "head",
-        "body",
-        "extra",
-        "buffer",
-        "global",
-        "local",
-        "personalized",
-        "primary evaluation",
-    )
-    assert all(f"**{word}" in glossary for word in words)
-    assert all("(README.md#glossary)" in pages[f"{name}.md"] for name in ALGORITHMS)
 
 
 def test_presets_say_what_they_set_and_how_to_choose_them(pages):
@@ -66,12 +40,3 @@ def test_presets_say_what_they_set_and_how_to_choose_them(pages):
         name for name in ALGORITHMS if "--set algorithm.preset=paper\n" in pages[f"{name}.md"]
     }
     assert chosen == {"pfedfda", "fedcr", "fedlda", "fedsr"}
-
-
-def test_rows_that_are_sent_and_the_model_of_a_page_are_said(pages):
-    assert "215,380; up 107,690 (1 of 2) |" in pages["ifca.md"]
-    assert "(with `wideresnet16`)" in pages["fedbn.md"]
-
-
-def test_references_become_code():
-    assert docstrings.inline("see :class:`Training` and ``x``") == "see `Training` and `x`"

@@ -235,13 +235,6 @@ def test_broken_features_keep_the_previous_beta(value):
     assert find(broken, "multi").tolist() == [0.125, 0.75]
 
 
-def test_projection_does_nothing_with_the_ridge_of_the_release():
-    one = client(n=7)
-    assert torch.equal(find(one, project=True), find(one, project=False))
-    betas = torch.rand(5, 2, dtype=torch.float64)
-    assert torch.equal(judged(one, project=True)(betas), judged(one, project=False)(betas))
-
-
 def test_projection_is_used_when_asked_for():
     one = client(n=7)
     changes = {"ridge": 1e-4, "offset": -0.5}  # far from positive definite
@@ -277,14 +270,3 @@ def test_vmap_with_padding_equals_a_loop_without(mode):
             values[row], judged(alone)(points), rtol=0, atol=1e-12, equal_nan=True
         )
     assert torch.equal(betas[4], HALF) and betas[3].tolist() == [0, 0]
-
-
-def test_single_precision_goes_in_and_double_precision_comes_out():
-    one = client()
-    single = Client(*(column.float() if column.is_floating_point() else column for column in one))
-    beta = find(single)
-    assert beta.dtype == torch.float64
-    assert (
-        abs(direct_objective(one)(*beta.tolist()) - direct_objective(one)(*find(one).tolist()))
-        < 1e-6
-    )

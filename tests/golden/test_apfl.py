@@ -9,9 +9,6 @@ import torch
 
 from federations import make_federation, module
 from fedtailor.algorithms.apfl import APFL
-from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.local import Local
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
 from golden import harness
@@ -102,91 +99,6 @@ def test_three_rounds(recorder, training, adaptive):
     assert (max(abs(alpha - 0.4) for alpha in alphas) > 1e-4) == adaptive
 
 
-def test_the_local_point_mixes_with_the_clients_own_copy(recorder):
-    federation = harness.make_federation()
-    recorder.run(APFL(training=HEAVY), federation, rounds=1)
-    for client in (0, 1):
-        state, upload, _, scores = recorder.visit(1, "train", client).output
-        mixed = mix(harness.arrays(state.model), harness.arrays(upload["model"].value), 0.25)
-        x, y = harness.examples(federation, client, "test")
-        assert abs(float(scores.loss_sum) - confusion(logits(mixed, x), y)[1]) < 1e-11
-
-
-def test_parameters_are_mixed_and_not_predictions(recorder):
-    federation = harness.make_federation()
-    recorder.run(APFL(training=HEAVY, alpha=0.5), federation)
-    state = recorder.visit(2, "train", 0).output[0]
-    v, w = harness.arrays(state.model), harness.arrays(recorder.visit(2, "score", 0).shared)
-    x, _ = harness.examples(federation, 0, "test")
-    personal = harness.arrays(recorder.visit(2, "personalize", 0).output[0])
-    assert abs(logits(personal, x) - (logits(v, x) + logits(w, x)) / 2).max() > 1e-3
-
-
-def test_a_step_of_the_global_model_is_taken_once(recorder):
-    """A library steps twice on one gradient: the displacement of w would be 2 eta grad."""
-    federation = harness.make_federation()
-    recorder.run(APFL(training=Training(lr=0.1, epochs=1, batch_size=0)), federation, rounds=1)
-    w = harness.initial(federation)
-    slope = gradient(w, *harness.examples(federation, 0))
-    expected = {name: w[name] - 0.1 * slope[name] for name in w}
-    harness.assert_close(recorder.visit(1, "train", 0).output[1]["model"].value, expected)
-
-
-@pytest.mark.parametrize("kind", ["perceptron", "module"])
-@pytest.mark.parametrize("alpha", [0.25, 1.0])
-def test_the_global_model_is_that_of_fedavg(monkeypatch, kind, alpha):
-    """Whatever alpha is; buffers of batch normalization and dropout included."""
-    federation = (
-        harness.make_federation()
-        if kind == "perceptron"
-        else make_federation(module(), (9, 14), ())
-    )
-    one, two = (
-        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
-        for algorithm in (APFL(training=CLIPPED, alpha=alpha), FedAvg(training=CLIPPED))
-    )
-    harness.assert_close(
-        one.visit(3, "score", 0).shared, harness.arrays(two.visit(3, "score", 0).shared)
-    )
-
-
-@pytest.mark.parametrize("kind", ["perceptron", "module"])
-def test_with_alpha_0_personal_models_are_those_of_fedavg(recorder, kind):
-    federation = (
-        harness.make_federation()
-        if kind == "perceptron"
-        else make_federation(module(), (9, 14), ())
-    )
-    recorder.run(APFL(training=HEAVY, alpha=0.0), federation)
-    w = harness.arrays(recorder.visit(2, "score", 0).shared)
-    for client in (0, 1):
-        harness.assert_close(recorder.visit(2, "personalize", client).output[0], w, 0)
-    assert APFL(alpha=0).warnings(harness.task()) == ["with alpha 0, this is FedAvg."]
-
-
-def test_with_alpha_1_personal_models_are_those_of_local(monkeypatch):
-    federation = harness.make_federation()
-    one, two = (
-        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
-        for algorithm in (APFL(training=CLIPPED, alpha=1.0), Local(training=CLIPPED))
-    )
-    for client in (0, 1):
-        alone = harness.arrays(two.visit(3, "personalize", client).output[0])
-        harness.assert_close(one.visit(3, "personalize", client).output[0], alone)
-    assert APFL(alpha=1).warnings(harness.task()) == [
-        "with alpha 1, this is Local, but only the cohort trains."
-    ]
-
-
-def test_the_default_is_a_mixture():
-    assert APFL().alpha == 0.25 and not APFL().adaptive and APFL().warnings(harness.task()) == []
-    adam = replace(PLAIN, optimizer="adam")
-    assert (
-        "Adam is not used"
-        in APFL(training=adam, adaptive=True, alpha=1.0).warnings(harness.task())[0]
-    )
-
-
 def test_alpha_stays_between_0_and_1(recorder):
     """From alpha 1 on, some client would leave the range at this rate."""
     federation = harness.make_federation()
@@ -243,9 +155,3 @@ def test_buffers_of_the_own_model_follow_the_mixture(recorder):
         for name in (name for name in state.model if "running" in name):
             assert torch.isfinite(state.model[name]).all()
             assert not torch.equal(state.model[name], upload["model"].value[name])
-
-
-@pytest.mark.parametrize("options", [{"alpha": 1.5}, {"alpha": -0.1}, {"adaptive": 1}])
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ConfigError, match=f"APFL.{next(iter(options))} must be"):
-        APFL(**options)

@@ -1,18 +1,10 @@
 """Ditto against Li et al. 2021, Algorithm 1: FedAvg, and beside it steps down CE(v) + (lambda / 2)
 |v - w^t|^2."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 
-from federations import make_federation, module
 from fedtailor.algorithms.ditto import Ditto
-from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.local import Local
-from fedtailor.core.adaptation import describe
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.participation import Participation
 from fedtailor.core.task import Training
 from golden import harness
@@ -21,7 +13,6 @@ from golden.network import average, confusion, gradient, logits, sgd
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 PLAIN = Training(lr=0.2, epochs=1, batch_size=4)
-WHOLE = replace(TRAINING, batch_size=0)
 ONE = Participation(plan="fixed", count=1, full_last_round=False)
 
 
@@ -75,49 +66,6 @@ def test_three_rounds(recorder, training):
             harness.assert_close(recorder.visit(round, "score", client).shared, w)
 
 
-def test_defaults_are_not_degenerate():
-    """A default penalty of 0, or a single epoch of the personal model, are pitfalls of a popular
-    library."""
-    default = Ditto()
-    assert (default.penalty, default.personal_epochs) == (1.0, 5)
-    assert (describe(default.adaptation), describe(default.onboarding)) == (
-        "none",
-        "5 epochs of all layers",
-    )
-    assert default.warnings(harness.task()) == []
-
-
-def test_without_penalty_it_is_local_beside_fedavg(monkeypatch):
-    federation = harness.make_federation()
-    both, shared, own = (
-        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
-        for algorithm in (
-            Ditto(training=WHOLE, penalty=0.0, personal_epochs=2),
-            FedAvg(training=WHOLE),
-            Local(training=WHOLE),
-        )
-    )
-    for client in (0, 1):
-        personal = harness.arrays(own.visit(3, "personalize", client).output[0])
-        harness.assert_close(both.visit(3, "personalize", client).output[0], personal)
-    harness.assert_close(
-        both.visit(3, "score", 0).shared, harness.arrays(shared.visit(3, "score", 0).shared)
-    )
-    assert Ditto(penalty=0).warnings(harness.task()) == [
-        "with penalty 0, personal models are those of Local, and a FedAvg runs beside them."
-    ]
-
-
-def test_without_personal_epochs_clients_predict_with_the_global_model(recorder):
-    federation = harness.make_federation()
-    recorder.run(Ditto(training=TRAINING, personal_epochs=0), federation)
-    w = harness.arrays(recorder.visit(2, "score", 0).shared)
-    for client in (0, 1):
-        harness.assert_close(recorder.visit(2, "personalize", client).output[0], w, 0)
-    (warning,) = Ditto(personal_epochs=0).warnings(harness.task())
-    assert "this is FedAvg" in warning
-
-
 def test_a_large_penalty_holds_models_at_the_received_one(recorder):
     """lr times penalty is 1: one step of the penalty leads to the center, whatever the own model
     was."""
@@ -162,30 +110,3 @@ def test_a_new_client_trains_its_own_model_from_the_global_one(recorder):
     harness.assert_close(
         visit.output[0], held(w, w, *harness.examples(federation, 2), batches, TRAINING, 1.0)
     )
-
-
-def test_buffers_are_averaged_for_the_server_and_personal_beside_it(monkeypatch):
-    federation = make_federation(module(), (9, 14), ())
-    both, shared = (
-        harness.Recorder(monkeypatch).run(algorithm, federation)
-        for algorithm in (Ditto(training=WHOLE), FedAvg(training=WHOLE))
-    )
-    names = [name for name in both.visit(2, "score", 0).shared if "running" in name]
-    assert len(names) == 2
-    models = [both.visit(2, "personalize", client).output[0] for client in (0, 1)]
-    for name in names:
-        mean, counted = (
-            both.visit(2, "score", 0).shared[name],
-            both.visit(2, "train", 0).output[1]["model"].value[name],
-        )
-        assert torch.isfinite(mean).all() and not torch.equal(mean, counted)
-        assert not torch.equal(models[0][name], models[1][name]) and not torch.equal(
-            models[0][name], mean
-        )
-    assert shared.visit(2, "score", 0).shared.keys() == both.visit(2, "score", 0).shared.keys()
-
-
-@pytest.mark.parametrize("options", [{"penalty": -1.0}, {"personal_epochs": -1}, {"penalty": "1"}])
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ConfigError, match=f"Ditto.{next(iter(options))} must be"):
-        Ditto(**options)

@@ -7,14 +7,10 @@ import torch
 
 from federations import Planned, make_federation, module
 from fedtailor.algorithms.fedala import FedALA
-from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines.reference import Reference
-from fedtailor.testing.runs import assert_same_bits, run
+from fedtailor.testing.runs import assert_same_bits
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, gradient, logits, sgd
 
@@ -97,28 +93,6 @@ def test_four_rounds(recorder, training, layers, names, lr):
         assert any((weight == 0).any() for w in weights for weight in w.values())
 
 
-def test_the_sample_differs_by_round_and_client(recorder):
-    recorder.run(
-        FedALA(training=PLAIN), harness.make_federation(labels=([0, 1, 2] * 5,) * 2), rounds=3
-    )
-    kept = {
-        tuple(recorder.visit(round, "train", client).kept)
-        for round in (1, 2, 3)
-        for client in (0, 1)
-    }
-    assert len(kept) == 6
-
-
-def test_the_defaults_are_those_of_the_paper():
-    one = FedALA()
-    assert (one.layers, one.weight_lr, one.sample_share, one.primary_evaluation) == (
-        1,
-        1.0,
-        0.8,
-        "personalized",
-    )
-
-
 def test_lower_layers_are_those_of_the_received_model(recorder):
     """Frozen while the weights are learned, bit for bit, although momentum and decay are on."""
     federation = harness.make_federation()
@@ -128,36 +102,6 @@ def test_lower_layers_are_those_of_the_received_model(recorder):
         g = recorder.visit(3, "score", client).shared
         assert_same_bits(*({name: model[name] for name in BODY} for model in (personal, g)))
         assert not torch.equal(personal["head.weight"], g["head.weight"])
-
-
-@pytest.mark.parametrize("option", ["weight_lr", "sample_share"])
-def test_with_weights_that_are_not_learned_it_is_fedavg(option):
-    for task in (harness.task(), module()):
-        federation = (
-            make_federation(task) if task.input_shape == (4,) else harness.make_federation()
-        )
-        ours, plain = (
-            run(one, Reference(), federation, rounds=3)
-            for one in (FedALA(training=HEAVY, layers=9, **{option: 0.0}), FedAvg(training=HEAVY))
-        )
-        for key, output in plain.of("personalize").items():
-            for name, leaf in output[0].items():
-                assert torch.allclose(
-                    ours.of("personalize")[key][0][name], leaf, rtol=0, atol=1e-12
-                ), (key, name)
-
-
-def test_with_one_client_the_old_model_is_the_received_one(recorder):
-    """Both ends of the mixture agree, so there is nothing to learn: W stays 1 and training is that
-    of FedAvg."""
-    federation = harness.make_federation(labels=harness.LABELS[:1])
-    recorder.run(FedALA(training=HEAVY, weight_lr=100.0), federation, rounds=3)
-    w = harness.initial(federation)
-    for round in (1, 2, 3):
-        visit = recorder.visit(round, "train", 0)
-        w = sgd(w, *harness.examples(federation, 0), visit.plans[1], HEAVY)[0]
-        assert all((weight - 1).abs().max() < 1e-12 for weight in visit.output[0].weights.values())
-    harness.assert_close(recorder.visit(3, "personalize", 0).output[0], w)
 
 
 def test_who_never_trained_has_the_global_model(recorder):
@@ -195,20 +139,6 @@ def test_a_new_client_trains_then_learns_its_weights(recorder):
     assert np.abs(w["head.weight"] - 1).max() > 1e-3
 
 
-def test_small_clients(recorder):
-    """Pitfall: clients smaller than a batch train too; a single example is no sample for the
-    weights."""
-    federation = harness.make_federation(labels=([0, 1, 2, 1, 1, 0], [1], [2, 2]))
-    recorder.run(FedALA(training=Training(lr=0.1, epochs=1, batch_size=50)), federation, rounds=3)
-    steps = {
-        client: int(recorder.visit(2, "train", client).output[2]["steps"]) for client in (0, 1, 2)
-    }
-    assert steps == {0: 11, 1: 1, 2: 11}
-    for client in (0, 1, 2):
-        visit = recorder.visit(3, "train", client)
-        assert not torch.equal(visit.output[0].model["head.bias"], visit.shared.model["head.bias"])
-
-
 def test_a_round_without_steps_does_not_count():
     """A client that has not trained has no old model, though it took part."""
     federation = harness.make_federation(labels=([0, 1, 2], []))
@@ -236,35 +166,3 @@ def test_layers_are_counted_from_the_end_without_buffers():
         assert set(weights) == {
             f"{prefix}.{kind}" for prefix in prefixes for kind in ("weight", "bias")
         }
-
-
-def test_buffers_of_a_personal_model_are_those_received():
-    record = run(
-        FedALA(training=HEAVY, layers=4, weight_lr=50.0),
-        Reference(),
-        make_federation(module()),
-        rounds=3,
-    )
-    g = record.reports[-1].personal[5]  # of a client without examples
-    for client in (4, 6):
-        personal = record.reports[-1].personal[client]
-        assert all(
-            torch.equal(personal[name], g[name]) for name in ("1.running_mean", "1.running_var")
-        )
-        assert not torch.equal(personal["1.weight"], g["1.weight"])
-
-
-def test_warnings_and_refusals():
-    task = harness.task()
-    assert FedALA().warnings(task) == [] and FedALA(layers=2).warnings(task) == []
-    assert FedALA(layers=3).warnings(task) == ["the model has fewer than 3 layers: all are mixed."]
-    for option in ("weight_lr", "sample_share"):
-        (sentence,) = FedALA(**{option: 0.0}).warnings(task)
-        assert sentence.startswith(f"with {option} 0") and sentence.endswith("this is FedAvg.")
-    assert (
-        describe(FedALA().onboarding)
-        == "a round's training of all layers, then 10 epochs of mixing weights"
-    )
-    for wrong in ({"layers": 0}, {"sample_share": 1.5}, {"weight_lr": -1.0}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            FedALA(**wrong)

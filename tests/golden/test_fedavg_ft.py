@@ -47,18 +47,6 @@ def test_two_rounds(recorder, training, finetune, names):
             assert abs(float(scores.loss_sum) - loss) < 1e-11
 
 
-def test_the_default_is_all_layers_for_five_epochs(recorder):
-    federation = harness.make_federation()
-    recorder.run(FedAvgFT(training=TRAINING), federation, rounds=1)
-    assert recorder.reports[0].evaluations[-1].adaptation == "5 epochs of all layers"
-    for client in (0, 1):
-        visit = recorder.visit(1, "personalize", client)
-        w = harness.arrays(recorder.visit(1, "score", client).shared.model)
-        tuned, *_ = sgd(w, *harness.examples(federation, client), visit.plans[0], TRAINING)
-        harness.assert_epochs(visit.plans[0], SIZES[client], 5, 5)
-        harness.assert_close(visit.output[0].model, tuned)
-
-
 def test_a_new_client_is_tuned_from_the_final_model(recorder):
     labels = (*harness.LABELS, [0, 2, 2, 1, 0, 2])
     federation = harness.make_federation(labels, num_new=1)

@@ -8,17 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedbn import FedBN
-from fedtailor.core import tree
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import build
 from fedtailor.core.participation import Participation
-from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.module import from_module
-from fedtailor.models.resnet import resnet18_gn
-from fedtailor.models.wideresnet import wideresnet16
 from golden import harness
 from golden.network import average, confusion, log_softmax
 
@@ -158,45 +151,3 @@ def test_the_budget_of_a_new_client_counts_who_took_part(recorder):
     recorder.run(FedBN(training=TRAINING), federation, rounds=4, participation=one)
     (batches,) = recorder.visit(4, "personalize", 2).plans
     harness.assert_epochs(batches, len(NEW), TRAINING.batch_size, 2 * TRAINING.epochs)
-
-
-def test_without_normalization_layers_it_is_fedavg(recorder):
-    """At every evaluation point, with the same bits, and new clients too."""
-    federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
-    visits = []
-    for algorithm in (FedBN(training=TRAINING), FedAvg(training=TRAINING)):
-        recorder.run(algorithm, federation)
-        visits.append(dict(recorder.visits))
-    assert visits[0].keys() == visits[1].keys()
-    for key, visit in visits[0].items():
-        one, two = tree.paths(visit.output), tree.paths(visits[1][key].output)
-        assert one.keys() == two.keys()
-        assert all(torch.equal(leaf, two[path]) for path, leaf in one.items()), key
-    assert FedBN().warnings(federation.common_task) == [
-        "the model has no normalization layers: this is FedAvg."
-    ]
-    assert FedBN().warnings(make_federation().common_task) == []
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        resnet18_gn((3, 32, 32), 4),
-        wideresnet16((3, 8, 8), 4),
-        wideresnet16((3, 8, 8), 4, norm="batch"),
-    ],
-    ids=["resnet18_gn", "wideresnet16", "wideresnet16-batch"],
-)
-def test_normalization_layers_are_never_sent(model):
-    """They go by the kind of their layer, whatever its name: also a shortcut's, also group
-    normalization."""
-    task = Task(model, 4, (3, 8, 8))
-    sent = set(FedBN().messages(task)["model"].leaf_shapes())
-    own = set(FedBN().init_client(task, (), new_key(1)))
-    assert own and sent | own == set(model.groups) and not sent & own
-    assert all("norm" in name for name in own) and not any("norm" in name for name in sent)
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ConfigError, match="unknown option"):
-        build(FedBN, {"norm": "batch"}, section="algorithm")

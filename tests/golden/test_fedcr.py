@@ -181,38 +181,3 @@ def test_two_rounds(recorder, training, variant):
     for round in (1, 2):
         expected.assert_round(recorder, round)
         expected.assert_personal(recorder, round)
-
-
-def test_what_is_sent(recorder):
-    """Body + 2 V numbers per class down, body + 2 V numbers per class that the client has up; never
-    a head."""
-    federation = harness.make_federation()
-    recorder.run(FedCR(training=TRAINING, latent_dim=V), federation, rounds=1)
-    body = harness.INPUTS * harness.HIDDEN + harness.HIDDEN + harness.HIDDEN * 2 * V + 2 * V
-    present = [len(set(labels)) for labels in harness.LABELS]
-    assert present == [3, 2]
-    assert recorder.reports[0].bytes_down == 4 * 2 * (body + 2 * V * harness.CLASSES)
-    masks = 2 * 2  # two sums of two clients: a bit for each class
-    assert recorder.reports[0].bytes_up == 4 * (2 * body + 2 * V * sum(present)) + masks
-    assert set(recorder.visit(1, "train", 0).shared.body) == set(
-        recorder.visit(1, "train", 0).output[1]["body"].value
-    )
-
-
-def test_without_bodies_the_class_gaussians_alone_are_sent(recorder):
-    federation = harness.make_federation()
-    recorder.run(FedCR(training=TRAINING, latent_dim=V, aggregate_body=False), federation, rounds=1)
-    assert recorder.reports[0].bytes_down == 4 * 2 * 2 * V * harness.CLASSES
-    assert recorder.reports[0].bytes_up == 4 * 2 * V * 5 + 2 * 2
-
-
-def test_the_presets_are_what_they_say():
-    assert FedCR.from_preset("reference") == FedCR()
-    paper = FedCR.from_preset("paper")
-    assert (paper.likelihood, paper.prediction) == ("log_expected", "mean_probabilities")
-    assert (paper.beta, paper.samples, paper.prediction_samples, paper.head_epochs) == (
-        5e-4,
-        18,
-        18,
-        10,
-    )

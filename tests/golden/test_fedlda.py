@@ -4,14 +4,11 @@ What stands in ``tests/golden/lda.py`` was written from the equations, without t
 arithmetic.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from fedtailor.algorithms.fedlda import FedLDA
-from fedtailor.core import tree
 from fedtailor.core.task import Training
 from golden import fda, harness, lda
 from golden.compare import assert_scores, server_of
@@ -208,36 +205,3 @@ def test_the_global_model_has_equally_likely_classes(recorder):
             features(body, x), shared, np.full(harness.CLASSES, 1 / 3), fda.RELEASED
         )
         assert_scores(recorder.visit(1, "score", client).output, expected, y, TOLERANCE)
-
-
-def test_bytes_of_a_round(recorder):
-    """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; neither head nor prior
-    is sent."""
-    federation = harness.make_federation()
-    recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
-    d, classes = harness.HIDDEN, harness.CLASSES
-    numbers = harness.INPUTS * d + d + classes * d + d * (d + 1) // 2
-    assert recorder.reports[0].bytes_down == 2 * 4 * numbers
-    assert recorder.reports[0].bytes_up == 2 * 4 * (numbers + 1)
-
-
-def not_a_number(x, splits):
-    """Damage one input of the third client."""
-    x[splits[2].train[1], 0] = np.nan
-
-
-def test_a_client_with_damaged_data_changes_nothing_for_the_others(monkeypatch):
-    algorithm = FedLDA(training=TRAINING)
-    federation = harness.make_federation((*harness.LABELS, USUAL), change=not_a_number)
-    damaged = harness.Recorder(monkeypatch).run(algorithm, federation)
-    alone = harness.Recorder(monkeypatch).run(
-        algorithm, replace(federation, splits=federation.splits[:2])
-    )
-    for report in damaged.reports:
-        (event,) = [event for event in report.events if event["kind"] == "quarantine"]
-        assert event["client"] == 2 and "not finite" in event["reason"]
-    for client in (0, 1):
-        first, second = (run.visit(2, "personalize", client).output for run in (damaged, alone))
-        assert all(
-            torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(second), strict=True)
-        )

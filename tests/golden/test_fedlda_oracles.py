@@ -17,7 +17,7 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
 from golden import fda, harness
-from golden.network import BODY, sgd
+from golden.network import BODY
 
 STILL = Training(epochs=0)
 
@@ -77,59 +77,6 @@ def test_centering_by_blended_means_adds_the_distance_of_the_means(beta):
     harness.assert_close(given, beta * covariance + (1 - beta) * expected, 1e-11)
 
 
-def test_with_momentum_1_the_gaussian_never_changes():
-    z, y, means, covariance = blobs()
-    given = upload_of(FedLDA(momentum=1.0, training=STILL), z, y, means, covariance)
-    assert all(np.array_equal(one, two) for one, two in zip(given, (means, covariance)))
-
-
-def test_with_momentum_0_moments_are_local():
-    z, y, means, covariance = blobs()
-    given = upload_of(FedLDA(momentum=0.0, cov_ridge=0.0, training=STILL), z, y, means, covariance)
-    local = fda.estimate(z, y, means, fda.Constants(ridge=0.0, offset=0.0))
-    for one, two in zip(given, local):
-        harness.assert_close(one, two)
-
-
-def test_means_are_those_of_pfedfda_with_beta_one_half():
-    z, y, means, covariance = blobs()
-    given, _ = upload_of(FedLDA(training=STILL), z, y, means, covariance)
-    local = fda.estimate(z, y, means, fda.RELEASED)
-    expected = fda.blend(local, fda.Gaussian(means, covariance), np.full(2, 0.5))
-    harness.assert_close(given, expected.means)
-
-
-def test_without_a_penalty_training_is_that_of_cross_entropy(recorder):
-    federation = harness.make_federation()
-    training = Training(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=2, batch_size=5)
-    recorder.run(FedLDA(training=training, penalty=0.0), federation, rounds=1)
-    for client in federation.known:
-        visit = recorder.visit(1, "train", client)
-        x, y = harness.examples(federation, client)
-        shared = visit.shared
-        pi = fda.prior(y, harness.CLASSES)
-        head = fda.discriminant(shared.means.numpy(), shared.covariance.numpy(), pi, 1e-4)
-        start = {**harness.arrays(shared.body), **dict(zip(("head.weight", "head.bias"), head))}
-        (batches,) = visit.plans
-        trained, _, _ = sgd(start, x, y, batches, training, BODY)
-        harness.assert_close(visit.output[1]["body"].value, {name: trained[name] for name in BODY})
-
-
-def test_batches_of_one_pay_no_penalty(recorder, monkeypatch):
-    """Bit for bit the training without one, whichever mean centers."""
-    training = Training(lr=0.1, epochs=2, batch_size=1)
-    bodies = []
-    for options in (
-        {"penalty": 0.0},
-        {"penalty": 9.0},
-        {"penalty": 9.0, "penalty_centering": "batch"},
-    ):
-        algorithm = FedLDA(training=training, **options)
-        run = harness.Recorder(monkeypatch).run(algorithm, harness.make_federation(), rounds=1)
-        bodies.append(run.visit(1, "train", 0).output[1]["body"].value)
-    assert all(torch.equal(bodies[0][name], other[name]) for other in bodies[1:] for name in BODY)
-
-
 def test_penalty_of_uncorrelated_features_is_0_and_scales_quadratically():
     ones = torch.ones(4)
     uncorrelated = torch.tensor([[1.0, 2, 0], [-1, 2, 0], [1, -2, 0], [-1, -2, 0]])
@@ -157,34 +104,6 @@ def test_rows_of_weight_0_change_no_penalty():
         correlation(z[:6], groups[:6], torch.ones(6), 2).numpy(),
         1e-15,
     )
-
-
-def test_clients_differ_by_their_priors_alone():
-    z, _, means, covariance = blobs(n=6)
-    heads, priors = [], []
-    for y in (np.array([0, 0, 0, 0, 1, 2]), np.array([1, 1, 1, 2, 2, 2])):
-        task, data = client_with(z, y, 3)
-        personal = FedLDA().personalize(
-            FedLDA().bind(task), Download(server(means, covariance)), (), data, new_key(0)
-        )
-        heads.append(personal.head)
-        priors.append(fda.prior(y, 3))
-    assert torch.equal(heads[0].weight, heads[1].weight)
-    harness.assert_close(
-        heads[0].bias - heads[1].bias, np.log(priors[0]) - np.log(priors[1]), 1e-12
-    )
-
-
-def test_a_prior_can_rule_classes_out():
-    z, y, means, covariance = blobs(n=6)
-    task, data = client_with(z, np.zeros_like(y), 3)
-    algorithm = FedLDA(prior_smoothing=1e-300)
-    personal = algorithm.personalize(
-        algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0)
-    )
-    probabilities = algorithm.predict(task, personal, data.train.x).softmax(1)
-    assert torch.isfinite(personal.head.bias).all()
-    assert float(probabilities[:, 1:].max()) < 1e-250
 
 
 def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
@@ -233,21 +152,3 @@ def test_a_run_without_a_classifier_stops_with_a_sentence(recorder):
         recorder.run(algorithm, federation, rounds=9)
     (sentence,) = algorithm.warnings(harness.task())
     assert "not positive definite" in sentence and FedLDA().warnings(harness.task()) == []
-
-
-def test_features_that_are_always_zero_leave_the_classifier_finite(recorder):
-    """The share of the initial identity halves every round; after 60 rounds only shrinking keeps S
-    regular."""
-
-    def no_inputs(x, splits):
-        x[:] = 0
-
-    federation = harness.make_federation(change=no_inputs)
-    training = Training(lr=0.05, epochs=1, batch_size=5)
-    algorithm = FedLDA(training=training, cov_ridge=0.0)
-    recorder.run(algorithm, federation, rounds=60, evaluate_every=0, personalized_every=0)
-    covariance = recorder.visit(60, "personalize", 0).shared.covariance
-    assert float(covariance.diagonal().min()) < 1e-10
-    assert recorder.reports[-1].events == [] and set(recorder.reports[-1].personal) == {0, 1}
-    condition = recorder.reports[-1].metrics["covariance_condition"][0]
-    assert 1 <= condition < 1e5 * harness.HIDDEN

@@ -11,10 +11,7 @@ import torch
 from federations import Planned
 from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms.fedpac import FedPAC
-from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.adaptation import describe
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import BODY, HEAD, average, confusion, features, gradient, logits, sgd
@@ -223,28 +220,6 @@ def test_the_first_round_aligns_nothing(recorder):
     )
 
 
-def test_without_alignment_and_combination_it_is_fedrep(recorder):
-    """With one epoch of the head, at the rate of the body; the two then send the same of the
-    models, too."""
-    federation = harness.make_federation(THREE)
-    recorder.run(
-        FedPAC(training=TRAINING, penalty=0.0, combine_heads=False, head_lr=TRAINING.lr),
-        federation,
-        rounds=3,
-    )
-    recorder.run(FedRep(training=TRAINING, head_epochs=1), federation, rounds=3)
-    for client in federation.known:
-        for name, value in recorder.reports[2].personal[client].model.items():
-            harness.assert_close(value, recorder.reports[5].personal[client].model[name].numpy())
-
-
-def test_a_client_alone_keeps_its_own_head(recorder):
-    federation = harness.make_federation(harness.LABELS[:1])
-    recorder.run(FedPAC(training=TRAINING), federation)
-    sent = recorder.visit(2, "train", 0).output[1]["head"].value
-    assert_same_bits(recorder.reports[-1].personal[0].model, sent, HEAD)
-
-
 def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch):
     """Pitfall: a failure must not hand out another client's head; here the cohort's ids are not 0,
     1, ..."""
@@ -258,29 +233,6 @@ def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch)
     for client in (1, 2):
         sent = recorder.visit(1, "train", client).output[1]["head"].value
         assert_same_bits(recorder.reports[0].personal[client].model, sent, HEAD)
-
-
-@pytest.mark.parametrize("combine_heads", [True, False])
-def test_a_frozen_group_stays_bit_for_bit(recorder, combine_heads):
-    """Neither momentum nor decay may move it."""
-    federation, frozen = (
-        harness.make_federation(),
-        Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=0),
-    )
-    recorder.run(
-        FedPAC(training=frozen, head_epochs=2, combine_heads=combine_heads), federation, rounds=1
-    )
-    start = federation.common_task.model.init(new_key(5).common("model"))
-    visit = recorder.visit(1, "train", 0)
-    assert_same_bits(visit.output[1]["body"].value, start, BODY)
-    trained = replace(frozen, epochs=3)
-    recorder.run(
-        FedPAC(training=trained, head_epochs=0, combine_heads=combine_heads), federation, rounds=1
-    )
-    assert_same_bits(recorder.visit(1, "train", 0).output[0].head, start, HEAD)
-    assert not torch.equal(
-        recorder.visit(1, "train", 0).output[1]["body"].value["hidden.bias"], start["hidden.bias"]
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"combine_heads": False, "onboard_epochs": 2}])
@@ -305,70 +257,3 @@ def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options
     )
     harness.assert_close(visit.output[0].model, w)
     assert describe(algorithm.onboarding) == f"{algorithm.onboard_epochs} epochs of the head"
-
-
-@pytest.mark.parametrize("combine_heads", [True, False])
-def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, combine_heads):
-    """Pitfall: the tuning must use the head's own rate, as the head's epochs in a round do; a new
-    client tunes too."""
-    federation = harness.make_federation(THREE, num_new=1)
-    algorithm = FedPAC(
-        training=TRAINING, head_lr=0.03, finetune_epochs=3, combine_heads=combine_heads
-    )
-    at_head_rate = replace(TRAINING, lr=algorithm.head_lr)
-    recorder.run(replace(algorithm, finetune_epochs=0), federation)
-    plain = {
-        client: harness.arrays(recorder.reports[-1].personal[client].model) for client in range(3)
-    }
-    recorder.run(algorithm, federation)
-    assert describe(algorithm.adaptation) == "3 epochs of the head"
-    for client in range(3):
-        visit, (x, y) = (
-            recorder.visit(2, "personalize", client),
-            harness.examples(federation, client),
-        )
-        batches = visit.plans[-1]
-        harness.assert_epochs(batches, len(y), TRAINING.batch_size, 3)
-        w, *_ = sgd(plain[client], x, y, batches, at_head_rate, HEAD)
-        harness.assert_close(visit.output[0].model, w, 1e-11)
-        assert int(visit.output[0].steps) == len(batches)
-
-
-def test_no_part_of_the_state_is_kept_without_use(recorder):
-    """A combined head is the server's: clients do not store what they sent; heads of their own have
-    no flag."""
-    federation = harness.make_federation()
-    start = federation.common_task.model.init(new_key(5).common("model"))
-    recorder.run(FedPAC(training=TRAINING), federation, rounds=1)
-    state = recorder.visit(1, "train", 0).output[0]
-    assert_same_bits(state.head, start, HEAD)
-    assert float(state.new) == 0
-    recorder.run(FedPAC(training=TRAINING, combine_heads=False), federation, rounds=1)
-    state = recorder.visit(1, "train", 0).output[0]
-    assert state.new == () and not torch.equal(state.head["head.bias"], start["head.bias"])
-
-
-def test_what_is_disclosed():
-    """Heads and statistics of single clients reach the server only to be combined."""
-    together, apart = (
-        FedPAC(combine_heads=combine).messages(harness.task()) for combine in (True, False)
-    )
-    assert {name for name, field in together.items() if field.reduction == "each"} == {
-        "head",
-        "statistics",
-    }
-    assert (
-        not {name for name, field in apart.items() if field.reduction == "each"}
-        and "head" not in apart
-    )
-
-
-def test_options():
-    assert FedPAC() == FedPAC(
-        penalty=1.0, head_epochs=1, head_lr=0.1, combine_heads=True, onboard_epochs=5
-    )
-    assert FedPAC().warnings(harness.task()) == []
-    assert len(FedPAC(penalty=0.0, head_epochs=0).warnings(harness.task())) == 2
-    for wrong in ({"penalty": -1.0}, {"head_lr": 0.0}, {"head_epochs": -1}, {"onboard_epochs": -1}):
-        with pytest.raises(ConfigError, match=f"FedPAC.{next(iter(wrong))}"):
-            FedPAC(**wrong)

@@ -4,11 +4,8 @@ heads kept."""
 import pytest
 import torch
 
-from federations import Planned, make_federation, module
-from fedtailor.algorithms.fedavg import FedAvg
+from federations import Planned
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.core.adaptation import describe
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import ALL, BODY, HEAD, average, confusion, logits, sgd
@@ -118,39 +115,3 @@ def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
         harness.assert_close(personal.model, sgd(start, x, y, batches, TRAINING, HEAD)[0])
         assert all(torch.equal(personal.model[name], body[name]) for name in BODY)
         assert int(diagnostics["steps"]) == len(batches) + sum(map(len, onboarding))
-
-
-def test_one_client_is_fedavg(recorder):
-    federation = harness.make_federation(harness.LABELS[:1])
-    recorder.run(FedPer(training=TRAINING), federation)
-    found = recorder.visit(2, "personalize", 0).output[0].model
-    recorder.run(FedAvg(training=TRAINING), federation)
-    harness.assert_close(found, harness.arrays(recorder.visit(2, "personalize", 0).output[0]))
-
-
-def test_buffers_belong_to_the_body(recorder):
-    """Pitfall: batch statistics of one client under parameters that are averaged."""
-    federation = make_federation(module(), (5, 9), ())
-    recorder.run(FedPer(training=TRAINING), federation, rounds=1)
-    sent = [recorder.visit(1, "train", client).output for client in (0, 1)]
-    names = federation.common_task.names("buffer")
-    assert "1.running_mean" in names
-    for client, (state, upload, *_) in enumerate(sent):
-        assert set(state) == {"6.weight", "6.bias"} and set(names) < set(upload["body"].value)
-        personal = recorder.visit(1, "personalize", client).output[0].model
-        for name in ("1.running_mean", "1.running_var"):
-            assert not torch.equal(
-                upload["body"].value[name], harness.initial_params(federation)[name]
-            )
-            values = [upload["body"].value[name].numpy() for _, upload, *_ in sent]
-            harness.assert_close(personal[name], (5 * values[0] + 9 * values[1]) / 14)
-
-
-def test_what_it_says_of_its_options():
-    task = harness.task()
-    assert FedPer().warnings(task) == [] and describe(FedPer().adaptation) == "none"
-    assert FedPer(onboard_epochs=0).warnings(task) and not FedPer(
-        onboard_epochs=0, finetune_epochs=1
-    ).warnings(task)
-    with pytest.raises(ConfigError, match=r"FedPer\.finetune_epochs must be >= 0, got -1"):
-        FedPer(finetune_epochs=-1)

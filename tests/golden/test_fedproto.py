@@ -10,7 +10,6 @@ from torch import nn
 
 from federations import Planned
 from fedtailor.algorithms.fedproto import FedProto, Personal, Prototypes
-from fedtailor.algorithms.local import Local
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
@@ -129,31 +128,6 @@ def test_a_class_without_a_prototype_never_wins():
         assert set(found.argmax(1).tolist()) <= winners
 
 
-def test_without_penalty_and_with_heads_it_is_local(recorder):
-    federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
-    visits = []
-    for algorithm in (
-        FedProto(training=TRAINING, penalty=0.0, prediction="head"),
-        Local(training=TRAINING),
-    ):
-        recorder.run(algorithm, federation, rounds=3)
-        visits.append([recorder.visit(3, "personalize", client).output for client in (0, 1, 2)])
-    for one, two in zip(*visits):
-        harness.assert_close(one[0].model, harness.arrays(two[0]))
-        for first, second in zip(one[2]["clients"], two[2]["clients"]):
-            assert torch.allclose(first, second, rtol=0, atol=1e-12)
-
-
-def test_warnings():
-    task = harness.task()
-    alone = "with penalty 0, every client trains alone"
-    assert FedProto().warnings(task) == []
-    assert FedProto(penalty=0).warnings(task) == [
-        f"{alone}; predictions use the prototypes of all."
-    ]
-    assert FedProto(penalty=0, prediction="head").warnings(task) == [f"{alone}."]
-
-
 @pytest.mark.parametrize("training", [TRAINING, STEPS])
 def test_a_new_client_trains_towards_the_prototypes_as_long_as_the_others(recorder, training):
     federation = harness.make_federation((*harness.LABELS, NEW), num_new=1)
@@ -213,12 +187,6 @@ def test_features_of_another_length_are_refused():
     )
     with pytest.raises(ConfigError, match="client 1"):
         list(simulate(FedProto(), federation, Reference(), Schedule(rounds=1), seed=0))
-
-
-@pytest.mark.parametrize("options", [{"penalty": -1.0}, {"prediction": "nearest"}])
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        FedProto(**options)
 
 
 def test_prototypes_and_rounds_of_partial_cohorts(recorder):

@@ -1,19 +1,11 @@
 """FedProx against Li et al. 2020, Algorithm 2: SGD on CE(w) + (mu / 2) |w - w^t|^2, then the mean
 by examples."""
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 import pytest
 
-import federations
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedprox import FedProx
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines.reference import Reference
-from fedtailor.testing.runs import assert_close_runs, run
 from golden import harness
 from golden.network import ALL, average, confusion, cross_entropy, gradient, logits
 
@@ -67,41 +59,6 @@ def test_two_rounds(recorder, training, penalty):
             harness.assert_close(recorder.visit(round, "personalize", client).output[0], w)
 
 
-def test_the_default_penalty_is_not_degenerate(recorder):
-    """A library whose default is 0 compares with FedAvg under another name."""
-    assert FedProx().penalty == 0.1 and FedProx().warnings(harness.task()) == []
-    assert FedProx(penalty=0.0).warnings(harness.task()) == ["with penalty 0, this is FedAvg."]
-
-
-def test_without_penalty_it_is_fedavg():
-    federation = federations.make_federation(federations.module())
-    runs = [
-        run(one, Reference(), federation)
-        for one in (FedProx(training=HEAVY, penalty=0.0), FedAvg(training=HEAVY))
-    ]
-    assert_close_runs(*runs, tolerance=0.0)
-
-
-def test_one_step_is_that_of_fedavg():
-    """The pull is 0 where local training starts, so one full batch leaves no difference; two do."""
-    federation = harness.make_federation()
-    for epochs, same in ((1, True), (2, False)):
-        one, two = (
-            run(
-                make(training=replace(PLAIN, batch_size=0, epochs=epochs)),
-                Reference(),
-                federation,
-                rounds=1,
-            )
-            for make in (partial(FedProx, penalty=5.0), FedAvg)
-        )
-        distance = max(
-            float((leaf - two.reports[-1].personal[0][name]).abs().max())
-            for name, leaf in one.reports[-1].personal[0].items()
-        )
-        assert (distance < 1e-13) == same
-
-
 def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
     """At the minimum, grad CE(w) + mu (w - w^t) = 0: mu itself, neither half of it nor twice."""
     federation = harness.make_federation()
@@ -120,43 +77,3 @@ def test_long_training_ends_where_the_pull_balances_the_gradient(recorder):
         for name in ALL:
             np.testing.assert_allclose(slope[name], 5.0 * (start[name] - end[name]), atol=1e-9)
             assert np.abs(slope[name]).max() > 1e-2
-
-
-def test_buffers_are_averaged_and_not_penalized(recorder):
-    """While parameters hardly move, running statistics do, and the recorded loss does not feel
-    it."""
-    federation = federations.make_federation(federations.module(), (9, 14), ())
-    still = Training(lr=1e-13, epochs=3, batch_size=5)
-    plain, near = (
-        run(one(training=still), Reference(), federation, rounds=1) for one in (FedAvg, FedProx)
-    )
-    assert_close_runs(plain, near, tolerance=1e-9)
-    strong = run(FedProx(training=still, penalty=1e3), Reference(), federation, rounds=1)
-    uploads = [strong.of("train")[1, client][1]["model"].value for client in (0, 1)]
-    server = strong.reports[-1].personal[0]
-    buffers = federation.common_task.names("buffer")
-    assert buffers
-    for name in buffers:
-        mean = (9 * uploads[0][name] + 14 * uploads[1][name]) / 23
-        assert float((server[name] - mean).abs().max()) < 1e-12
-        assert not np.allclose(uploads[0][name], uploads[1][name], atol=1e-3)
-    for client in (0, 1):
-        losses = [float(one.of("train")[1, client][2]["loss"]) for one in (plain, strong)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-9)
-
-
-def test_a_new_client_predicts_with_the_global_model(recorder):
-    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(FedProx(training=HEAVY), federation)
-    visit = recorder.visit(2, "personalize", 2)
-    assert visit.plans == []
-    harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))
-    assert (
-        recorder.reports[-1].evaluations[-1].adaptation == "none"
-        and FedProx.primary_evaluation == "global"
-    )
-
-
-def test_a_negative_penalty_is_refused():
-    with pytest.raises(ConfigError, match=r"FedProx.penalty must be >= 0, got -1"):
-        FedProx(penalty=-1.0)

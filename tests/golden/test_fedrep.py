@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from federations import Planned, make_federation, module
-from fedtailor.algorithms.fedbabu import FedBABU
+from federations import make_federation, module
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.algorithm import Download
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
@@ -19,7 +17,6 @@ from golden.network import BODY, HEAD, average, confusion, logits, sgd
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 DROPPING = Training(lr=0.1, momentum=0.9, weight_decay=0.01, epochs=1, batch_size=4, drop_last=True)
-WHOLE = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=3, batch_size=0)
 NEWCOMER = [0, 2, 2, 1, 0, 2]
 
 
@@ -76,41 +73,6 @@ def test_steps_of_both_phases_count():
     assert int(update.metrics["steps"]) == int(update.personal.steps) == 5 * -(-SIZES[0] // 5)
 
 
-def test_orders_differ_by_phase(recorder):
-    training = replace(TRAINING, batch_size=0, epochs=1)
-    recorder.run(FedRep(training=training, head_epochs=1), harness.make_federation(), rounds=1)
-    (head,), (body,) = recorder.visit(1, "train", 0).plans
-    assert head.tolist() != body.tolist()
-
-
-def test_without_head_epochs_heads_stay_and_the_body_trains_alone(recorder):
-    """Momentum and decay must not move what is frozen."""
-    federation = harness.make_federation()
-    algorithm = FedRep(training=TRAINING, head_epochs=0)
-    recorder.run(algorithm, federation)
-    assert algorithm.warnings(federation.common_task) and not FedRep().warnings(
-        federation.common_task
-    )
-    for client in (0, 1):
-        assert_same_bits(
-            recorder.visit(2, "train", client).output[0], harness.initial_params(federation), HEAD
-        )
-        visit = recorder.visit(1, "train", client)
-        x, y = harness.examples(federation, client)
-        moved, *_ = sgd(harness.initial(federation), x, y, visit.plans[1], TRAINING, BODY)
-        harness.assert_close(visit.output[1]["body"].value, harness.part(moved, BODY))
-
-
-def test_without_head_epochs_it_is_fedbabu(recorder):
-    """With whole batches, as the two draw other orders."""
-    federation, found = harness.make_federation(), []
-    recorder.run(FedRep(training=WHOLE, head_epochs=0), federation)
-    found.append(recorder.visit(2, "personalize", 0).output[0].model)
-    recorder.run(FedBABU(training=WHOLE, finetune_epochs=0), federation)
-    found.append(recorder.visit(2, "personalize", 0).output[0].model)
-    harness.assert_close(found[0], harness.arrays(found[1]))
-
-
 @pytest.mark.parametrize(
     "make", [harness.make_federation, lambda: make_federation(module(), (5, 9), ())]
 )
@@ -130,22 +92,6 @@ def test_the_phase_of_the_head_leaves_the_body(recorder, make):
         )
 
 
-def test_heads_of_other_rounds_are_evaluated_with_the_new_body(recorder):
-    federation = harness.make_federation((*harness.LABELS, NEWCOMER))
-    recorder.run(
-        FedRep(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]})
-    )
-    body = recorder.visit(2, "train", 0).output[1]["body"].value
-    heads = [
-        recorder.visit(2, "train", 0).output[0],
-        recorder.visit(1, "train", 1).output[0],
-        harness.initial_params(federation),
-    ]
-    for client, head in enumerate(heads):
-        found = recorder.visit(2, "personalize", client).output[0].model
-        harness.assert_close(found, harness.arrays({**body, **harness.part(head, HEAD)}))
-
-
 def test_a_new_client_runs_the_phase_of_the_head_alone(recorder):
     federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
     recorder.run(FedRep(training=TRAINING, head_epochs=4), federation)
@@ -157,11 +103,6 @@ def test_a_new_client_runs_the_phase_of_the_head_alone(recorder):
     expected, *_ = sgd(start, *harness.examples(federation, 2), batches, TRAINING, HEAD)
     harness.assert_close(visit.output[0].model, expected)
     assert_same_bits(visit.output[0].model, body, BODY)
-
-
-def test_a_wrong_option_is_refused():
-    with pytest.raises(ConfigError, match=r"FedRep\.head_epochs must be >= 0, got -1"):
-        FedRep(head_epochs=-1)
 
 
 def test_a_copy_of_the_head_is_tuned_if_asked_for(recorder):

@@ -10,7 +10,6 @@ import torch
 from federations import make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedrod import FedRoD, balanced
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
@@ -257,29 +256,3 @@ def test_labels_without_a_count_and_clients_without_examples_are_finite(counts):
     absent = torch.tensor(counts) == 0
     shifted = balanced(scores, y, torch.tensor(counts))
     assert torch.equal(shifted.isinf(), absent & (torch.arange(3) != y[:, None]))
-
-
-def test_counts_are_of_all_examples_though_the_last_batch_is_dropped(recorder):
-    """A single example of a class may be in the batch that is dropped: the class is present all the
-    same."""
-    federation = harness.make_federation(labels=([0, 0, 0, 0, 1], [1, 2, 1, 2, 2]))
-    recorder.run(
-        FedRoD(training=Training(lr=0.1, epochs=1, batch_size=4, drop_last=True)),
-        federation,
-        rounds=4,
-    )
-    dropped = set()
-    for (_, program, client), visit in recorder.visits.items():
-        if program == "train":
-            y = harness.examples(federation, client)[1]
-            dropped |= set(y) - set(y[visit.plans[0][0]])
-            assert np.isfinite(float(visit.output[2]["loss"]))
-    assert 1 in dropped
-
-
-@pytest.mark.parametrize(
-    "options", [{"variant": "both"}, {"hyper_hidden": 0}, {"onboard_epochs": -1}]
-)
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        FedRoD(**options)

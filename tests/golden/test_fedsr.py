@@ -9,8 +9,6 @@ import torch
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedsr import FedSR, References, ServerState, simple_loss
 from fedtailor.core import rng
-from fedtailor.core.adaptation import describe
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
 from fedtailor.core.task import Batch, Training
@@ -235,22 +233,3 @@ def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
         harness.assert_close(
             runs[1].visit(2, "personalize", client).output[0].model, harness.arrays(other)
         )
-
-
-def test_defaults_and_what_is_refused():
-    task = harness.task()
-    one = FedSR()
-    assert (one.l2_weight, one.cmi_weight, one.finetune_epochs, describe(one.adaptation)) == (
-        0.01,
-        0.001,
-        0,
-        "none",
-    )
-    assert FedSR.from_preset("paper") == FedSR(squared_norm=True)
-    assert (
-        one.warnings(task) == []
-        and describe(FedSR(finetune_epochs=10).adaptation) == "10 epochs of the head"
-    )
-    for wrong in ({"l2_weight": -1.0}, {"samples": 0}, {"latent_dim": 0}, {"squared_norm": 1}):
-        with pytest.raises(ConfigError):
-            FedSR(**wrong)

@@ -8,21 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from federations import make_federation, perceptron
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.ifca import IFCA, ServerState, choose
 from fedtailor.core import tree
-from fedtailor.core.adaptation import describe
-from fedtailor.core.algorithm import Download
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.message import Mean, reduce_field
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
-from fedtailor.experiment.algorithm_card import most_bytes_up
 from fedtailor.models.module import from_module
-from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.rounds import simulate
 from golden import harness
 from golden.network import average, confusion, cross_entropy, logits, sgd
 
@@ -98,44 +88,6 @@ def test_three_rounds(recorder, count):
     assert len(used) > 1 and (count < 5 or len(used) < count)
 
 
-def test_one_cluster_is_fedavg(recorder):
-    """Bit for bit."""
-    federation = harness.make_federation(LABELS)
-    one = IFCA(training=TRAINING, clusters=1)
-    recorder.run(one, federation, rounds=3)
-    first = dict(recorder.visits)
-    recorder.run(FedAvg(training=TRAINING), federation, rounds=3)
-    for (round, program, client), visit in first.items():
-        model = recorder.visit(round, program, client).output
-        if program == "train":
-            sent, mean = visit.output[1]["models"], model[1]["model"]
-            assert sent.weight == mean.weight
-            assert all(torch.equal(leaf[0], mean.value[name]) for name, leaf in sent.value.items())
-        else:
-            assert all(
-                torch.equal(leaf, model[0][name]) for name, leaf in visit.output[0].model.items()
-            )
-        assert all(
-            torch.equal(*pair)
-            for pair in zip(*(tree.leaves(run[-1]) for run in (visit.output, model)))
-        )
-    assert one.warnings(federation.common_task) == ["with one cluster, this is FedAvg."]
-    assert IFCA().warnings(federation.common_task) == []
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_all_models_go_down_and_one_comes_up(recorder, count):
-    federation = harness.make_federation(LABELS)
-    recorder.run(IFCA(training=TRAINING, clusters=count), federation, rounds=1)
-    numbers = sum(leaf.size for leaf in initial(federation, 1)[0].values())
-    assert recorder.reports[0].bytes_down == 4 * 4 * count * numbers
-    assert recorder.reports[0].bytes_up == 4 * 4 * (numbers + count)
-    task = federation.common_task
-    assert most_bytes_up(IFCA(clusters=count).messages(task), task) == 4 * (numbers + count), (
-        "what is announced"
-    )
-
-
 def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recorder, monkeypatch):
     """Pitfall: identical initializations. Ties go to the model of lowest index, so that all remain
     there for ever."""
@@ -148,47 +100,6 @@ def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recor
     monkeypatch.setattr(IFCA, "init_server", lambda self, task, key: ServerState(equal))
     recorder.run(one, federation, rounds=1)
     assert clusters(recorder, 1, range(4)) == [0, 0, 0, 0]
-
-
-def planted(seed):
-    """Return eight clients of two groups, between which the three labels are permuted."""
-    federation = make_federation(
-        perceptron(), (30,) * 8, (12, 12), test_size=40, distance=3.0, seed=seed
-    )
-    y = federation.y.clone()
-    for client in (1, 3, 5, 7, 9):
-        rows = torch.cat(federation.splits[client])
-        y[rows] = (y[rows] + 1) % 3
-    return replace(federation, y=y)
-
-
-def final(cls, seed):
-    """Return the mean accuracy of known and new clients of planted groups, and each one's
-    diagnostics."""
-    algorithm = cls(training=Training(lr=0.1, epochs=2, batch_size=10))
-    *_, report = simulate(
-        algorithm, planted(seed), Reference(), Schedule(rounds=12, evaluate_every=0), seed=seed
-    )
-    known, new = (e for e in report.evaluations if e.point == "personalized")
-    accuracies = [
-        float(s.class_correct.sum() / s.class_total.sum()) for s in (*known.scores, *new.scores)
-    ]
-    return np.mean(accuracies), {
-        **known.diagnostics.get("cluster", {}),
-        **new.diagnostics.get("cluster", {}),
-    }
-
-
-def test_planted_clusters_are_recovered():
-    """In most runs: all clients may choose the same model at first, and remain there; the paper
-    restarts for that."""
-    recovered = []
-    for seed in range(6):
-        accuracy, groups = final(IFCA, seed)
-        if all((groups[client] == groups[0]) == (client % 2 == 0) for client in range(10)):
-            recovered.append(accuracy)
-    assert len(recovered) >= 4 and min(recovered) > 0.9
-    assert final(FedAvg, 0)[0] < 0.65
 
 
 def test_the_choice_is_made_on_all_training_examples_and_on_no_others(recorder):
@@ -271,43 +182,3 @@ def test_padding_of_infinite_loss_does_not_choose():
         assert first == second
         chosen.append(first)
     assert sorted(chosen) == [0, 1, 2]
-
-
-def test_a_client_without_examples_changes_nothing():
-    federation = harness.make_federation(([0, 1], []))
-    one, data = IFCA(training=TRAINING, clusters=3), federation.data(1)
-    task = one.bind(federation.common_task)
-    server = one.init_server(task, new_key(1))
-    done = one.local_update(task, Download(server), (), data, new_key(0))
-    received = {
-        "models": reduce_field(
-            dict(
-                enumerate(
-                    [done.upload["models"], Mean(done.upload["models"].value, torch.zeros(3))]
-                )
-            )
-        )
-    }
-    after, _ = one.aggregate(server, received, None)
-    for name, leaf in server.models.items():
-        assert torch.equal(after.models[name], leaf) and torch.equal(
-            done.personal.model[name], leaf[0]
-        )
-    assert done.metrics["steps"] == 0 and done.metrics["cluster"] == 0
-
-
-def test_says_what_it_is():
-    assert (describe(IFCA().adaptation), describe(IFCA(clusters=1).adaptation)) == (
-        "choice among 2 models",
-        "none",
-    )
-    assert IFCA.primary_evaluation == "personalized"
-    federation = harness.make_federation(LABELS)
-    assert (
-        IFCA().global_model(
-            federation.common_task, IFCA().init_server(federation.common_task, new_key(0))
-        )
-        is None
-    )
-    with pytest.raises(ConfigError, match=r"IFCA.clusters must be >= 1, got 0"):
-        IFCA(clusters=0)

@@ -7,24 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from federations import make_federation, module, perceptron
-from fedtailor.algorithms.fedavg import FedAvg
+from federations import make_federation, perceptron
 from fedtailor.algorithms.knn_per import KNNPer, Memory, neighbor_probabilities
-from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download, ModelState
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.engines import Padded
-from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
+from fedtailor.testing.runs import assert_same_bits, run
 from golden import harness
 from golden.network import average, features, log_softmax, logits, sgd
 
-SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 
 
@@ -104,31 +99,6 @@ def test_two_rounds(recorder, neighbors, scale, mixing):
             assert (
                 abs(float(scores.loss_sum) + np.log(expected[np.arange(len(y)), y]).sum()) < 1e-11
             )
-
-
-def test_training_and_the_global_model_are_those_of_fedavg():
-    ours, plain = (
-        run(one(training=TRAINING), Reference(), make_federation(module()))
-        for one in (KNNPer, FedAvg)
-    )
-    for key, output in plain.of("train").items():
-        assert_same_bits(ours.of("train")[key][1], output[1])
-    for key, scores in plain.of("score").items():
-        assert float(ours.of("score")[key].loss_sum) == pytest.approx(
-            float(scores.loss_sum), abs=1e-12
-        )
-        assert_same_bits(ours.of("score")[key].class_correct, scores.class_correct)
-
-
-def test_with_mixing_0_everybody_predicts_as_fedavg():
-    ours, plain = (
-        run(one, Reference(), make_federation(perceptron()))
-        for one in (KNNPer(training=TRAINING, mixing=0.0), FedAvg(training=TRAINING))
-    )
-    for key, output in plain.of("personalize").items():
-        found, expected = ours.of("personalize")[key][2]["clients"], output[2]["clients"]
-        assert_same_bits(found.class_correct, expected.class_correct)
-        assert float(found.loss_sum) == pytest.approx(float(expected.loss_sum), abs=1e-12)
 
 
 def test_without_examples_a_client_predicts_with_the_global_model():
@@ -223,60 +193,3 @@ def test_padding_does_not_vote_on_the_mixture():
     assert set(found) == {
         float(one.personalize(one.bind(task), download, (), data, new_key(0)).mixing)
     }
-
-
-def test_all_engines_choose_the_same_mixture():
-    """Clients with many, few and no validation examples in one stack; memories come back without
-    padding."""
-    federation = with_validation(make_federation(perceptron()), (0, 1, 2, 5, 9, 0, 8, 3, 0))
-    one = KNNPer(training=TRAINING, neighbors=4)
-    expected = run(one, Reference(), federation)
-    for engine in (Workers(2), Batched(32), Batched(2), Padded(Batched(3)), Padded(Reference())):
-        assert_close_runs(expected, run(one, engine, federation))
-    found = {
-        client: float(output[0].mixing)
-        for (_, client), output in expected.of("personalize").items()
-    }
-    assert len(set(found.values())) > 2 and found[0] == 0.5
-    sizes = {
-        client: len(model.memory.value.labels)
-        for client, model in expected.reports[-1].personal.items()
-    }
-    assert sizes == {client: len(split.train) for client, split in enumerate(federation.splits)}
-
-
-def test_a_new_client_is_treated_as_a_known_one(recorder):
-    """A client of the same data gets the same model, whether it took part or not."""
-    labels = (*harness.LABELS, [0, 2, 2, 1, 0, 2])
-    federation = harness.make_federation(labels, num_new=1)
-    recorder.run(KNNPer(training=TRAINING), federation)
-    assert (2, "train", 2) not in recorder.visits
-    w = global_after(recorder, federation, 2)
-    visit = recorder.visit(2, "personalize", 2)
-    harness.assert_close(
-        visit.output[0].memory.value.features, features(w, harness.examples(federation, 2)[0])
-    )
-    assert visit.plans == []
-    twins = replace(
-        federation, splits=[federation.splits[0], federation.splits[1], federation.splits[1]]
-    )
-    record = run(KNNPer(training=TRAINING), Reference(), twins)
-    assert_same_bits(*(record.of("personalize")[2, client][0] for client in (1, 2)))
-
-
-def test_warnings_and_refusals():
-    one, task = KNNPer(), harness.task()
-    assert (one.neighbors, one.mixing, describe(one.adaptation)) == (
-        10,
-        0.5,
-        "10 nearest neighbors",
-    )
-    assert describe(KNNPer(neighbors=1).adaptation) == "1 nearest neighbor"
-    assert (
-        describe(KNNPer(mixing=0.0).adaptation)
-        == "nearest neighbors where validation examples favor them"
-    )
-    assert one.warnings(task) == [] and len(KNNPer(mixing=0.0).warnings(task)) == 1
-    for wrong in ({"neighbors": 0}, {"kernel_scale": 0.0}, {"mixing": 1.1}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            KNNPer(**wrong)

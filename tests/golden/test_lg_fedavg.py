@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import Planned, convolutional, make_federation, module
+from federations import convolutional, make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.lg_fedavg import LGFedAvg, layer_numbers
 from fedtailor.core.adaptation import describe
@@ -60,22 +60,6 @@ def test_two_rounds(recorder, training):
     assert {e.point for e in recorder.reports[-1].evaluations} == {"local", "personalized"}
 
 
-def test_lower_layers_of_other_rounds_are_evaluated_under_the_new_head(recorder):
-    federation = harness.make_federation((*harness.LABELS, NEWCOMER))
-    recorder.run(
-        LGFedAvg(training=TRAINING), federation, participation=Planned(cohorts={1: [0, 1], 2: [0]})
-    )
-    head = recorder.visit(2, "train", 0).output[1]["shared"].value
-    bodies = [
-        recorder.visit(2, "train", 0).output[0],
-        recorder.visit(1, "train", 1).output[0],
-        harness.initial_params(federation),
-    ]
-    for client, body in enumerate(bodies):
-        found = recorder.visit(2, "personalize", client).output[0].model
-        harness.assert_close(found, harness.arrays({**harness.part(body, BODY), **head}))
-
-
 def test_a_new_client_trains_lower_layers_under_the_received_ones(recorder):
     """Momentum and decay must not move the received layers, which the client's model keeps."""
     federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=1)
@@ -112,32 +96,6 @@ def test_tuning_trains_lower_layers_under_the_frozen_shared_ones_and_is_not_kept
         assert int(visit.output[0].steps) == len(visit.plans[-1])
     assert describe(LGFedAvg().adaptation) == "none"
     assert describe(LGFedAvg(finetune_epochs=3).adaptation) == "3 epochs of the lower layers"
-
-
-def test_tuning_under_two_shared_layers_leaves_both(recorder):
-    federation = make_federation(module(), (5, 9), ())
-    recorder.run(
-        LGFedAvg(training=TRAINING, shared_layers=2, finetune_epochs=2), federation, rounds=1
-    )
-    for client in (0, 1):
-        visit = recorder.visit(1, "personalize", client)
-        shared = visit.shared.shared
-        assert set(shared) == {"4.weight", "4.bias", "6.weight", "6.bias"}
-        state = recorder.visit(1, "train", client).output[0]
-        model = visit.output[0].model
-        assert all(torch.equal(model[name], shared[name]) for name in shared)
-        assert not torch.equal(model["0.weight"], state["0.weight"])
-
-
-def test_with_all_layers_shared_it_is_fedavg(recorder):
-    federation, algorithm = harness.make_federation(), LGFedAvg(training=TRAINING, shared_layers=2)
-    recorder.run(algorithm, federation)
-    assert algorithm.warnings(federation.common_task) == ["all layers are shared: this is FedAvg."]
-    assert LGFedAvg().warnings(federation.common_task) == []
-    found = recorder.visit(2, "personalize", 0).output[0].model
-    recorder.run(FedAvg(training=TRAINING), federation)
-    expected = recorder.visit(2, "personalize", 0).output[0]
-    assert all(torch.equal(found[name], expected[name]) for name in ALL)
 
 
 def test_two_of_three_layers(recorder):
@@ -211,8 +169,3 @@ def test_layers_are_counted_from_the_head_and_normalizations_go_with_the_one_bef
     message = rf"algorithm\.shared_layers must be at most {len(layers)}, the layers of the model, got {len(layers) + 1}"
     with pytest.raises(ConfigError, match=message):
         LGFedAvg(shared_layers=len(layers) + 1).messages(task)
-
-
-def test_a_wrong_option_is_refused():
-    with pytest.raises(ConfigError, match=r"LGFedAvg\.shared_layers must be >= 1, got 0"):
-        LGFedAvg(shared_layers=0)

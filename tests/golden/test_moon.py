@@ -8,13 +8,9 @@ import torch
 from federations import Planned, make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
-from fedtailor.core import tree
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Batch, Training
-from fedtailor.simulation.engines.reference import Reference
-from fedtailor.testing.runs import run
 from golden import harness
 from golden.network import ALL, average, cross_entropy, features, gradient, logits
 
@@ -82,25 +78,6 @@ def local_round(received, previous, x, y, batches, algorithm):
     return w, np.mean(losses)
 
 
-def test_the_gradient_by_hand_is_a_gradient():
-    federation = harness.make_federation(hidden=6)
-    x, y = harness.examples(federation, 0)
-    w, *frozen = (
-        harness.arrays(federation.common_task.model.init(new_key(seed))) for seed in range(3)
-    )
-    slope = slope_of(w, frozen, x, y, 2.0, 0.3)
-    for name, value in w.items():
-        for place in range(value.size):
-            shifted = {name: array.copy() for name, array in w.items()}
-            losses = []
-            for step in (1e-6, -1e-6):
-                shifted[name].flat[place] = value.flat[place] + step
-                losses.append(
-                    cross_entropy(logits(shifted, x), y) + 2.0 * contrast(shifted, frozen, x, 0.3)
-                )
-            assert abs((losses[0] - losses[1]) / 2e-6 - slope[name].flat[place]) < 1e-8
-
-
 @pytest.mark.parametrize("training", [PLAIN, HEAVY])
 @pytest.mark.parametrize("options", [{}, {"penalty": 5.0, "temperature": 0.2}])
 def test_three_rounds(recorder, training, options):
@@ -125,10 +102,6 @@ def test_three_rounds(recorder, training, options):
         w = average(previous, SIZES)
         for client in (0, 1):
             harness.assert_close(recorder.visit(round, "personalize", client).output[0], w)
-
-
-def test_the_defaults_are_those_of_the_paper():
-    assert (Moon().penalty, Moon().temperature, Moon.primary_evaluation) == (1.0, 0.5, "global")
 
 
 def test_a_client_remembers_its_own_last_round(recorder):
@@ -162,43 +135,8 @@ def test_a_late_first_round_has_no_contrast(recorder):
     harness.assert_close(visit.output[1]["model"].value, plain)
 
 
-@pytest.mark.parametrize("task", [harness.task, module])
-def test_without_penalty_it_is_fedavg(task):
-    federation = make_federation(task()) if task is module else harness.make_federation()
-    ours, plain = (
-        run(one, Reference(), federation, rounds=3)
-        for one in (Moon(training=HEAVY, penalty=0.0), fedavg())
-    )
-    _assert_same_models(ours, plain, rounds=(1, 2, 3))
-
-
-@pytest.mark.parametrize("task", [harness.task, module])
-def test_the_first_round_is_one_of_fedavg(task):
-    """Both frozen models are the received one: the contrast is log 2 whatever the features are;
-    dropout included."""
-    federation = make_federation(task()) if task is module else harness.make_federation()
-    ours, plain = (run(one, Reference(), federation) for one in (Moon(training=HEAVY), fedavg()))
-    _assert_same_models(ours, plain, rounds=(1,))
-    second = [tree.leaves(record.of("train")[2, 0][1]["model"].value) for record in (ours, plain)]
-    assert max((one - two).abs().max() for one, two in zip(*second, strict=True)) > 1e-6
-
-
 def fedavg():
     return FedAvg(training=HEAVY)
-
-
-def _assert_same_models(ours, plain, rounds):
-    for (round, client), output in plain.of("train").items():
-        if round in rounds:
-            models = [
-                record[1]["model"].value for record in (ours.of("train")[round, client], output)
-            ]
-            for name, leaf in models[1].items():
-                assert torch.allclose(models[0][name], leaf, rtol=0, atol=1e-12), (
-                    round,
-                    client,
-                    name,
-                )
 
 
 def test_features_of_zero_do_no_harm():
@@ -240,22 +178,3 @@ def test_the_frozen_models_run_in_evaluation_mode():
     assert float(values[1] - values[0]) == pytest.approx(
         -np.log(near / (near + far)).mean(), abs=1e-12
     )
-
-
-def test_new_clients_get_the_global_model(recorder):
-    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1]), num_new=1)
-    recorder.run(Moon(training=PLAIN), federation)
-    personal, numbers, _ = recorder.visit(2, "personalize", 2).output
-    harness.assert_close(personal, harness.arrays(recorder.visit(2, "score", 0).shared))
-    assert {name: int(value) for name, value in numbers.items()} == {"steps": 0}
-
-
-def test_warnings_and_refusals():
-    task = harness.task()
-    assert Moon().warnings(task) == [] and Moon(penalty=0.0).warnings(task) == [
-        "with penalty 0, this is FedAvg."
-    ]
-    with pytest.raises(ConfigError, match="temperature"):
-        Moon(temperature=0.0)
-    with pytest.raises(ConfigError, match="penalty"):
-        Moon(penalty=-1.0)

@@ -9,11 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.perfedavg import PerFedAvg
-from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download, ModelState
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
@@ -180,36 +177,6 @@ def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance
 
 
 @pytest.mark.parametrize("variant", BATCHES)
-def test_without_an_inner_step_this_is_fedavg(recorder, variant):
-    """With alpha -> 0, all examples in a batch, and equal clients: w -> FedAvg's, and nothing is
-    adapted."""
-    federation = harness.make_federation(([0, 1, 2, 0, 1], [2, 2, 1, 0, 2]))
-    training = Training(lr=0.3, steps=4, batch_size=0)
-    recorder.run(PerFedAvg(training=training, variant=variant, inner_lr=1e-300), federation)
-    models = {
-        key: visit.output[0].model
-        for key, visit in recorder.visits.items()
-        if key[1] == "personalize"
-    }
-    recorder.run(FedAvg(training=training), federation)
-    for key, model in models.items():
-        harness.assert_close(model, harness.arrays(recorder.visit(*key).output[0]))
-
-
-@pytest.mark.parametrize("variant", BATCHES)
-def test_the_outer_step_starts_from_the_model_before_the_inner_one(recorder, variant):
-    """Pitfall: two ordinary steps, w <- u - beta g, in place of w - beta g."""
-    federation = harness.make_federation()
-    training = Training(lr=0.2, steps=1, batch_size=5)
-    recorder.run(build(variant, training), federation, rounds=1)
-    visit = recorder.visit(1, "train", 0)
-    two_steps, w = initial(federation), visit.output[1]["model"].value
-    for batch, lr in zip(visit.plans[0], (ALPHA, training.lr)):
-        two_steps = sgd(two_steps, *harness.examples(federation, 0), [batch], Training(lr=lr))[0]
-    assert np.abs(two_steps["head.weight"] - w["head.weight"].numpy()).max() > 0.01
-
-
-@pytest.mark.parametrize("variant", BATCHES)
 def test_all_steps_are_plain(recorder, variant):
     """Pitfall: momentum in the inner optimizer. Whatever the training section asks for, inner,
     outer and adapting steps have none, and the user is told."""
@@ -282,19 +249,6 @@ def test_batch_normalization_follows_two_passes(variant):
     assert torch.allclose(done.upload["model"].value[name], expected, rtol=0, atol=1e-14)
 
 
-def test_adaptation_updates_the_running_statistics():
-    """The passes of adaptation see the client's examples; whole batches lead towards their mean."""
-    federation = module_federation([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
-    model = federation.common_task.model.init(new_key(0))
-    one = build("first_order", Training(batch_size=0), adapt_steps=2)
-    task = one.bind(federation.common_task)
-    tuned = one.personalize(task, Download(ModelState(model)), (), federation.data(0), new_key(0))
-    (name,) = [name for name in model if name.endswith("running_mean")]
-    assert torch.allclose(
-        tuned.model[name], (0.1 + 0.9 * 0.1) * federation.x.mean(0), rtol=0, atol=1e-14
-    )
-
-
 def test_both_gradients_of_the_difference_share_their_dropout():
     """Otherwise their difference does not vanish with delta."""
     federation = module_federation([nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.5)])
@@ -309,42 +263,3 @@ def test_both_gradients_of_the_difference_share_their_dropout():
     for name in model:
         assert torch.allclose(steps[0][name], steps[1][name], rtol=0, atol=1e-7)
         assert not torch.equal(steps[0][name], model[name])
-
-
-@pytest.mark.parametrize("variant", BATCHES)
-def test_a_client_without_examples_changes_nothing(variant):
-    federation = harness.make_federation(([0, 1], []))
-    model = federation.common_task.model.init(new_key(0))
-    one, data = build(variant), federation.data(1)
-    done = update(one, federation.common_task, data, model)
-    tuned = one.personalize(
-        one.bind(federation.common_task), Download(ModelState(model)), (), data, new_key(0)
-    )
-    for name, value in model.items():
-        assert torch.equal(done.upload["model"].value[name], value) and torch.equal(
-            tuned.model[name], value
-        )
-    assert done.metrics["steps"] == 0 and done.metrics["loss"] == 0 and tuned.steps == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"variant": "exact"},
-        {"inner_lr": 0.0},
-        {"difference": 0.0},
-        {"adapt_steps": -1},
-        {"adapt_epochs": -1},
-    ],
-)
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ConfigError, match=f"PerFedAvg.{next(iter(options))}"):
-        PerFedAvg(**options)
-
-
-def test_says_how_it_adapts():
-    assert (
-        describe(PerFedAvg().adaptation) == "1 epoch of all layers"
-        and PerFedAvg.primary_evaluation == "personalized"
-    )
-    assert describe(PerFedAvg(adapt_steps=2).adaptation) == "2 steps of all layers"

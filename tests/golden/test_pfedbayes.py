@@ -10,16 +10,14 @@ from torch.distributions import Normal, kl_divergence
 
 from federations import Planned, make_federation, module
 from fedtailor.algorithms.pfedbayes import PFedBayes
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.noise import normal
 from fedtailor.core.task import Training
 from fedtailor.statistics import gaussian_heads
-from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between, raw_of
+from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between
 from fedtailor.training.optimizer import Moments, Optimizer, adam_step
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
 
-SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(epochs=2, batch_size=5)
 FAST = {"personal_lr": 0.02, "global_lr": 0.05}
 TOLERANCE = 1e-10
@@ -265,14 +263,3 @@ def test_buffers_are_averaged_and_have_no_deviation(recorder):
     assert any(
         not torch.equal(*(output[1]["mean"].value[name] for output in outputs)) for name in names
     )
-
-
-def test_defaults_and_what_is_said_of_options():
-    task = harness.task()
-    assert raw_of(PFedBayes().initial_scale) == pytest.approx(-2.5, abs=1e-3)
-    assert PFedBayes().warnings(task) == []
-    assert len(PFedBayes(penalty=0.0, mixing=0.0, global_lr=0.0).warnings(task)) == 3
-    assert "momentum" in PFedBayes(training=Training(momentum=0.9)).warnings(task)[0]
-    for wrong in ({"penalty": -1.0}, {"initial_scale": 0.0}, {"draws": 0}, {"mixing": 2.0}):
-        with pytest.raises(ConfigError):
-            PFedBayes(**wrong)

@@ -8,10 +8,8 @@ equations, without the library's arithmetic.
 
 import numpy as np
 import pytest
-import torch
 
 from fedtailor.algorithms.pfedfda import PFedFDA
-from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import compare, fda, harness
 from golden.network import BODY, features
@@ -94,32 +92,3 @@ def test_ridge_and_offset(recorder, options):
     recorder.run(algorithm, federation)
     constants = fda.Constants(ridge=algorithm.cov_ridge, offset=algorithm.cov_offset)
     compare.assert_run(recorder, federation, algorithm, constants, tolerance=1e-10)
-
-
-def test_smoothing_of_the_prior(recorder):
-    """In training as in evaluation; here it is so large that a client's prior is nearly uniform."""
-    federation = harness.make_federation()
-    algorithm = PFedFDA(training=TRAINING, prior_smoothing=0.5)
-    recorder.run(algorithm, federation)
-    compare.assert_run(recorder, federation, algorithm, fda.Constants(smoothing=0.5))
-
-
-def test_bytes_of_a_round(recorder):
-    """|phi| + C d + d (d + 1) / 2 numbers of 4 bytes each way, and n_i up; the head is never
-    sent."""
-    federation = harness.make_federation()
-    recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
-    d, classes = harness.HIDDEN, harness.CLASSES
-    body = harness.INPUTS * d + d
-    numbers = body + classes * d + d * (d + 1) // 2
-    assert recorder.reports[0].bytes_down == 2 * 4 * numbers
-    assert recorder.reports[0].bytes_up == 2 * 4 * (numbers + 1)
-
-
-def test_a_round_leaves_the_download_as_it_was(recorder):
-    federation = harness.make_federation()
-    recorder.run(PFedFDA(training=TRAINING), federation)
-    first = recorder.visit(1, "train", 0).shared
-    initial = federation.common_task.model.init(new_key(5).common("model"))
-    assert all(torch.equal(first.body[name], initial[name]) for name in BODY)
-    assert torch.equal(first.covariance, torch.eye(harness.HIDDEN))

@@ -11,8 +11,7 @@ import torch
 from fedtailor.algorithms import pfedfda
 from fedtailor.algorithms.pfedfda import ClientState, PFedFDA, ServerState
 from fedtailor.core.algorithm import Download
-from fedtailor.core.federation import Cohort, Federation, Split
-from fedtailor.core.message import Mean, reduce_field
+from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
@@ -69,45 +68,6 @@ def test_without_folds_beta_is_0_and_the_classifier_is_global_with_the_local_pri
     assert_head(personal, fda.Gaussian(means, covariance), fda.prior(y, 4))
 
 
-def test_with_beta_none_nothing_global_is_left():
-    z, y, means = blobs(0)
-    assert np.bincount(y).min() >= 3
-    local = fda.estimate(z, y, means, fda.RELEASED)
-    for other in (means + 3, means * 0):
-        personal = personalize(PFedFDA(beta="none"), z, y, other, 7 * np.eye(4))
-        assert personal.beta.tolist() == [1.0, 1.0]
-        assert_head(personal, local, fda.prior(y, 3))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_if_local_is_global_the_objective_is_constant_and_beta_0(mode):
-    _, y, means = blobs(2)
-    z = means[y]  # no scatter: every half has these means, and the ridge for a covariance
-    shared = fda.Gaussian(means, 1e-4 * np.ones((4, 4)) + np.eye(4))
-    halves = np.arange(40).reshape(2, 20)
-    values = fda.objective(z, y, halves, shared, fda.prior(y, 3), fda.RELEASED, fda.GRID, fda.GRID)
-    assert np.ptp(values) < 1e-13
-    personal = personalize(PFedFDA(beta=mode), z, y, *shared)
-    assert personal.beta.tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_beta_goes_to_1_where_the_global_means_are_permuted(seed):
-    z, y, means = blobs(seed, n=120, distance=2.0)
-    personal = personalize(PFedFDA(), z, y, means[[1, 2, 0]], np.eye(4))
-    assert personal.beta[0] > 0.95
-
-
-def test_beta_goes_to_0_where_labels_say_nothing_and_the_global_model_knows():
-    """By chance the halves agree in every second draw, and then beta is positive, but not large."""
-    betas = []
-    for seed in range(21):
-        draw = np.random.default_rng(seed)
-        z, y = 10 + draw.normal(size=(24, 8)), draw.integers(0, 3, 24)
-        betas.append(float(personalize(PFedFDA(), z, y, np.full((3, 8), 10.0), np.eye(8)).beta[0]))
-    assert np.median(betas) < 0.05 and max(betas) < 0.5
-
-
 @pytest.mark.parametrize("mode", [*MODES, "none"])
 def test_shifting_features_and_means_alike_changes_no_probability(mode):
     z, y, means = blobs(5)
@@ -122,12 +82,6 @@ def test_shifting_features_and_means_alike_changes_no_probability(mode):
     )
     assert first.argmax(1).tolist() == second.argmax(1).tolist()
     harness.assert_close(log_softmax(second), log_softmax(first), 1e-10)
-
-
-def test_beta_is_the_previous_one_where_the_objective_is_nowhere_finite():
-    z, y, means = blobs(0)
-    personal = personalize(PFedFDA(), z, y, means, np.full((4, 4), np.nan), previous=0.25)
-    assert personal.beta.tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -154,55 +108,6 @@ def test_beta_by_brute_force(recorder, seed):
     slope = np.sign(np.diff(values))
     if (np.diff(slope) != 0).sum() <= 1:  # one minimum
         assert values[found] <= values.min() + tie
-
-
-def upload_of(seed):
-    """Return a trained client's upload and the server it came from."""
-    z, y, _ = blobs(seed)
-    task, data = client_with(z, y, 3)
-    algorithm = PFedFDA(training=Training(lr=0.01, epochs=1, batch_size=10))
-    server = algorithm.init_server(task, new_key(0))
-    key = new_key(0, client=seed)
-    update = algorithm.local_update(
-        algorithm.bind(task), Download(server), ClientState(torch.ones(2)), data, key
-    )
-    return algorithm, server, update.upload
-
-
-def test_identical_clients_average_to_themselves_whatever_their_sizes():
-    algorithm, server, upload = upload_of(0)
-    sizes = (1.0, 7.0, 30.0)
-    uploads = [
-        {name: Mean(entry.value, torch.tensor(n)) for name, entry in upload.items()} for n in sizes
-    ]
-    received = {
-        name: reduce_field(dict(enumerate([each[name] for each in uploads]))) for name in upload
-    }
-    new, _ = algorithm.aggregate(server, received, Cohort(torch.arange(3), 3, 1, 1))
-    for name in ("means", "covariance"):
-        harness.assert_close(getattr(new, name), upload[name].value.numpy(), 1e-15)
-    harness.assert_close(new.body, harness.arrays(upload["body"].value), 1e-15)
-
-
-def test_clients_with_the_same_data_agree_and_so_does_the_server(recorder):
-    """With all examples in one batch and no folds to draw, only the order of a sum differs."""
-    federation = harness.make_federation((harness.LABELS[0],) * 2, change=repeat_first)
-    recorder.run(
-        PFedFDA(training=Training(lr=0.1, epochs=3, batch_size=0), beta="none"),
-        federation,
-        rounds=1,
-    )
-    first, second = (recorder.visit(1, "train", client).output[1] for client in (0, 1))
-    after = recorder.visit(1, "personalize", 0).shared
-    for name in ("means", "covariance"):
-        harness.assert_close(second[name].value, first[name].value.numpy())
-        harness.assert_close(getattr(after, name), first[name].value.numpy())
-    harness.assert_close(after.body, harness.arrays(first["body"].value))
-
-
-def repeat_first(x, splits):
-    """Give the second client the inputs of the first."""
-    x[splits[1].train] = x[splits[0].train]
 
 
 def test_the_head_is_frozen_bit_for_bit(recorder, monkeypatch):

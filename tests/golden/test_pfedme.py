@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from federations import make_federation, module
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedme import PFedMe, ServerState
-from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Download
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Reduced
 from fedtailor.core.rng import new_key
@@ -85,57 +82,6 @@ def test_three_rounds(recorder, training, mixing):
             harness.assert_close(recorder.visit(round, "score", client).shared.model, w)
 
 
-def test_personal_models_are_neither_the_global_nor_the_local_nor_the_initial_one(recorder):
-    """Where theta refers to the live model, w_i or the next broadcast overwrite it; elsewhere it is
-    never written."""
-    federation = harness.make_federation()
-    recorder.run(PFedMe(training=PLAIN), federation, rounds=3)
-    w = harness.arrays(recorder.visit(3, "score", 0).shared.model)
-    thetas = []
-    for client in (0, 1):
-        sent = harness.arrays(recorder.visit(3, "train", client).output[1]["model"].value)
-        thetas.append(harness.arrays(recorder.visit(3, "personalize", client).output[0].model))
-        assert (
-            min(apart(thetas[-1], other) for other in (w, sent, harness.initial(federation))) > 1e-3
-        )
-    assert apart(*thetas) > 1e-3
-
-
-def test_the_server_moves_by_default(recorder):
-    """A library's default of beta, 0, freezes it at the initial model; here 0 is legal, and warned
-    of."""
-    federation = harness.make_federation()
-    recorder.run(PFedMe(training=PLAIN), federation, rounds=2)
-    assert (
-        apart(
-            harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)
-        )
-        > 1e-3
-    )
-    recorder.run(PFedMe(training=PLAIN, mixing=0.0), federation, rounds=2)
-    assert (
-        apart(
-            harness.arrays(recorder.visit(2, "score", 0).shared.model), harness.initial(federation)
-        )
-        == 0
-    )
-
-
-def test_a_large_penalty_and_an_exact_solve_make_an_outer_step_one_of_fedavg(monkeypatch):
-    """Then lambda (w - theta) is the gradient at w: one inner step of length 1 / lambda finds
-    theta."""
-    federation = harness.make_federation(labels=([0, 1, 2, 1, 0], [2, 1, 1, 0, 2]))
-    training = Training(lr=0.2, epochs=2, batch_size=2)
-    limit = PFedMe(training=training, penalty=1e6, inner_lr=1e-6, inner_steps=2, outer_lr=0.2)
-    one, two = (
-        harness.Recorder(monkeypatch).run(algorithm, federation, rounds=3)
-        for algorithm in (limit, FedAvg(training=training))
-    )
-    found = harness.arrays(one.visit(3, "score", 0).shared.model)
-    expected = harness.arrays(two.visit(3, "score", 0).shared)
-    assert apart(found, expected) < 1e-4 < apart(expected, harness.initial(federation))
-
-
 def test_theta_solves_the_proximal_problem():
     """With enough steps on all examples, grad CE(theta) + lambda (theta - w) vanishes."""
     federation = harness.make_federation()
@@ -150,21 +96,6 @@ def test_theta_solves_the_proximal_problem():
     slope = gradient(theta, *harness.examples(federation, 0))
     assert max(abs(slope[name] + 5.0 * (theta[name] - w[name])).max() for name in w) < 1e-10
     assert apart(theta, w) > 1e-3
-
-
-def test_a_new_client_solves_as_the_others_do(recorder):
-    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(PFedMe(training=HEAVY, **OPTIONS), federation)
-    visit = recorder.visit(2, "personalize", 2)
-    w = harness.arrays(recorder.visit(2, "score", 0).shared.model)
-    _, theta = outer(w, *harness.examples(federation, 2), visit.plans[0], OPTIONS, 0.0)
-    harness.assert_close(visit.output[0].model, theta)
-
-
-def test_without_batches_of_the_solve_clients_predict_with_the_global_model(recorder):
-    recorder.run(PFedMe(training=PLAIN, solve_batches=0), harness.make_federation())
-    w = harness.arrays(recorder.visit(2, "score", 0).shared.model)
-    harness.assert_close(recorder.visit(2, "personalize", 0).output[0].model, w, 0)
 
 
 def test_buffers_follow_theta_and_are_not_mixed(recorder):
@@ -184,37 +115,3 @@ def test_buffers_follow_theta_and_are_not_mixed(recorder):
     }
     new, _ = one.aggregate(old, received, Cohort(torch.arange(2), 2, 1, 1))
     assert float(new.model["a"]) == -0.5 and float(new.buffers["b"]) == 0.25
-
-
-def test_warnings():
-    task = harness.task()
-    assert PFedMe().warnings(task) == [] and PFedMe().outer_lr * PFedMe().penalty < 1
-    found = PFedMe(outer_lr=0.1, inner_lr=0.2, solve_batches=0, training=HEAVY).warnings(task)
-    assert [text.split(":")[0].split(",")[0] for text in found] == [
-        "outer_lr * penalty is 1.5",
-        "inner_lr * penalty is 3",
-        "without batches of the proximal solve",
-        "this method does not use training.lr",
-    ]
-    assert "training.momentum, training.weight_decay, training.clip_norm." in found[-1]
-    frozen = "with {} 0, the global model never changes."
-    assert PFedMe(penalty=0, mixing=0).warnings(task) == [
-        frozen.format("penalty"),
-        frozen.format("mixing"),
-    ]
-    assert describe(PFedMe().adaptation) == "proximal solve, 20 batches of 5 steps of all layers"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"penalty": -1.0},
-        {"inner_steps": 0},
-        {"inner_lr": 0.0},
-        {"outer_lr": -1.0},
-        {"solve_batches": -1},
-    ],
-)
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ConfigError, match=f"PFedMe.{next(iter(options))} must be"):
-        PFedMe(**options)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from federations import Planned
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedvem import PFedVEM
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
@@ -238,15 +237,3 @@ def test_right_after_training_and_later_it_is_the_same_model(recorder):
             recorder.visit(2, name, client).output.scores for name in ("train", "personalize")
         )
         assert torch.equal(before.loss_sum, after["clients"].loss_sum)
-
-
-def test_bytes_of_a_round(monkeypatch):
-    """One number more than FedAvg up, the same down."""
-    federation = harness.make_federation()
-    one, other = (
-        harness.Recorder(monkeypatch)
-        .run(algorithm(training=TRAINING), federation, rounds=1)
-        .reports[0]
-        for algorithm in (PFedVEM, FedAvg)
-    )
-    assert one.bytes_up == other.bytes_up + 2 * 4 and one.bytes_down == other.bytes_down

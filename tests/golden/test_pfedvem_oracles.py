@@ -11,14 +11,13 @@ from fedtailor.algorithms.pfedvem import ClientState, PFedVEM, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federation import Cohort, Federation, Split
-from fedtailor.core.message import Mean, reduce_field
+from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
-from fedtailor.statistics.gaussian_heads import HeadPosterior, raw_of
-from golden import harness, vem
-from golden.network import BODY, HEAD, log_softmax
+from fedtailor.statistics.gaussian_heads import HeadPosterior
+from golden import harness
+from golden.network import BODY, log_softmax
 
 STILL = Training(epochs=0)
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
@@ -63,132 +62,6 @@ def update_of(algorithm, z, y, w, state):
     task, data = client_with(z, y, len(w["head.bias"]))
     shared = ServerState(identity(z.shape[1]), w)
     return algorithm.local_update(algorithm.bind(task), Download(shared), state, data, new_key(0))
-
-
-def test_confidence_by_hand():
-    """D = 4, sigma = 0.5 each, m - w = (1, 1, 0, 0): rho^2 = (1 + 2) / 4."""
-    w = head([[0.3], [0.1]], [0.2, 0.7])
-    raw = tree.map(lambda leaf: torch.full_like(leaf, raw_of(0.5)), w)
-    mean = head(w["head.weight"] + 1, w["head.bias"])
-    state = ClientState(HeadPosterior(mean, raw), identity(1), torch.ones(()))
-    z, y = np.ones((3, 1)), np.array([0, 1, 1])
-    for confidence, rho2 in (("both", 3 / 4), ("uncertainty", 1 / 4), ("deviation", 2 / 4)):
-        metrics = update_of(PFedVEM(confidence=confidence, training=STILL), z, y, w, state).metrics
-        numbers = [
-            float(metrics[name]) for name in ("confidence", "rho", "uncertainty", "model_deviation")
-        ]
-        assert numbers == pytest.approx([1 / rho2, rho2**0.5, 1 / 4, 2 / 4], rel=1e-12)
-
-
-def test_after_the_m_step_the_divergence_is_that_of_the_scales_alone():
-    draw = np.random.default_rng(0)
-    w, m, r = ((draw.normal(size=(3, 4)), draw.normal(size=3)) for _ in range(3))
-    posterior = vem.Posterior(m, r)
-    rho2, _, _ = vem.variance(posterior, w)
-    sigma = vem.deviations(r)
-    assert vem.divergence(m, sigma, w, rho2) == pytest.approx(
-        np.log(rho2**0.5 / vem.flat(sigma)).sum(), rel=1e-12
-    )
-
-
-def test_the_bound_does_not_decrease_under_m_steps():
-    """Alternating updates of w (with confidence weights) and rho, for fixed posteriors of five
-    clients."""
-    draw = np.random.default_rng(1)
-    posteriors = [
-        vem.Posterior(*((draw.normal(size=(3, 4)), draw.normal(size=3)) for _ in range(2)))
-        for _ in range(5)
-    ]
-    w = (draw.normal(size=(3, 4)), draw.normal(size=3))
-    rho2 = [1.0] * 5
-    bounds = []
-    for _ in range(6):
-        aggregated = _aggregate(
-            [posterior.mean for posterior in posteriors], [1 / value for value in rho2]
-        )
-        w = tuple(aggregated.head[name].numpy() for name in HEAD)
-        bounds.append(_bound(posteriors, w, rho2))
-        rho2 = [vem.variance(posterior, w)[0] for posterior in posteriors]
-        bounds.append(_bound(posteriors, w, rho2))
-    assert np.all(np.diff(bounds) >= -1e-12) and bounds[-1] - bounds[0] > 0.1
-
-
-def _bound(posteriors, w, rho2):
-    return -sum(
-        vem.divergence(p.mean, vem.deviations(p.raw), w, r) for p, r in zip(posteriors, rho2)
-    )
-
-
-def _aggregate(heads, taus):
-    """Return the server state after uploads of these heads with these confidences."""
-    old = ServerState(identity(4), head(np.zeros((3, 4)), np.zeros(3)))
-    body = [Mean(old.body, torch.tensor(7.0)) for _ in heads]
-    means = [Mean(head(*one), torch.tensor(float(tau))) for one, tau in zip(heads, taus)]
-    received = {
-        "body": reduce_field(dict(enumerate(body))),
-        "head": reduce_field(dict(enumerate(means))),
-    }
-    return PFedVEM().aggregate(old, received, Cohort(torch.arange(len(heads)), len(heads), 1, 1))[0]
-
-
-def test_the_global_head_minimizes_the_weighted_distances():
-    draw = np.random.default_rng(2)
-    heads = [(draw.normal(size=(3, 4)), draw.normal(size=3)) for _ in range(3)]
-    taus = [0.5, 2.0, 7.0]
-    w = _aggregate(heads, taus).head
-    slope = sum(tau * (w["head.weight"].numpy() - weight) for tau, (weight, _) in zip(taus, heads))
-    harness.assert_close(slope, np.zeros((3, 4)), 1e-14)
-    equal = _aggregate(heads, [3.0, 3.0, 3.0]).head
-    harness.assert_close(equal["head.bias"], np.mean([bias for _, bias in heads], 0))
-    without = _aggregate(heads, [0.0, 2.0, 7.0]).head
-    harness.assert_close(without, harness.arrays(_aggregate(heads[1:], taus[1:]).head))
-
-
-@pytest.mark.parametrize(
-    ("distance", "tolerance"), [(1.0, 1e-7), (1e5, 1e-5)], ids=["proximal", "free"]
-)
-def test_a_certain_head_takes_proximal_steps(distance, tolerance):
-    """sigma -> 0 with one draw: steps down sum CE + tau / 2 |m - w|^2; with tau -> 0 too, as FedRep
-    trains a head."""
-    z, y = blobs()
-    w = head(np.random.default_rng(3).normal(size=(3, 4)), np.zeros(3))
-    state = around(w, distance, raw=-30.0)
-    algorithm = PFedVEM(draws=1, head_steps=4, head_lr=0.01, training=STILL)
-    given = update_of(algorithm, z, y, w, state).state.posterior.mean
-    tau = 1 / distance**2 if distance == 1.0 else 0.0
-    m = {name: leaf.numpy().copy() for name, leaf in state.posterior.mean.items()}
-    speed = {name: np.zeros_like(part) for name, part in m.items()}
-    for _ in range(4):
-        error = np.exp(log_softmax(z @ m["head.weight"].T + m["head.bias"])) - np.eye(3)[y]
-        slope = {"head.weight": error.T @ z, "head.bias": error.sum(0)}
-        for name in HEAD:
-            speed[name] = 0.9 * speed[name] + slope[name] + tau * (m[name] - w[name].numpy())
-            m[name] = m[name] - 0.01 * speed[name]
-    for name in HEAD:
-        assert np.abs(given[name].numpy() - m[name]).max() < tolerance
-
-
-def test_phases_leave_each_other_alone():
-    """The head does not depend on how the body trains; momentum and decay of one phase do not move
-    the other."""
-    z, y = blobs()
-    w = head(np.random.default_rng(3).normal(size=(3, 4)), np.zeros(3))
-    state = around(w, 0.1, raw=0.0)
-    training = Training(lr=0.1, momentum=0.9, weight_decay=0.1, epochs=3, batch_size=5)
-    still, moving, headless = (
-        update_of(PFedVEM(training=section, head_steps=steps), z, y, w, state)
-        for section, steps in ((STILL, 10), (training, 10), (training, 0))
-    )
-    pairs = zip(
-        tree.leaves(still.state.posterior), tree.leaves(moving.state.posterior), strict=True
-    )
-    assert all(torch.equal(one, two) for one, two in pairs)
-    body = identity(4)
-    assert all(torch.equal(still.upload["body"].value[name], body[name]) for name in BODY)
-    assert not torch.equal(moving.upload["body"].value["hidden.weight"], body["hidden.weight"])
-    pairs = zip(tree.leaves(headless.state.posterior), tree.leaves(state.posterior), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
-    assert int(still.metrics["steps"]) == 10 and int(moving.metrics["steps"]) == 10 + 3 * 3
 
 
 def test_variances_that_vanish_are_kept_above_a_floor():
@@ -306,18 +179,6 @@ def test_a_new_client_takes_rounds_of_its_own(recorder, trains_body):
         moved = moved._replace(body=state.body)
     for path, leaf in tree.paths(given).items():
         harness.assert_close(leaf, tree.paths(state)[path].numpy())
-
-
-def test_without_rounds_a_new_client_gets_the_global_model(recorder):
-    federation = harness.make_federation((*harness.LABELS, [0, 2]), num_new=1)
-    recorder.run(PFedVEM(training=TRAINING, onboard_rounds=0), federation)
-    visit = recorder.visit(2, "personalize", 2)
-    assert visit.plans == []
-    for one, two in (
-        (visit.output[0].body, visit.shared.body),
-        (visit.output[0].head, visit.shared.head),
-    ):
-        assert all(torch.equal(one[name], leaf) for name, leaf in two.items())
 
 
 def test_a_body_that_nobody_would_use_is_refused():

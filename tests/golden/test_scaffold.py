@@ -12,7 +12,6 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import ClientState, Scaffold, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
@@ -98,24 +97,6 @@ def distance(one, two):
     return max(float((leaf - two[name]).abs().max()) for name, leaf in one.items())
 
 
-def test_the_first_round_is_fedavgs():
-    """All controls are 0 in the first round, and equal clients weigh the same; later rounds
-    differ."""
-    equal = make_federation(perceptron(), (8, 8, 8), ())
-    pairs = {
-        rounds: [final(one(training=PLAIN), equal, rounds) for one in (Scaffold, FedAvg)]
-        for rounds in (1, 2)
-    }
-    assert distance(*pairs[1]) < 1e-12
-    assert distance(*pairs[2]) > 1e-3
-
-
-def test_of_one_client_it_is_fedavg():
-    """The only client's control is that of the server, so there is nothing to correct."""
-    alone = make_federation(perceptron(), (14,), ())
-    assert distance(*(final(one(training=PLAIN), alone, 3) for one in (Scaffold, FedAvg))) < 1e-12
-
-
 def test_controls_sum_to_the_servers(monkeypatch):
     """The control is the mean of c_i over the population, also where the cohort is a part of it."""
     servers = []
@@ -197,16 +178,3 @@ def test_no_step_no_change():
     assert all(
         (leaf == 0).all() for entry in update.upload.values() for leaf in tree.leaves(entry.value)
     )
-
-
-def test_a_new_client_predicts_with_the_global_model(recorder):
-    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    recorder.run(Scaffold(training=PLAIN), federation)
-    visit = recorder.visit(2, "personalize", 2)
-    assert visit.plans == [] and Scaffold.primary_evaluation == "global"
-    harness.assert_close(visit.output[0], harness.arrays(recorder.visit(2, "score", 0).shared))
-
-
-def test_a_server_that_stands_still_is_refused():
-    with pytest.raises(ConfigError, match=r"Scaffold.global_lr must be > 0, got 0"):
-        Scaffold(global_lr=0.0)

@@ -12,7 +12,6 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, BODY, Task
 from fedtailor.models import build_model
-from fedtailor.models.networks import emnist_cnn
 
 
 def paper_network(name, num_classes):
@@ -107,16 +106,6 @@ def test_outputs_and_gradients_equal_the_papers_network(name, layout, float64):
         torch.testing.assert_close(value.grad, reference.grad, rtol=1e-10, atol=1e-13)
 
 
-def test_a_stage_keeps_channels_last_memory():
-    x = images(2, (3, 32, 32), "channels_last")
-    weight = torch.randn(16, 3, 5, 5)
-    for given in (weight, weight.contiguous(memory_format=torch.channels_last)):
-        result = convolve(x, given, torch.zeros(16), 0)
-        assert (
-            result.is_contiguous(memory_format=torch.channels_last) and not result.is_contiguous()
-        )
-
-
 @pytest.mark.parametrize("name", ["emnist_cnn", "cifar_cnn", "mlp"])
 def test_initialization_is_pytorchs_distribution(name):
     model = build_model(name, SHAPES[name], 10)
@@ -144,16 +133,6 @@ def test_initialization_depends_on_the_key_alone():
     for name, value in first.items():
         assert torch.equal(value, again[name]) and not torch.equal(value, other[name])
     assert not torch.equal(first["conv1.bias"], model.init(new_key(0, client=1))["conv1.bias"])
-
-
-def test_initialization_is_the_same_in_both_dtypes(float64):
-    model = build_model("mlp", (5,), 3)
-    double = model.init(new_key(0))
-    torch.set_default_dtype(torch.float32)
-    single = model.init(new_key(0))
-    for name in double:
-        assert double[name].dtype == torch.float64 and single[name].dtype == torch.float32
-        torch.testing.assert_close(double[name].float(), single[name], rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["emnist_cnn", "cifar_cnn", "mlp"])

@@ -100,25 +100,6 @@ def test_outputs_and_gradients_equal_the_papers_network(name, float64):
         torch.testing.assert_close(value.grad, reference.grad, rtol=1e-9, atol=1e-13)
 
 
-def test_initialization_is_pytorchs():
-    params = fedcr_cnn(GRAY, 10, **RELEASED).init(new_key(0))
-    bounds = {"conv1": 25, "conv2": 100, "hidden1": 192, "hidden2": 1024, "head": 1024}
-    for layer, fan_in in bounds.items():
-        scaled = params[f"{layer}.weight"] * math.sqrt(fan_in)
-        assert 0.9 < scaled.abs().max() <= 1 + 1e-6
-        assert params[f"{layer}.bias"].abs().max() <= 1 / math.sqrt(fan_in) + 1e-6
-
-
-@pytest.mark.parametrize("shape", [(784,), (1, 15, 28), (3, 32, 8)])
-def test_too_small_images_are_refused(shape):
-    with pytest.raises(
-        ConfigError, match=r"'fedcr_cnn' needs images .* at least 16 x 16"
-    ) as caught:
-        fedcr_cnn(shape, 10)
-    assert caught.value.key == "model.name"
-    assert fedcr_cnn((1, 16, 16), 10).shapes["hidden1.weight"] == (1024, 64)
-
-
 @pytest.mark.parametrize("channels", [0, 2.5, True])
 def test_channels_are_checked(channels):
     with pytest.raises(ConfigError, match=r"model\.options\.channels2 must be") as caught:

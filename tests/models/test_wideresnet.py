@@ -2,17 +2,15 @@
 initialization."""
 
 import math
-import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.models import build_model
-from models.checks import TOLERANCES, check_equals, check_stacked, images, run, shake, size
+from models.checks import TOLERANCES, check_equals, images, run, shake, size
 
 NORMS = ("group", "batch")
 
@@ -72,11 +70,6 @@ def test_numbers_of_parameters(image_channels, classes, body, total, norm):
     assert size(model, "buffer") == (0 if norm == "group" else 1_824 + 13)
 
 
-def test_group_normalization_is_the_default():
-    default = build_model("wideresnet16", (3, 8, 8), 10)
-    assert default.shapes == build("group", (3, 8, 8)).shapes != build("batch", (3, 8, 8)).shapes
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_outputs_gradients_and_buffers_equal_a_plain_module(norm, float64):
     check_equals(build(norm), shake(plain_network(norm)), images(4, (3, 32, 32)))
@@ -98,11 +91,6 @@ def test_evaluation_normalizes_by_the_running_statistics(float64):
     assert not buffers
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_stacked_clients_equal_single_ones(norm, float64):
-    check_stacked(build(norm, (3, 8, 8), 3), images(3, (3, 8, 8)))
-
-
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 1, 1)])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_batch_of_one_works(norm, shape):
@@ -115,38 +103,6 @@ def test_a_batch_of_one_works(norm, shape):
         torch.testing.assert_close(logits, run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_initialization_is_pytorchs_and_depends_on_the_key_alone(norm):
-    model = build(norm, (3, 8, 8))
-    first = model.init(new_key(0))
-    again = model.init(new_key(0))
-    other = model.init(new_key(1))
-    assert list(first) == list(model.groups) == list(model.shapes)
-    for name, value in first.items():
-        assert torch.equal(value, again[name])
-        if model.groups[name] == "buffer":
-            assert (value == name.endswith("running_var")).all()
-        elif name in model.norm:
-            assert (value == name.endswith("weight")).all()
-        else:
-            bound = 1 / math.sqrt(math.prod(model.shapes[name.replace("bias", "weight")][1:]))
-            assert value.abs().max() <= bound * (1 + 1e-6) and not torch.equal(value, other[name])
-            assert value.numel() < 400 or value.abs().max() > 0.98 * bound
-
-
-def test_the_network_learns():
-    model = build("group", (3, 8, 8), 2)
-    x = images(8, (3, 8, 8))
-    y = torch.arange(8) % 2
-    params = {name: value.requires_grad_() for name, value in model.init(new_key(0)).items()}
-    optimizer = torch.optim.SGD(params.values(), lr=0.05, momentum=0.9)
-    for _ in range(30):
-        optimizer.zero_grad()
-        F.cross_entropy(run(model, params, x)[0], y).backward()
-        optimizer.step()
-    assert (run(model, params, x)[0].argmax(1) == y).all()
-
-
 def test_what_cannot_be_built_is_refused():
     with pytest.raises(
         ConfigError,
@@ -156,14 +112,3 @@ def test_what_cannot_be_built_is_refused():
     with pytest.raises(ConfigError, match=r"model\.options\.norm must be .*group.*batch") as caught:
         build("layer")
     assert caught.value.key == "model.options.norm"
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_the_model_survives_being_sent_to_a_process(norm):
-    model = build(norm, (3, 8, 8))
-    copy = pickle.loads(pickle.dumps(model))
-    assert copy.groups == model.groups and copy.norm == model.norm
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(copy.init(new_key(0)).values(), model.init(new_key(0)).values())
-    )
