@@ -138,20 +138,6 @@ def test_single_beta_is_as_good_as_a_bounded_minimizer(seed):
     )  # curvature (below 20) times the square of half a grid step
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_two_betas_are_no_worse_than_one_and_locally_best(seed):
-    one = client(seed, shift=0.3)
-    evaluate = judged(one)
-    single, multi = find(one), find(one, "multi")
-    values = evaluate(torch.stack([single, multi]))
-    assert values[1] <= values[0] + 1e-11  # twenty levels of near ties
-    step = (
-        torch.tensor([[0, 1], [0, -1], [1, 0], [-1, 0], [1, 1], [-1, -1]], dtype=torch.float64)
-        * GRID
-    )
-    assert (evaluate((multi + step).clamp(0, 1)) >= values[1] - 1e-11).all()
-
-
 def test_objective_is_constant_where_local_and_global_agree():
     one = client()
     blends = _beta_search.path(
@@ -214,16 +200,6 @@ def test_degenerate_clients_get_a_beta_in_range(name, mode, paper):
     assert torch.isfinite(beta).all() and (beta >= 0).all() and (beta <= 1).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_to_divide_gives_the_global_model(mode):
-    one = client()
-    assert find(one._replace(**_first(one, 0)), mode).tolist() == [0, 0]
-    assert find(one._replace(**_first(one, 1)), mode).tolist() == [0, 0]
-    assert find(one._replace(weight=torch.zeros(60)), mode).tolist() == [0, 0]
-    all_different = one._replace(**_first(one, CLASSES))._replace(labels=torch.arange(CLASSES))
-    assert find(all_different, mode).tolist() == [0, 0]
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_broken_features_keep_the_previous_beta(value):
     one = client()._replace(previous=torch.tensor([0.125, 0.75]))
@@ -233,15 +209,6 @@ def test_broken_features_keep_the_previous_beta(value):
         previous=torch.tensor([0.125, 0.75]), global_covariance=-client().global_covariance
     )
     assert find(broken, "multi").tolist() == [0.125, 0.75]
-
-
-def test_projection_is_used_when_asked_for():
-    one = client(n=7)
-    changes = {"ridge": 1e-4, "offset": -0.5}  # far from positive definite
-    betas = torch.full((1, 2), 0.9, dtype=torch.float64)
-    assert judged(one, project=True, **changes)(betas) != judged(one, project=False, **changes)(
-        betas
-    )
 
 
 def stacked_clients():

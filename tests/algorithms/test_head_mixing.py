@@ -10,7 +10,6 @@ from fedtailor.algorithms._head_mixing import (
     FeatureStatistics,
     error_matrices,
     feature_statistics,
-    mixed,
     mixing_weights,
 )
 from fedtailor.algorithms._simplex import optimality_gap
@@ -101,23 +100,6 @@ def test_small_weights_are_dropped():
     assert np.abs(weights.numpy() - raw / raw.sum()).max() < 1e-12
 
 
-def test_equal_clients_weigh_the_same():
-    one = clients(1)
-    weights = mixing_weights(
-        FeatureStatistics(one.variance.expand(5), one.prior_means.expand(5, -1, -1))
-    )
-    assert torch.allclose(weights, torch.full((5, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-def test_a_client_of_other_data_counts_nothing():
-    """Two groups of clients whose features lie far apart combine among themselves."""
-    statistics = clients(6)
-    means = statistics.prior_means.clone()
-    means[3:] += 50.0
-    weights = mixing_weights(FeatureStatistics(statistics.variance, means))
-    assert (weights[:3, 3:] == 0).all() and (weights[3:, :3] == 0).all() and (weights > 0).sum() > 6
-
-
 def test_blocks_bound_memory_only(monkeypatch):
     statistics = clients(7)
     expected = mixing_weights(statistics)
@@ -171,15 +153,3 @@ def test_a_program_that_cannot_be_solved_leaves_the_own_head(monkeypatch):
     weights = mixing_weights(statistics)
     assert torch.equal(weights[[1, 3]], torch.eye(4).double()[[1, 3]])
     assert torch.equal(weights[[0, 2]], expected[[0, 2]])
-
-
-def test_heads_are_combined_in_their_own_type():
-    weights = torch.tensor([[1.0, 0.0], [0.25, 0.75]]).double()
-    heads = {"weight": torch.randn(2, 3, 5), "bias": torch.randn(2, 3)}
-    found = mixed(heads, weights)
-    for name, leaf in heads.items():
-        assert found[name].dtype == torch.float32 and found[name].shape == leaf.shape
-        assert torch.equal(found[name][0], leaf[0])
-        assert torch.allclose(
-            found[name][1], 0.25 * leaf[0] + 0.75 * leaf[1], atol=1e-6
-        )  # a sum of two may cancel

@@ -66,21 +66,6 @@ def test_three_rounds(recorder, training):
             harness.assert_close(recorder.visit(round, "score", client).shared, w)
 
 
-def test_a_large_penalty_holds_models_at_the_received_one(recorder):
-    """lr times penalty is 1: one step of the penalty leads to the center, whatever the own model
-    was."""
-    federation = harness.make_federation()
-    training = Training(lr=1e-4, epochs=1, batch_size=0)
-    recorder.run(Ditto(training=training, penalty=1e4, personal_epochs=1), federation, rounds=3)
-    for client in (0, 1):
-        visit = recorder.visit(3, "train", client)
-        x, y = harness.examples(federation, client)
-        w = harness.arrays(visit.shared.model)
-        slope = gradient(w, x, y)
-        far = {name: (visit.output[0].model[name].numpy() - w[name]) / training.lr for name in w}
-        assert all(abs(far[name] + slope[name]).max() < 1e-2 for name in w)
-
-
 def test_a_client_that_never_took_part_predicts_with_the_global_model(recorder):
     """Its own model is the initial one, which would drag the mean down; it starts there when it is
     drawn."""

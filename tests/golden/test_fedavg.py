@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.core.participation import Participation
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
@@ -70,21 +69,6 @@ def test_orders_differ_by_round_and_client(recorder):
         tuple(batch) for visit in recorder.visits.values() for plan in visit.plans for batch in plan
     }
     assert len(orders) == 2 * 2 * WHOLE.epochs
-
-
-def test_weights_are_those_of_the_cohort(recorder):
-    """With one client a round, the global model is that client's, whatever the sizes of the
-    others."""
-    federation = harness.make_federation()
-    one = Participation(plan="fixed", count=1, full_last_round=False)
-    recorder.run(FedAvg(training=HEAVY), federation, rounds=3, participation=one)
-    assert {client for report in recorder.reports for client in report.cohort} == {0, 1}
-    w = harness.initial(federation)
-    for report in recorder.reports:
-        (client,) = report.cohort
-        visit = recorder.visit(report.round, "train", client)
-        w = sgd(w, *harness.examples(federation, client), visit.plans[0], HEAVY)[0]
-        harness.assert_close(recorder.visit(report.round, "score", 0).shared, w)
 
 
 def test_steps_in_place_of_epochs(recorder):

@@ -2,9 +2,7 @@
 copy at the end."""
 
 import pytest
-import torch
 
-from federations import make_federation, module
 from fedtailor.algorithms.fedbabu import FedBABU
 from fedtailor.core.task import Training
 from golden import harness
@@ -55,15 +53,3 @@ def test_two_rounds(recorder, training, finetune, names):
                 correct, loss = confusion(logits(params, x), y)
                 assert scores.class_correct.tolist() == correct.tolist()
                 assert abs(float(scores.loss_sum) - loss) < 1e-11
-
-
-def test_tuning_of_the_head_leaves_the_body_with_its_buffers(recorder):
-    federation = make_federation(module(), (5, 9), ())
-    recorder.run(FedBABU(training=TRAINING), federation, rounds=1)
-    for client in (0, 1):
-        visit = recorder.visit(1, "personalize", client)
-        upload = recorder.visit(1, "train", client).output[1]["body"].value
-        personal = visit.output[0].model
-        assert set(federation.common_task.names("buffer")) < set(upload) == set(visit.shared.body)
-        assert all(torch.equal(personal[name], value) for name, value in visit.shared.body.items())
-        assert not torch.equal(personal["6.weight"], harness.initial_params(federation)["6.weight"])

@@ -16,10 +16,9 @@ from fedtailor.core.federation import Cohort
 from fedtailor.core.message import Sum, reduce_field
 from fedtailor.core.task import Training
 from fedtailor.models.networks import mlp
-from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.statistics.bottleneck import GaussianModel
-from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
+from fedtailor.testing.runs import assert_same_bits, run
 from golden import harness
 
 V, CLASSES = 2, harness.CLASSES
@@ -134,22 +133,6 @@ def mixed(one, other):
         federation,
         client_tasks=[(one, other)[client % 2] for client in range(len(federation.splits))],
     )
-
-
-@pytest.mark.parametrize("engine", [Batched(), Batched(2)])
-def test_private_bodies_may_differ_in_architecture(float64, engine):
-    """Clients then share the Gaussians of the classes alone, which have V dimensions whatever the
-    body."""
-    small = TASKS["mlp"]()
-    wide = small._replace(model=mlp((4,), small.num_classes, hidden=9))
-    algorithm = replace(ONE, aggregate_body=False)
-    runs = [run(algorithm, how, mixed(small, wide)) for how in (Reference(), engine)]
-    assert_close_runs(*runs, tolerance=1e-11)
-    personal = runs[0].reports[-1].personal
-    shapes = {
-        client: tuple(model.model["hidden.weight"].shape) for client, model in personal.items()
-    }
-    assert shapes[0] == (5, 4) and shapes[1] == (9, 4)
 
 
 def test_methods_that_send_the_model_refuse_several(float64):

@@ -8,7 +8,6 @@ import torch
 
 import federations
 from federations import Planned, make_federation, perceptron
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download, ModelState
@@ -89,38 +88,6 @@ def test_four_rounds(recorder, monkeypatch, training, alpha):
         assert score.class_correct.tolist() == confusion(logits(w, x), y)[0].tolist()
         harness.assert_close(recorder.visit(report.round, "personalize", 0).output[0], w)
     assert [report.cohort for report in recorder.reports] == [[0, 1], [1], [0], [0, 1]]
-
-
-def test_h_is_the_mean_of_all_clients_gradients(monkeypatch):
-    """A divisor that is the cohort in place of the population breaks this."""
-    servers = watch_servers(monkeypatch)
-    cohorts = Planned(cohorts={1: [0, 2], 2: [1], 3: [1, 2]})
-    federation = make_federation(perceptron(), (8, 5, 9, 0), ())
-    record = run(FedDyn(training=PLAIN), Reference(), federation, rounds=3, participation=cohorts)
-    states = {
-        client: output[0].gradient for (_, client), output in record.of("train").items()
-    }  # the last of each
-    for name, h in servers[-1].gradient.items():
-        total = sum(state[name] for state in states.values())
-        assert torch.allclose(total / 4, h, rtol=0, atol=1e-12) and h.abs().max() > 1e-5
-
-
-def test_it_ends_where_the_mean_gradient_vanishes():
-    """Many local steps on clients of different classes carry FedAvg away from every stationary
-    point."""
-    federation = harness.make_federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
-    training = Training(lr=0.2, epochs=10, batch_size=0)
-    norms = []
-    for one in (FedAvg(training=training), FedDyn(training=training, alpha=1.0)):
-        record = run(
-            one, Reference(), federation, rounds=30, evaluate_every=0, personalized_every=0
-        )
-        w = harness.arrays(record.reports[-1].personal[0])
-        slopes = [gradient(w, *harness.examples(federation, client)) for client in (0, 1)]
-        norms.append(
-            np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2
-        )
-    assert norms[1] < 0.05 < 0.3 < norms[0]
 
 
 def test_buffers_are_plain_averages_without_a_correction(monkeypatch):

@@ -156,16 +156,6 @@ def test_small_clients(recorder, labels, centering):
     assert_run(recorder, federation, algorithm)
 
 
-def test_a_class_without_any_example_keeps_its_initial_mean(recorder):
-    federation = harness.make_federation(([0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 0, 1]))
-    recorder.run(FedLDA(training=TRAINING), federation)
-    assert_run(recorder, federation, FedLDA(training=TRAINING))
-    first, last = (
-        recorder.visit(*which, 0).shared.means[2] for which in ((1, "train"), (2, "personalize"))
-    )
-    harness.assert_close(last, first.numpy())
-
-
 @pytest.mark.parametrize("evaluated", ["global", "local"])
 def test_new_clients_and_those_without_data_need_their_class_frequencies_only(recorder, evaluated):
     federation = harness.make_federation((*harness.LABELS, [], [0, 2, 2, 1]), num_new=1)

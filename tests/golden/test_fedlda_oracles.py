@@ -6,17 +6,15 @@ asks for.
 """
 
 import numpy as np
-import pytest
 import torch
 
 from fedtailor.algorithms.fedlda import ClientState, FedLDA, ServerState, correlation
 from fedtailor.core.algorithm import Download
-from fedtailor.core.errors import RunError
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
-from golden import fda, harness
+from golden import harness
 from golden.network import BODY
 
 STILL = Training(epochs=0)
@@ -51,30 +49,6 @@ def blobs(seed=0, *, n=30, d=4, classes=3):
         10 + draw.normal(size=(classes, d)),
         np.cov(draw.normal(size=(d, 9))),
     )
-
-
-def upload_of(algorithm, z, y, means, covariance):
-    """Return the means and the covariance that a client uploads which does not train."""
-    task, data = client_with(z, y, len(means))
-    update = algorithm.local_update(
-        algorithm.bind(task), Download(server(means, covariance)), (), data, new_key(0)
-    )
-    return (update.upload[name].value.numpy() for name in ("means", "covariance"))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.2, 0.5, 1.0])
-def test_centering_by_blended_means_adds_the_distance_of_the_means(beta):
-    z, y, means, covariance = blobs()
-    _, given = upload_of(
-        FedLDA(momentum=beta, cov_ridge=0.0, training=STILL), z, y, means, covariance
-    )
-    constants = fda.Constants(ridge=0.0, offset=0.0)
-    local = fda.estimate(z, y, means, constants)
-    gaps = [
-        np.outer(a - b, a - b) * (y == c).sum() for c, (a, b) in enumerate(zip(local.means, means))
-    ]
-    expected = local.covariance + beta**2 * np.sum(gaps, 0) / (len(y) - 1)
-    harness.assert_close(given, beta * covariance + (1 - beta) * expected, 1e-11)
 
 
 def test_penalty_of_uncorrelated_features_is_0_and_scales_quadratically():
@@ -139,16 +113,3 @@ def test_a_covariance_without_an_inverse_has_no_classifier():
         assert bool(torch.isfinite(personal.head.bias).all()) == has_classifier
         shrunk = FedLDA().personalize(FedLDA().bind(task), download, (), data, new_key(0))
         assert torch.isfinite(shrunk.head.weight).all()
-
-
-def test_a_run_without_a_classifier_stops_with_a_sentence(recorder):
-    """With momentum 0 and as many examples as features, the covariance of features is singular from
-    the first round."""
-    federation = harness.make_federation(([0, 1, 2], [1, 2, 0]))
-    algorithm = FedLDA.from_preset("paper", momentum=0.0, training=Training(lr=0.1, epochs=1))
-    with pytest.raises(
-        RunError, match=r"round 1: none of 2 clients did usable work; .* not recorded"
-    ):
-        recorder.run(algorithm, federation, rounds=9)
-    (sentence,) = algorithm.warnings(harness.task())
-    assert "not positive definite" in sentence and FedLDA().warnings(harness.task()) == []

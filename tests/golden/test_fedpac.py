@@ -11,7 +11,6 @@ import torch
 from federations import Planned
 from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms.fedpac import FedPAC
-from fedtailor.core.adaptation import describe
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import BODY, HEAD, average, confusion, features, gradient, logits, sgd
@@ -206,20 +205,6 @@ def test_class_means_are_not_forgotten(recorder):
     assert_run(recorder, federation, algorithm, rounds=3, cohorts=cohorts)
 
 
-def test_the_first_round_aligns_nothing(recorder):
-    federation = harness.make_federation()
-    for penalty in (0.0, 10.0):
-        recorder.run(FedPAC(training=TRAINING, penalty=penalty), federation, rounds=2, seed=5)
-    one, two = (recorder.reports[place].personal for place in (1, 3))
-    assert not torch.equal(one[0].model["hidden.weight"], two[0].model["hidden.weight"])
-    recorder.reports.clear()
-    for penalty in (0.0, 10.0):
-        recorder.run(FedPAC(training=TRAINING, penalty=penalty), federation, rounds=1)
-    assert_same_bits(
-        recorder.reports[0].personal[0].model, recorder.reports[1].personal[0].model, BODY + HEAD
-    )
-
-
 def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch):
     """Pitfall: a failure must not hand out another client's head; here the cohort's ids are not 0,
     1, ..."""
@@ -233,27 +218,3 @@ def test_clients_whose_program_fails_keep_their_own_heads(recorder, monkeypatch)
     for client in (1, 2):
         sent = recorder.visit(1, "train", client).output[1]["head"].value
         assert_same_bits(recorder.reports[0].personal[client].model, sent, HEAD)
-
-
-@pytest.mark.parametrize("options", [{}, {"combine_heads": False, "onboard_epochs": 2}])
-def test_a_new_client_trains_the_common_head_on_the_final_body(recorder, options):
-    federation, algorithm = (
-        harness.make_federation(THREE, num_new=1),
-        FedPAC(training=TRAINING, **options),
-    )
-    recorder.run(algorithm, federation)
-    assert (2, "train", 2) not in recorder.visits
-    visit, (x, y) = recorder.visit(2, "personalize", 2), harness.examples(federation, 2)
-    body = harness.part(harness.arrays(recorder.reports[-1].personal[0].model), BODY)
-    (batches,) = visit.plans
-    harness.assert_epochs(batches, len(y), TRAINING.batch_size, algorithm.onboard_epochs)
-    w, *_ = sgd(
-        {**body, **harness.part(harness.initial(federation), HEAD)},
-        x,
-        y,
-        batches,
-        replace(TRAINING, lr=algorithm.head_lr),
-        HEAD,
-    )
-    harness.assert_close(visit.output[0].model, w)
-    assert describe(algorithm.onboarding) == f"{algorithm.onboard_epochs} epochs of the head"

@@ -8,8 +8,6 @@ import torch
 
 from federations import make_federation, module
 from fedtailor.algorithms.fedrep import FedRep
-from fedtailor.core.algorithm import Download
-from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import BODY, HEAD, average, confusion, logits, sgd
@@ -61,16 +59,6 @@ def test_two_rounds(recorder, training, head_epochs):
             correct, loss = confusion(logits({**body, **heads[client]}, x), y)
             assert by_set["clients"].class_correct.tolist() == correct.tolist()
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
-
-
-def test_steps_of_both_phases_count():
-    """In the model right after training too."""
-    federation, key = harness.make_federation(), new_key(1)
-    one, data = FedRep(training=TRAINING, head_epochs=3), federation.data(0)
-    task = one.bind(federation.common_task)
-    download = Download(one.init_server(task, key))
-    update = one.local_update(task, download, one.init_client(task, data.info, key), data, key)
-    assert int(update.metrics["steps"]) == int(update.personal.steps) == 5 * -(-SIZES[0] // 5)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import make_federation, module
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedrod import FedRoD, balanced
-from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from fedtailor.training.losses import cross_entropy
@@ -166,24 +163,6 @@ def test_two_rounds(recorder, variant, training):
             assert_scores(recorder.visit(round, "score", client).output, logits(w, x), y)
 
 
-def test_balanced_clients_have_the_global_model_of_fedavg(recorder):
-    """With equal counts, log n_c adds the same to all logits; the personal heads change nothing of
-    the global model."""
-    federation = harness.make_federation(labels=([0, 1, 2] * 4, [2, 0, 1] * 2))
-    models = []
-    for algorithm in (
-        FedAvg(training=TRAINING),
-        FedRoD(training=TRAINING),
-        FedRoD(training=TRAINING, variant="hyper"),
-    ):
-        recorder.run(algorithm, federation)
-        shared = recorder.visit(2, "score", 0).shared
-        models.append(harness.arrays(getattr(shared, "model", shared)))
-    harness.assert_close(models[1], models[0])
-    for name, value in models[1].items():
-        assert np.array_equal(value, models[2][name])
-
-
 def test_the_hyper_network_starts_near_zero_and_heads_at_zero(recorder):
     federation = harness.make_federation()
     recorder.run(FedRoD(training=TRAINING, variant="hyper"), federation, rounds=1)
@@ -222,23 +201,6 @@ def test_a_new_client(recorder, variant):
         head = step(head, head_gradient(w, head, x[batch], y[batch]))
     harness.assert_close(personal.head, head)
     assert recorder.reports[-1].evaluations[-1].adaptation == "3 epochs of the head"
-
-
-def test_the_frozen_model_of_a_new_client_runs_in_evaluation_mode(recorder):
-    """Without dropout and batch statistics: its head is one trained on features that stay as they
-    are."""
-    federation = make_federation(module(), (9, 14), (7,))
-    recorder.run(FedRoD(training=TRAINING, onboard_epochs=3), federation, rounds=1)
-    visit, task = recorder.visit(1, "personalize", 2), federation.common_task
-    (batches,), (x, y), model = visit.plans, harness.examples(federation, 2), visit.shared.model
-    z = predict_features(task, model, torch.from_numpy(x))
-    generic, z = task.model.head(model, z).numpy(), z.numpy()
-    head = {name: np.zeros(shape) for name, shape in task.shapes("head").items()}
-    (weight, bias), step = head, Momentum(head, TRAINING).step
-    for batch in batches:
-        wrong = error(generic[batch] + z[batch] @ head[weight].T + head[bias], y[batch])
-        head = step(head, {weight: wrong.T @ z[batch], bias: wrong.sum(0)})
-    harness.assert_close(visit.output[0].head, head)
 
 
 @pytest.mark.parametrize("counts", [[3.0, 0.0, 2.0], [0.0, 0.0, 0.0]])

@@ -1,18 +1,14 @@
 """FedSR and FedSR-FT against the equations of Nguyen et al. 2022, in NumPy, gradients by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedsr import FedSR, References, ServerState, simple_loss
 from fedtailor.core import rng
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
 from fedtailor.core.task import Batch, Training
-from fedtailor.statistics import bottleneck
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import harness
 from golden.cr import HEAD, encode, likelihood, sampled, step
@@ -165,24 +161,6 @@ def test_two_rounds(recorder, options):
             assert_scores(recorder.visit(round, "score", client).output, w, *test, algorithm)
 
 
-def test_tuning_leaves_the_body_as_it_is(recorder):
-    """Bit for bit, with momentum and decay; a new client is tuned like any other."""
-    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1)
-    algorithm = FedSR(training=TRAINING, finetune_epochs=2, **OPTIONS)
-    recorder.run(algorithm, federation, rounds=1)
-    for client in (0, 1, 2):
-        visit = recorder.visit(1, "personalize", client)
-        model, shared = visit.output[0].model, visit.shared.model
-        same = {name for name in shared if torch.equal(model[name], shared[name])}
-        assert same == set(shared) - set(HEAD)
-        harness.assert_epochs(visit.plans[0], len(federation.splits[client].train), 5, 2)
-        assert int(visit.output[1]["steps"]) == len(visit.plans[0])
-    x, y = harness.examples(federation, 2)
-    w = harness.arrays(recorder.visit(1, "personalize", 2).shared.model)
-    expected = tuned(w, x, y, recorder.visit(1, "personalize", 2), 1, 2, algorithm)
-    harness.assert_close(recorder.visit(1, "personalize", 2).output[0].model, expected, 1e-11)
-
-
 def test_the_sign_of_the_scale_is_that_of_the_references():
     """With both turned around nothing changes: the deviation of C z is |C| s."""
     federation, method = harness.make_federation(), FedSR(training=TRAINING, **OPTIONS)
@@ -207,29 +185,3 @@ class Deterministic(GaussianModel):
     def features(self, params, x, **options):
         z, buffers = super().features(params, x, **options)
         return z[:, : self.latent_dim], buffers
-
-
-def test_without_deviation_and_weights_it_is_fedavg(monkeypatch):
-    federation = harness.make_federation()
-    original = GaussianModel.init
-
-    def init(self, key):
-        params = original(self, key)
-        quiet = torch.where(torch.arange(2 * V) < V, params["gaussian.bias"], -50.0)
-        return params | {"gaussian.bias": quiet}
-
-    monkeypatch.setattr(GaussianModel, "init", init)
-    monkeypatch.setattr(bottleneck, "LEAST_DEVIATION", 0.0)
-    one = FedSR(training=WHOLE, latent_dim=V, l2_weight=0.0, cmi_weight=0.0)
-    assert "FedAvg" in one.warnings(federation.common_task)[0]
-    task = federation.common_task
-    plain = task._replace(model=Deterministic(task.model, V, task.num_classes))
-    runs = [
-        harness.Recorder(monkeypatch).run(algorithm, replace(federation, common_task=of))
-        for algorithm, of in ((FedAvg(training=WHOLE), plain), (one, task))
-    ]
-    for client in (0, 1):
-        other = runs[0].visit(2, "personalize", client).output[0]
-        harness.assert_close(
-            runs[1].visit(2, "personalize", client).output[0].model, harness.arrays(other)
-        )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.algorithms.ifca import IFCA, ServerState, choose
+from fedtailor.algorithms.ifca import IFCA, choose
 from fedtailor.core import tree
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
@@ -88,20 +88,6 @@ def test_three_rounds(recorder, count):
     assert len(used) > 1 and (count < 5 or len(used) < count)
 
 
-def test_initial_models_are_distinct_and_equal_ones_would_stay_one_cluster(recorder, monkeypatch):
-    """Pitfall: identical initializations. Ties go to the model of lowest index, so that all remain
-    there for ever."""
-    federation, one = harness.make_federation(LABELS), IFCA(training=TRAINING, clusters=3)
-    models = one.init_server(federation.common_task, new_key(5)).models
-    assert all(len(np.unique(leaf.numpy(), axis=0)) == 3 for leaf in models.values())
-    recorder.run(one, federation, rounds=3)
-    assert len(set(clusters(recorder, 3, range(4)))) > 1
-    equal = {name: leaf[:1].expand_as(leaf).clone() for name, leaf in models.items()}
-    monkeypatch.setattr(IFCA, "init_server", lambda self, task, key: ServerState(equal))
-    recorder.run(one, federation, rounds=1)
-    assert clusters(recorder, 1, range(4)) == [0, 0, 0, 0]
-
-
 def test_the_choice_is_made_on_all_training_examples_and_on_no_others(recorder):
     """Pitfall: choosing on test data."""
 
@@ -116,21 +102,6 @@ def test_the_choice_is_made_on_all_training_examples_and_on_no_others(recorder):
         results.append([recorder.visit(2, "personalize", client).output[0] for client in range(5)])
     for one, two in zip(*results):
         assert all(torch.equal(*pair) for pair in zip(tree.leaves(one), tree.leaves(two)))
-
-
-def test_a_new_client_chooses_and_trains_nothing(recorder):
-    federation = harness.make_federation((*LABELS, [1, 1, 2, 1], [0, 0, 2]), num_new=2)
-    recorder.run(IFCA(training=TRAINING, clusters=3), federation)
-    for client in (4, 5):
-        visit = recorder.visit(2, "personalize", client)
-        models = [harness.arrays(row(visit.shared.models, j)) for j in range(3)]
-        j = chosen(models, *harness.examples(federation, client))
-        harness.assert_close(visit.output[0].model, models[j])
-        assert (
-            visit.output[0].cluster == j
-            and visit.plans == []
-            and (2, "train", client) not in recorder.visits
-        )
 
 
 def test_the_choice_is_made_in_evaluation_mode():

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import convolutional, make_federation, module
-from fedtailor.algorithms.fedavg import FedAvg
+from federations import convolutional, module
 from fedtailor.algorithms.lg_fedavg import LGFedAvg, layer_numbers
 from fedtailor.core.adaptation import describe
 from fedtailor.core.errors import ConfigError
@@ -96,30 +95,6 @@ def test_tuning_trains_lower_layers_under_the_frozen_shared_ones_and_is_not_kept
         assert int(visit.output[0].steps) == len(visit.plans[-1])
     assert describe(LGFedAvg().adaptation) == "none"
     assert describe(LGFedAvg(finetune_epochs=3).adaptation) == "3 epochs of the lower layers"
-
-
-def test_two_of_three_layers(recorder):
-    """What a client trains in the first round is FedAvg's; then the lower part stays, and buffers
-    with their layer."""
-    federation = make_federation(module(), (5, 9), ())
-    recorder.run(LGFedAvg(training=TRAINING, shared_layers=2), federation, rounds=1)
-    shared, own = (
-        {"4.weight", "4.bias", "6.weight", "6.bias"},
-        {"0.weight", "0.bias", "1.running_mean"},
-    )
-    visits = [recorder.visit(1, "train", client).output for client in (0, 1)]
-    personal = [recorder.visit(1, "personalize", client).output[0].model for client in (0, 1)]
-    recorder.run(FedAvg(training=TRAINING), federation, rounds=1)
-    for client, (state, upload, *_) in enumerate(visits):
-        assert set(upload["shared"].value) == shared and own < set(state)
-        expected = recorder.visit(1, "train", client).output[1]["model"].value
-        assert all(
-            torch.equal(expected[name], leaf)
-            for name, leaf in {**state, **upload["shared"].value}.items()
-        )
-        assert all(torch.equal(personal[client][name], state[name]) for name in state)
-    assert all(torch.equal(personal[0][name], personal[1][name]) for name in shared)
-    assert not torch.equal(personal[0]["1.running_mean"], personal[1]["1.running_mean"])
 
 
 class HeadFirst(nn.Module):

@@ -120,42 +120,8 @@ def test_a_client_remembers_its_own_last_round(recorder):
     harness.assert_close(visit.output[1]["model"].value, expected)
 
 
-def test_a_late_first_round_has_no_contrast(recorder):
-    """The state of a client that never trained is not the common initialization but the received
-    model."""
-    federation = harness.make_federation()
-    cohorts = Planned(cohorts={1: [0], 2: [0], 3: [0, 1]})
-    recorder.run(Moon(training=HEAVY), federation, rounds=3, participation=cohorts)
-    visit = recorder.visit(3, "train", 1)
-    received = harness.arrays(visit.shared.model)
-    without = Moon(training=HEAVY, penalty=0.0)
-    plain, _ = local_round(
-        received, received, *harness.examples(federation, 1), visit.plans[0], without
-    )
-    harness.assert_close(visit.output[1]["model"].value, plain)
-
-
 def fedavg():
     return FedAvg(training=HEAVY)
-
-
-def test_features_of_zero_do_no_harm():
-    """Pitfall: the cosine of a vector of zeros is 0 / 0, also in its gradient."""
-    task = harness.task()
-    params = task.model.init(new_key(1))
-    dead = {**params, "hidden.bias": torch.full_like(params["hidden.bias"], -100.0)}
-    x, y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
-    for models in [(dead, params, params), (params, dead, params), (dead, dead, dead)]:
-        batch = Batch(x, y, torch.ones(4))
-
-        def loss(w, models=models, batch=batch):
-            frozen = Frozen(*models[1:])
-            return contrastive_loss(
-                task, w, frozen, batch, new_key(0), penalty=1.0, temperature=0.5
-            ).loss
-
-        for leaf in torch.func.grad(loss)(models[0]).values():
-            assert torch.isfinite(leaf).all()
 
 
 def test_the_frozen_models_run_in_evaluation_mode():

@@ -117,34 +117,6 @@ def test_two_rounds(recorder, variant, training, adapt):
             assert abs(float(by_set["clients"].loss_sum) - loss) < 1e-11
 
 
-@pytest.mark.parametrize("variant", BATCHES)
-def test_batches(recorder, variant):
-    """A step uses disjoint batches and an epoch uses every example; a client of too few batches
-    goes on into the next epoch (pitfalls: clients of fewer than 2 B examples never train, three
-    batches or no step, all of it done twice)."""
-    federation, per_step = (
-        harness.make_federation(([0, 1, 2] * 6, [0, 1, 2, 1], [0])),
-        BATCHES[variant],
-    )
-    one = build(variant, Training(lr=0.2, epochs=2, batch_size=3), adapt_steps=1)
-    recorder.run(one, federation, rounds=1)
-    (batches,) = recorder.visit(1, "train", 0).plans
-    assert len(batches) == 12  # six an epoch
-    for epoch in (batches[:6], batches[6:]):
-        assert sorted(np.concatenate(epoch)) == list(range(18))
-    for client, sizes in ((1, [3, 1]), (2, [1])):
-        visit = recorder.visit(1, "train", client)
-        (batches,) = visit.plans
-        assert len(batches) == 2 * per_step * -(-len(sizes) // per_step)
-        assert [len(batch) for batch in batches] == (sizes * len(batches))[: len(batches)]
-        assert not np.allclose(
-            visit.output[1]["model"].value["head.bias"], initial(federation)["head.bias"], atol=1e-4
-        )
-    assert recorder.reports[0].steps - 3 == sum(
-        len(recorder.visit(1, "train", client).plans[0]) for client in range(3)
-    )
-
-
 @pytest.mark.parametrize(("delta", "tolerance"), [(1e-3, 1e-4), (1e-5, 1e-8)])
 def test_the_hessian_free_step_is_that_of_the_hessian(recorder, delta, tolerance):
     """Against g - alpha H(w; D'') g, with the exact Hessian-vector product of automatic
@@ -199,34 +171,6 @@ def test_all_steps_are_plain(recorder, variant):
     assert unadapted.warnings(federation.common_task) == [
         "without adaptation, the global model predicts."
     ]
-
-
-def test_clients_adapt_to_training_examples(recorder):
-    """Known and new ones alike (pitfall: the first comparisons adapted to test examples)."""
-
-    def other_tests(x, splits):
-        for split in splits:
-            x[split.test.numpy()] *= -3.0
-
-    personal = []
-    for change in (None, other_tests):
-        federation = harness.make_federation(
-            (*harness.LABELS, [0, 2, 2, 1, 0, 2]), num_new=1, change=change
-        )
-        recorder.run(build("hessian_free", adapt_steps=1), federation)
-        personal.append(
-            [recorder.visit(2, "personalize", client).output[0].model for client in range(3)]
-        )
-        assert (2, "train", 2) not in recorder.visits
-    for one, two in zip(*personal):
-        assert all(torch.equal(one[name], two[name]) for name in one)
-    w, visit = recorder.visit(2, "score", 0).shared.model, recorder.visit(2, "personalize", 2)
-    (batch,) = visit.plans[0]
-    assert len(batch) == 5  # one step, on a batch
-    expected, *_ = sgd(
-        harness.arrays(w), *harness.examples(federation, 2), [batch], Training(lr=ALPHA)
-    )
-    harness.assert_close(visit.output[0].model, expected)
 
 
 def module_federation(layers, count=20):

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from federations import Planned, make_federation, module
+from federations import make_federation, module
 from fedtailor.algorithms.pfedbayes import PFedBayes
 from fedtailor.core.noise import normal
 from fedtailor.core.task import Training
 from fedtailor.statistics import gaussian_heads
 from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between
-from fedtailor.training.optimizer import Moments, Optimizer, adam_step
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
 
@@ -179,33 +178,6 @@ def test_a_new_client_trains_q_alone_from_p(recorder):
     harness.assert_close(visit.output[0], {name: q[name, 0] for name in ALL}, TOLERANCE)
 
 
-@pytest.mark.parametrize("train", ["all", "cohort"])
-def test_who_trains_and_where_a_client_starts(recorder, train):
-    """Clients of later cohorts start from the p of that round; one that never trained predicts with
-    the global mean."""
-    federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1]))
-    algorithm = PFedBayes(training=TRAINING, **FAST)
-    recorder.run(
-        algorithm,
-        federation,
-        rounds=2,
-        participation=Planned(cohorts={1: [0], 2: [1]}),
-        train=train,
-    )
-    trained = {(round, client) for round, program, client in recorder.visits if program == "train"}
-    every = {(round, client) for round in (1, 2) for client in (0, 1, 2)}
-    assert trained == (every if train == "all" else {(1, 0), (2, 1)})
-    if train == "all":
-        return
-    visit = recorder.visit(2, "train", 1)
-    p = {(name, i): part[name].numpy() for name in ALL for i, part in enumerate(visit.shared)}
-    x, y = harness.examples(federation, 1)
-    q, *_ = round_of(p, p, x, y, visit.plans[0], drawn(visit), algorithm)
-    assert_gaussian(visit.output[0].own, q)
-    personal, score = (recorder.visit(2, name, 2).output for name in ("personalize", "score"))
-    assert torch.equal(personal[2]["clients"].loss_sum, score.loss_sum)
-
-
 def test_the_divergence_is_that_of_normals_with_its_gradients_and_of_samples():
     """KL(q, q) = 0 with gradients of exactly 0; otherwise the closed form agrees with torch and
     with sampling."""
@@ -230,20 +202,6 @@ def test_the_divergence_is_that_of_normals_with_its_gradients_and_of_samples():
     same = divergence_between(q, HeadPosterior({"a": means[0].clone()}, {"a": raws[0].clone()}))
     assert float(same.detach()) == 0
     assert all(not slope.any() for slope in torch.autograd.grad(same, [means[0], raws[0]]))
-
-
-def test_steps_of_adam_are_those_of_the_optimizer():
-    generator = torch.Generator().manual_seed(1)
-    param, slopes = (
-        torch.randn(3, 2, generator=generator),
-        torch.randn(4, 3, 2, generator=generator),
-    )
-    moved, other, moments = [param.clone()], {"a": param}, Moments.zeros({"a": param})
-    optimizer = Optimizer(Training(optimizer="adam", lr=0.1), moved)
-    for step, slope in enumerate(slopes):
-        optimizer.update(moved, [slope.clone()], step)
-        other, moments = adam_step(other, {"a": slope}, moments, torch.tensor(step), 0.1)
-        torch.testing.assert_close(other["a"], moved[0], rtol=0, atol=1e-14)
 
 
 def test_buffers_are_averaged_and_have_no_deviation(recorder):

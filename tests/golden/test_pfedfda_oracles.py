@@ -16,7 +16,6 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
 from golden import fda, harness
-from golden.network import log_softmax
 
 MODES = ("single", "multi")
 
@@ -68,23 +67,7 @@ def test_without_folds_beta_is_0_and_the_classifier_is_global_with_the_local_pri
     assert_head(personal, fda.Gaussian(means, covariance), fda.prior(y, 4))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "none"])
-def test_shifting_features_and_means_alike_changes_no_probability(mode):
-    z, y, means = blobs(5)
-    covariance = np.cov(np.random.default_rng(1).normal(size=(4, 9)))
-    at_rest = personalize(PFedFDA(beta=mode), z, y, means + 0.5, covariance)
-    shifted = personalize(PFedFDA(beta=mode), z, y, means + 0.5 + 4.0, covariance, shift=4.0)
-    assert shifted.beta.tolist() == at_rest.beta.tolist()
-    task, data = client_with(z, y, 3)
-    algorithm = PFedFDA()
-    first, second = (
-        algorithm.predict(task, personal, data.train.x).numpy() for personal in (at_rest, shifted)
-    )
-    assert first.argmax(1).tolist() == second.argmax(1).tolist()
-    harness.assert_close(log_softmax(second), log_softmax(first), 1e-10)
-
-
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_beta_by_brute_force(recorder, seed):
     """The library searches by halved steps; it must find the one minimum, or one of several, and
     never a bad one."""

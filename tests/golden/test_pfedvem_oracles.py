@@ -140,19 +140,6 @@ def test_sampled_predictions_average_probabilities(recorder):
     assert not torch.equal(first, second)
 
 
-def test_the_global_model_is_certain_however_predictions_are_made():
-    z, _ = blobs()
-    task, data = client_with(z, np.zeros(len(z), dtype=int), 3)
-    server = ServerState(
-        identity(4), head(np.random.default_rng(3).normal(size=(3, 4)), np.ones(3))
-    )
-    logits, log_probs = (
-        algorithm.predict(task, algorithm.global_model(task, server), data.train.x)
-        for algorithm in (PFedVEM(), PFedVEM(prediction_draws=3))
-    )
-    harness.assert_close(log_probs, log_softmax(logits.numpy()))
-
-
 @pytest.mark.parametrize("trains_body", [False, True])
 def test_a_new_client_takes_rounds_of_its_own(recorder, trains_body):
     """As a known client whose server stays still; with the body only if asked to."""

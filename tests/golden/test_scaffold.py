@@ -8,7 +8,6 @@ import torch
 
 import federations
 from federations import Planned, make_federation, perceptron
-from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import ClientState, Scaffold, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
@@ -86,49 +85,8 @@ def test_four_rounds(recorder, training, global_lr):
         harness.assert_close(recorder.visit(report.round, "score", 0).shared, w)
 
 
-def final(algorithm, federation, rounds):
-    record = run(
-        algorithm, Reference(), federation, rounds=rounds, evaluate_every=0, personalized_every=0
-    )
-    return record.reports[-1].personal[0]
-
-
 def distance(one, two):
     return max(float((leaf - two[name]).abs().max()) for name, leaf in one.items())
-
-
-def test_controls_sum_to_the_servers(monkeypatch):
-    """The control is the mean of c_i over the population, also where the cohort is a part of it."""
-    servers = []
-    original = Scaffold.aggregate
-    monkeypatch.setattr(
-        Scaffold, "aggregate", lambda *a: servers.append(original(*a)[0]) or (servers[-1], ())
-    )
-    cohorts = Planned(cohorts={1: [0, 2], 2: [1], 3: [1, 2]})
-    federation = make_federation(perceptron(), (8, 5, 9), ())
-    record = run(Scaffold(training=PLAIN), Reference(), federation, rounds=3, participation=cohorts)
-    states = {
-        client: output[0].control for (_, client), output in record.of("train").items()
-    }  # the last of each
-    for name, control in servers[-1].control.items():
-        total = sum(state[name] for state in states.values())
-        assert torch.allclose(total / 3, control, rtol=0, atol=1e-12)
-        assert control.abs().max() > 1e-3
-
-
-def test_it_ends_where_the_mean_gradient_vanishes():
-    """Many local steps on clients of different classes carry FedAvg away from every stationary
-    point."""
-    federation = harness.make_federation(([0, 0, 1, 0, 2, 0, 1, 0] * 4, [1, 1, 2, 1] * 8))
-    training = Training(lr=0.2, epochs=10, batch_size=0)
-    norms = []
-    for one in (FedAvg, Scaffold):
-        w = harness.arrays(final(one(training=training), federation, 30))
-        slopes = [gradient(w, *harness.examples(federation, client)) for client in (0, 1)]
-        norms.append(
-            np.sqrt(sum(((slopes[0][name] + slopes[1][name]) ** 2).sum() for name in ALL)) / 2
-        )
-    assert norms[1] < 0.05 < 0.3 < norms[0]
 
 
 def test_training_options_without_effect():

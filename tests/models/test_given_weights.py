@@ -38,15 +38,6 @@ def test_given_weights_are_kept_for_every_seed(float64):
     assert torch.equal(module[0].weight, before["0.weight"])
 
 
-def test_weights_are_reset_by_default():
-    first = wrapped(trained()).init(new_key(0))
-    second = wrapped(trained()).init(new_key(1))
-    assert not torch.equal(first["0.weight"], second["0.weight"])
-    assert first["0.weight"].unique().numel() > 1 and torch.equal(
-        first["1.running_mean"], torch.zeros(6)
-    )
-
-
 def test_given_weights_survive_transforms_and_processes():
     model = wrapped(trained(), init="given")
     sent = pickle.loads(pickle.dumps(model))

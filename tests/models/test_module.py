@@ -1,11 +1,9 @@
 """A user's module as a model: same function, groups, own initialization, threads, stacks of
 clients."""
 
-import copy
 import pickle
 import threading
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -90,30 +88,6 @@ def test_evaluation_equals_the_module(float64):
     assert buffers == {} and z.shape == (6, 16)
 
 
-def test_the_users_module_is_left_alone():
-    module = Network(rate=0.5).train()
-    before = copy.deepcopy(module.state_dict())
-    modules = list(module.modules())
-    generator = torch.get_rng_state()
-    model = wrapped(module)
-    params = model.init(new_key(0))
-    features(model, params, inputs(4))
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert list(module.modules()) == modules and module.training
-    assert torch.equal(torch.get_rng_state(), generator), (
-        "the user's stream of random numbers moved"
-    )
-
-
-def test_parameters_fit_the_users_module(float64):
-    model = wrapped(Network())
-    module = Network().eval()
-    params = model.init(new_key(4))
-    module.load_state_dict(params)
-    z, _ = features(model, params, inputs(3), training=False)
-    torch.testing.assert_close(model.head(params, z), module(inputs(3)), rtol=0, atol=1e-13)
-
-
 def test_initialization_is_keyed_and_the_layers_own():
     model = wrapped(Network())
     first = model.init(new_key(0))
@@ -187,18 +161,6 @@ def test_frozen_parameters_and_other_buffers_are_constants(float64):
     torch.testing.assert_close(logits, module(x), rtol=0, atol=1e-14)
 
 
-def test_a_single_linear_layer_is_all_head():
-    model = wrapped(nn.Linear(4, 5), input_shape=(4,))
-    assert model.groups == {"weight": "head", "bias": "head"} and model.feature_dim == 4
-    z, _ = features(model, model.init(new_key(0)), torch.ones(2, 4))
-    assert torch.equal(z, torch.ones(2, 4))
-
-
-def test_lazy_layers_take_their_shapes():
-    model = wrapped(nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(5)))
-    assert model.shapes["0.weight"] == (4, 3, 3, 3) and model.shapes["2.weight"] == (5, 144)
-
-
 def test_gradients_equal_the_modules(float64):
     module = Network().train()
     model = wrapped(module)
@@ -215,41 +177,6 @@ def test_gradients_equal_the_modules(float64):
     F.cross_entropy(module(x), y).backward()
     for name, reference in module.named_parameters():
         torch.testing.assert_close(gradients[name], reference.grad, rtol=1e-9, atol=1e-13)
-
-
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_stacked_clients_equal_a_loop(momentum, float64):
-    model = wrapped(Network(rate=0.4, momentum=momentum))
-    clients = [model.init(new_key(0, client=client)) for client in range(3)]
-    keys = [new_key(0, client=client) for client in range(3)]
-    x = torch.stack([inputs(5, seed) for seed in range(3)])
-    weight = torch.ones(3, 5)
-    weight[1, 3:] = 0
-
-    def loss(params, x, weight, key):
-        z, buffers = model.features(params, x, weight=weight, key=key, training=True)
-        return (model.head(params, z).square().sum(1) * weight).sum(), (z, buffers)
-
-    program = torch.func.grad(loss, has_aux=True)
-    stacked = {name: torch.stack([client[name] for client in clients]) for name in clients[0]}
-    numbers = tuple(torch.stack([key[i] for key in keys]) for i in range(4))
-
-    def one(params, x, weight, numbers):
-        return program(
-            params,
-            x,
-            weight,
-            keys[0]._replace(**dict(zip(("seed", "round", "client", "step"), numbers))),
-        )
-
-    gradients, (z, buffers) = torch.func.vmap(one)(stacked, x, weight, numbers)
-    for client in range(3):
-        expected = program(clients[client], x[client], weight[client], keys[client])
-        torch.testing.assert_close(z[client], expected[1][0], rtol=0, atol=1e-12)
-        for name, value in expected[0].items():
-            torch.testing.assert_close(gradients[name][client], value, rtol=1e-10, atol=1e-12)
-        for name, value in expected[1][1].items():
-            torch.testing.assert_close(buffers[name][client], value, rtol=0, atol=1e-12)
 
 
 def test_training_a_stack_of_uneven_clients_equals_one_by_one(float64):

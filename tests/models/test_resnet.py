@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.models import build_model
 from fedtailor.models.resnet import group_norm
@@ -73,7 +72,7 @@ def plain_network(image_channels, num_classes):
 
 @pytest.mark.parametrize(
     ("image_channels", "classes", "body", "head"),
-    [(3, 200, 11_167_212, 102_600), (3, 100, 11_167_212, 51_300), (1, 10, 11_160_940, 5_130)],
+    [(3, 200, 11_167_212, 102_600), (1, 10, 11_160_940, 5_130)],
 )
 def test_numbers_of_parameters(image_channels, classes, body, head):
     model = build_model("resnet18_gn", (image_channels, 64, 64), classes)
@@ -87,7 +86,7 @@ def test_numbers_of_parameters(image_channels, classes, body, head):
     assert {model.groups[name] for name in model.norm} == {"body"}
 
 
-@pytest.mark.parametrize("shape", [(3, 64, 64), (1, 32, 32)])
+@pytest.mark.parametrize("shape", [(1, 32, 32)])
 def test_outputs_and_gradients_equal_a_plain_module(shape, float64):
     check_equals(
         build_model("resnet18_gn", shape, 10),
@@ -122,10 +121,3 @@ def test_initialization_is_he_normal_by_fan_out_with_pytorchs_head():
             assert abs(scaled.mean()) < 5 / math.sqrt(value.numel())
             assert abs(scaled.square().mean() - 1) < 5 * math.sqrt(2 / value.numel())
             assert scaled.abs().max() > 3  # uniform numbers of this variance end at 1.73
-
-
-def test_inputs_that_are_no_images_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"'resnet18_gn' needs images \(channels, height, width\), got .* \(784\)"
-    ):
-        build_model("resnet18_gn", (784,), 10)

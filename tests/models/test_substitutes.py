@@ -1,14 +1,11 @@
 """Dropout and batch normalization of a user's module: keyed, weighted, and otherwise PyTorch's."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from fedtailor.core.rng import new_key
 from fedtailor.models.module import from_module
-from fedtailor.models.substitutes import KeyedDropout
 
 WIDTHS = {nn.BatchNorm1d: (6,), nn.BatchNorm2d: (6, 3, 4), nn.BatchNorm3d: (6, 2, 3, 2)}
 OPTIONS = [
@@ -176,12 +173,6 @@ def test_padding_rows_do_not_change_what_is_dropped():
     assert torch.equal(run(model, params, x, weight)[0][:3], run(model, params, x[:3])[0])
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (1.0, 0.0)])
-def test_dropout_of_nothing_and_of_everything(rate, expected):
-    z, _ = run(dropped(nn.Dropout, rate, (6,)), {}, torch.ones(3, 6))
-    assert torch.equal(z, torch.full((3, 6), expected))
-
-
 def test_every_dropout_and_every_use_draws_its_own_mask():
     drop = nn.Dropout(0.5)
     module = nn.Sequential(drop, drop, nn.Dropout(0.5), nn.Linear(4000, 2))
@@ -189,16 +180,3 @@ def test_every_dropout_and_every_use_draws_its_own_mask():
     z, _ = run(model, model.init(new_key(0)), torch.ones(2, 4000))
     share = float((z != 0).double().mean())
     assert abs(share - 1 / 8) < 5 * (1 / 8 * 7 / 8 / 8000) ** 0.5
-
-
-def test_substitutes_do_not_run_outside_a_call():
-    with pytest.raises(RuntimeError, match="features"):
-        KeyedDropout("drop", 0.5, channels=False)(torch.ones(3))
-
-
-def test_a_copied_module_is_independent():
-    module, shape = network(nn.BatchNorm1d)
-    before = copy.deepcopy(module.state_dict())
-    model = from_module(module, input_shape=shape, num_classes=3)
-    run(model, model.values(), example_rows(4, shape, 0))
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.rng import new_key
 from fedtailor.models import build_model
 from models.checks import TOLERANCES, check_equals, images, run, shake, size
 
@@ -57,7 +55,7 @@ def plain_network(norm, image_channels=3, num_classes=10):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
     ("image_channels", "classes", "body", "total"),
-    [(3, 10, 690_384, 691_674), (3, 100, 690_384, 703_284), (1, 10, 690_096, 691_386)],
+    [(3, 100, 690_384, 703_284), (1, 10, 690_096, 691_386)],
 )
 def test_numbers_of_parameters(image_channels, classes, body, total, norm):
     model = build(norm, (image_channels, 8, 8), classes)
@@ -89,26 +87,3 @@ def test_evaluation_normalizes_by_the_running_statistics(float64):
     logits, buffers = run(model, params, x, training=False)
     torch.testing.assert_close(logits, network.eval()(x), **TOLERANCES)
     assert not buffers
-
-
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 1, 1)])
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_batch_of_one_works(norm, shape):
-    model = build(norm, shape)
-    x = images(2, shape)
-    params = model.init(new_key(0))
-    logits, buffers = run(model, params, x[:1])
-    assert logits.isfinite().all() and all(value.isfinite().all() for value in buffers.values())
-    if norm == "group":
-        torch.testing.assert_close(logits, run(model, params, x)[0][:1], rtol=1e-4, atol=1e-4)
-
-
-def test_what_cannot_be_built_is_refused():
-    with pytest.raises(
-        ConfigError,
-        match=r"'wideresnet16' needs images \(channels, height, width\), got .* \(784\)",
-    ):
-        build("group", (784,))
-    with pytest.raises(ConfigError, match=r"model\.options\.norm must be .*group.*batch") as caught:
-        build("layer")
-    assert caught.value.key == "model.options.norm"

@@ -1,0 +1,50 @@
+"""Options of all methods: bounds, words, and marks of what a released code does wrong."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from docstrings import field_docstrings
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import Range, released_bugs
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_numbers_have_bounds_and_options_have_words(name):
+    cls = load_algorithm(name)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    words = field_docstrings(cls)
+    for field in dataclasses.fields(cls):
+        if field.name == "training":
+            continue
+
+        assert words[field.name], f"{field.name} lacks a docstring"
+        if field.type in (int, float) or isinstance(field.default, int | float):
+            extras = typing.get_args(hints[field.name])[1:]
+            bounded = any(isinstance(extra, Range) for extra in extras)
+            assert bounded or isinstance(field.default, bool), f"{field.name} has no bounds"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_values_out_of_bounds_are_refused_by_name(name):
+    cls = load_algorithm(name)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for option in cls.option_names():
+        bounds = [extra for extra in typing.get_args(hints[option]) if isinstance(extra, Range)]
+        if bounds:
+            with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{option}"):
+                cls(**{option: -1})
+
+
+def test_presets_are_options_and_bugs_of_released_codes_are_marked():
+    marked = {}
+    for name in ALGORITHMS:
+        cls = load_algorithm(name)
+        marked[name] = set(released_bugs(cls))
+        for preset, values in cls.presets.items():
+            assert cls.from_preset(preset) == cls(**values)
+    assert marked["pfedfda"] == {"cov_offset", "evaluate_drop_last"}
+    assert marked["fedsr"] == {"squared_norm"}
+    assert not marked["fedavg"]
