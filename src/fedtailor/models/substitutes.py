@@ -156,9 +156,10 @@ class WeightedBatchNorm(nn.Module):
         """Put running statistics after a batch of ``count`` values per channel into the call."""
         # A layer that is used twice in a call continues from its first use.
         buffers = current_call().buffers
-        old_mean, old_var, old_batches = (
-            buffers.get(self.prefix + name, getattr(self, name)) for name in _TRACKED
-        )
+        before = {name: buffers.get(self.prefix + name, getattr(self, name)) for name in _TRACKED}
+        old_mean = before["running_mean"]
+        old_var = before["running_var"]
+        old_batches = before["num_batches_tracked"]
 
         batches = torch.where(count > 0, old_batches + 1, old_batches)
         rate = 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
@@ -172,7 +173,8 @@ class WeightedBatchNorm(nn.Module):
 
 def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
     """Return the weight of each row of ``x``; an example has one or several consecutive rows."""
-    rows, examples = x.shape[0], weight.shape[0]
+    rows = x.shape[0]
+    examples = weight.shape[0]
     repeats, rest = divmod(rows, examples)
     if rest:
         raise ValueError(f"batch normalization of {rows} rows, but the batch has {examples}")
