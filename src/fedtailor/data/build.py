@@ -110,6 +110,7 @@ def _corrupt(division: Division, report: Report) -> DividedData:
         ends = np.cumsum([len(client.train), len(client.val)])
         corrupted.append(ClientRows(*np.split(positions, ends)))
 
+    # A new client appears once per condition, and each has its own name.
     conditions = tuple(CLEAN if pair is None else str(pair) for pair in pairs)
     names = []
     num_known = len(division.rows) - division.num_new

@@ -127,6 +127,7 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
         An empty string, with which :func:`cached` keeps nothing, if no file matches or a file has
         just been written.
     """
+    # A file that can still change without a trace has no signature.
     files = []
     for path in {path for pattern in patterns for path in folder.glob(pattern)}:
         try:
@@ -162,6 +163,7 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
     if not signature:
         return build()
 
+    # The name is for people; the whole signature is compared when an entry is read.
     stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
     folder = _folder() / f"{stem}-{signature[:16]}"
     dataset = _read(folder, signature)
@@ -171,6 +173,8 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
     dataset = build()
     try:
         _write(folder, signature, dataset)
+
+        # Older entries are of no use; processes that have mapped them keep them until they end.
         for other in folder.parent.glob(f"{stem}-*"):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -193,6 +197,7 @@ def _read(folder: Path, signature: str) -> Dataset | None:
         if meta["signature"] != signature or meta["fields_sha256"] != _digest_of(meta["fields"]):
             return None
 
+        # JSON has lists only, where a data set has tuples.
         fields: dict[str, Any] = {}
         for name, value in meta["fields"].items():
             fields[name] = tuple(value) if isinstance(value, list) else value

@@ -129,6 +129,7 @@ class Dataset:
         if any(texts):
             digest.update(json.dumps(texts).encode("ascii"))
 
+        # Bytes in one order on every machine, and shapes, so that no two data sets are confused.
         for array in (self.x, self.y, self.subclasses, self.domains, self.groups):
             if array is None:
                 continue

@@ -396,6 +396,7 @@ def check_disjoint(rows: Sequence[ClientRows], num_rows: int, *, shared_test: bo
     if shared_test:
         test = np.unique(test)
 
+    # A row that counts more than once is used twice.
     uses = np.bincount(np.concatenate([training, test]), minlength=num_rows)
     twice = np.flatnonzero(uses > 1)
     if len(twice):

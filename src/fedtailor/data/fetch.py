@@ -104,39 +104,49 @@ def _present_files(download: Download, folder: Path) -> list[Path | None]:
 
 def _fetch_one(download: Download, folder: Path, progress: FetchProgress) -> None:
     """Fetch one file unless it is there, and unpack it if it is an archive."""
+    # What was unpacked or decompressed has no checksum.
     path = folder / download.path
     if is_there(download, folder) and (download.gives or not path.is_file()):
-        return  # unpacked or decompressed
+        return
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    algorithm, _, published = download.checksum.partition(":")
-    if path.is_file():
-        if (checksum := _checksum(path, algorithm)) != published:
-            advice = "Remove the file or move it away to fetch the published one."
-            raise _differs(str(path), algorithm, checksum, published, advice)
-    else:
-        part = path.with_name(f"{path.name}.part")
-        limit = download.size or MAX_UNKNOWN
-
-        def report(done: int, total: int) -> None:
-            progress(path.name, done, total or download.size)
-
-        _check_space(path, download.size + download.unpacked - _size(part))
-        transfer(download.url, part, report, limit=limit)
-        if (checksum := _checksum(part, algorithm)) != published:
-            part.unlink()
-            advice = "The download was removed. Run the same command to try again."
-            raise _differs(download.url, algorithm, checksum, published, advice)
-        os.replace(part, path)
+    if not path.is_file():
+        _download(download, path, progress)
+    elif difference := _difference(path, download):
+        advice = "Remove the file or move it away to fetch the published one."
+        raise DataError(f"'{path}': {difference} {advice}", path=str(path))
 
     if download.unpack:
         unpack(path, download, folder, lambda files: progress(f"unpacking {path.name}", files, 0))
         path.unlink()
 
 
-def _checksum(path: Path, algorithm: str) -> str:
+def _download(download: Download, path: Path, progress: FetchProgress) -> None:
+    """Download a file beside its place, and move it there if it is the published one."""
+    part = path.with_name(f"{path.name}.part")
+    _check_space(path, download.size + download.unpacked - _size(part))
+
+    def report(done: int, total: int) -> None:
+        progress(path.name, done, total or download.size)
+
+    transfer(download.url, part, report, limit=download.size or MAX_UNKNOWN)
+    if difference := _difference(part, download):
+        part.unlink()
+        advice = "The download was removed. Run the same command to try again."
+        raise DataError(f"{download.url}: {difference} {advice}", path=download.url)
+
+    os.replace(part, path)
+
+
+def _difference(path: Path, download: Download) -> str:
+    """Return a sentence if the checksum of a file is not the published one."""
+    algorithm, _, published = download.checksum.partition(":")
     with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+        checksum = hashlib.file_digest(file, algorithm).hexdigest()
+
+    if checksum == published:
+        return ""
+    return f"its {algorithm} is {checksum}; the published file has {published}."
 
 
 def _check_space(path: Path, needed: int) -> None:
@@ -172,9 +182,10 @@ def transfer(url: str, part: Path, report: Callable[[int, int], None], *, limit:
     failures = 0
     while True:
         try:
-            _download(url, part, report, limit)
+            _transfer_once(url, part, report, limit)
             return
         except (requests.RequestException, HTTPError) as reason:
+            # A try that got further than all before it is no failure in a row.
             failures = failures + 1 if _size(part) <= most else 1
             most = max(most, _size(part))
             if failures > len(PAUSES):
@@ -183,7 +194,7 @@ def transfer(url: str, part: Path, report: Callable[[int, int], None], *, limit:
             time.sleep(PAUSES[failures - 1])
 
 
-def _download(url: str, part: Path, report: Callable[[int, int], None], limit: int) -> None:
+def _transfer_once(url: str, part: Path, report: Callable[[int, int], None], limit: int) -> None:
     """Try once to download the rest of the file."""
     have = _size(part)
     headers = {"Accept-Encoding": "identity"}
@@ -262,6 +273,7 @@ def unpack(archive: Path, download: Download, folder: Path, report: Callable[[in
             raise _refuse(archive, "an intact archive of plain files", got) from reason
 
         root = unpacked / download.strip
+        # A file in `gives` says that all are there, so those are moved last.
         places = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
         places.sort(key=lambda place: target / place in expected)
         absent = expected.difference(target / place for place in places)
@@ -293,15 +305,6 @@ def _extract(archive: Path, kind: str, unpacked: Path) -> Iterator[int]:
 def _refuse(archive: Path, allowed: str, got: str) -> DataError:
     message = f"{archive}: expected {allowed}, got {got}."
     return DataError(message, path=str(archive), allowed=allowed, got=got)
-
-
-def _differs(what: str, algorithm: str, checksum: str, published: str, advice: str) -> DataError:
-    return DataError(
-        f"{what}: its {algorithm} is {checksum}; the published file has {published}. {advice}",
-        path=what,
-        allowed=published,
-        got=checksum,
-    )
 
 
 def _too_long(url: str, part: Path, limit: int) -> DataError:

@@ -73,6 +73,7 @@ def _typical_examples(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
     pairs, first, counts = np.unique(
         np.stack([units, labels]), axis=1, return_index=True, return_counts=True
     )
+    # By unit, most frequent label first, then smallest label.
     order = np.lexsort((pairs[1], -counts, pairs[0]))
     is_first = np.diff(pairs[0][order], prepend=-1) > 0
     typical: np.ndarray = first[order][is_first]
@@ -95,6 +96,7 @@ def choose_groups(
     sizes = Counter(groups.tolist())  # in the order of appearance
     fixed = [group for group in sizes if sides.get(group) == side]
     free = [group for group in sizes if group not in sides]
+    # How many examples the side has with each number of free groups.
     ends = np.cumsum([sum(sizes[group] for group in fixed), *(sizes[group] for group in free)])
     number = int(np.argmin(np.abs(ends - count)))
     if len(fixed) + number == len(sizes):

@@ -60,6 +60,7 @@ def read_pictures(
             raise damaged(path, f"a picture of {side}x{side} pixels", got)
 
         pixels[row] = np.asarray(image)
+        # Name and content both count, since the name decides label and order.
         for place, sha256 in sources.items():
             digest.update(f"{place}\0".encode() + bytes.fromhex(sha256))
 

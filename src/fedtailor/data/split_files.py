@@ -72,6 +72,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     if record["data_sha256"] != dataset.digest:
         raise _other_data(path, record, dataset)
 
+    # A digest holds what was written together, not that it makes sense.
     rows = [_from_json(path, client, num_rows) for client in record["clients"]]
     num_new = record["new_clients"]
     names = record["client_names"]

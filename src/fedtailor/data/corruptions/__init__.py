@@ -98,6 +98,7 @@ def corrupt(
 
         frost = draw_frost()
 
+    # In parts that fit into the processor's cache.
     corruption = CORRUPTIONS[kind]
     out = np.empty_like(images, order="C")
     chunk = max(1, _CHUNK_VALUES // int(np.prod(images.shape[1:])))

@@ -94,6 +94,7 @@ def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
     weights = np.exp(-0.5 * (np.arange(int(2 * radius) + 1) / sigma) ** 2)
     weights /= weights.sum()
 
+    # A weighted sum of shifted images, as one gather of pixels for each weight.
     pixels = batch.images.reshape(-1, channels).astype(np.float64)
     first = (np.arange(count) * height * width)[:, None, None]
     total = np.zeros_like(pixels)
@@ -196,6 +197,7 @@ def fog(batch: Batch, thickness: float, decay: float) -> np.ndarray:
     The fractal's side is the smallest power of two that covers the image (32 for CIFAR); smaller
     images get its corner.
     """
+    # The smallest fractal that covers the image.
     height, width = batch.images.shape[1:3]
     side = 2 ** max(1, (max(height, width) - 1).bit_length())
     waves = plasma(batch.draws.uniform(num_draws(side)), decay)[:, :height, :width, None]

@@ -88,6 +88,7 @@ def pairs(shift: CifarS, num_known: int) -> list[Pair | None]:
         message = f"cifar_s.clients must be {allowed}, got {shift.clients}."
         raise ConfigError(message, key=KEY, allowed=allowed, got=shift.clients)
 
+    # Both pairings count severities by client; they differ in how fast corruptions change.
     kinds = list(CORRUPTIONS)
     divisor = 1 if shift.pairing == "release" else len(SEVERITIES)
     corruptions: list[Pair | None] = [None] * num_known
@@ -170,6 +171,7 @@ def apply_shift(
         notes=tuple(notes),
     )
 
+    # Where the copies of a client's rows are, in the order of the rows.
     moved = []
     for rows, pair in zip(rows_by_client, pairs, strict=True):
         moved.append(rows if pair is None else first[pair] + np.searchsorted(used[pair], rows))

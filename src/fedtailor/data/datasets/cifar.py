@@ -75,6 +75,7 @@ def load(files: Files) -> Dataset:
     layout = _CIFAR10 if files.dataset == "cifar10" else _CIFAR100
     has_pickles = (files.folder / layout.python).is_dir()
     is_binary = not has_pickles and (files.folder / layout.binary).is_dir()
+    # Every file has pixels and one column for each kind of labels.
     images = []
     columns: dict[str, list[np.ndarray]] = {kind: [] for kind in layout.labels}
     for name in layout.files:
@@ -92,6 +93,7 @@ def load(files: Files) -> Dataset:
             column.append(check_labels(labels[kind], len(_names(kind)), where=str(path)))
             check_count(path, column[-1], pixels)
 
+    # The last kind is the finest; coarse labels make it a subclass.
     joined = {kind: np.concatenate(column) for kind, column in columns.items()}
     is_coarse = files.dataset == "cifar100_coarse"
     kind = "coarse_labels" if is_coarse else layout.labels[-1]

@@ -51,6 +51,7 @@ def load(files: Files) -> Dataset:
         parts.append(DATASETS[name].load(part_files))
         files.sources |= part_files.sources
 
+    # Training examples of all domains come first.
     y = np.empty(sum(len(part.y) for part in parts), np.int64)
     domains = np.empty_like(y)
     places = _places(parts)

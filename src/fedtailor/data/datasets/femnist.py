@@ -42,6 +42,7 @@ def load(files: Files) -> Dataset:
     domains: list[np.ndarray] = []
     num_train = 0
     for part in ("train", "test"):
+        # A writer is one domain in both parts, but may appear once in each.
         names: set[str] = set()
         for path in _paths(files, part):
             for writer, pixels, numbers in _read(files.read(path), path):
@@ -55,6 +56,7 @@ def load(files: Files) -> Dataset:
                     labels.append(numbers)
                     domains.append(np.full(len(numbers), domain, np.int64))
 
+        # All of these come first, and the first part is for training.
         num_train = num_train or sum(map(len, labels))
         if not num_train:
             raise damaged(files.folder / "femnist", "an example for training", "none")

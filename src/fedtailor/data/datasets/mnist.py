@@ -185,6 +185,7 @@ def _read_idx(files: Files, places: Sequence[str], axes: int) -> tuple[np.ndarra
         if size > MAX_BYTES:
             raise damaged(path, f"at most {MAX_BYTES} values", f"{size}")
 
+        # One byte more than it says, to notice a longer file.
         values = stream.read(size + 1)
     except (EOFError, OSError, zlib.error, struct.error) as error:
         raise damaged(path, "an intact file", f"{type(error).__name__}: {error}") from error

@@ -47,6 +47,7 @@ def load(files: Files) -> Dataset:
     place = "SUN397/hierarchy_three_levels/three_levels.csv"
     path = files.find(place, "SUN397/three_levels.csv")
     categories = _select(path, _read_table(files, path))
+    # The first 80 % of every category, then the rest of every category.
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for subclass, category in enumerate(categories):
@@ -110,6 +111,7 @@ def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
             raise damaged(path, f"0 or 1 in every column of {category}", answers)
         labels[category] = [label for label, answer in enumerate(answers) if answer == "1"]
 
+    # Categories with several superclasses are left out.
     selection: dict[str, int] = {}
     for label, name in enumerate(_SUPERCLASSES):
         only = [category for category in labels if labels[category] == [label]]

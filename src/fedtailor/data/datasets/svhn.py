@@ -95,8 +95,9 @@ def _variables(content: memoryview) -> dict[str, np.ndarray]:
         if kind != _MATRIX:
             raise ValueError(f"an element of type {kind}")
 
+        # Flags, dimensions, name, values: the last are read of two variables only.
         parts = _elements(element, padding=8)
-        next(parts)  # flags
+        next(parts)
         shape = np.frombuffer(next(parts)[1], "<i4")
         name = bytes(next(parts)[1]).decode("latin-1")
         if name in ("X", "y"):

@@ -37,6 +37,7 @@ def load(files: Files) -> Dataset:
     if not wnids or len(set(wnids)) < len(wnids) or not all(map(_WNID.fullmatch, wnids)):
         raise damaged(path, "different classes such as n01443537", f"{len(wnids)} names")
 
+    # The meanings of many more classes are in the file.
     words = _read_columns(files, "words.txt")
     absent = [wnid for wnid in wnids if wnid not in words]
     if absent:
@@ -48,6 +49,7 @@ def load(files: Files) -> Dataset:
         paths = (files.folder / _PLACE / "train" / wnid / "images").glob("[!.]*.JPEG")
         pictures += [(path, label) for path in sorted(paths)]
 
+    # The validation part has the labels that are published.
     num_train = len(pictures)
     if not num_train:
         raise files.missing(f"{_PLACE}/train/{wnids[0]}/images/{wnids[0]}_0.JPEG")

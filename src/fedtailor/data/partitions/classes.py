@@ -38,11 +38,13 @@ class Classes(Partition):
             allowed = f"k x clients >= {len(labels)}, so that every class is held by some client"
             raise self.impossible(allowed, f"{self.k} x {clients}")
 
+        # Who holds each class.
         holders: dict[int, list[int]] = {label: [] for label in labels.tolist()}
         for client, hand in enumerate(self._deal(labels, clients, generator)):
             for label in hand:
                 holders[label].append(client)
 
+        # Equal pieces of each class, in random order.
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for (label, takers), positions in zip(holders.items(), by_class, strict=True):
             needed = len(takers)
@@ -113,6 +115,7 @@ class CyclicClasses(Partition):
             more = " and more" if num_classes > 20 else ""
             raise self.impossible(allowed, ", ".join(map(str, sizes[:20])) + more)
 
+        # One entry for every example that is handed out: its class and its owner.
         owners, slots = np.nonzero(counts)
         repeats = counts[owners, slots]
         classes = np.repeat((owners + slots) % num_classes, repeats)
@@ -211,6 +214,7 @@ class _CycleDeal:
             if other >= clients or other == client:
                 continue
 
+            # Slot j of the other client is class j + lead of this one.
             lead = (other - client) % num_classes
             stock = self.counts[other]
             shared = [slot for slot in range(k) if stock[slot] and (lead + slot) % num_classes < k]

@@ -127,6 +127,7 @@ def _draw_once(
         if not total > 0:
             return [], clients
 
+        # Products in floating point, cut off, as in the release.
         ends = (np.cumsum(shares / total) * len(order)).astype(np.int64)[:-1]
         sizes += np.diff(ends, prepend=0, append=len(order))
         orders.append(order)
@@ -262,6 +263,7 @@ def _choose(
     step = max(_MAX_CELLS // len(classes), 1)
     for start in range(0, len(owners), step):
         part = slice(start, start + step)
+        # The inverse of the cumulative weights at a uniform point.
         logs = log_weights[owners[part]][:, classes]
         ends = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
         points = generator.random((len(logs), 1)) * ends[:, -1:]

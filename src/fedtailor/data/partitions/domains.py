@@ -121,6 +121,7 @@ class DomainLabels(Partition):
             for label in generator.choice(len(cells[domain][0]), self.k, replace=False).tolist():
                 takers.setdefault((domain, label), []).append(client)
 
+        # The examples of every such label, cut into one block for each of its clients.
         takers = dict(sorted(takers.items()))
         pools = []
         names = []

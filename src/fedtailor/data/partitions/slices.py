@@ -51,6 +51,7 @@ class LabelSlices(Partition):
         blocks = _count_groups(self, clients, group, reason)
         check_sizes(self, pools, [blocks] * num_labels, [f"class {label}" for label in labels])
 
+        # Who gets a block of which label, and where labels are cut.
         takers = _deal(num_labels, blocks, group, generator)
         cuts = _cut_all([len(pool) for pool in pools], blocks, generator, shared=self.shared_cuts)
         return give_blocks(pools, cuts, takers.T.tolist(), clients, generator)
@@ -90,6 +91,7 @@ class SubclassSlices(Partition):
         names = [f"subclass {subclass}" for subclass in subclasses]
         check_sizes(self, pools, [blocks] * len(pools), names)
 
+        # Block i goes to client i, unless the clients of a group share the subclasses.
         takers = np.repeat(np.arange(blocks)[:, None], len(pools), axis=1)
         if not self.homogeneous:
             for family in families:
