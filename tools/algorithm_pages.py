@@ -11,7 +11,7 @@ from typing import Any
 from docstrings import field_docstrings, inline
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.message import Field
-from fedtailor.core.options import Range, released_bugs
+from fedtailor.core.options import AsReleased, Range, marks_of
 from fedtailor.core.task import Task
 from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
@@ -215,7 +215,7 @@ def options(cls: type) -> str:
 
     texts = field_docstrings(cls)
     hints = typing.get_type_hints(cls, include_extras=True)
-    bugs = released_bugs(cls)
+    bugs = {name: mark.bug for name, mark in marks_of(cls, AsReleased).items()}
     rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
     for field in fields:
         default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)

@@ -8,7 +8,7 @@ import pytest
 from docstrings import field_docstrings
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import Range, released_bugs
+from fedtailor.core.options import AsReleased, Range, marks_of
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -42,7 +42,7 @@ def test_presets_are_options_and_bugs_of_released_codes_are_marked():
     marked = {}
     for name in ALGORITHMS:
         cls = load_algorithm(name)
-        marked[name] = set(released_bugs(cls))
+        marked[name] = set(marks_of(cls, AsReleased))
         for preset, values in cls.presets.items():
             assert cls.from_preset(preset) == cls(**values)
     assert marked["pfedfda"] == {"cov_offset", "evaluate_drop_last"}

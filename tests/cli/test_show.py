@@ -201,7 +201,7 @@ def test_the_cache_is_listed_and_cleared(folder, capsys, monkeypatch):
     (folder / "cache" / "MNIST").mkdir()
     assert main(["cache", "list", "--json"]) == 0
     rest, listed = json.loads(capsys.readouterr().out)["entries"]
-    assert listed == {"name": "mnist", "kind": "decoded", "path": str(entry), "bytes": 1500}
+    assert listed == {"name": "mnist", "path": str(entry), "bytes": 1500}
     assert rest["path"] == str(unfinished) and rest["bytes"] == 0
     assert main(["cache", "list"]) == 0
     assert re.search(r" mnist .* 1\.5 kB", capsys.readouterr().out)

@@ -10,23 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedtailor.cli.options import (
+    NOTHING_NAMED,
     Assignments,
-    Clients,
-    DataDir,
-    DatasetName,
     Debug,
-    DeviceName,
-    EngineName,
     Json,
-    ModelName,
-    OwnData,
-    ParticipationText,
-    PartitionText,
-    RayAddress,
-    Rounds,
-    Seeds,
-    Split,
+    Named,
     read_config,
+    with_config_flags,
 )
 from fedtailor.cli.shell import Interrupted, print_json
 from fedtailor.core.errors import FedtailorError, RunError, UsageError
@@ -41,6 +31,7 @@ KIND = "comparison"
 """What the folder of a comparison says that it holds."""
 
 
+@with_config_flags
 def compare(
     inputs: Annotated[
         list[str] | None,
@@ -59,19 +50,7 @@ def compare(
             help='Method to train, such as ditto or "fedavg_ft(finetune=head)". Give it two or more times.',
         ),
     ] = None,
-    dataset: DatasetName = "",
-    data: OwnData = "",
-    data_dir: DataDir = "",
-    partition: PartitionText = "",
-    split: Split = "",
-    model: ModelName = "",
-    clients: Clients = None,
-    rounds: Rounds = None,
-    participation: ParticipationText = "",
-    seeds: Seeds = None,
-    engine: EngineName = "",
-    device: DeviceName = "",
-    ray_address: RayAddress = "",
+    named: Named = NOTHING_NAMED,
     set_: Assignments = None,
     out: Annotated[
         str,
@@ -104,30 +83,14 @@ def compare(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare methods: train those that are missing, or only read runs. Prints means, differences
-    and tests.
+    """Compare methods: train those that are missing, or only read runs.
 
-    All methods get the same data, split and rounds. What is the same in their training is trained
-    once. The folder can be given again with --out: finished runs are read, interrupted ones
-    resumed, and methods can be added.
+    Prints means, differences and tests. All methods get the same data, split and rounds. The folder
+    can be given again with --out: finished runs are read, interrupted ones resumed, and methods can
+    be added.
     """
     paths = inputs or []
     failures: list[str] = []
-    named = {
-        "data.dataset": dataset,
-        "data.path": data,
-        "data.dir": data_dir,
-        "data.partition": partition,
-        "data.split": split,
-        "model.name": model,
-        "data.clients": clients,
-        "federation.rounds": rounds,
-        "federation.participation": participation,
-        "seeds": seeds,
-        "engine.name": engine,
-        "engine.device": device,
-        "engine.ray_address": ray_address,
-    }
 
     if algorithm:
         if len(paths) > 1:

@@ -22,8 +22,9 @@ def demo(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare four ways to train for 20 clients with little data each. Takes under a minute,
-    downloads nothing.
+    """Compare four ways to train for 20 clients with little data each.
+
+    Takes under a minute, and downloads nothing.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.demo import show_demo

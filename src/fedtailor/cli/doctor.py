@@ -7,9 +7,7 @@ from fedtailor.cli.shell import print_json
 
 
 def doctor(data_dir: DataDir = "", json: Json = False, debug: Debug = False) -> None:
-    """Show versions, processor, engine, devices, folders, and which data sets are on this
-    machine.
-    """
+    """Show versions, processor, engine, devices, folders, and the data sets on this machine."""
     from fedtailor.cli.show.lists import show_report
     from fedtailor.experiment.doctor import examine
 

@@ -45,8 +45,9 @@ def export(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write personal models for other programs, each with a card that says what goes in and what
-    comes out.
+    """Write personal models for other programs.
+
+    Each has a card that says what goes in and what comes out.
     """
     if bool(client) == all_:
         raise UsageError("give either --client NAME or --all.", key="--client")

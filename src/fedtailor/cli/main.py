@@ -1,4 +1,4 @@
-"""The command line: one module per command. Nothing heavy is imported before a command runs.
+"""The command line: one module per command. A command's module is imported when it runs.
 
 Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5
 run failed, 6 interrupted: a run can be resumed.
@@ -8,49 +8,74 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli.cache import cache_app
-from fedtailor.cli.compare import compare
-from fedtailor.cli.data import data_app
-from fedtailor.cli.demo import demo
-from fedtailor.cli.deploy import deploy_app
-from fedtailor.cli.doctor import doctor
-from fedtailor.cli.export import export
-from fedtailor.cli.list import list_
-from fedtailor.cli.onboard import onboard
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.predict import predict
-from fedtailor.cli.report import report
-from fedtailor.cli.resume import resume
-from fedtailor.cli.run import run_
-from fedtailor.cli.serve import serve
+from fedtailor.cli.parsing import Help, LazyCommand, LazyGroup, make_app, show_help
 from fedtailor.cli.shell import command_line
-from fedtailor.cli.site import site_app
-from fedtailor.cli.sweep import sweep
-from fedtailor.cli.what_leaves import what_leaves
 
-app = make_app()
-app.command("demo", cls=Command)(demo)
-app.command("run", cls=Command)(run_)
-app.command("resume", cls=Command)(resume)
-app.command("compare", cls=Command)(compare)
-app.command("sweep", cls=Command)(sweep)
-app.command("report", cls=Command)(report)
-app.command("predict", cls=Command)(predict)
-app.command("export", cls=Command)(export)
-app.command("onboard", cls=Command)(onboard)
-app.command("serve", cls=Command)(serve)
-app.command("list", cls=Command)(list_)
-app.command("what-leaves", cls=Command)(what_leaves)
-app.command("doctor", cls=Command)(doctor)
-app.add_typer(data_app, name="data")
-app.add_typer(cache_app, name="cache")
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(site_app, name="site")
+
+class _Commands(LazyGroup):
+    """All commands of fedtailor."""
+
+    commands_by_name: ClassVar = {
+        "demo": LazyCommand(
+            "demo:demo", "Compare four ways to train for 20 clients with little data each."
+        ),
+        "run": LazyCommand(
+            "run:run_",
+            "Run an experiment. Its folder holds the scores and a model for every client.",
+        ),
+        "resume": LazyCommand(
+            "resume:resume", "Resume an interrupted or killed run, comparison or sweep."
+        ),
+        "compare": LazyCommand(
+            "compare:compare", "Compare methods: train those that are missing, or only read runs."
+        ),
+        "sweep": LazyCommand(
+            "sweep:sweep", "Try values of options, and choose the best on validation examples."
+        ),
+        "report": LazyCommand(
+            "report:report",
+            "Write a report of runs as one HTML file that needs no network: figures, tables, settings.",
+        ),
+        "predict": LazyCommand(
+            "predict:predict",
+            "Predict with a client's personal model: class and probability for each input, as CSV.",
+        ),
+        "export": LazyCommand("export:export", "Write personal models for other programs."),
+        "onboard": LazyCommand(
+            "onboard:onboard",
+            "Make the model of a site that never took part, from a run and the site's own data.",
+        ),
+        "serve": LazyCommand("serve:serve", "Train across the registered sites."),
+        "list": LazyCommand(
+            "list:list_", "List the algorithms, data sets, models, partitions, engines or metrics."
+        ),
+        "what-leaves": LazyCommand(
+            "what_leaves:what_leaves",
+            "List every value that leaves a site: what it is, its bytes, and who can see it.",
+        ),
+        "doctor": LazyCommand(
+            "doctor:doctor",
+            "Show versions, processor, engine, devices, folders, and the data sets on this machine.",
+        ),
+        "data": LazyCommand(
+            "data:data_app",
+            "Data sets: list and fetch them, check your own, divide them among clients, draw them.",
+        ),
+        "cache": LazyCommand("cache:cache_app", "List or delete decoded data."),
+        "deploy": LazyCommand("deploy:deploy_app", "Train across real sites: prepare the server."),
+        "site": LazyCommand(
+            "site:site_app",
+            "Take part in training across sites; data and personal models stay here.",
+        ),
+    }
+
+
+app = make_app(_Commands)
 
 
 @app.callback(invoke_without_command=True, add_help_option=False)

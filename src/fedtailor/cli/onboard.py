@@ -43,8 +43,9 @@ def onboard(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make the model of a site that never took part, from a run and the site's own data. The run
-    stays as it is.
+    """Make the model of a site that never took part, from a run and the site's own data.
+
+    The run stays as it is.
     """
     from fedtailor.cli.show.onboard import show_onboarded
     from fedtailor.serving.run import load

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +13,7 @@ import typer
 from fedtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from fedtailor.core.options import Flag
     from fedtailor.experiment.config import Config
 
 Json = Annotated[
@@ -76,48 +80,6 @@ def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str],
     return read
 
 
-Split = Annotated[
-    str,
-    typer.Option(
-        metavar="PATH", help="Split of an earlier run, or one that fedtailor data partition wrote."
-    ),
-]
-ModelName = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Model (see: fedtailor list models), or package.module:function."
-    ),
-]
-Rounds = Annotated[
-    int | None,
-    typer.Option(parser=whole_number("--rounds"), metavar="NUMBER", help="Number of rounds."),
-]
-ParticipationText = Annotated[
-    str,
-    typer.Option(metavar="TEXT", help="Clients per round: all, 0.3, fixed(10) or bernoulli(0.3)."),
-]
-Seeds = Annotated[
-    str | None,
-    typer.Option(metavar="NUMBERS", help="Several seeds, such as 0,1,2: one run for each."),
-]
-EngineName = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Engine that runs the clients (see: fedtailor list engines)."
-    ),
-]
-DeviceName = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Where tensors live: cpu (default), auto; cuda and cuda:1 are untried."
-    ),
-]
-RayAddress = Annotated[
-    str,
-    typer.Option(
-        metavar="ADDRESS", help="Ray cluster of --engine ray: auto or HOST:PORT (default: its own)."
-    ),
-]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -136,6 +98,60 @@ Clients = Annotated[
     int | None,
     typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients."),
 ]
+CommandFunction = Callable[..., None]
+Named = Mapping[str, Any]
+"""What the user wrote for the flags of the configuration, by key."""
+NOTHING_NAMED: Named = MappingProxyType({})
+
+
+def with_config_flags(command: CommandFunction) -> CommandFunction:
+    """Give a command the options that set values of a configuration.
+
+    The fields of the configuration declare them; see :class:`fedtailor.core.options.Flag`. They
+    take the place of the command's parameter ``named``, which receives what the user wrote: a
+    value by key, such as ``data.clients``, and None for an option that is not there.
+    """
+    from fedtailor.experiment.config import config_flags
+
+    flags = {_parameter_name(flag): (key, flag) for key, flag in config_flags().items()}
+
+    def call(**values: Any) -> None:
+        named = {key: values.pop(name) for name, (key, _) in flags.items()}
+        command(named=named, **values)
+
+    # typer reads the options from the signature.
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "named":
+            parameters += [_make_parameter(name, flag) for name, (_, flag) in flags.items()]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    functools.update_wrapper(call, command)
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _parameter_name(flag: Flag) -> str:
+    return "flag_" + flag.option.removeprefix("--").replace("-", "_")
+
+
+def _make_parameter(name: str, flag: Flag) -> inspect.Parameter:
+    """Return the parameter of a command that reads a flag: numbers where it says so, else text."""
+    names = [flag.option, flag.short] if flag.short else [flag.option]
+    is_number = flag.metavar == "NUMBER"
+    option = typer.Option(
+        *names,
+        metavar=flag.metavar,
+        help=flag.help,
+        parser=whole_number(flag.option) if is_number else None,
+    )
+    annotation = Annotated[int | None, option] if is_number else Annotated[str | None, option]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def read_assignments(texts: Sequence[str] | None) -> list[tuple[str, Any]]:

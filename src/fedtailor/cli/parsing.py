@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -72,10 +73,57 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, [found or name, *args[1:]])
 
 
-def make_app() -> typer.Typer:
+class LazyGroup(Group):
+    """The group of all commands. The module of a command is imported when the command runs."""
+
+    commands_by_name: ClassVar[Mapping[str, LazyCommand]]
+    """In the order of the help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands_by_name)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what the help of the group shows of a command."""
+        lazy = self.commands_by_name.get(cmd_name)
+        return None if lazy is None else TyperCommand(cmd_name, help=lazy.summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names, imported.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, self.commands_by_name[name].load(name), rest
+
+
+class LazyCommand(NamedTuple):
+    """A command, or a group of commands, that is not imported yet."""
+
+    target: str
+    """``module:name`` below ``fedtailor.cli``."""
+    summary: str
+    """The first sentence of its help."""
+
+    def load(self, name: str) -> Any:
+        """Import the command."""
+        module, _, attribute = self.target.partition(":")
+        loaded = getattr(importlib.import_module(f"fedtailor.cli.{module}"), attribute)
+        if not isinstance(loaded, typer.Typer):
+            app = make_app()
+            app.command(name, cls=Command)(loaded)
+            loaded = app
+
+        command = typer.main.get_command(loaded)
+        command.name = name
+        return command
+
+
+def make_app(cls: type[Group] = Group) -> typer.Typer:
     """Return an empty group of commands."""
     return typer.Typer(
-        cls=Group, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+        cls=cls, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
 
 

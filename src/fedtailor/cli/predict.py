@@ -44,9 +44,7 @@ def predict(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict with a client's personal model: a line of CSV for each input, with class and
-    probability.
-    """
+    """Predict with a client's personal model: class and probability for each input, as CSV."""
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.pace import Pace
     from fedtailor.core.atomic import to_json, write_whole

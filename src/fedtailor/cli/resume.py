@@ -28,8 +28,9 @@ def resume(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Resume an interrupted or killed run, comparison or sweep. Results are those of an
-    uninterrupted run.
+    """Resume an interrupted or killed run, comparison or sweep.
+
+    The results are those of an uninterrupted run.
     """
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtailor.cli.options import (
+    NOTHING_NAMED,
     Assignments,
-    Clients,
-    DataDir,
-    DatasetName,
     Debug,
-    DeviceName,
-    EngineName,
     Json,
-    ModelName,
+    Named,
     Out,
-    OwnData,
-    ParticipationText,
-    PartitionText,
-    RayAddress,
-    Rounds,
-    Seeds,
-    Split,
     Track,
     read_config,
     whole_number,
+    with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_json
 
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
 
 
+@with_config_flags
 def run_(
     config: Annotated[
         str,
@@ -53,31 +44,11 @@ def run_(
             help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
         ),
     ] = "",
-    dataset: DatasetName = "",
-    data: OwnData = "",
-    data_dir: DataDir = "",
-    partition: PartitionText = "",
-    split: Split = "",
-    model: ModelName = "",
-    clients: Clients = None,
-    rounds: Rounds = None,
-    participation: ParticipationText = "",
+    named: Named = NOTHING_NAMED,
     seed: Annotated[
         int | None,
         typer.Option(
             parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."
-        ),
-    ] = None,
-    seeds: Seeds = None,
-    engine: EngineName = "",
-    device: DeviceName = "",
-    ray_address: RayAddress = "",
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number("--checkpoint-every"),
-            metavar="NUMBER",
-            help="Rounds between checkpoints (default: 1; 0: none).",
         ),
     ] = None,
     set_: Assignments = None,
@@ -98,27 +69,9 @@ def run_(
 
     If the folder holds the same run, interrupted or killed, it is resumed.
     """
-    named: dict[str, Any] = {
-        "algorithm.name": algorithm,
-        "data.dataset": dataset,
-        "data.path": data,
-        "data.dir": data_dir,
-        "data.partition": partition,
-        "data.split": split,
-        "model.name": model,
-        "data.clients": clients,
-        "federation.rounds": rounds,
-        "federation.participation": participation,
-        "seed": seed,
-        "seeds": seeds,
-        "engine.name": engine,
-        "engine.device": device,
-        "engine.ray_address": ray_address,
-        "checkpoint.every": checkpoint_every,
-    }
-    settings = read_config(
-        config, named, set_
-    )  # before torch is imported: a mistake is reported at once
+    # Before torch is imported: a mistake is reported at once.
+    own = {"algorithm.name": algorithm, "seed": seed}
+    settings = read_config(config, {**named, **own}, set_)
 
     from fedtailor.experiment.tracking import check_trackers
 

@@ -23,8 +23,9 @@ def serve(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train across the registered sites. After Ctrl-C, the same command goes on where it
-    stopped.
+    """Train across the registered sites.
+
+    After Ctrl-C, the same command continues where it stopped.
     """
     import shlex
 

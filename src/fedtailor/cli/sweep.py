@@ -9,26 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.cli.options import (
+    NOTHING_NAMED,
     Assignments,
-    Clients,
-    DataDir,
-    DatasetName,
     Debug,
-    DeviceName,
-    EngineName,
     Json,
-    ModelName,
+    Named,
     Out,
-    OwnData,
-    ParticipationText,
-    PartitionText,
-    RayAddress,
-    Rounds,
-    Seeds,
-    Split,
     read_overrides,
     refuse_missing_data,
     whole_number,
+    with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_json
 from fedtailor.core.errors import UsageError
@@ -41,6 +31,7 @@ _RUNS_PER_TEN_LINES = 10
 """So many runs make the progress print a line at the end of each."""
 
 
+@with_config_flags
 def sweep(
     config: Annotated[
         str,
@@ -93,19 +84,7 @@ def sweep(
             "(default: 0, no pruning).",
         ),
     ] = None,
-    dataset: DatasetName = "",
-    data: OwnData = "",
-    data_dir: DataDir = "",
-    partition: PartitionText = "",
-    split: Split = "",
-    model: ModelName = "",
-    clients: Clients = None,
-    rounds: Rounds = None,
-    participation: ParticipationText = "",
-    seeds: Seeds = None,
-    engine: EngineName = "",
-    device: DeviceName = "",
-    ray_address: RayAddress = "",
+    named: Named = NOTHING_NAMED,
     set_: Assignments = None,
     out: Out = "",
     json: Json = False,
@@ -117,26 +96,13 @@ def sweep(
     """
     from fedtailor.experiment.sweep_options import load_sweep
 
-    named: dict[str, Any] = {
-        "data.dataset": dataset,
-        "data.path": data,
-        "data.dir": data_dir,
-        "data.partition": partition,
-        "data.split": split,
-        "model.name": model,
-        "data.clients": clients,
-        "federation.rounds": rounds,
-        "federation.participation": participation,
-        "seeds": seeds,
-        "engine.name": engine,
-        "engine.device": device,
-        "engine.ray_address": ray_address,
+    own = {
         "sweep.sampler": sampler,
         "sweep.trials": trials,
         "sweep.halving": halving,
         "sweep.methods": algorithm,
     }
-    overrides = [*read_overrides(named, set_), *_read_values(values)]
+    overrides = [*read_overrides({**named, **own}, set_), *_read_values(values)]
 
     # Before torch is imported: a mistake is reported at once.
     settings, options = load_sweep(config, overrides)

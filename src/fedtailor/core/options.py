@@ -62,15 +62,29 @@ class AsReleased:
     """What the released code does, in a sentence without its period."""
 
 
-def released_bugs(cls: type[Any]) -> dict[str, str]:
-    """Return the options of a dataclass that are marked as released, and the bug of each."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    bugs = {}
-    for name, hint in hints.items():
-        for extra in get_args(hint)[1:]:
-            if isinstance(extra, AsReleased):
-                bugs[name] = extra.bug
-    return bugs
+@dataclass(frozen=True)
+class Flag:
+    """An option of the command line that sets a field, in the annotation of that field.
+
+    ``fedtailor run``, ``compare`` and ``sweep`` have an option for every such field of the
+    configuration.
+    """
+
+    option: str
+    metavar: str
+    help: str
+    short: str = ""
+
+
+def marks_of(cls: type[Any], kind: type[T]) -> dict[str, T]:
+    """Return the marks of one kind in the annotations of a dataclass, by the names of fields."""
+    marks = {}
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        for extra in extras:
+            if isinstance(extra, kind):
+                marks[name] = extra
+    return marks
 
 
 def _show(bound: float) -> str:

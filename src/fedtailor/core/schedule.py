@@ -6,30 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import Range, check_names, check_options
+from fedtailor.core.options import Flag, Range, check_names, check_options, marks_of
 from fedtailor.core.participation import Participation, parse_participation
 
 if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
-
-SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
-    "federation": (
-        "rounds",
-        "participation",
-        "min_clients",
-        "full_last_round",
-        "train",
-        "client_timeout",
-        "robust",
-        "robust_share",
-    ),
-    "evaluation": ("every", "personalized_every", "select", "patience"),
-}
-"""The two sections of a configuration that hold a schedule, and their keys."""
 
 RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
 """How means over clients are protected, see :mod:`fedtailor.core.robust`."""
@@ -42,9 +27,14 @@ class Schedule:
     A configuration holds it in two sections, ``[federation]`` and ``[evaluation]``.
     """
 
-    rounds: Annotated[int, Range(ge=1)] = 30
+    rounds: Annotated[int, Range(ge=1), Flag("--rounds", "NUMBER", "Number of rounds.")] = 30
     """Rounds."""
-    participation: Participation = field(default_factory=Participation)
+    participation: Annotated[
+        Participation,
+        Flag(
+            "--participation", "TEXT", "Clients per round: all, 0.3, fixed(10) or bernoulli(0.3)."
+        ),
+    ] = field(default_factory=Participation)
     """How the cohort of a round is drawn."""
     train: Literal["auto", "cohort", "all"] = "auto"
     """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the
@@ -69,7 +59,7 @@ class Schedule:
     on validation examples is not better than before; 0: it does not stop."""
 
     def __post_init__(self) -> None:
-        keys = {name: f"evaluation.{key}" for key, name in _EVALUATION_FIELDS.items()}
+        keys = {name: f"evaluation.{key}" for name, key in _EVALUATION_KEYS.items()}
         check_options(self, owner="federation", keys=keys)
         if self.watches_validation and self.personalized_every == 0:
             raise ConfigError(
@@ -147,31 +137,46 @@ class Schedule:
         return round == self.rounds or (every > 0 and round % every == 0)
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Return the schedule as the sections of a configuration; :func:`read_schedule` reads them
-        back.
-        """
-        return {
-            "federation": {
-                "rounds": self.rounds,
-                "participation": self.participation.as_value(),
-                "min_clients": self.participation.min_clients,
-                "full_last_round": self.participation.full_last_round,
-                "train": self.train,
-                "client_timeout": self.client_timeout,
-                "robust": self.robust,
-                "robust_share": self.robust_share,
-            },
-            "evaluation": {key: getattr(self, name) for key, name in _EVALUATION_FIELDS.items()},
-        }
+        """Return the sections of a configuration that :func:`read_schedule` reads back."""
+        sections: dict[str, dict[str, Any]] = {"federation": {}, "evaluation": {}}
+        for option in fields(self):
+            section, key = _place_of(option.name)
+            sections[section][key] = getattr(self, option.name)
+
+        sections["federation"]["participation"] = self.participation.as_value()
+        for name in _LIMITS:
+            sections["federation"][name] = getattr(self.participation, name)
+        return sections
 
 
-_EVALUATION_FIELDS = {
-    "every": "evaluate_every",
+_EVALUATION_KEYS = {
+    "evaluate_every": "every",
     "personalized_every": "personalized_every",
     "select": "select",
     "patience": "patience",
 }
-"""Key of ``[evaluation]`` -> field of :class:`Schedule`."""
+"""Fields of :class:`Schedule` that stand in ``[evaluation]``, and their keys there; all others
+stand in ``[federation]``."""
+_LIMITS = ("min_clients", "full_last_round")
+"""Fields of ``participation`` that ``[federation]`` has beside it."""
+
+
+def _place_of(name: str) -> tuple[str, str]:
+    """Return section and key of a field."""
+    if name in _EVALUATION_KEYS:
+        return "evaluation", _EVALUATION_KEYS[name]
+    return "federation", name
+
+
+SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
+    section: tuple(keys) for section, keys in Schedule().sections().items()
+}
+"""The two sections of a configuration that hold a schedule, and their keys."""
+
+
+def schedule_flags() -> dict[str, Flag]:
+    """Return the flags of the command line by key, such as ``federation.rounds``."""
+    return {".".join(_place_of(name)): flag for name, flag in marks_of(Schedule, Flag).items()}
 
 
 def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Schedule:
@@ -180,14 +185,16 @@ def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) 
     Raises:
         ConfigError: an unknown key, a wrong type, or a value out of range.
     """
-    check_names(federation, SCHEDULE_KEYS["federation"], section="federation")
-    check_names(evaluation, SCHEDULE_KEYS["evaluation"], section="evaluation")
-    limits = {
-        key: federation[key] for key in ("min_clients", "full_last_round") if key in federation
-    }
-    participation = parse_participation(federation.get("participation", "all"), **limits)
-    own_keys = ("rounds", "train", "client_timeout", "robust", "robust_share")
-    given = {key: federation[key] for key in own_keys if key in federation}
-    given |= {_EVALUATION_FIELDS[key]: value for key, value in evaluation.items()}
+    tables = {"federation": federation, "evaluation": evaluation}
+    for section, table in tables.items():
+        check_names(table, SCHEDULE_KEYS[section], section=section)
 
-    return Schedule(participation=participation, **given)
+    values: dict[str, Any] = {}
+    for option in fields(Schedule):
+        section, key = _place_of(option.name)
+        if key in tables[section]:
+            values[option.name] = tables[section][key]
+
+    limits = {name: federation[name] for name in _LIMITS if name in federation}
+    values["participation"] = parse_participation(federation.get("participation", "all"), **limits)
+    return Schedule(**values)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError, find_name
-from fedtailor.core.options import Range, check_options
+from fedtailor.core.options import Flag, Range, check_options
 from fedtailor.data.datasets.known import DATASETS
 
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
@@ -23,11 +23,24 @@ class DataOptions:
             exclude each other.
     """
 
-    dataset: str = "digits"
+    dataset: Annotated[
+        str,
+        Flag("--dataset", "NAME", "Data set (see: fedtailor list datasets).", short="-d"),
+    ] = "digits"
     """Name of a known data set; ignored if ``path`` is given."""
-    dir: str = ""
+    dir: Annotated[
+        str,
+        Flag(
+            "--data-dir",
+            "FOLDER",
+            "Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
+        ),
+    ] = ""
     """Folder of the known data sets; empty: FEDTAILOR_DATA, else ~/.cache/fedtailor."""
-    path: str = ""
+    path: Annotated[
+        str,
+        Flag("--data", "PATH", "Your own data: a folder, a table, or package.module:function."),
+    ] = ""
     """Your own data instead of a known data set: a folder, or ``package.module:function`` that
     returns arrays."""
     label_column: str = ""
@@ -45,10 +58,17 @@ class DataOptions:
     have one size."""
     color: Literal["auto", "gray", "rgb"] = "auto"
     """Your own images: auto is rgb if any image has colors."""
-    partition: str = ""
+    partition: Annotated[
+        str,
+        Flag(
+            "--partition",
+            "TEXT",
+            'How examples are divided among clients, such as "dirichlet(alpha=0.5)".',
+        ),
+    ] = ""
     """How examples are divided among clients; empty: natural if the data has sites, else
     dirichlet(alpha=0.5)."""
-    clients: Annotated[int, Range(ge=0)] = 0
+    clients: Annotated[int, Range(ge=0), Flag("--clients", "NUMBER", "Number of clients.")] = 0
     """Number of clients including new ones; 0: the number that the partition defines, else 20."""
     new_clients: Annotated[int, Range(ge=0)] | tuple[str, ...] = 0
     """Clients that are new: they never take part in training. The names of sites, or how many of
@@ -85,7 +105,14 @@ class DataOptions:
     channel."""
     std: tuple[float, ...] = ()
     """Standard deviations that belong to ``mean``."""
-    split: str = ""
+    split: Annotated[
+        str,
+        Flag(
+            "--split",
+            "PATH",
+            "Split of an earlier run, or one that fedtailor data partition wrote.",
+        ),
+    ] = ""
     """A split file, or a folder of client_*.npz files, which replaces ``partition`` and all options
     that divide."""
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42

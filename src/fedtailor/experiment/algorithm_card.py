@@ -16,7 +16,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import ClientInfo
 from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages
 from fedtailor.core.message_bytes import bytes_of_rows, download_bytes
-from fedtailor.core.options import released_bugs
+from fedtailor.core.options import AsReleased, marks_of
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, TRAINED, Task
 
@@ -71,7 +71,7 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
         "onboarding": describe(algorithm.onboarding),
         "who_trains": algorithm.trains,
         "presets": sorted(cls.presets),
-        "as_released": released_bugs(cls),
+        "as_released": {name: mark.bug for name, mark in marks_of(cls, AsReleased).items()},
         "options": {
             field.name: getattr(algorithm, field.name)
             for field in dataclasses.fields(cls)

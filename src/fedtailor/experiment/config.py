@@ -20,9 +20,9 @@ import tomli_w
 
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean, find_name, match_name
-from fedtailor.core.options import Range, build, check_options, check_value, show
+from fedtailor.core.options import Flag, Range, build, check_options, check_value, marks_of, show
 from fedtailor.core.reading import read_toml
-from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule
+from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule, schedule_flags
 from fedtailor.core.training_options import Training
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
@@ -35,7 +35,10 @@ _Seed = Annotated[int, Range(ge=0, le=2**53)]
 class ModelOptions:
     """The ``[model]`` section."""
 
-    name: str = ""
+    name: Annotated[
+        str,
+        Flag("--model", "NAME", "Model (see: fedtailor list models), or package.module:function."),
+    ] = ""
     """A model's name, or a user's ``package.module:function``; empty: the default for the data
     set."""
     others: tuple[str, ...] = ()
@@ -84,7 +87,15 @@ class AlgorithmOptions:
 class CheckpointOptions:
     """The ``[checkpoint]`` section."""
 
-    every: Annotated[int, Range(ge=0)] = 1
+    every: Annotated[
+        int,
+        Range(ge=0),
+        Flag(
+            "--checkpoint-every",
+            "NUMBER",
+            "Rounds between checkpoints (default: 1; 0: none).",
+        ),
+    ] = 1
     """Rounds between checkpoints, from which a run can be resumed; 0: no checkpoints. Does not
     change results."""
 
@@ -96,7 +107,10 @@ class CheckpointOptions:
 class Config:
     """A whole experiment."""
 
-    seeds: tuple[int, ...] = (0,)
+    seeds: Annotated[
+        tuple[int, ...],
+        Flag("--seeds", "NUMBERS", "Several seeds, such as 0,1,2: one run for each."),
+    ] = (0,)
     """One run per seed."""
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -131,6 +145,22 @@ _CLASSES: Mapping[str, type[Any]] = {
     "checkpoint": CheckpointOptions,
 }
 """The sections whose keys are the fields of a dataclass."""
+
+
+def config_flags() -> dict[str, Flag]:
+    """Return the flags of the command line by the key that they set, such as ``data.clients``."""
+    flags: dict[str, Flag] = {}
+    for section in ("data", "model"):
+        flags |= {
+            f"{section}.{name}": flag for name, flag in marks_of(_CLASSES[section], Flag).items()
+        }
+
+    flags |= schedule_flags() | marks_of(Config, Flag)
+    for section in ("engine", "checkpoint"):
+        flags |= {
+            f"{section}.{name}": flag for name, flag in marks_of(_CLASSES[section], Flag).items()
+        }
+    return flags
 
 
 def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:

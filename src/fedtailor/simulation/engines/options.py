@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import Range, check_options
+from fedtailor.core.options import Flag, Range, check_options
 
 if TYPE_CHECKING:
     from fedtailor.core.engine import Engine
@@ -21,18 +21,35 @@ _DEVICES = r"auto|cpu|mps|cuda(:\d{1,3})?"
 class EngineOptions:
     """The ``[engine]`` section."""
 
-    name: Literal["auto", "batched", "processes", "ray", "reference", "workers"] = "auto"
+    name: Annotated[
+        Literal["auto", "batched", "processes", "ray", "reference", "workers"],
+        Flag("--engine", "NAME", "Engine that runs the clients (see: fedtailor list engines)."),
+    ] = "auto"
     """Engine; the resolved configuration names the engine that ``auto`` chose."""
     workers: Annotated[int, Range(ge=0)] = 0
     """Threads of ``workers``, processes of ``processes`` or actors of ``ray``; 0: one per physical
     core, or per CPU of the Ray cluster. Does not change results."""
     block: Annotated[int, Range(ge=1)] = 32
     """Largest number of clients that ``batched`` stacks."""
-    device: str = "cpu"
+    device: Annotated[
+        str,
+        Flag(
+            "--device",
+            "NAME",
+            "Where tensors live: cpu (default), auto; cuda and cuda:1 are untried.",
+        ),
+    ] = "cpu"
     """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on, which are untried; ``auto``
     takes the first CUDA device if there is one. For the engines ``reference`` and ``batched``; the
     others run on the CPU. ``mps`` is untried too, and refused: it has no float64."""
-    ray_address: str = ""
+    ray_address: Annotated[
+        str,
+        Flag(
+            "--ray-address",
+            "ADDRESS",
+            "Ray cluster of --engine ray: auto or HOST:PORT (default: its own).",
+        ),
+    ] = ""
     """Ray cluster of ``ray``: ``auto`` (the one on this machine) or ``host:port``; empty: one of
     its own."""
 
