@@ -21,7 +21,8 @@ from fedtailor.core.reading import read_file
 from fedtailor.core.whole_folder import whole_folder
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
-from fedtailor.data.own.findings import Unusable, show
+from fedtailor.data.own.findings import Unusable
+from fedtailor.data.own.names import show
 from fedtailor.data.own.npz import read_archive
 from fedtailor.data.split import ClientRows, SplitRecord, read_split
 

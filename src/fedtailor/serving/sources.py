@@ -15,10 +15,10 @@ from fedtailor.core.reading import read_file
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.own.findings import Findings, Unusable
 from fedtailor.data.own.images import SUFFIXES
-from fedtailor.data.own.layout import TABLES
 from fedtailor.data.own.like import read_table_like
 from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.npz import read_archive
+from fedtailor.data.own.table import TABLES
 from fedtailor.serving.inputs import features_of, read_picture, to_stored
 
 BATCH = 500

@@ -112,7 +112,7 @@ def show_fetched(record: Mapping[str, Any]) -> None:
 
 def show_check(record: Mapping[str, Any]) -> None:
     """Print what was found in a user's data: a row per site, then the problems by kind."""
-    from fedtailor.data.own.findings import count_in_words  # imports numpy
+    from fedtailor.data.own.rules import KINDS  # imports numpy
 
     rows = []
     for site in record["sites"][:_MOST_ROWS]:
@@ -137,7 +137,7 @@ def show_check(record: Mapping[str, Any]) -> None:
 
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
-        say(f"{group['severity']}: {count_in_words(group['kind'], group['count'])}", style=style)
+        say(f"{group['severity']}: {KINDS[group['kind']].words} ({group['count']})", style=style)
         for problem in group["first"]:
             say(
                 f"  {problem['path']}: {problem['message']}"

@@ -1,140 +1,217 @@
-"""The cells of tables as text: numbers, empty cells, categories."""
+"""The cells of one column of one table, whatever the file: few different texts, or plain numbers."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from fedtailor.data.own.names import safe_name
+import numpy as np
 
-MISSING = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?")
-"""Cells of a feature, in lower case, that are empty. Among text, ``none`` is a category, such as no
-medication."""
-
-TRUTH = {"true": 1.0, "false": 0.0}
+from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.own.names import At, show
+from fedtailor.data.own.patterns import category_in, cell_of, number_in, number_or_none
 
 MAX_TEXTS = 1_000
 """Most different texts of a column that are kept to describe it; far more than a column of
 categories may have."""
 
-_SPELLINGS = 10 * MAX_TEXTS  # of a column that are remembered, so that each is looked at once
-_EXACT = 2**53
-"""Whole numbers below this are exact as floats."""
 
-
-def number_in(cell: str) -> float:
-    """Return the number in a cell.
-
-    Raises:
-        ValueError: it holds none.
-    """
-    if "_" in cell:  # Python reads 1_2 as 12
-        raise ValueError(cell)
-    return float(cell)
-
-
-def number_or_none(cell: str) -> float | None:
-    """Return the number in a cell: NaN for an empty cell, 1 and 0 for true and false, None for
-    other text.
-    """
-    word = cell.strip().lower()
-    if word in MISSING:
-        return float("nan")
-    if word in TRUTH:
-        return TRUTH[word]
-
-    try:
-        return number_in(cell)
-    except ValueError:
-        return None
-
-
-def text_in(cell: str) -> str:
-    """Return the text in a cell as the name of a category, safe to print; empty for an empty cell.
-
-    Numbers have one spelling, whatever the table: ``1``, ``1.0`` and ``01`` are the same.
-
-    >>> text_in(" 1.0 "), text_in("Male"), text_in("N/A"), text_in("none"), text_in("TRUE")
-    ('1', 'Male', '', 'none', 'true')
-    """
-    text = cell.strip()
-    word = text.lower()
-    if word in MISSING and word != "none":
-        return ""
-    if word in TRUTH:
-        return word
-
-    try:
-        number = number_in(text)
-    except ValueError:
-        return safe_name(text)
-
-    if not number.is_integer():
-        return repr(number)
-
-    try:
-        return str(int(text))  # exact, however many digits
-    except ValueError:
-        return str(int(number)) if abs(number) < _EXACT else repr(number)
-
-
-def text_of(value: object) -> str:
-    """Return a value as the text of a cell, empty if there is none; whole numbers have no point."""
-    if value is None:
-        return ""
-    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-        return str(int(value))
-    return str(value).strip()
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text is a number."""
-    try:
-        number_in(text)
-    except ValueError:
-        return False
-    return True
-
-
-@dataclass
-class Words:
-    """The different texts of one column of one table."""
-
-    codes: dict[str, int] = field(default_factory=dict)
+class _Codes(dict[str, int]):
     """A number for every text, in the order of appearance."""
-    filled: int = 0
-    """How many cells are not empty; those after the last text that was kept are not counted."""
-    first: dict[bool, tuple[int, str]] = field(default_factory=dict)
-    """Line and text of the first cell that is a number, true or false (True), and of the first that
-    is not (False)."""
-    is_full: bool = False
-    """Whether there are more texts than were kept."""
 
-    spellings: dict[str, float] = field(default_factory=dict)
-    """What ``add`` returned for a cell."""
-
-    def add(self, cell: str, line: int, most: int | None = MAX_TEXTS) -> float:
-        """Return the code of a cell; NaN for an empty one."""
-        code = self.spellings.get(cell)
-        if code is None:
-            code = self._find(cell, line, most)
-            if len(self.spellings) < _SPELLINGS:
-                self.spellings[cell] = code
-        if not self.is_full and not math.isnan(code):
-            self.filled += 1
+    def __missing__(self, text: str) -> int:
+        code = len(self)
+        self[text] = code
         return code
 
-    def _find(self, cell: str, line: int, most: int | None) -> float:
-        text = text_in(cell)
-        if not text:
-            return float("nan")
-        if text in self.codes:
-            return float(self.codes[text])
 
-        if most is not None and len(self.codes) >= most:
-            self.is_full = True
-            return 0.0
+class Cells:
+    """The cells of one column of a table.
 
-        self.first.setdefault(is_number(text) or text in TRUTH, (line, text))
-        self.codes[text] = len(self.codes)
-        return float(self.codes[text])
+    While there are few different texts, every cell is the position of its text. That is enough for
+    columns of categories, and to tell later what a column holds. A column with more of them can
+    only hold numbers, which are then all that is kept.
+
+    Args:
+        keeps_texts: whether all texts are kept, however many they are.
+
+    Example:
+        >>> cells = Cells()
+        >>> cells.add(["1.5", "", "high", "1.5"])
+        >>> cells.texts, cells.codes.tolist(), cells.numbers.tolist()
+        (['1.5', '', 'high'], [0, 1, 2, 0], [1.5, nan, nan, 1.5])
+    """
+
+    def __init__(self, *, keeps_texts: bool = False) -> None:
+        self.keeps_texts = keeps_texts
+        self._texts = _Codes()
+        self._codes = array("i")
+        self._numbers: array[float] | None = None
+        self._filled = 0
+        self._text_at: At | None = None
+
+    @classmethod
+    def of_codes(cls, codes: np.ndarray, texts: Iterable[str], *, keeps_texts: bool) -> Cells:
+        """Return cells (rows,) that are positions in texts; a text may appear twice."""
+        cells = cls(keeps_texts=keeps_texts)
+        places = np.array([cells._texts[text] for text in texts], dtype=np.int32)
+        cells._codes.frombytes(places[codes].tobytes())
+        cells._drop_texts()
+        return cells
+
+    @classmethod
+    def of_numbers(cls, values: np.ndarray) -> Cells:
+        """Return cells (rows,) that are numbers; NaN is an empty cell."""
+        cells = cls()
+        cells._numbers = array("f", _as_float32(values).tobytes())
+        cells._texts.update(
+            (cell_of(value), code) for code, value in enumerate(values[:1].tolist())
+        )
+        return cells
+
+    @classmethod
+    def of_values(cls, values: np.ndarray, *, keeps_texts: bool) -> Cells:
+        """Return the cells of a column of a data frame (rows,), of numbers or objects."""
+        if values.dtype.kind in "buif" and not keeps_texts:
+            return cls.of_numbers(values)
+
+        cells = cls(keeps_texts=keeps_texts)
+        cells.add([cell_of(value) for value in values.tolist()])
+        return cells
+
+    def add(self, cells: Iterable[str]) -> None:
+        """Add the cells of more rows."""
+        if self._numbers is not None:
+            self._add_numbers([cell.strip() for cell in cells])
+            return
+
+        before = len(self._texts)
+        self._codes.extend(map(self._texts.__getitem__, map(str.strip, cells)))
+        if len(self._texts) > before:
+            self._drop_texts()
+
+    def _drop_texts(self) -> None:
+        """Keep only the numbers, if there are too many texts or if all are numbers."""
+        if self.keeps_texts or len(self._texts) <= MAX_CATEGORIES:
+            return
+
+        if len(self._texts) <= MAX_TEXTS and self.text_at is not None:
+            return
+
+        self._filled = self.num_filled
+        self._text_at = self.text_at
+        self._numbers = array("f", self.numbers.tobytes())
+        self._codes = array("i")
+
+    def _add_numbers(self, cells: Sequence[str]) -> None:
+        assert self._numbers is not None
+        try:
+            self._numbers.extend([number_in(cell) for cell in cells])
+            return
+        except ValueError:  # an empty cell, or text
+            pass
+
+        for cell in cells:
+            number = number_or_none(cell)
+            if number is None:
+                first = self._text_at or At(len(self._numbers), cell, 0)
+                self._text_at = replace(first, count=first.count + 1)
+                if len(self._texts) < MAX_TEXTS + 1:
+                    self._texts[cell]
+
+            self._numbers.append(float("nan") if number is None else number)
+
+    def __len__(self) -> int:
+        return len(self._codes if self._numbers is None else self._numbers)
+
+    @property
+    def texts(self) -> list[str]:
+        """The different texts in the order of appearance, without spaces around them."""
+        return list(self._texts)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more different texts than were kept."""
+        return self._numbers is not None
+
+    @property
+    def codes(self) -> np.ndarray:
+        """The positions of the cells in :attr:`texts` (rows,); only if all texts were kept."""
+        return np.frombuffer(self._codes, dtype=np.int32)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The cells as numbers (rows,), float32; NaN for empty cells and for text."""
+        if self._numbers is not None:
+            return np.frombuffer(self._numbers, dtype=np.float32)
+
+        values = [number_or_none(text) for text in self._texts]
+        table = [float("nan") if value is None else value for value in values]
+        return np.asarray(_as_float32(np.array(table, dtype=np.float64))[self.codes])
+
+    @property
+    def num_filled(self) -> int:
+        """How many cells have a value; those after the last text that was kept are not counted."""
+        if self._numbers is not None:
+            return self._filled
+
+        is_filled = np.array([category_in(text) != "" for text in self._texts], dtype=bool)
+        return int(is_filled[self.codes].sum())
+
+    @property
+    def text_at(self) -> At | None:
+        """The first row whose cell is text, and how many are; None if all are numbers or empty."""
+        if self._numbers is not None:
+            return self._text_at
+
+        return self.at(lambda text: number_or_none(text) is None)
+
+    def at(self, is_wrong: Callable[[str], bool]) -> At | None:
+        """Return the first row with such a text, and how many have one; None if there is none."""
+        wrong = np.array([is_wrong(text) for text in self._texts], dtype=bool)
+        if not wrong.any():
+            return None
+
+        rows = np.flatnonzero(wrong[self.codes])
+        text = self.texts[self.codes[rows[0]]]
+        return At(int(rows[0]), text, len(rows))
+
+
+def _as_float32(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # values beyond become infinite, which is checked later
+        return values.astype(np.float32)
+
+
+class ColumnTexts(NamedTuple):
+    """A column of a table whose texts were all kept."""
+
+    cells: Cells
+    lines: Sequence[int]
+
+    def at(self, is_wrong: Callable[[str], bool]) -> At | None:
+        """Return the first line with such a text."""
+        at = self.cells.at(is_wrong)
+        if at is None or at.row is None:
+            return None
+
+        return At(self.lines[at.row], show(at.value), at.count)
+
+
+class ColumnNumbers(NamedTuple):
+    """A column of a table with numbers."""
+
+    name: str
+    values: np.ndarray  # (rows,), float32
+    lines: Sequence[int]
+
+    @property
+    def title(self) -> str:
+        """Its name in quotes."""
+        return show(self.name)
+
+    def at(self, is_wrong: np.ndarray) -> At | None:
+        """Return the first line where ``is_wrong`` (rows,) is true."""
+        rows = np.flatnonzero(is_wrong)
+        return At(self.lines[rows[0]], count=len(rows)) if len(rows) else None

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedtailor.data.files import MAX_BYTES
-from fedtailor.data.own.dicom import SENTENCE, is_dicom
 from fedtailor.data.own.findings import Unusable
+from fedtailor.data.own.walk import USE_INSTEAD_OF_DICOM, is_dicom
+from fedtailor.data.files import MAX_BYTES
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """The supported formats, whatever the name of the file; none of them runs another program."""
@@ -81,7 +81,7 @@ def decode(path: Path) -> Decoded:
     """
     raw = _read(path)
     if is_dicom(raw):
-        raise Unusable("dicom", f"The file is DICOM. {SENTENCE}")
+        raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}")
     with _decoding(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
         pixels, traits, peak = _checked(image)
     return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())

@@ -9,33 +9,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.arrays import warn_if_dark
 from fedtailor.data.own.decode import Decoded, decode, reading_images
-from fedtailor.data.own.duplicates import Occurrence, report_duplicates
-from fedtailor.data.own.findings import Findings, Unusable, counted, show
-from fedtailor.data.own.scale import warn_if_dark
+from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
+from fedtailor.data.own.findings import Findings, Place, Unusable
+from fedtailor.data.own.names import counted, joined, show
 from fedtailor.data.preparing import READING, Report, to_nobody
 
-SUFFIXES = {
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".bmp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".webp",
-    ".pgm",
-    ".ppm",
-    ".pbm",
-}
+SUFFIXES = frozenset(".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split())
 """Endings of the names of image files, in upper or lower case."""
 
 MAX_STACK_BYTES = 32 * 2**30
@@ -43,9 +30,6 @@ MAX_STACK_BYTES = 32 * 2**30
 
 _DARK = 2**14
 """16-bit images whose values are all smaller keep fewer than 64 gray levels."""
-
-_MAX_SIZES = 5
-"""Sizes named in a message; more are counted."""
 
 
 class Picture(NamedTuple):
@@ -94,28 +78,30 @@ class _Stack:
         self.sizes[size] += 1
         self.first.setdefault(size, path)
         self.enlarged += min(size) < self.side
-        image = self._to_color(square(pixels, self.side) if self.side else pixels)
+        image = square(pixels, self.side) if self.side else pixels
+        if self.color != "auto":
+            image = with_channels(image, 1 if self.color == "gray" else 3)
+
         if self.x is None:
-            self.x = self._make(image.shape)
+            self.x = self._allocate(image.shape)
+
         if image.shape[:2] != self.x.shape[1:3]:
             return
+
         if image.shape[2] == 3 and self.x.shape[3] == 1:
             self.x = np.repeat(self.x, 3, axis=3)
 
         self.x[len(self.rows)] = image  # one channel fills three
         self.rows.append(row)
 
-    def _to_color(self, pixels: np.ndarray) -> np.ndarray:
-        wanted = {"gray": 1, "rgb": 3}.get(self.color)
-        return pixels if wanted is None else with_channels(pixels, wanted)
-
-    def _make(self, shape: tuple[int, ...]) -> np.ndarray:
+    def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
         channels = 1 if self.color == "gray" else 3
         needed = self.capacity * shape[0] * shape[1] * channels
         if needed > MAX_STACK_BYTES:
             message = (
-                f"{self.capacity} images of {shape[1]} x {shape[0]} would take {needed} bytes; at most "
-                f"{MAX_STACK_BYTES} are read. Set data.image_size to resize them to smaller squares."
+                f"{self.capacity} images of {shape[1]} x {shape[0]} would take {needed} bytes; at "
+                f"most {MAX_STACK_BYTES} are read. Set data.image_size to resize them to smaller "
+                "squares."
             )
             raise Unusable("too_large", message)
 
@@ -143,13 +129,14 @@ def read_pictures(
     traits: Counter[str] = Counter()
     digests: dict[str, str] = {}
     contents: list[bytes] = []
-    kept: list[Occurrence] = []
+    decoded_files: list[Occurrence] = []
     peak_of_8 = -1
     peak_of_16 = -1
 
     with reading_images():
         for row, (path, where) in enumerate(pictures):
-            decoded = _decode(path, where, findings)
+            place = Place(findings, where.site, where.path)
+            decoded = _decode(path, place)
             report(READING, row + 1, len(pictures))
             if decoded is None:
                 continue
@@ -161,17 +148,19 @@ def read_pictures(
 
             digests[where.path] = decoded.file_digest
             contents.append(_digest(decoded.pixels))
-            kept.append(where)
+            decoded_files.append(where)
             try:
                 stack.add(row, decoded.pixels, where.path)
             except Unusable as error:
-                findings.add("error", error.kind, where.site, where.path, error.message)
+                place.add(error.kind, error.message)
                 return None
 
-    report_duplicates(contents, kept, findings)
-    findings.notes.extend(_notes(stack, traits))
+    report_duplicate_files(contents, decoded_files, findings)
+    for note in _notes(stack, traits):
+        findings.note(note)
+
     _check_peaks(peak_of_8, peak_of_16, findings)
-    if not _check_sizes(stack, findings) or stack.x is None:
+    if not _have_one_size(stack, findings) or stack.x is None:
         return None
 
     return Pictures(stack.x[: len(stack.rows)], stack.rows, digests)
@@ -181,8 +170,10 @@ def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     """Return an image (height, width, 1 or 3) as gray (ITU-R 601 luma) or RGB."""
     if channels == 1 and pixels.shape[2] == 3:
         return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+
     if channels == 3 and pixels.shape[2] == 1:
         return np.repeat(pixels, 3, axis=2)
+
     return pixels
 
 
@@ -196,27 +187,24 @@ def square(pixels: np.ndarray, side: int) -> np.ndarray:
     if height == width == side:
         return pixels
 
+    # Cut first: Pillow's own box would mix in pixels outside.
     edge = min(height, width)
     left = (width - edge) // 2
     top = (height - edge) // 2
-    middle = pixels[
-        top : top + edge, left : left + edge
-    ]  # Pillow's own box would mix in pixels outside
-    is_gray = pixels.shape[2] == 1
-    if is_gray:
-        middle = middle[..., 0]
+    middle = pixels[top : top + edge, left : left + edge]
 
-    image = Image.fromarray(np.ascontiguousarray(middle))
+    is_gray = pixels.shape[2] == 1
+    image = Image.fromarray(np.ascontiguousarray(middle[..., 0] if is_gray else middle))
     resized = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
     return resized[..., None] if is_gray else resized
 
 
-def _decode(path: Path, where: Occurrence, findings: Findings) -> Decoded | None:
+def _decode(path: Path, place: Place) -> Decoded | None:
+    """Return a decoded file; None, with the problem added, if it cannot be used."""
     try:
         return decode(path)
     except Unusable as error:
-        severity: Literal["error", "skipped"] = "error" if error.kind == "dicom" else "skipped"
-        findings.add(severity, error.kind, where.site, where.path, error.message)
+        place.add(error.kind, error.message)
         return None
 
 
@@ -226,27 +214,25 @@ def _digest(pixels: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _check_sizes(stack: _Stack, findings: Findings) -> bool:
+def _have_one_size(stack: _Stack, findings: Findings) -> bool:
     """Return whether all images have one size or are resized; the error names the sizes and a file
     of each.
     """
     if stack.side or len(stack.sizes) <= 1:
         return True
 
-    common = stack.sizes.most_common()
-    named = [
-        f"{w} x {h}: {count} (such as {show(stack.first[w, h])})"
-        for (w, h), count in common[:_MAX_SIZES]
-    ]
-    more = f"; {len(common) - _MAX_SIZES} more sizes" if len(common) > _MAX_SIZES else ""
+    named = []
+    for (width, height), count in stack.sizes.most_common():
+        example = show(stack.first[width, height])
+        named.append(f"{width} x {height}: {count} (such as {example})")
+
     side = min(1024, *(min(size) for size in stack.sizes))
     message = (
-        f"Images have {len(common)} sizes: {'; '.join(named)}{more}. Set data.image_size, such as {side}, "
-        "to resize all to squares of that side, or remove the images of other sizes."
+        f"Images have {len(named)} sizes: {joined(named)}. Set data.image_size, such as {side}, to "
+        "resize all to squares of that side, or remove the images of other sizes."
     )
-    rarest = stack.first[common[-1][0]]
-    findings.add("error", "image_sizes", "", rarest, message)
-
+    rarest, _ = stack.sizes.most_common()[-1]
+    findings.add("image_sizes", message, path=stack.first[rarest])
     return False
 
 
@@ -256,12 +242,14 @@ def _check_peaks(peak_of_8: int, peak_of_16: int, findings: Findings) -> None:
     """
     if peak_of_8 >= 0:
         warn_if_dark(peak_of_8, 255.0, findings)
+
     if 0 <= peak_of_16 < _DARK:
+        levels = (peak_of_16 + 128) // 257 + 1
         message = (
-            f"The largest value of all 16-bit images is {peak_of_16} of 65535: only {(peak_of_16 + 128) // 257 + 1} "
-            "gray levels are left after conversion to 8 bits. Scale the files so that white is 65535."
+            f"The largest value of all 16-bit images is {peak_of_16} of 65535: only {levels} gray "
+            "levels are left after conversion to 8 bits. Scale the files so that white is 65535."
         )
-        findings.add("warning", "dark_16_bit", "", "", message)
+        findings.add("dark_16_bit", message)
 
 
 _MEANING: Mapping[str, str] = {
@@ -286,19 +274,18 @@ def _notes(stack: _Stack, traits: Mapping[str, int]) -> list[str]:
             notes.append(f"{counted(traits[trait], 'image')} {meaning}.")
 
     if stack.side and stack.sizes:
-        smallest = min(stack.sizes)
-        largest = max(stack.sizes)
-        sizes = f"{smallest[0]} x {smallest[1]}"
+        smallest, largest = (f"{w} x {h}" for w, h in (min(stack.sizes), max(stack.sizes)))
+        sizes = smallest
         if len(stack.sizes) > 1:
-            sizes = f"{len(stack.sizes)} sizes from {sizes} to {largest[0]} x {largest[1]}"
+            sizes = f"{len(stack.sizes)} sizes from {smallest} to {largest}"
 
+        square_size = f"{stack.side} x {stack.side}"
         notes.append(
-            f"The central squares of images of {sizes} were resized bilinearly to {stack.side} x {stack.side}."
+            f"The central squares of images of {sizes} were resized bilinearly to {square_size}."
         )
         if stack.enlarged:
-            notes.append(
-                f"{counted(stack.enlarged, 'image was', 'images were')} smaller and had to be enlarged."
-            )
+            images = counted(stack.enlarged, "image was", "images were")
+            notes.append(f"{images} smaller and had to be enlarged.")
 
     if stack.x is not None:
         colors = {1: "gray", 3: "RGB"}[stack.x.shape[3]]

@@ -9,39 +9,64 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.cache import CACHE_VERSION
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.dicom import SENTENCE, beginning_of, find_dicom, is_dicom
 from fedtailor.data.own.duplicates import Occurrence
-from fedtailor.data.own.findings import Findings, counted, show
+from fedtailor.data.own.findings import Findings
 from fedtailor.data.own.images import SUFFIXES, Picture
-from fedtailor.data.own.names import listed, safe_name
-from fedtailor.data.own.walk import File, Tree, walk
+from fedtailor.data.own.names import counted, listed, safe_name, show
+from fedtailor.data.own.table import TABLES
+from fedtailor.data.own.walk import (
+    USE_INSTEAD_OF_DICOM,
+    File,
+    Tree,
+    begins_like_dicom,
+    find_dicom,
+    walk,
+)
+
+SITE_CLASS = "SITE/CLASS/image"
+SITE_PART_CLASS = "SITE/{train,test}/CLASS/image"
+CLASS = "CLASS/image"
+PART_CLASS = "{train,test}/CLASS/image"
+SITE_ARRAYS = "SITE/{train,test}.npz"
+SITE_TABLES = "SITE.csv or SITE.parquet"
+ONE_TABLE = "one .csv or .parquet file"
+FUNCTION = "package.module:function"
 
 LAYOUTS = (
-    "SITE/CLASS/image",
-    "SITE/{train,test}/CLASS/image",
-    "CLASS/image",
-    "{train,test}/CLASS/image",
-    "SITE/{train,test}.npz",
-    "SITE.csv or SITE.parquet",
-    "one .csv or .parquet file",
-    "package.module:function",
+    SITE_CLASS,
+    SITE_PART_CLASS,
+    CLASS,
+    PART_CLASS,
+    SITE_ARRAYS,
+    SITE_TABLES,
+    ONE_TABLE,
+    FUNCTION,
 )
 """The supported layouts, in words."""
 
-TABLES = (".csv", ".parquet", ".pq")
+_BY_LEVELS = {
+    ("names", "names"): SITE_CLASS,
+    ("names", "parts", "names"): SITE_PART_CLASS,
+    ("names",): CLASS,
+    ("mixed",): CLASS,
+    ("names", "mixed"): SITE_CLASS,
+    ("parts", "names"): PART_CLASS,
+}
+"""The layouts of images, by the kinds of folder names at each level."""
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """``package.module:function``."""
 _PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 _VALIDATION = {"val", "valid", "validation", "dev"}
-_TOO_FRESH = 2.0  # seconds in which a file can change again without a trace in its times
+_TOO_FRESH = 2.0
+"""Seconds in which a file can change again without a trace in its times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +108,12 @@ class Layout:
         if last_change > time.time() - _TOO_FRESH:
             return ""
 
-        chosen = [
-            options.label_column,
-            options.group,
-            options.missing,
-            options.image_size,
-            options.color,
-        ]
-        readers = [
-            path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
-        ]
-        described = json.dumps(
-            [CACHE_VERSION, readers, self.words, self.name, str(self.folder), chosen, self.files]
-        )
-
+        names = ("label_column", "group", "missing", "image_size", "color")
+        chosen = [getattr(options, name) for name in names]
+        sources = sorted(Path(__file__).parent.glob("*.py"))
+        readers = [path.read_text(encoding="utf-8") for path in sources]
+        place = [self.words, self.name, str(self.folder)]
+        described = json.dumps([CACHE_VERSION, readers, *place, chosen, self.files])
         return hashlib.sha256(described.encode("ascii")).hexdigest()
 
 
@@ -108,43 +125,31 @@ def recognize(path: str, findings: Findings) -> Layout | None:
     folders, then for images. The depth with the most images decides, and images elsewhere are left
     out.
     """
-    place = os.path.expanduser(path)
-    layout = None
-    if os.path.isdir(place):
-        tree = walk(Path(place), findings)
-        if tree is not None:
-            layout = _of_folder(tree, findings)
-    elif os.path.isfile(place) and Path(place).suffix.lower() in TABLES:
-        file = Path(place).resolve()
-        name = _set_name(file.stem)
-        layout = Layout(
-            kind="tables", words=LAYOUTS[6], name=name, folder=file.parent, tables=(("", file),)
-        )
-    elif os.path.isfile(place) and (
-        find_dicom([Path(place)]) or is_dicom(beginning_of(Path(place)))
-    ):
-        findings.add(
-            "error", "dicom", "", safe_name(Path(place).name), f"The file is DICOM. {SENTENCE}"
-        )
-    elif os.path.isfile(place):
-        _refuse(
-            findings,
-            "unknown_layout",
-            f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives.",
-        )
-    elif _TARGET.fullmatch(path):
-        layout = Layout(
-            kind="target", words=LAYOUTS[7], name=_set_name(path.replace(":", ".")), target=path
-        )
-    else:
-        _refuse(findings, "not_found", _nothing_at(path))
-
+    layout = _recognize(path, findings)
     if layout is not None:
         findings.layout = layout.words
+
     if layout is None or not layout.sites:  # the top folders were those of classes
         findings.problems[:] = [problem._replace(site="") for problem in findings.problems]
 
     return layout
+
+
+def _recognize(path: str, findings: Findings) -> Layout | None:
+    place = Path(os.path.expanduser(path))
+    if os.path.isdir(place):
+        tree = walk(place, findings)
+        return None if tree is None else _of_folder(tree, findings)
+
+    if os.path.isfile(place):
+        return _of_file(place, path, findings)
+
+    if _TARGET.fullmatch(path):
+        name = _set_name(path.replace(":", "."))
+        return Layout(kind="target", words=FUNCTION, name=name, target=path)
+
+    _refuse(findings, "not_found", _nothing_at(path))
+    return None
 
 
 def refuse_missing(path: str) -> None:
@@ -154,8 +159,8 @@ def refuse_missing(path: str) -> None:
         DataError: there is nothing.
     """
     if not os.path.exists(os.path.expanduser(path)) and not _TARGET.fullmatch(path):
-        message = _with_layouts(_nothing_at(path))
-        raise DataError(safe_name(message), key="data.path", path=safe_name(path), got="not_found")
+        message = safe_name(_with_layouts(_nothing_at(path)))
+        raise DataError(message, key="data.path", path=safe_name(path), got="not_found")
 
 
 def _nothing_at(path: str) -> str:
@@ -167,7 +172,28 @@ def _with_layouts(message: str) -> str:
 
 
 def _refuse(findings: Findings, kind: str, message: str) -> None:
-    findings.add("error", kind, "", "", _with_layouts(message))
+    findings.add(kind, _with_layouts(message))
+
+
+def _of_file(file: Path, path: str, findings: Findings) -> Layout | None:
+    """Return the layout of a file, which must be a table."""
+    if file.suffix.lower() in TABLES:
+        file = file.resolve()
+        return Layout(
+            kind="tables",
+            words=ONE_TABLE,
+            name=_set_name(file.stem),
+            folder=file.parent,
+            tables=[("", file)],
+        )
+
+    if find_dicom([file]) or begins_like_dicom(file):
+        findings.add("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}", path=file.name)
+    else:
+        message = f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
+        _refuse(findings, "unknown_layout", message)
+
+    return None
 
 
 def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
@@ -181,35 +207,35 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
     images = [file for file in tree.files if file.suffix in SUFFIXES]
     others = sorted(set(tree.files).difference(tables, arrays, images))
     dicom = find_dicom([tree.path(file) for file in others])
-
     if dicom:
-        first = safe_name(dicom[0].relative_to(tree.folder).as_posix())
-        what = counted(len(dicom), "file of the folder is", "files of the folder are")
-        findings.add("error", "dicom", "", first, f"{what} DICOM. {SENTENCE}")
+        files = counted(len(dicom), "file of the folder is", "files of the folder are")
+        first = dicom[0].relative_to(tree.folder).as_posix()
+        findings.add("dicom", f"{files} DICOM. {USE_INSTEAD_OF_DICOM}", path=first)
         return None
 
+    name = _set_name(tree.folder.name)
+    layout = Layout(kind="images", words="", name=name, folder=tree.folder, files=tree.files)
     if tables:
-        _leave_out(set(tree.files).difference(tables, images), findings)
+        _leave_out([*arrays, *others], findings)
         if images:
-            findings.notes.append(
-                f"{counted(len(images), 'image')} of the folder will be read if a table names them."
-            )
+            found = counted(len(images), "image")
+            findings.note(f"{found} of the folder will be read if a table names them.")
 
-        return _of_tables(tree, tables, findings)
+        return _of_tables(layout, tree, tables, findings)
 
     if arrays:
-        _leave_out(set(tree.files).difference(arrays), findings)
-        return _of_arrays(tree, arrays, findings)
+        _leave_out([*images, *others], findings)
+        return _of_arrays(layout, tree, arrays, findings)
 
-    _leave_out(set(tree.files).difference(images), findings)
-    return _of_images(tree, images, findings)
+    _leave_out(others, findings)
+    return _of_images(layout, tree, images, findings)
 
 
 def _leave_out(files: Iterable[File], findings: Findings) -> None:
     """Add the problem of every file of another kind."""
     for file in sorted(files):
-        site = safe_name(file.folders[0]) if file.folders else ""
-        findings.add("skipped", "stray_file", site, file.shown, "This kind of file is not read.")
+        site = file.folders[0] if file.folders else ""
+        findings.add("stray_file", "This kind of file is not read.", site=site, path=file.shown)
 
 
 def _part_of_npz(file: File) -> str:
@@ -218,55 +244,51 @@ def _part_of_npz(file: File) -> str:
     return name.removesuffix(".npz") if name in ("train.npz", "test.npz") else ""
 
 
-def _of_tables(tree: Tree, files: Sequence[File], findings: Findings) -> Layout | None:
+def _of_tables(
+    layout: Layout, tree: Tree, files: Sequence[File], findings: Findings
+) -> Layout | None:
     """Return the layout of a folder with one table per site, or with a single table."""
-    several = len(files) > 1
-    sites = [safe_name(Path(file.parts[0]).stem) for file in files] if several else [""]
-    if not _distinct(sites, findings):
+    paths = [tree.path(file) for file in files]
+    if len(paths) == 1:
+        return replace(layout, kind="tables", words=ONE_TABLE, tables=[("", paths[0])])
+
+    sites = [safe_name(path.stem) for path in paths]
+    if not _are_distinct(sites, findings):
         return None
 
-    return Layout(
-        kind="tables",
-        words=LAYOUTS[5] if several else LAYOUTS[6],
-        name=_set_name(tree.folder.name),
-        folder=tree.folder,
-        files=tree.files,
-        sites=sites if several else (),
-        tables=[(site, tree.path(file)) for site, file in zip(sites, files, strict=True)],
-    )
+    tables = list(zip(sites, paths, strict=True))
+    return replace(layout, kind="tables", words=SITE_TABLES, sites=sites, tables=tables)
 
 
-def _of_arrays(tree: Tree, files: Sequence[File], findings: Findings) -> Layout | None:
+def _of_arrays(
+    layout: Layout, tree: Tree, files: Sequence[File], findings: Findings
+) -> Layout | None:
     """Return the layout of a folder with one folder of arrays per site."""
-    sites = _site_folders(tree)
-    if not _distinct(sites.values(), findings):
+    sites = _top_folders(tree)
+    if not _are_distinct(sites, findings):
         return None
 
     arrays: dict[str, dict[str, Path]] = {}
     for file in files:
-        arrays.setdefault(sites[file.folders[0]], {})[_part_of_npz(file)] = tree.path(file)
+        site = safe_name(file.folders[0])
+        arrays.setdefault(site, {})[_part_of_npz(file)] = tree.path(file)
 
-    return Layout(
-        kind="arrays",
-        words=LAYOUTS[4],
-        name=_set_name(tree.folder.name),
-        folder=tree.folder,
-        files=tree.files,
-        sites=list(sites.values()),
-        arrays=sorted(arrays.items()),
-    )
+    by_site = sorted(arrays.items())
+    return replace(layout, kind="arrays", words=SITE_ARRAYS, sites=sites, arrays=by_site)
 
 
-def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout | None:
+def _of_images(
+    layout: Layout, tree: Tree, images: Sequence[File], findings: Findings
+) -> Layout | None:
     """Return the layout of a folder of images."""
     if not images:
-        _refuse(
-            findings, "unknown_layout", "The folder holds no supported images, arrays or tables."
-        )
+        message = "The folder holds no supported images, arrays or tables."
+        _refuse(findings, "unknown_layout", message)
         return None
 
+    # The depth with the most images is that of the data.
     depths = Counter(len(file.folders) for file in images)
-    depth = max(depths, key=lambda each: (depths[each], each))
+    depth = max(depths, key=lambda level: (depths[level], level))
     chosen = [file for file in images if len(file.folders) == depth]
     levels = [{file.folders[level].lower() for file in chosen} for level in range(depth)]
     words = _name_layout(levels, findings)
@@ -276,81 +298,57 @@ def _of_images(tree: Tree, images: Sequence[File], findings: Findings) -> Layout
     for file in images:
         if len(file.folders) != depth:
             message = f"Most images are {depth} folders deep ({words}); this one is elsewhere."
-            site = safe_name(file.parts[0]) if file.folders else ""
-            findings.add("skipped", "misplaced_file", site, file.shown, message)
+            site = file.parts[0] if file.folders else ""
+            findings.add("misplaced_file", message, site=site, path=file.shown)
 
-    sites = _site_folders(tree) if words.startswith("SITE") else {}
-    if not _distinct(sites.values(), findings):
+    sites = _top_folders(tree) if words.startswith("SITE") else []
+    if not _are_distinct(sites, findings):
         return None
 
     pictures = [_picture(tree, file, words) for file in chosen]
-    pictures.sort(
-        key=lambda each: (each.where.part != "train", each.where.site, each.where.label, each.path)
-    )
+    pictures.sort(key=_order)
+    classes = {safe_name(folders[-1]) for folders in tree.folders if len(folders) == depth}
+    return replace(layout, words=words, sites=sites, classes=sorted(classes), pictures=pictures)
 
-    return Layout(
-        kind="images",
-        words=words,
-        name=_set_name(tree.folder.name),
-        folder=tree.folder,
-        files=tree.files,
-        sites=list(sites.values()),
-        classes=sorted(
-            {safe_name(folders[-1]) for folders in tree.folders if len(folders) == depth}
-        ),
-        pictures=pictures,
-    )
+
+def _order(picture: Picture) -> tuple[bool, str, str, Path]:
+    where = picture.where
+    return where.part != "train", where.site, where.label, picture.path
 
 
 def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
-    """Return the layout by the folder names at each level above the images, or an empty text with
-    the error added.
+    """Return the layout by the folder names at each level above the images; empty, with the error
+    added, if there is none.
     """
     kinds = [_kind_of_level(names) for names in levels]
     if "validation" in kinds:
-        names = listed(sorted(_VALIDATION.intersection(levels[kinds.index("validation")])))
+        names = sorted(_VALIDATION.intersection(levels[kinds.index("validation")]))
         message = (
-            f"Beside the training folders there are folders called {names}. Rename them to test, or move their "
-            "images into the training part; the option data.val_fraction sets validation data aside."
+            f"Beside the training folders there are folders called {listed(names)}. Rename them to "
+            "test, or move their images into the training part; the option data.val_fraction sets "
+            "validation data aside."
         )
-        findings.add("error", "validation_folder", "", "", message)
-
+        findings.add("validation_folder", message)
         return ""
 
-    if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):  # the level above the classes
-        _refuse_mixture(levels[-2], findings)
+    # Above the classes, train and test beside other names could be parts or sites.
+    if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):
+        parts = listed(sorted(_PARTS.keys() & levels[-2]))
+        others = listed(sorted(set(levels[-2]) - _PARTS.keys()))
+        message = (
+            f"Folders {parts} are beside {others}, so sites and parts cannot be told apart. Use "
+            "only train and test for parts, or give sites other names."
+        )
+        _refuse(findings, "ambiguous_layout", message)
         return ""
 
-    kinds = ["names" if kind == "partial" else kind for kind in kinds]
-    supported = {
-        ("names", "names"): LAYOUTS[0],
-        ("names", "parts", "names"): LAYOUTS[1],
-        ("names",): LAYOUTS[2],
-        ("mixed",): LAYOUTS[2],
-        ("names", "mixed"): LAYOUTS[0],
-        ("parts", "names"): LAYOUTS[3],
-    }
-    words = supported.get(tuple(kinds), "")
-
+    words = _BY_LEVELS.get(tuple("names" if kind == "partial" else kind for kind in kinds), "")
     if not words:
-        where = "at the top" if not kinds else f"{len(kinds)} folders deep"
+        where = f"{len(kinds)} folders deep" if kinds else "at the top"
         parts = ", with train and test in an unexpected place" if "parts" in kinds else ""
         _refuse(findings, "unknown_layout", f"Images are {where}{parts}.")
 
     return words
-
-
-def _refuse_mixture(names: Collection[str], findings: Findings) -> None:
-    """Add the problem of folders called train or test beside others, at a level where parts are
-    possible.
-    """
-    parts = sorted(_PARTS.keys() & names)
-    others = sorted(set(names) - _PARTS.keys())
-    message = (
-        f"Folders {listed(parts)} are beside {listed(others)}, so sites and parts cannot be told apart. "
-        "Use only train and test for parts, or give sites other names."
-    )
-    _refuse(findings, "ambiguous_layout", message)
 
 
 def _kind_of_level(names: Collection[str]) -> str:
@@ -361,8 +359,10 @@ def _kind_of_level(names: Collection[str]) -> str:
     others = set(names) - _PARTS.keys()
     if "train" in parts and others and others <= _VALIDATION:
         return "validation"
+
     if parts and not others:
         return "parts"
+
     if parts == {"train", "test"}:
         return "mixed"
 
@@ -372,22 +372,24 @@ def _kind_of_level(names: Collection[str]) -> str:
 def _picture(tree: Tree, file: File, words: str) -> Picture:
     """Return an image file with its site, part and class."""
     site = safe_name(file.folders[0]) if words.startswith("SITE") else ""
-    level = {LAYOUTS[1]: 1, LAYOUTS[3]: 0}.get(words, -1)
-    part = _PARTS[file.folders[level].lower()] if level >= 0 else "train"
-    return Picture(tree.path(file), Occurrence(site, part, safe_name(file.folders[-1]), file.shown))
+    level = {SITE_PART_CLASS: 1, PART_CLASS: 0}.get(words)
+    part = "train" if level is None else _PARTS[file.folders[level].lower()]
+    label = safe_name(file.folders[-1])
+    return Picture(tree.path(file), Occurrence(site, part, label, file.shown))
 
 
-def _site_folders(tree: Tree) -> dict[str, str]:
-    """Return the name of the site of every folder at the top."""
-    return {folders[0]: safe_name(folders[0]) for folders in tree.folders if len(folders) == 1}
+def _top_folders(tree: Tree) -> list[str]:
+    """Return the names of the folders at the top, safe to print."""
+    return [safe_name(folders[0]) for folders in tree.folders if len(folders) == 1]
 
 
-def _distinct(sites: Collection[str], findings: Findings) -> bool:
+def _are_distinct(sites: Collection[str], findings: Findings) -> bool:
     """Return whether all sites have different names; add the problem if not."""
     twice = [name for name, count in Counter(sites).items() if count > 1]
     if twice:
         message = f"Two files or folders belong to the same site: {listed(twice)}."
-        findings.add("error", "duplicate_site", "", "", message)
+        findings.add("duplicate_site", message)
+
     return not twice
 
 

@@ -4,7 +4,7 @@ equal bits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,22 +12,12 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.columns import Columns, Texts
-from fedtailor.data.files import read_bytes
-from fedtailor.data.own.cells import text_of
-from fedtailor.data.own.csv_table import read_csv
-from fedtailor.data.own.findings import (
-    MAX_TOTAL_BYTES,
-    Findings,
-    Place,
-    Problem,
-    Unusable,
-    counted,
-    show,
-)
-from fedtailor.data.own.layout import TABLES
-from fedtailor.data.own.names import listed, safe_name
-from fedtailor.data.own.parquet_table import feature_of_texts, read_parquet
-from fedtailor.data.own.table import Cells, Roles, Table, Wanted, check_table, header_names
+from fedtailor.data.own.cells import Cells
+from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Findings, Place, Problem
+from fedtailor.data.own.names import counted, listed, safe_name, show
+from fedtailor.data.own.patterns import category_in
+from fedtailor.data.own.table import TABLES, Sought, Table, read_header, read_table
+from fedtailor.data.own.tables import check_numbers
 
 
 class LikeTable(NamedTuple):
@@ -57,26 +47,14 @@ def read_table_like(path: Path, columns: Columns) -> LikeTable:
         >>> read_table_like(Path("missing.csv"), Columns((Column("age", "number"),))).problems[0].kind
         'unreadable_file'
     """
-    findings = Findings()
-    place = Place(findings, "", safe_name(path.name))
-    table = None
+    place = Place(Findings(), "", safe_name(path.name))
     if path.suffix.lower() not in TABLES:
-        place.error("unknown_layout", f"Only {', '.join(TABLES)} files can be read as tables.")
-    else:
-        read = read_csv if path.suffix.lower() == ".csv" else read_parquet
-        try:
-            table = read(
-                read_bytes(path, {}, folder=path.parent),
-                place,
-                _wanted(columns),
-                limit=MAX_TOTAL_BYTES,
-            )
-        except DataError as error:
-            place.error("unreadable_file", error.message)
-        except Unusable as error:
-            place.error(error.kind, error.message)
+        place.add("unknown_layout", f"Only {', '.join(TABLES)} files can be read as tables.")
+        return LikeTable(None, (), place.findings.problems)
 
-    return _encode(table, columns, findings)
+    texts = _names_of_texts(columns)
+    sought = Sought(set(columns.names).__contains__, texts.__contains__)
+    return _encode(read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES), columns, place)
 
 
 def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
@@ -90,110 +68,94 @@ def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
     Raises:
         DataError: it is no data frame.
     """
-    findings = Findings()
-    place = Place(findings, "", "data frame")
-    wanted = _wanted(columns)
+    place = Place(Findings(), "", "data frame")
+    texts = _names_of_texts(columns)
+    expected = set(columns.names)
     try:
-        names = list(frame.columns)
-        roles = wanted.find_roles([str(name) for name in names], place)
-        given = (
-            []
-            if roles is None
-            else [np.asarray(frame[names[index]].to_numpy()) for index in roles.features]
-        )
+        keys = list(frame.columns)
+        names = read_header(map(str, keys), place)
+        cells = {}
+        for name, key in zip(names or (), keys, strict=False):
+            if name in expected:
+                values = np.asarray(frame[key].to_numpy())
+                cells[name] = Cells.of_values(values, keeps_texts=name in texts)
+            else:
+                cells[name] = Cells()
     except (AttributeError, TypeError, KeyError, IndexError) as error:
         allowed = "a data frame, with columns and frame[name].to_numpy()"
         got = type(frame).__qualname__
-        raise DataError(
-            f"expected {allowed}, got {got}.", key="frame", allowed=allowed, got=got
-        ) from error
+        message = f"expected {allowed}, got {got}."
+        raise DataError(message, key="frame", allowed=allowed, got=got) from error
 
-    if roles is None:
-        return _encode(None, columns, findings)
-
-    rows = len(given[0])
-    cells = Cells(np.empty((rows, len(given)), dtype=np.float32), range(rows), [])
-    for position, (name, values) in enumerate(zip(roles.feature_names, given, strict=True)):
-        with np.errstate(
-            over="ignore"
-        ):  # values beyond 32-bit floats become infinite, which is checked later
-            if values.dtype.kind in "buif" and name not in wanted.as_text:
-                cells.values[:, position] = values
-            else:
-                texts = [text_of(value) for value in values.tolist()]
-                cells.values[:, position] = feature_of_texts(texts, name, cells, wanted)
-
-    return _encode(check_table(place, roles, cells), columns, findings)
+    rows = range(max(map(len, cells.values()), default=0))
+    return _encode(None if names is None else Table(place, cells, rows), columns, place)
 
 
-def _wanted(columns: Columns) -> Wanted:
-    known = set(columns.names)
-
-    def expected(names: Collection[str]) -> int:
-        return len(known.intersection(map(safe_name, names)))
-
-    return Wanted(
-        find_roles=lambda header, place: _find_roles(header, place, columns),
-        expected=expected,
-        as_text=frozenset(column.name for column in columns.columns if column.kind == "category"),
-        only_known=True,
-    )
+def _names_of_texts(columns: Columns) -> set[str]:
+    return {column.name for column in columns.columns if column.kind == "category"}
 
 
-def _find_roles(header: Sequence[str], place: Place, columns: Columns) -> Roles | None:
-    """Return the columns of a header that are features; None, with the problem added, if some are
-    missing or extra.
-    """
-    names = header_names(header, place)
-    if names is None:
-        return None
-
-    present = set(names)
-    known = set(columns.names)
-    missing = [name for name in columns.names if name not in present]
-    if missing:
-        what = counted(len(missing), "column is", "columns are")
-        place.error(
-            "missing_column", f"{what} missing, which the data in training had: {listed(missing)}."
-        )
-
-    ignored = set(columns.unused)
-    extra = [name for name in names if name not in known and name not in ignored]
-    if extra:
-        what = counted(len(extra), "column is", "columns are")
-        place.error(
-            "extra_column", f"{what} there that the data in training did not have: {listed(extra)}."
-        )
-
-    if missing or extra:
-        return None
-
-    return Roles(names, None, tuple(index for index, name in enumerate(names) if name in known))
-
-
-def _encode(table: Table | None, columns: Columns, findings: Findings) -> LikeTable:
-    if table is None:
-        return LikeTable(None, (), findings.problems)
+def _encode(table: Table | None, columns: Columns, place: Place) -> LikeTable:
+    """Turn the cells of a table into features."""
+    if table is None or not _check(table, columns):
+        return LikeTable(None, (), place.findings.problems)
 
     cells: dict[str, np.ndarray | Texts] = {}
-    for position, name in enumerate(table.roles.feature_names):
-        values = table.cells.values[:, position]
-        if name in table.cells.texts:
-            codes = np.where(np.isnan(values), -1, values).astype(np.int64)
-            cells[name] = Texts(codes, tuple(table.cells.texts[name].codes))
+    for column in columns.columns:
+        own = table.columns[column.name]
+        if column.kind == "number":
+            cells[column.name] = own.numbers
         else:
-            cells[name] = values
+            categories = tuple(category_in(text) for text in own.texts)
+            codes = [code if text else -1 for code, text in enumerate(categories)]
+            cells[column.name] = Texts(np.array(codes, dtype=np.int64)[own.codes], categories)
 
     encoded = columns.encode(cells)
     for name, count in encoded.missing.items():
-        message = (
-            f"Column {show(name)} has {counted(count, 'empty cell')}, replaced as in training."
-        )
-        table.place.warning("missing_value", message)
+        cells_in_words = counted(count, "empty cell")
+        message = f"Column {show(name)} has {cells_in_words}, replaced as in training."
+        place.add("missing_value", message, severity="warning")
 
     for name, count in encoded.unseen.items():
-        what = counted(count, "cell", "cells")
-        message = f"Column {show(name)} has {what} with a category that no training example had: all their features are 0."
-        table.place.warning("unseen_category", message)
+        message = (
+            f"Column {show(name)} has {counted(count, 'cell')} with a category that no training "
+            "example had: all their features are 0."
+        )
+        place.add("unseen_category", message)
 
-    return LikeTable(encoded.x, table.cells.lines, findings.problems)
+    return LikeTable(encoded.x, table.lines, place.findings.problems)
+
+
+def _check(table: Table, columns: Columns) -> bool:
+    """Return whether a table has the columns of the data in training, with cells of their kind."""
+    place = table.place
+    missing = [name for name in columns.names if name not in table.columns]
+    if missing:
+        what = counted(len(missing), "column is", "columns are")
+        message = f"{what} missing, which the data in training had: {listed(missing)}."
+        place.add("missing_column", message)
+
+    expected = {*columns.names, *columns.unused}
+    extra = [name for name in table.names if name not in expected]
+    if extra:
+        what = counted(len(extra), "column is", "columns are")
+        message = f"{what} there that the data in training did not have: {listed(extra)}."
+        place.add("extra_column", message)
+
+    if missing or extra or not table.check_types(columns.names):
+        return False
+
+    usable = table.check_rows()
+    numbers = [column.name for column in columns.columns if column.kind == "number"]
+    for name in numbers:
+        at = table.columns[name].text_at
+        if at is not None and at.row is not None:
+            cells_in_words = counted(at.count, "cell has", "cells have")
+            message = (
+                f"Column {show(name)} must hold numbers: {cells_in_words} another value, first "
+                f"{show(at.value)}."
+            )
+            place.add("not_a_number", message, table.lines[at.row])
+            usable = False
+
+    return check_numbers(table, numbers) and usable

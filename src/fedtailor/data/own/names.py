@@ -1,4 +1,4 @@
-"""Names of folders and files, which may be hostile: made safe to print, and checked."""
+"""Names and values from a user's data, which may be hostile: made safe to print, and listed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-
-from fedtailor.data.own.findings import Findings, show
+from dataclasses import dataclass
+from typing import Any
 
 _HIDDEN_MEANING = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -22,11 +22,12 @@ the signs too."""
 MAX_LISTED = 5
 """Most names listed in a sentence; more are counted."""
 
+_LONGEST_VALUE = 80
+"""Most characters of a value in a message."""
+
 
 def safe_name(name: str) -> str:
-    """Return a name in which characters that could change a terminal, or are not text, are
-    backslash escapes.
-    """
+    """Write characters that could change a terminal, or are not text, as backslash escapes."""
     return _HIDDEN_MEANING.sub(_escape, name)
 
 
@@ -34,9 +35,8 @@ def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
     if 0xDC80 <= code <= 0xDCFF:  # Python's code for a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}"
+
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def is_formula(text: str) -> bool:
@@ -45,8 +45,7 @@ def is_formula(text: str) -> bool:
 
 
 def inert(text: str) -> str:
-    """Return a cell of a table that a spreadsheet shows as text: an apostrophe stands before a
-    formula.
+    """Put an apostrophe before a formula, so that a spreadsheet shows the cell as text.
 
     >>> inert("=1+1"), inert("-0.5"), inert("ditto")
     ("'=1+1", '-0.5', 'ditto')
@@ -54,62 +53,84 @@ def inert(text: str) -> str:
     return f"'{text}" if is_formula(text) else text
 
 
-def is_utf8(name: str) -> bool:
-    """Return whether a name of the file system is UTF-8."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+def show(value: object) -> str:
+    """Quote a value for a message: cut, with control characters escaped."""
+    text = repr(str(value))
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return the first names in quotes, and the number of the others."""
-    every = list(names)
-    shown = ", ".join(show(name) for name in every[:MAX_LISTED])
-    if len(every) > MAX_LISTED:
-        return f"{shown} and {len(every) - MAX_LISTED} more"
-    return shown
+def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
+    """Return the first names in quotes, and the number of the others.
 
-
-def check_names(what: str, names: Sequence[str], findings: Findings) -> None:
-    """Warn of unsafe names of sites or classes, and of names that are hard to tell apart.
-
-    Args:
-        what: "Site" or "Class".
-        names: names after :func:`safe_name`.
-        findings: the problems are added to it.
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
     """
-    for name in names:
-        reasons = _reasons(name)
-        if reasons:
-            site = name if what == "Site" else ""
-            message = f"{what} {show(name)} {' and '.join(reasons)}; it is used, and escaped in all outputs."
-            findings.add("warning", "unsafe_name", site, "", message)
-    check_similar(f"{what} names", names, findings)
+    return joined([show(name) for name in names], most)
 
 
-def check_similar(what: str, names: Iterable[str], findings: Findings) -> None:
-    """Warn of names that are hard to tell apart.
+def joined(parts: Iterable[str], most: int = MAX_LISTED) -> str:
+    """Return the first parts with commas between them, and the number of the others."""
+    parts = list(parts)
+    text = ", ".join(parts[:most])
+    return f"{text} and {len(parts) - most} more" if len(parts) > most else text
 
-    Args:
-        what: what they are the names of, such as "Site names".
-        names: names after :func:`safe_name`.
-        findings: the problems are added to it.
+
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun; the plural has an s unless it is given.
+
+    >>> counted(1, "image"), counted(2, "image"), counted(3, "class", "classes")
+    ('1 image', '2 images', '3 classes')
     """
-    alike: dict[str, list[str]] = defaultdict(list)
+    return f"1 {singular}" if number == 1 else f"{number} {plural or singular + 's'}"
+
+
+@dataclass(frozen=True)
+class At:
+    """The first row in which something is, and in how many rows it is."""
+
+    row: int | None
+    value: str = ""
+    """What is in it, for a message."""
+    count: int = 1
+    place: Any = None
+    """The file, a :class:`fedtailor.data.own.findings.Place`, if it is not the one at hand."""
+
+    @property
+    def rows(self) -> str:
+        """The number of rows in words."""
+        return counted(self.count, "row")
+
+
+def first_repeated(names: Sequence[str]) -> str:
+    """Return the first name that is there again, in quotes; empty if all differ."""
+    if len(set(names)) == len(names):
+        return ""
+
+    return next(show(name) for name in names if names.count(name) > 1)
+
+
+def similar_names(names: Iterable[str]) -> list[list[str]]:
+    """Return the groups of names that differ only by case, spaces or Unicode form.
+
+    >>> similar_names(["Site", "site ", "other"])
+    [['Site', 'site ']]
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         folded = unicodedata.normalize("NFKC", name).casefold()
-        alike[unicodedata.normalize("NFKC", folded).strip()].append(name)
-    for group in alike.values():
-        if len(group) > 1:
-            message = f"{what} {listed(group)} differ only by case, spaces or Unicode form; they are kept apart."
-            findings.add("warning", "similar_names", "", "", message)
+        groups[unicodedata.normalize("NFKC", folded).strip()].append(name)
+
+    return [group for group in groups.values() if len(group) > 1]
 
 
-def _reasons(name: str) -> list[str]:
-    """Return the reasons why a name is unsafe, in words."""
-    found = []
+def reasons_for_care(name: str) -> list[str]:
+    """Return why a name after :func:`safe_name` needs care in outputs, in words; usually nothing."""
+    reasons = []
     if "\\x" in name or "\\u" in name:
-        found.append("has control characters or bytes that are not UTF-8 (written as escapes)")
+        reasons.append("has control characters or bytes that are not UTF-8 (written as escapes)")
     if any(character in name for character in "<>&\"'"):
-        found.append("has HTML characters")
+        reasons.append("has HTML characters")
     if is_formula(name):
-        found.append("begins like a formula")
-    return found
+        reasons.append("begins like a formula")
+
+    return reasons

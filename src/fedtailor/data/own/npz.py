@@ -9,7 +9,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from fedtailor.data.own.findings import Unusable, show
+from fedtailor.data.own.findings import Unusable
+from fedtailor.data.own.names import show
 
 
 def read_archive(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections import Counter
 
 import numpy as np
 
@@ -12,22 +11,13 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.assemble import one_source
-from fedtailor.data.own.crosscheck import cross_check
-from fedtailor.data.own.findings import (
-    Findings,
-    OwnData,
-    Problem,
-    Site,
-    count_in_words,
-    has_errors,
-    no_examples,
-    skip_empty,
-)
-from fedtailor.data.own.groups import check_groups, groups_of_paths
-from fedtailor.data.own.images import SUFFIXES, Pictures, read_pictures
+from fedtailor.data.own.examples import Examples, one_source
+from fedtailor.data.own.findings import Findings, OwnData, Place, Problem, no_examples
+from fedtailor.data.own.groups import groups_of_paths
+from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import Layout, recognize
 from fedtailor.data.own.names import listed, safe_name
+from fedtailor.data.own.sites import cross_check
 from fedtailor.data.preparing import Report, to_nobody
 
 _SHOWN = 3
@@ -70,9 +60,10 @@ def load_own(path: str, options: DataOptions, report: Report = to_nobody) -> Dat
     layout = recognize(path, findings)
 
     def build() -> Dataset:
-        dataset, found = _read(layout, options, findings, report)
+        dataset = _read(layout, options, findings, report).dataset
         if dataset is None:
-            raise _as_error(path, found)
+            raise _as_error(path, findings)
+
         return dataset
 
     if layout is None:
@@ -91,12 +82,11 @@ def _read(
     try:
         dataset = _dispatch(layout, options, findings, report)
     except DataError as error:
-        findings.add("error", "unusable", "", safe_name(error.path or ""), error.message)
+        findings.add("unusable", error.message, path=error.path or "")
         dataset = None
 
-    _make_safe(findings)
     cross_check(findings, layout.classes)
-    if dataset is None or has_errors(findings):
+    if dataset is None or findings.has_errors:
         return OwnData(None, findings)
 
     safe = dataclasses.replace(
@@ -109,29 +99,6 @@ def _read(
     )
 
     return OwnData(safe, findings)
-
-
-def _make_safe(findings: Findings) -> None:
-    """Escape unsafe characters in the findings, which may come from names and values in the
-    data.
-    """
-    findings.sites[:] = [
-        Site(safe_name(site.name), _safe_counts(site.train), _safe_counts(site.test))
-        for site in findings.sites
-    ]
-    findings.problems[:] = [
-        problem._replace(
-            site=safe_name(problem.site),
-            path=safe_name(problem.path),
-            message=safe_name(problem.message),
-        )
-        for problem in findings.problems
-    ]
-    findings.notes[:] = [safe_name(note) for note in findings.notes]
-
-
-def _safe_counts(counts: dict[str, int]) -> dict[str, int]:
-    return {safe_name(name): count for name, count in counts.items()}
 
 
 def _dispatch(
@@ -175,7 +142,6 @@ def _explain_tables(layout: Layout, findings: Findings) -> None:
                 "if the images are the data, move it out of the folder."
             )
             findings.problems[number] = problem._replace(message=message)
-
             return
 
 
@@ -183,104 +149,66 @@ def _read_images(
     layout: Layout, options: DataOptions, findings: Findings, report: Report
 ) -> Dataset | None:
     """Return the images of a folder, training images first."""
-    before = len(findings.errors)
     read = read_pictures(layout.pictures, options, findings, report)
     if read is None:
-        if len(findings.errors) == before:
-            no_examples(findings)
+        no_examples(findings)
         return None
 
     where = [layout.pictures[row].where for row in read.rows]
-    groups = groups_of_paths(where, options.group, findings) if options.group else None
-    names = sorted({one.label for one in where})
-    for name in sorted(set(layout.classes).difference(names)):
+    class_names = sorted({file.label for file in where})
+    for name in sorted(set(layout.classes).difference(class_names)):
         message = "No image of this class can be read; the class is left out."
-        findings.add("skipped", "empty_class", "", name, message)
+        findings.add("empty_class", message, path=name)
 
-    _skip_empty_sites(layout, {one.site for one in where}, findings)
-    findings.sites.extend(_count(layout, read))
-    domains = sorted({one.site for one in where}) if layout.sites else []
-    dataset = Dataset(
-        name=layout.name,
+    _skip_empty_sites(layout, {file.site for file in where}, findings)
+    site_names = sorted(layout.sites) or [""]
+    labels = {name: number for number, name in enumerate(class_names)}
+    numbers = {name: number for number, name in enumerate(site_names)}
+    examples = Examples(
         x=read.x,
-        y=np.array([names.index(one.label) for one in where], dtype=np.int64),
-        num_classes=len(names),
-        class_names=tuple(names),
-        domains=np.array([domains.index(one.site) for one in where], dtype=np.int64)
-        if domains
-        else None,
-        domain_names=tuple(domains),
-        groups=groups,
-        num_official_train=sum(one.part == "train" for one in where),
-        sources=one_source(f"{layout.name} ({len(read.digests)} files)", read.digests),
+        y=np.array([labels[file.label] for file in where], dtype=np.int64),
+        site=np.array([numbers[file.site] for file in where], dtype=np.int64),
+        is_test=np.array([file.part == "test" for file in where], dtype=bool),
+        group=groups_of_paths(where, options.group, findings) if options.group else None,
     )
 
-    return dataset if check_groups(dataset, findings) else None
-
-
-def _count(layout: Layout, read: Pictures) -> list[Site]:
-    """Return the number of examples of every site by class, in the order of names."""
-    train: dict[str, Counter[str]] = {}
-    test: dict[str, Counter[str]] = {}
-    for row in read.rows:
-        where = layout.pictures[row].where
-        counts = train if where.part == "train" else test
-        counts.setdefault(where.site, Counter())[where.label] += 1
-
-    names = sorted(layout.sites) or [""]
-    return [
-        Site(name, train=dict(train.get(name, {})), test=dict(test.get(name, {}))) for name in names
-    ]
+    findings.sites.extend(examples.count_sites(site_names, class_names))
+    sources = one_source(f"{layout.name} ({len(read.digests)} files)", read.digests)
+    return examples.to_dataset(layout.name, site_names, class_names, findings, sources=sources)
 
 
 def _skip_empty_sites(layout: Layout, filled: set[str], findings: Findings) -> None:
+    """Add the problem of every site whose folder has no examples."""
     for site in sorted(set(layout.sites).difference(filled)):
-        skip_empty(findings, site, site)
+        Place(findings, site, site).skip_empty()
 
 
 def _summary(findings: Findings) -> list[str]:
     """Return a sentence that counts what was left out, and one that counts the warnings."""
-    sentences = []
-    skipped = _count_kinds(findings, "skipped")
-    if skipped:
-        sentences.append(f"Left out: {skipped}.")
-    warnings = _count_kinds(findings, "warning")
-    if warnings:
-        sentences.append(f"Warnings: {warnings}.")
-    return sentences
-
-
-def _count_kinds(findings: Findings, severity: str) -> str:
-    """Return the number of problems of each kind, such as ``1 unreadable image, 2 empty files``."""
-    counts = sorted(
-        (kind, count) for (each, kind), count in findings.counts.items() if each == severity
-    )
-    return ", ".join(count_in_words(kind, count) for kind, count in counts)
+    counts = {
+        "Left out": findings.summary("skipped"),
+        "Warnings": findings.summary("warning"),
+    }
+    return [f"{what}: {kinds}." for what, kinds in counts.items() if kinds]
 
 
 def _as_error(path: str, findings: Findings) -> DataError:
     """Return the first errors as one exception."""
-    kinds = {
-        kind: number for (severity, kind), number in findings.counts.items() if severity == "error"
-    }
-    shown = list(findings.errors)[:_SHOWN]
-    sentences = [_sentence(problem) for problem in shown]
-    if sum(kinds.values()) > len(shown):
-        sentences.append(f"All errors: {_count_kinds(findings, 'error')}.")
+    kinds = [kind for severity, kind in findings.counts if severity == "error"]
+    number = sum(findings.counts["error", kind] for kind in kinds)
+    sentences = [_sentence(problem) for problem in findings.errors[:_SHOWN]]
+    if number > len(sentences):
+        sentences.append(f"All errors: {findings.summary('error')}.")
 
+    # The path stands before the message, unless the message names it.
     message = " ".join(sentences)
     place = os.path.expanduser(path)
-    quotes_the_path = not kinds.keys().isdisjoint({"not_found", "unknown_layout"})
-    names_the_path = not os.path.isdir(place) and (
-        quotes_the_path or safe_name(os.path.basename(place)) in message
-    )
+    quotes_the_path = "not_found" in kinds or "unknown_layout" in kinds
+    names_the_file = safe_name(os.path.basename(place)) in message
+    if os.path.isdir(place) or not (quotes_the_path or names_the_file):
+        message = f"{safe_name(path)}: {message}"
 
-    return DataError(
-        message if names_the_path else f"{safe_name(path)}: {message}",
-        key="data.path",
-        path=safe_name(path),
-        got=next(iter(kinds)),
-    )
+    return DataError(message, key="data.path", path=safe_name(path), got=kinds[0])
 
 
 def _sentence(problem: Problem) -> str:

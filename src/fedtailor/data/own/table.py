@@ -1,257 +1,305 @@
-"""One table of a user's own data: the roles of its columns, and the checks of its cells."""
+"""The reader of tables: CSV and Parquet files, and data frames, become the same columns.
+
+CSV is read with Python's csv module even if pyarrow is installed: types are not guessed, and every
+problem has its row. Parquet needs pyarrow (``fedtailor[data]``).
+"""
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+import csv
+import io
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedtailor.core.errors import did_you_mean
-from fedtailor.data.own.cells import MISSING, Words
-from fedtailor.data.own.findings import Place, counted, show
-from fedtailor.data.own.names import safe_name
+from fedtailor.core.errors import DataError
+from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.own.cells import Cells
+from fedtailor.data.own.findings import Place, Unusable
+from fedtailor.data.own.names import safe_name, show
+from fedtailor.data.own.patterns import cell_of
+from fedtailor.data.own.rules import DATES, HEADER, SERIES, SEVERAL_LABELS
+from fedtailor.data.files import read_bytes
 
-SPLIT = "split"
-IMAGE = "image"
-PARTS = ("train", "test")
+TABLES = (".csv", ".parquet", ".pq")
+"""Endings of the names of tables, in upper or lower case."""
 
-MISSING_LABEL = ("", "nan")
-"""Labels that mean a missing one; the other words of ``MISSING`` may be classes."""
+PARQUET = TABLES[1:]
 
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_LONGEST_HEADER = 2**20
+"""Most characters of the first line from which the delimiter is recognized."""
 
-class Roles(NamedTuple):
-    """The positions of the columns in a table's header."""
-
-    header: tuple[str, ...]
-    """Names of the columns, safe to print."""
-    label: int | None
-    """None: a table to predict."""
-    features: tuple[int, ...]
-    split: int | None = None
-    """Column that marks rows for training and rows for testing."""
-    image: int | None = None
-    """Column with paths of images; a table with it has no features."""
-    group: int | None = None
-    """Column with the group of each example, such as its patient."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features in the order of the header."""
-        return tuple(self.header[index] for index in self.features)
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """Names of all used columns except label and group."""
-        others = [self.header[index] for index in (self.split, self.image) if index is not None]
-        return (*self.feature_names, *others)
+_BLOCK = 2**20
+"""Cells of a CSV table that are held as text at once."""
 
 
-class Wanted(NamedTuple):
-    """What is read of a table."""
+@dataclass(frozen=True)
+class Sought:
+    """What the reader of a table knows of its columns in advance."""
 
-    find_roles: Callable[[Sequence[str], Place], Roles | None]
-    """Returns the roles of the columns of a header; None, with the problem added, if it cannot be
-    used."""
-    expected: Callable[[Collection[str]], int]
-    """Returns how many of the columns that are looked for are among the names of a header."""
-    as_text: frozenset[str] = frozenset()
-    """Features that are read as text although all their cells in this table may be numbers."""
-    only_known: bool = False
-    """Whether text in other columns is a problem, and all texts of these columns are kept."""
+    is_expected: Callable[[str], bool]
+    """Whether a column of that name is looked for; the delimiter is one that gives such columns."""
+    keeps_texts: Callable[[str], bool]
+    """Whether all texts of the column of that name are kept, however many they are."""
 
 
-@dataclass
-class Cells:
-    """The cells of a table; row k of all lists is in line ``lines[k]`` of the file."""
-
-    values: (
-        np.ndarray
-    )  # (rows, features), float32: a number, or the code of a text; NaN for empty cells
-    lines: Sequence[int]
-    labels: list[str]
-    """Empty if the table has no column of labels."""
-    splits: list[str] | None = None
-    images: list[str] | None = None
-    groups: list[str] | None = None
-    texts: dict[str, Words] = field(default_factory=dict)
-    """The features that hold text."""
-    wrong: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    """Features with text that was not read: how many cells, line of the first, its text."""
-
-
-class Table(NamedTuple):
-    """A usable table."""
+@dataclass(frozen=True)
+class Table:
+    """A table as it was read."""
 
     place: Place
-    roles: Roles
-    cells: Cells
-    is_test: np.ndarray | None  # (rows,), bool; None without a column of the split
+    columns: dict[str, Cells]
+    """By name, safe to print, in the order of the file."""
+    lines: Sequence[int]
+    """Line of every row in a CSV file, where the header is line 1; number of the row in a Parquet
+    file, from 1."""
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Columns of a type that cannot be used: kind and sentence of the problem."""
+    ragged: Sequence[tuple[int, int]] = ()
+    """Line and length of every row that is not as long as the header; they are left out."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns."""
+        return tuple(self.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size that counts for the limit: 4 bytes a cell."""
+        return 4 * len(self.lines) * len(self.columns)
+
+    def check_rows(self) -> bool:
+        """Return whether all rows are as long as the header; add the others as problems."""
+        for line, length in self.ragged:
+            cells = f"The row has {length} cells, the header {len(self.columns)}."
+            self.place.add("ragged_row", cells, line)
+
+        return not self.ragged
+
+    def check_types(self, names: Iterable[str], label: str = "") -> bool:
+        """Return whether the columns of these names can be used; add the problems of others."""
+        wrong = [name for name in names if name in self.refused]
+        for name in wrong:
+            kind, sentence = self.refused[name]
+            if kind == "time_series" and name == label:
+                kind = "several_labels"
+                sentence = f"holds lists. {SEVERAL_LABELS}"
+
+            self.place.add(kind, f"Column {show(name)} {sentence}")
+
+        return not wrong
 
 
-def header_names(header: Sequence[str], place: Place) -> tuple[str, ...] | None:
-    """Return the names of a header, safe to print; None, with the problem added, if one is empty or
-    appears twice.
+def read_table(
+    path: Path, place: Place, sought: Sought, digests: dict[str, str], *, limit: int
+) -> Table | None:
+    """Read a CSV or Parquet file; None, with the problems added, if it cannot be used.
+
+    Args:
+        path: the file; every name that does not end as that of a Parquet file is CSV.
+        place: gets the problems.
+        sought: what is known of its columns.
+        digests: gets the SHA-256 of the file.
+        limit: most bytes, 4 for each cell.
     """
+    read = _read_parquet if path.suffix.lower() in PARQUET else _read_csv
+    try:
+        raw = read_bytes(path, digests, folder=path.parent)
+        return read(raw, place, sought, limit)
+    except DataError as error:
+        place.add("unreadable_file", error.message, severity="error")
+    except Unusable as error:
+        place.add(error.kind, error.message, severity="error")
+
+    return None
+
+
+def read_header(header: Iterable[str], place: Place) -> tuple[str, ...] | None:
+    """Return the names of columns, safe to print; None, with the problem added, if they are wrong."""
     names = tuple(safe_name(name.strip()) for name in header)
-    if "" in names:
-        place.error(
-            "unnamed_column",
-            f"Column {names.index('') + 1} has no name; the columns are: {listed_columns(names)}.",
-        )
-
-        return None
-
-    if len(set(names)) < len(names):
-        counts = Counter(names)
-        twice = next(name for name in names if counts[name] > 1)
-        place.error("duplicate_column", f"Column {show(twice)} appears more than once.")
-        return None
-
-    return names
+    return names if place.check(HEADER, names) else None
 
 
-def listed_columns(names: Sequence[str]) -> str:
-    """Return the first names of columns in quotes."""
-    shown = ", ".join(show(name) for name in names[:20])
-    return f"{shown}, …" if len(names) > 20 else shown
+# CSV
 
 
-def option_text(key: str, value: str) -> str:
-    """Return what to type for an option of the data.
+def _read_csv(raw: bytes, place: Place, sought: Sought, limit: int) -> Table | None:
+    """Read UTF-8 with commas, semicolons or tabs between the cells; blank lines are ignored."""
+    if not raw.strip():
+        raise Unusable("empty_file", "The file is empty: it has no header.")
 
-    >>> option_text("label_column", "tumor stage")
-    "--set 'data.label_column=tumor stage'"
-    """
-    return f"--set {shlex.quote(f'data.{key}={value}')}"
+    reader = None
+    try:
+        text = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
+        delimiter = _find_delimiter(text.readline(_LONGEST_HEADER), sought)
+        text.seek(0)
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        names = read_header(next(reader), place)
+        if names is None:
+            return None
+
+        if delimiter != ",":
+            place.findings.note(f"Tables have {_DELIMITERS[delimiter]} between their cells.")
+
+        return _read_rows(reader, names, place, sought, limit)
+    except UnicodeDecodeError as error:
+        message = f"The file is not UTF-8: {_first_wrong_byte(raw)}."
+        raise Unusable("wrong_encoding", message) from error
+    except csv.Error as error:
+        line = reader.line_num if reader else 1
+        raise Unusable("broken_table", f"Line {line} cannot be read: {error}.") from error
 
 
-def find_roles(
-    header: Sequence[str], place: Place, label_column: str, group: str = ""
-) -> Roles | None:
-    """Return the roles of the columns; None, with the problem added, if the header cannot be
-    used.
-    """
-    names = header_names(header, place)
-    if names is None:
-        return None
+def _find_delimiter(first: str, sought: Sought) -> str:
+    """Return the delimiter that gives the most expected columns, or else the most columns."""
 
-    shown = listed_columns(names)
-    if label_column not in names:
-        hint = did_you_mean(label_column, names).rstrip("?")
-        message = f"No column {show(label_column)} for the labels (data.label_column){hint}; the columns are: {shown}."
-        place.error("missing_label_column", message)
-        return None
+    def fit(delimiter: str) -> tuple[int, int]:
+        try:
+            names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
+        except csv.Error:
+            return 0, 0
 
-    if group and (group not in names or group == label_column):
-        hint = did_you_mean(group, [name for name in names if name != label_column]).rstrip("?")
+        expected = sum(sought.is_expected(safe_name(name)) for name in names)
+        return expected if len(names) > 1 else 0, len(names)
+
+    return max(_DELIMITERS, key=fit)
+
+
+def _read_rows(
+    reader: Any, names: Sequence[str], place: Place, sought: Sought, limit: int
+) -> Table:
+    """Read the rows below the header, some at a time."""
+    lines = array("q")
+    ragged: list[tuple[int, int]] = []
+    columns = [Cells(keeps_texts=sought.keeps_texts(name)) for name in names]
+
+    def whole_rows() -> Iterator[list[str]]:
+        for row in reader:
+            if len(row) == len(names):
+                lines.append(reader.line_num)
+                yield row
+            elif row:
+                ragged.append((reader.line_num, len(row)))
+
+    rows = whole_rows()
+    while block := list(islice(rows, max(_BLOCK // len(names), 1))):
+        if 4 * len(lines) * len(names) > limit:
+            message = f"At most {limit} bytes, 4 for each cell, can be read"
+            raise Unusable("too_large", f"{message}; line {lines[-1]} exceeds the limit.")
+
+        for cells, texts in zip(columns, zip(*block, strict=True), strict=True):
+            cells.add(texts)
+
+    return Table(place, dict(zip(names, columns, strict=True)), lines, ragged=ragged)
+
+
+def _first_wrong_byte(raw: bytes) -> str:
+    """Return the first byte that is not UTF-8, and its line."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        return f"byte 0x{raw[error.start]:02x} in line {line}"
+
+    return "it ends within a character"
+
+
+# Parquet
+
+
+def _read_parquet(raw: bytes, place: Place, sought: Sought, limit: int) -> Table | None:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
         message = (
-            f"No column {show(group)} for the groups (data.group){hint}; the columns are: {shown}."
+            "Parquet files need pyarrow, which is not installed: pip install 'fedtailor[data]', or "
+            "use CSV."
         )
-        if group == label_column:
-            message = f"Column {show(group)} holds the labels, so it cannot be the column of groups (data.group)."
+        raise Unusable("pyarrow_missing", message) from error
 
-        place.error("missing_group_column", message)
+    try:
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(raw))
+        _check_size(file.metadata, limit)
+        names = read_header(file.schema_arrow.names, place)
+        if names is None:
+            return None
+
+        content = file.read()
+        columns = {}
+        refused = {}
+        for name, column in zip(names, content.columns, strict=True):
+            reason = _refuse_type(column.type)
+            if reason is not None:
+                refused[name] = reason
+                columns[name] = Cells()
+            else:
+                columns[name] = _cells_of(column, keeps_texts=sought.keeps_texts(name))
+
+        return Table(place, columns, range(1, content.num_rows + 1), refused)
+    except Unusable:
+        raise
+    except Exception as error:  # pyarrow raises OSError, its own exceptions, and Python's
+        first_line = str(error).partition("\n")[0]
+        message = f"The Parquet file is damaged: {type(error).__name__}: {first_line.rstrip('.')}."
+        raise Unusable("damaged_table", message) from error
+
+
+def _check_size(metadata: Any, limit: int) -> None:
+    """Check the size that the file announces, before anything is decompressed."""
+    groups = range(metadata.num_row_groups)
+    announced = sum(metadata.row_group(group).total_byte_size for group in groups)
+    size = max(announced, 4 * metadata.num_rows * metadata.num_columns)
+    if size > limit:
+        message = f"{metadata.num_rows} rows would take {size} bytes; at most {limit} can be read."
+        raise Unusable("too_large", message)
+
+
+def _refuse_type(kind: Any) -> tuple[str, str] | None:
+    """Return kind and sentence of the problem if a column holds neither numbers nor text."""
+    import pyarrow.types as kinds
+
+    plain = kind.value_type if kinds.is_dictionary(kind) else kind
+    numbers = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal)
+    if _is_text(plain) or any(test(plain) for test in (*numbers, kinds.is_null)):
         return None
 
-    label = names.index(label_column)
-    split = names.index(SPLIT) if SPLIT in names and SPLIT not in (label_column, group) else None
-    image = names.index(IMAGE) if IMAGE in names and IMAGE not in (label_column, group) else None
-    with_group = names.index(group) if group else None
-    roles = (label, split, image, with_group)
-    others = tuple(index for index in range(len(names)) if index not in roles)
+    if kinds.is_temporal(plain):
+        return "dates", f"holds dates or times ({kind}). {DATES}"
 
-    if image is None and not others:
-        place.error(
-            "no_features", f"No column is left for features; an {IMAGE} is missing too: {shown}."
-        )
-        return None
+    if kinds.is_list(plain) or kinds.is_large_list(plain) or kinds.is_fixed_size_list(plain):
+        return "time_series", f"holds lists. {SERIES}"
 
-    if image is not None and others:
-        unused = ", ".join(show(names[index]) for index in others[:20])
-        message = f"Because there is a column '{IMAGE}', {counted(len(others), 'column is', 'columns are')} not used"
-        place.warning("unused_column", f"{message}: {unused}.")
-
-    return Roles(names, label, others if image is None else (), split, image, with_group)
+    return "wrong_column_type", f"must hold numbers or text, but holds {show(kind)}."
 
 
-def check_table(place: Place, roles: Roles, cells: Cells) -> Table | None:
-    """Return the table if every cell can be used; else None, with the problems added, one per
-    column and kind.
-    """
-    usable = _check_numbers(place, roles, cells)
-    if roles.label is not None:
-        usable &= _check_filled(place, "label", cells.labels, MISSING_LABEL, cells.lines)
-    if cells.groups is not None:
-        usable &= _check_filled(place, "group", cells.groups, MISSING, cells.lines)
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as kinds
 
-    is_test = None
-    if cells.splits is not None:
-        is_test = _check_split(place, cells.splits, cells.lines)
-        if is_test is None:
-            usable = False
-
-    return Table(place, roles, cells, is_test) if usable else None
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
 
-def _check_numbers(place: Place, roles: Roles, cells: Cells) -> bool:
-    """Return whether no feature has text in place of numbers, or a number that is too large."""
-    for column, (count, line, text) in cells.wrong.items():
-        wrong_cells = counted(count, "cell has", "cells have")
-        message = f"Column {show(column)} must hold numbers: {wrong_cells} another value, first {show(text)}."
-        place.error("not_a_number", message, line)
+def _cells_of(column: Any, *, keeps_texts: bool) -> Cells:
+    """Return the cells of a column of pyarrow's that holds numbers or text."""
+    import pyarrow.types as kinds
 
-    names = roles.feature_names
-    infinite = np.isinf(cells.values)
-    large = np.flatnonzero(infinite.any(axis=0))
-    for index in large:
-        rows = np.flatnonzero(infinite[:, index])
-        line = cells.lines[rows[0]]
-        values = counted(len(rows), "value")
-        message = f"Column {show(names[index])} has {values} beyond 32-bit floats; the first is in row {line}."
-        place.error("not_finite", message, line)
+    if kinds.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
 
-    return not cells.wrong and not len(large)
+    # One text for each different value, as in a CSV file.
+    is_text = _is_text(column.type)
+    encoded = column.combine_chunks().dictionary_encode()
+    if not is_text and not keeps_texts and len(encoded.dictionary) > MAX_CATEGORIES:
+        return Cells.of_numbers(np.asarray(column.cast("float64", safe=False).to_numpy()))
 
+    texts = [cell_of(value) for value in encoded.dictionary.to_pylist()]
+    codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    if encoded.null_count:
+        texts.append("")
 
-def refuse_missing_values(table: Table) -> None:
-    """Add an error for every column with empty cells."""
-    empty = np.isnan(table.cells.values)
-    names = table.roles.feature_names
-    for index in np.flatnonzero(empty.any(axis=0)):
-        rows = np.flatnonzero(empty[:, index])
-        line = table.cells.lines[rows[0]]
-        message = (
-            f"Column {show(names[index])} has {counted(len(rows), 'empty cell')}; the first is in row {line} "
-            '(data.missing = "refuse").'
-        )
-        table.place.error("missing_value", message, line)
-
-
-def _check_filled(
-    place: Place, what: str, texts: Sequence[str], missing: Collection[str], lines: Sequence[int]
-) -> bool:
-    """Return whether every row has a label, or a group; add the problem if not."""
-    empty = [row for row, text in enumerate(texts) if text.lower() in missing]
-    if empty:
-        line = lines[empty[0]]
-        rows = counted(len(empty), "row has", "rows have")
-        place.error(f"missing_{what}", f"{rows} no {what}; the first is row {line}.", line)
-    return not empty
-
-
-def _check_split(place: Place, splits: Sequence[str], lines: Sequence[int]) -> np.ndarray | None:
-    """Return which rows are for testing (rows,); None, with the problem added, if a row says
-    neither.
-    """
-    wrong = [row for row, split in enumerate(splits) if split.lower() not in PARTS]
-    if wrong:
-        got = show(splits[wrong[0]])
-        rows = counted(len(wrong), "row has", "rows have")
-        message = f"Column '{SPLIT}' must say train or test: {rows} another value, first {got}."
-        place.error("wrong_split", message, lines[wrong[0]])
-        return None
-    return np.array([split.lower() == "test" for split in splits], dtype=bool)
+    return Cells.of_codes(codes, texts, keeps_texts=keeps_texts)

@@ -3,45 +3,140 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import did_you_mean
+from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.assemble import SitePart, assemble, describe_sites, one_source
-from fedtailor.data.own.csv_table import read_csv
-from fedtailor.data.own.duplicates import Rows, report_duplicate_rows
+from fedtailor.data.own.cells import ColumnNumbers, ColumnTexts
+from fedtailor.data.own.duplicates import Occurrence
+from fedtailor.data.own.examples import AS_THEY_ARE, Examples, count_sites, one_source
+from fedtailor.data.own.features import join_features
 from fedtailor.data.own.findings import (
-    MAX_CLASSES,
     MAX_TOTAL_BYTES,
     Findings,
     Place,
     Site,
-    Unusable,
-    counted,
-    has_errors,
-    looks_like_regression,
     no_examples,
-    regression_message,
-    show,
-    skip_empty,
 )
-from fedtailor.data.own.groups import check_groups, number_groups
-from fedtailor.data.own.join import join_tables
-from fedtailor.data.own.label import count_like_labels, guess_label
-from fedtailor.data.own.names import safe_name
-from fedtailor.data.own.parquet_table import read_parquet
-from fedtailor.data.own.scale import AS_THEY_ARE
-from fedtailor.data.own.table import Table, Wanted, find_roles
-from fedtailor.data.own.text_columns import SEVERAL_LABELS, several_labels
+from fedtailor.data.own.groups import note_groups
+from fedtailor.data.own.labels import guess_label, name_classes
+from fedtailor.data.own.names import counted, listed, safe_name, show
+from fedtailor.data.own.patterns import is_like_label
+from fedtailor.data.own.rules import (
+    GROUP_CELLS,
+    LABEL_CELLS,
+    NUMBER_CELLS,
+    ROLES,
+    SPLIT_CELLS,
+)
+from fedtailor.data.own.table import Sought, Table, read_table
 from fedtailor.data.preparing import Report, to_nobody
 
-PARQUET = (".parquet", ".pq")
-"""Endings of the names of Parquet files, in upper or lower case; all other files are CSV."""
+
+@dataclass(frozen=True)
+class Header:
+    """The names of a table's columns and their roles: the facts for ``rules.ROLES``."""
+
+    names: Sequence[str]
+    label: str
+    group: str
+    """Column with the group of each example, such as its patient; empty: none."""
+
+    @property
+    def split(self) -> str:
+        """Column that marks rows for training and rows for testing; empty: none."""
+        return self._special("split")
+
+    @property
+    def image(self) -> str:
+        """Column with paths of images; a table with it has no features. Empty: none."""
+        return self._special("image")
+
+    def _special(self, name: str) -> str:
+        return name if name in self.names and name not in (self.label, self.group) else ""
+
+    @property
+    def others(self) -> list[str]:
+        """Columns without another role."""
+        roles = {self.label, self.group, self.split, self.image}
+        return [name for name in self.names if name not in roles]
+
+    @property
+    def features(self) -> list[str]:
+        """Columns that are features."""
+        return [] if self.image else self.others
+
+    @property
+    def used(self) -> list[str]:
+        """All columns that are used, except label and group."""
+        return [*self.features, *filter(None, (self.split, self.image))]
+
+    def missing(self, name: str) -> tuple[str, str, str]:
+        """Return name, nearest name and all names for the message that a column is missing."""
+        others = [other for other in self.names if name == self.label or other != self.label]
+        return show(name), did_you_mean(name, others).rstrip("?"), listed(self.names, 20)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of all tables with examples, one table after the other."""
+
+    tables: Sequence[Table]
+    headers: Sequence[Header]
+    site: np.ndarray  # (rows,), number of the site
+
+    @property
+    def names(self) -> Header:
+        """The columns of the first table."""
+        return self.headers[0]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The first row of every table, and the number of all rows at the end."""
+        return np.cumsum([0, *(len(table.lines) for table in self.tables)])
+
+    def name_of(self, row: int) -> str:
+        """Return file and line of a row."""
+        starts = self.starts
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        table = self.tables[number]
+        return f"{table.place.path}:{table.lines[row - int(starts[number])]}"
+
+    def is_test(self) -> np.ndarray:
+        """Return which rows are for testing (rows,)."""
+        parts = []
+        for table, header in zip(self.tables, self.headers, strict=True):
+            if header.split:
+                cells = table.columns[header.split]
+                is_test = np.array([text.lower() == "test" for text in cells.texts])
+                parts.append(is_test[cells.codes])
+            else:
+                parts.append(np.zeros(len(table.lines), dtype=bool))
+
+        return np.concatenate(parts)
+
+    def groups(self, findings: Findings) -> np.ndarray | None:
+        """Return the number of the group of every row (rows,); None without a column of groups."""
+        if not self.names.group:
+            return None
+
+        numbers: dict[str, int] = {}
+        parts = []
+        for table in self.tables:
+            cells = table.columns[self.names.group]
+            codes = [numbers.setdefault(text, len(numbers)) for text in cells.texts]
+            parts.append(np.array(codes)[cells.codes])
+
+        note_groups(len(numbers), findings)
+        return np.concatenate(parts)
 
 
 def read_tables(
@@ -72,354 +167,222 @@ def read_tables(
     """
     digests: dict[str, str] = {}
     group = safe_name(options.group)
-    label = safe_name(options.label_column) or guess_label(
-        [path for _, path in files], group, findings
-    )
-
-    if label is None:
-        findings.sites.extend(Site(site) for site, _ in files)
+    label = safe_name(options.label_column)
+    tables = _read_files(files, label, group, findings, digests)
+    label = label or guess_label(tables, group, findings) or ""
+    findings.sites.extend(Site(site) for site, _ in files)
+    if not label:
         return None
 
-    wanted = Wanted(
-        find_roles=lambda header, place: find_roles(header, place, label, group),
-        expected=(lambda names: label in names) if options.label_column else count_like_labels,
-    )
-    tables = _read_files(files, wanted, findings, digests)
-    filled = [table for table in tables if table.cells.labels]
-
-    for table in tables:
-        if not table.cells.labels:
-            skip_empty(findings, table.place.site, table.place.path)
-
-    classes = None
-    if filled:
-        classes = name_classes(filled, label, findings)
-    elif not has_errors(findings):
+    rows = _filled_rows(tables, [site for site, _ in files], label, group)
+    if not rows.tables:
         no_examples(findings)
-
-    _count_labels([site for site, _ in files], filled, classes, findings)
-    if classes is None or not check_columns_alike(filled) or has_errors(findings):
         return None
 
-    groups = number_groups(filled, findings)
+    classes = name_classes(label, rows.tables, findings)
+    if classes is None:
+        return None
+
+    class_names, y = classes
+    site_names = [site.name for site in findings.sites]
+    is_test = rows.is_test()
+    findings.sites[:] = count_sites(site_names, class_names, y, rows.site, is_test)
+    if not _check_columns_alike(rows) or findings.has_errors:
+        return None
+
     folder = files[0][1].parent
-    if filled[0].roles.image is not None:
-        return _images(folder, filled, classes, groups, options, findings, digests, report)
+    nothing = np.empty((len(y), 0), dtype=np.float32)
+    examples = Examples(nothing, y, rows.site, is_test, rows.groups(findings))
+    if rows.names.image:
+        read = _read_images(folder, rows, examples, class_names, options, findings, report)
+        if read is None:
+            return None
 
-    return _features(folder.name, filled, classes, groups, options, findings, digests)
+        examples, digests_of_images = read
+        findings.sites[:] = examples.count_sites(site_names, class_names)
+        sources = one_source(folder.name, {**digests, **digests_of_images})
+        return examples.to_dataset(folder.name, site_names, class_names, findings, sources=sources)
 
-
-def _read_files(
-    files: Sequence[tuple[str, Path]], wanted: Wanted, findings: Findings, digests: dict[str, str]
-) -> list[Table]:
-    """Return the usable tables; a feature that holds text in one of them is read as text in all."""
-    tables: list[tuple[Path, Table]] = []
-    left = MAX_TOTAL_BYTES
-    sites: set[str] = set()
-    for site, path in files:
-        place = Place(findings, site, safe_name(path.name))
-        if site in sites:
-            place.error("duplicate_site", "Another table belongs to the same site.")
-
-        sites.add(site)
-        table = _read_file(path, place, wanted, digests, left)
-        if table is not None:
-            left -= table.cells.values.nbytes
-            tables.append((path, table))
-
-    as_text = frozenset(name for _, table in tables for name in table.cells.texts)
-    return [_as_text(path, table, as_text, wanted, digests) for path, table in tables]
-
-
-def _read_file(
-    path: Path, place: Place, wanted: Wanted, digests: dict[str, str], limit: int
-) -> Table | None:
-    """Return the table in a file; None, with the problems added, if it cannot be used."""
-    read = read_parquet if path.suffix.lower() in PARQUET else read_csv
-    try:
-        raw = read_bytes(path, digests, folder=path.parent)
-        return read(raw, place, wanted, limit=limit)
-    except DataError as error:
-        place.error("unreadable_file", error.message)
-    except Unusable as error:
-        place.error(error.kind, error.message)
-
-    return None
-
-
-def _as_text(
-    path: Path, table: Table, as_text: frozenset[str], wanted: Wanted, digests: Mapping[str, str]
-) -> Table:
-    """Return a table whose features in ``as_text`` are read as text; it is read again if they were
-    read as numbers.
-
-    Then numbers are categories, and so is ``none``, which is an empty cell among numbers.
-    """
-    if table.cells.texts.keys() >= as_text.intersection(table.roles.feature_names):
-        return table
-
-    again: dict[str, str] = {}
-    aside = dataclasses.replace(table.place, findings=Findings())  # its problems are known
-    second = _read_file(path, aside, wanted._replace(as_text=as_text), again, MAX_TOTAL_BYTES)
-    if second is None or again.items() - digests.items():
-        table.place.error("unreadable_file", "The file changed while it was read.")
-        return table
-
-    return second._replace(place=table.place)
-
-
-def _count_labels(
-    sites: Sequence[str],
-    tables: Sequence[Table],
-    classes: tuple[tuple[str, ...], list[np.ndarray]] | None,
-    findings: Findings,
-) -> None:
-    """Add the number of examples of every site; a site with an unusable table has none."""
-    counted = {}
-    if classes is not None:
-        parts = [_divide(table, y[:, None], y) for table, y in zip(tables, classes[1], strict=True)]
-        counted = {site.name: site for site in describe_sites(parts, classes[0])}
-    findings.sites.extend(counted.get(site, Site(site)) for site in sites)
-
-
-def _divide(
-    table: Table,
-    x: np.ndarray,
-    y: np.ndarray,
-    groups: np.ndarray | None = None,
-    kept: np.ndarray | None = None,
-) -> SitePart:
-    """Return the training and test rows of a table; ``kept`` (rows,) are the rows of the arrays in
-    the table.
-    """
-    if table.is_test is None:
-        return SitePart(table.place.site, x, y, groups_train=groups)
-    is_test = table.is_test if kept is None else table.is_test[kept]
-    part = SitePart(table.place.site, x[~is_test], y[~is_test], x[is_test], y[is_test])
-    if groups is None:
-        return part
-    return part._replace(groups_train=groups[~is_test], groups_test=groups[is_test])
-
-
-def _features(
-    name: str,
-    tables: Sequence[Table],
-    classes: tuple[tuple[str, ...], list[np.ndarray]],
-    groups: Sequence[np.ndarray | None],
-    options: DataOptions,
-    findings: Findings,
-    digests: dict[str, str],
-) -> Dataset | None:
-    """Return the data set of tables with features; None, with the problems added, if they cannot be
-    used.
-    """
-    joined = join_tables(tables, options, findings)
+    features = rows.names.features
+    refuses = options.missing == "refuse"
+    joined = join_features(features, rows.tables, findings, refuses_missing=refuses)
     if joined is None:
         return None
 
-    class_names, labels = classes
-    rows = []
-    for site, (table, x, y) in enumerate(zip(tables, joined.x, labels, strict=True)):
-        is_test = np.zeros(len(y), dtype=bool) if table.is_test is None else table.is_test
-        rows.append(Rows(table.place.path, table.cells.lines, x, y, np.full(len(y), site), is_test))
-
-    report_duplicate_rows(rows, findings)
-    parts = [_divide(*each) for each in zip(tables, joined.x, labels, groups, strict=True)]
-    sources = one_source(name, digests)
-    dataset = assemble(
-        name,
-        parts,
+    examples = dataclasses.replace(examples, x=joined.x)
+    examples.report_duplicates(rows.name_of, findings)
+    unused = tuple(name for name in rows.names.names if name not in set(features))
+    return examples.to_dataset(
+        folder.name,
+        site_names,
         class_names,
-        sources=sources,
-        notes=findings.notes,
+        findings,
+        sources=one_source(folder.name, digests),
         white=1.0,
         normalize=AS_THEY_ARE,
-        raw=joined.raw,
+        raw=RawTable(joined.columns, unused),
     )
 
-    return dataset if check_groups(dataset, findings) else None
 
-
-def _images(
-    folder: Path,
-    tables: Sequence[Table],
-    classes: tuple[tuple[str, ...], list[np.ndarray]],
-    groups: Sequence[np.ndarray | None],
-    options: DataOptions,
+def _read_files(
+    files: Sequence[tuple[str, Path]],
+    label: str,
+    group: str,
     findings: Findings,
     digests: dict[str, str],
-    report: Report,
-) -> Dataset | None:
-    """Return the data set of the readable images that tables name; None if there is none."""
-    from fedtailor.data.own.table_images import read_table_images  # imports pillow
+) -> list[Table]:
+    """Read the tables that can be read."""
 
-    pictures = read_table_images(folder, tables, options, findings, report)
-    if pictures is None:
-        if not has_errors(findings):
-            no_examples(findings)
-        return None
+    def is_special(name: str) -> bool:
+        return name in ("split", "image", label, group) or (not label and is_like_label(name))
 
-    class_names, labels = classes
-    ends = np.cumsum([len(y) for y in labels])
-    cuts = np.searchsorted(pictures.rows, [0, *ends])
-    parts = []
-    for table, y, own, end, first, last in zip(
-        tables, labels, groups, ends, cuts[:-1], cuts[1:], strict=True
-    ):
-        kept = np.array(pictures.rows[first:last], dtype=np.int64) - (end - len(y))
-        own_kept = None if own is None else own[kept]
-        parts.append(_divide(table, pictures.x[first:last], y[kept], own_kept, kept))
-        if not len(kept):
-            skip_empty(findings, table.place.site, table.place.path)
+    sought = Sought(is_expected=is_special, keeps_texts=is_special)
+    tables = []
+    left = MAX_TOTAL_BYTES
+    for site, path in files:
+        place = Place(findings, site, safe_name(path.name))
+        table = read_table(path, place, sought, digests, limit=left)
+        if table is not None:
+            left -= table.num_bytes
+            tables.append(table)
 
-    counted = {site.name: site for site in describe_sites(parts, class_names)}
-    findings.sites[:] = [counted.get(site.name, site) for site in findings.sites]
-    sources = one_source(folder.name, {**digests, **pictures.digests})
-    dataset = assemble(folder.name, parts, class_names, sources=sources, notes=findings.notes)
-
-    return dataset if check_groups(dataset, findings) else None
+    return tables
 
 
-def check_columns_alike(tables: Sequence[Table]) -> bool:
+def _filled_rows(tables: Sequence[Table], sites: Sequence[str], label: str, group: str) -> _Rows:
+    """Check every table, and return the rows of those that can be used and have any."""
+    filled = []
+    headers = []
+    for table in tables:
+        header = Header(table.names, label, group)
+        if _check_table(table, header):
+            if table.lines:
+                filled.append(table)
+                headers.append(header)
+            else:
+                table.place.skip_empty()
+
+    numbers = [sites.index(table.place.site) for table in filled]
+    lengths = [len(table.lines) for table in filled]
+    return _Rows(filled, headers, np.repeat(np.array(numbers, dtype=np.int64), lengths))
+
+
+def _check_table(table: Table, header: Header) -> bool:
+    """Return whether every cell of a table can be used; add what is wrong, once for each column."""
+    place = table.place
+    used = [header.label, *header.used, *filter(None, [header.group])]
+    if not place.check(ROLES, header) or not table.check_types(used, header.label):
+        return False
+
+    usable = table.check_rows()
+    usable &= check_numbers(table, header.features)
+    checks = ((header.label, LABEL_CELLS), (header.group, GROUP_CELLS), (header.split, SPLIT_CELLS))
+    for name, rules in checks:
+        if name:
+            usable &= place.check(rules, ColumnTexts(table.columns[name], table.lines))
+
+    return usable
+
+
+def check_numbers(table: Table, names: Sequence[str]) -> bool:
+    """Return whether all numbers of some columns are finite; add the problem of each that is not."""
+    usable = True
+    for name in names:
+        values = table.columns[name].numbers
+        if np.isinf(values).any():
+            cells = ColumnNumbers(name, values, table.lines)
+            usable &= table.place.check(NUMBER_CELLS, cells)
+
+    return usable
+
+
+def _check_columns_alike(rows: _Rows) -> bool:
     """Return whether all tables have the same columns; add differences at the smaller group of
     tables.
     """
-    columns = [dict.fromkeys(table.roles.used) for table in tables]
-    names = {name: None for own in columns for name in own}  # in the order of appearance
-    alike = True
-    for name in names:
-        having = [table for table, own in zip(tables, columns, strict=True) if name in own]
-        if len(having) == len(tables):
+    columns = [dict.fromkeys(header.used) for header in rows.headers]
+    having = Counter(name for names in columns for name in names)
+    total = len(columns)
+    for name, count in having.items():
+        if count == total:
             continue
 
-        alike = False
-        have = counted(len(having), "table has it", "tables have it")
-        if 2 * len(having) < len(tables):
-            message = f"Column {show(name)} is only in {len(having)} of {len(tables)} tables."
-            for table in having:
-                table.place.error("extra_column", message)
+        is_extra = 2 * count < total
+        kind = "extra_column" if is_extra else "missing_column"
+        tables = counted(count, "table has", "tables have")
+        message = f"Column {show(name)} differs: {tables} it, of {total}."
+        for table, names in zip(rows.tables, columns, strict=True):
+            if (name in names) == is_extra:
+                table.place.add(kind, message)
 
-            continue
-
-        for table, own in zip(tables, columns, strict=True):
-            if name not in own:
-                table.place.error("missing_column", f"Column {show(name)} is missing; {have}.")
-
-    return alike
+    return all(count == total for count in having.values())
 
 
-def name_classes(
-    tables: Sequence[Table], label_column: str, findings: Findings
-) -> tuple[tuple[str, ...], list[np.ndarray]] | None:
-    """Return the names of the classes and the labels of each table (rows,), int64; None if they
-    cannot be classes.
+def _read_images(
+    folder: Path,
+    rows: _Rows,
+    examples: Examples,
+    class_names: Sequence[str],
+    options: DataOptions,
+    findings: Findings,
+    report: Report,
+) -> tuple[Examples, dict[str, str]] | None:
+    """Read the images that tables name, relative to their folder; return them with their digests.
 
-    If every label of every table is a whole number, however it is written (``3``, ``3.0``), the
-    classes are those numbers in their order. Otherwise the classes are the labels as text, sorted,
-    with a warning if some are numbers. Names are made safe to print.
+    Unreadable images are left out.
+
+    Returns:
+        None if an image is missing or outside of the folder, or none can be read.
     """
-    texts = list(
-        dict.fromkeys(label for table in tables for label in table.cells.labels)
-    )  # in the order of reading
-    several = several_labels(texts)
-    if several:
-        message = f"Column {show(label_column)} holds several labels in one cell, such as {show(several)}."
-        _place_of(tables, several).error(
-            "several_labels", f"{message} {SEVERAL_LABELS}", _line_of(tables, several)
-        )
+    from fedtailor.data.own.images import Picture, read_pictures  # imports pillow
 
+    root = folder.resolve()
+    pictures = []
+    row = 0
+    for table in rows.tables:
+        cells = table.columns[rows.names.image]
+        for line, code in zip(table.lines, cells.codes.tolist(), strict=True):
+            name = cells.texts[code]
+            path = _find_image(root, name, table.place, line)
+            if path is not None:
+                part = "test" if examples.is_test[row] else "train"
+                label = class_names[examples.y[row]]
+                where = Occurrence(table.place.site, part, label, safe_name(name))
+                pictures.append(Picture(path, where))
+
+            row += 1
+
+    if len(pictures) < row:
         return None
 
-    numbers = {text: _number(text) for text in texts}
-    if None not in numbers.values():
-        fraction = next((text for text in texts if not isinstance(numbers[text], int)), None)
-        if fraction is not None:
-            _refuse_fraction(tables, label_column, fraction)
+    read = read_pictures(pictures, options, findings, report)
+    if read is None:
+        no_examples(findings)
+        return None
+
+    chosen = examples.take(read.x, np.array(read.rows))
+    for number, table in enumerate(rows.tables):
+        if not (np.searchsorted(rows.starts, read.rows, side="right") == number + 1).any():
+            table.place.skip_empty()
+
+    return chosen, read.digests
+
+
+def _find_image(root: Path, name: str, place: Place, line: int) -> Path | None:
+    """Return the file of an image; None, with the problem added, if the folder has no such file."""
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root):
+            message = f"Image {show(name)} is not in the folder of the table."
+            place.add("image_outside", message, line)
             return None
 
-        whole = sorted({int(number) for number in numbers.values() if number is not None})
-        examples = sum(len(table.cells.labels) for table in tables)
-        if looks_like_regression(len(whole), examples):
-            _refuse_regression(tables, label_column, len(whole), examples)
-            return None
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError):
+        pass  # a link that leads to itself, or a name that no file can have
 
-        names = [str(number) for number in whole]
-        position = {name: place for place, name in enumerate(names)}
-        codes = {text: position[str(number)] for text, number in numbers.items()}
-    else:
-        names = sorted({safe_name(text) for text in texts})
-        position = {name: place for place, name in enumerate(names)}
-        codes = {text: position[safe_name(text)] for text in texts}
-        _warn_of_numbers(numbers, label_column, findings)
-
-    if len(names) > MAX_CLASSES:
-        shown = show(label_column)
-        message = f"Column {shown} holds {len(names)} different labels; at most {MAX_CLASSES} classes are read."
-        findings.add("error", "too_many_classes", "", "", message)
-        return None
-
-    labels = []
-    for table in tables:
-        labels.append(np.array([codes[label] for label in table.cells.labels], dtype=np.int64))
-
-    return tuple(names), labels
-
-
-def _number(text: str) -> int | float | None:
-    """Return a whole number as int, another number as float, None for text."""
-    if "_" in text:  # Python reads 1_2 as 12
-        return None
-
-    try:
-        return int(text)
-    except ValueError:
-        pass
-
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-
-    return int(value) if value.is_integer() else value
-
-
-def _warn_of_numbers(
-    numbers: Mapping[str, int | float | None], label_column: str, findings: Findings
-) -> None:
-    """Warn if some labels are numbers and others are text: sites may write the same classes
-    differently.
-    """
-    number = next((text for text, value in numbers.items() if value is not None), None)
-    if number is not None:
-        other = next(text for text, value in numbers.items() if value is None)
-        message = f"Column {show(label_column)} holds numbers such as {show(number)} and text such as {show(other)}."
-        findings.add("warning", "mixed_labels", "", "", f"{message} Each is a separate class.")
-
-
-def _refuse_regression(
-    tables: Sequence[Table], label_column: str, values: int, examples: int
-) -> None:
-    """Add the problem of labels that look like a regression target."""
-    message = regression_message(f"column {show(label_column)}", values, examples)
-    remedy = 'write them as text, such as "class 7"'
-    tables[0].place.error("likely_regression", f"{message} If the numbers are classes, {remedy}.")
-
-
-def _refuse_fraction(tables: Sequence[Table], label_column: str, fraction: str) -> None:
-    """Add the problem of labels that are not whole numbers, at the first one."""
-    message = (
-        f"Labels must be text or whole numbers: column {show(label_column)} holds {show(fraction)}. "
-        "Only classification is supported, not regression."
+    place.add(
+        "missing_image", f"Image {show(name)} does not exist in the folder of the table.", line
     )
-    _place_of(tables, fraction).error("float_label", message, _line_of(tables, fraction))
-
-
-def _place_of(tables: Sequence[Table], label: str) -> Place:
-    """Return the first table with a label."""
-    return next(table.place for table in tables if label in table.cells.labels)
-
-
-def _line_of(tables: Sequence[Table], label: str) -> int:
-    """Return the line of a label in the first table that has it."""
-    cells = next(table.cells for table in tables if label in table.cells.labels)
-    return cells.lines[cells.labels.index(label)]
+    return None

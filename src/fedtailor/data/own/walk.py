@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.data.own.findings import MAX_SITES, Findings, counted, show
-from fedtailor.data.own.names import is_utf8, safe_name
+from fedtailor.data.own.findings import MAX_SITES, Findings, Place
+from fedtailor.data.own.names import counted, safe_name, show
 
 MAX_FILES = 2_000_000
 """More files than this are refused."""
@@ -18,7 +21,19 @@ MAX_FILES = 2_000_000
 MAX_DEPTH = 8
 """Folders nested more deeply are not entered; the deepest layout has 3 levels."""
 
+USE_INSTEAD_OF_DICOM = (
+    "DICOM is not supported: export the images as PNG or TIFF, one file per image."
+)
+
 _OF_THE_SYSTEM = {"thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"}
+
+_DICOM_ENDINGS = (".dcm", ".dicom")
+_DICOM_MARK = b"DICM"
+_DICOM_MARK_AT = 128
+_MOST_OPENED = 1_000
+_UID = re.compile(r"(\.\d+)?")
+"""Endings of the usual names of DICOM files without ``.dcm``: none, or the last part of a unique
+identifier."""
 
 
 class File(NamedTuple):
@@ -65,7 +80,7 @@ class Tree:
         return self.folder.joinpath(*file.parts)
 
 
-class _Enough(Exception):
+class _TooLargeError(Exception):
     """The folder is too large; the problem is among the findings."""
 
 
@@ -78,13 +93,12 @@ def walk(folder: Path, findings: Findings) -> Tree | None:
     tree = Tree(folder.resolve())
     try:
         _enter((), tree, findings)
-    except _Enough:
+    except _TooLargeError:
         return None
 
     if tree.hidden:
-        findings.notes.append(
-            f"{counted(tree.hidden, 'hidden file or folder was', 'hidden files or folders were')} ignored."
-        )
+        hidden = counted(tree.hidden, "hidden file or folder was", "hidden files or folders were")
+        findings.note(f"{hidden} ignored.")
 
     return tree
 
@@ -92,108 +106,90 @@ def walk(folder: Path, findings: Findings) -> Tree | None:
 def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
     """List one folder and those within it."""
     try:
-        with os.scandir(tree.folder.joinpath(*parts)) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(tree.folder.joinpath(*parts)) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
     except OSError as error:
         message = f"The folder cannot be read: {error.strerror or error}."
-        findings.add("error", "unreadable_folder", _site(parts), _shown(parts), message)
+        _place(parts, findings).add("unreadable_folder", message)
         return
 
-    kept = [entry for entry in entries if not _hidden(entry.name)]
-    tree.hidden += len(entries) - len(kept)
+    visible = [entry for entry in entries if not _is_hidden(entry.name)]
+    tree.hidden += len(entries) - len(visible)
     if not parts:
-        _check_sites(kept, findings)
+        _limit_sites(visible, findings)
 
-    for entry in kept:
+    for entry in visible:
         inner = (*parts, entry.name)
-        if not is_utf8(entry.name):
+        place = _place(inner, findings)
+        if not _is_utf8(entry.name):
             message = f"The name is not UTF-8; it is written as {show(safe_name(entry.name))}."
-            findings.add("warning", "non_utf8_name", _site(inner), _shown(inner), message)
+            place.add("non_utf8_name", message)
 
-        if _is_folder(entry):
-            _note_folder(inner, tree, findings)
+        if not _is_folder(entry):
+            _add_file(entry, inner, tree, place)
+        elif len(inner) > MAX_DEPTH:
+            place.add("too_deep", f"Folders deeper than {MAX_DEPTH} are not entered.")
         else:
-            _note_file(entry, inner, tree, findings)
+            tree.folders.append(inner)
+            _enter(inner, tree, findings)
 
 
-def _check_sites(entries: list[os.DirEntry[str]], findings: Findings) -> None:
+def _limit_sites(entries: Sequence[os.DirEntry[str]], findings: Findings) -> None:
     """Refuse more folders than sites are allowed, before any is entered."""
     count = sum(_is_folder(entry) for entry in entries)
     if count > MAX_SITES:
-        message = (
-            f"The folder holds {count} folders; at most {MAX_SITES} sites or classes are read."
-        )
-        findings.add("error", "too_many_sites", "", "", message)
-        raise _Enough
+        message = f"There are {count} folders; at most {MAX_SITES} sites or classes are read."
+        findings.add("too_many_sites", message)
+        raise _TooLargeError
 
 
-def _note_folder(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
-    if len(parts) > MAX_DEPTH:
-        message = f"Folders deeper than {MAX_DEPTH} are not entered."
-        findings.add("skipped", "too_deep", _site(parts), _shown(parts), message)
-        return
-    tree.folders.append(parts)
-    _enter(parts, tree, findings)
-
-
-def _note_file(
-    entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, findings: Findings
-) -> None:
-    """Add a file to the tree, or a problem to the findings if it is left out."""
+def _add_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, place: Place) -> None:
+    """Add a file to the tree, or a problem if it is left out."""
     try:
-        if entry.is_symlink():
-            refused = _refuse_link(Path(entry.path), tree.folder)
-            if refused:
-                findings.add("skipped", refused[0], _site(parts), _shown(parts), refused[1])
-                return
-
-        status = entry.stat()
+        reason = _refuse_link(Path(entry.path), tree.folder) if entry.is_symlink() else None
+        status = None if reason else entry.stat()
     except OSError as error:
-        message = f"The file cannot be read: {error.strerror or error}."
-        findings.add("skipped", "unreadable_file", _site(parts), _shown(parts), message)
-        return
+        reason = "unreadable_file", f"The file cannot be read: {error.strerror or error}."
 
-    if not stat.S_ISREG(status.st_mode):
-        message = "This is not a regular file but a pipe, a socket or a device."
-        findings.add("skipped", "not_a_file", _site(parts), _shown(parts), message)
+    if reason is None and status is not None and not stat.S_ISREG(status.st_mode):
+        reason = "not_a_file", "This is not a regular file but a pipe, a socket or a device."
+
+    if reason is not None:
+        place.add(*reason)
         return
 
     if len(tree.files) >= MAX_FILES:
         message = f"The folder holds more than {MAX_FILES} files; at most that many are read."
-        findings.add("error", "too_many_files", "", "", message)
-        raise _Enough
+        place.findings.add("too_many_files", message)
+        raise _TooLargeError
 
-    tree.files.append(
-        File(parts, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    )
+    assert status is not None
+    times = status.st_mtime_ns, status.st_ctime_ns
+    tree.files.append(File(parts, status.st_size, *times, status.st_ino))
 
 
 def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
     """Return kind and message of the problem if a link must not be followed."""
     try:
         target = link.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        if (
-            isinstance(error, RuntimeError) or error.errno == errno.ELOOP
-        ):  # RuntimeError: before Python 3.13
+    except RuntimeError:  # before Python 3.13
+        return "symlink_loop", "This link leads to itself."
+    except OSError as error:
+        if error.errno == errno.ELOOP:
             return "symlink_loop", "This link leads to itself."
 
         return "broken_symlink", "This link is broken."
 
     if not target.is_relative_to(folder):
-        return (
-            "symlink_outside",
-            "This link leads out of the data's folder and is not followed; copy its target.",
-        )
+        message = "This link leads out of the data's folder and is not followed; copy its target."
+        return "symlink_outside", message
 
     if link.is_relative_to(target):
         return "symlink_loop", "This link leads to a folder that contains it."
 
     if target.is_dir():
-        return (
-            "symlink_folder",
-            "This link leads to a folder of the data, which is read in its own place.",
-        )
+        message = "This link leads to a folder of the data, which is read in its own place."
+        return "symlink_folder", message
 
     return None
 
@@ -205,13 +201,35 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _OF_THE_SYSTEM
 
 
-def _site(parts: tuple[str, ...]) -> str:
-    return safe_name(parts[0]) if len(parts) > 1 else ""
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def _shown(parts: tuple[str, ...]) -> str:
-    return safe_name("/".join(parts))
+def _place(parts: tuple[str, ...], findings: Findings) -> Place:
+    return Place(findings, parts[0] if len(parts) > 1 else "", "/".join(parts))
+
+
+def is_dicom(raw: bytes) -> bool:
+    """Return whether the content of a file, or its beginning, is DICOM."""
+    return raw[_DICOM_MARK_AT:].startswith(_DICOM_MARK)
+
+
+def find_dicom(paths: Sequence[Path]) -> list[Path]:
+    """Return the DICOM files among files of no supported kind; only the first thousand without an
+    ending are opened.
+    """
+    named = [path for path in paths if path.suffix.lower() in _DICOM_ENDINGS]
+    unnamed = [path for path in paths if _UID.fullmatch(path.suffix)]
+    return named + [path for path in unnamed[:_MOST_OPENED] if begins_like_dicom(path)]
+
+
+def begins_like_dicom(path: Path) -> bool:
+    """Return whether a regular file is DICOM; False if it cannot be read, which its reader reports."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return is_dicom(file.read(_DICOM_MARK_AT + len(_DICOM_MARK)))
+
+    return False

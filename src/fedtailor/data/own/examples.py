@@ -1,0 +1,156 @@
+"""The examples of all sites in the order of reading, and the data set that they become."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtailor.data.columns import RawTable
+from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.own.duplicates import report_duplicate_rows
+from fedtailor.data.own.findings import Findings, Site
+from fedtailor.data.own.names import counted, safe_name
+
+AS_THEY_ARE = Normalization(mean=(0.0,), std=(1.0,))
+"""No normalization: values are used as they are stored."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of all sites, in the order of reading: site by site."""
+
+    x: np.ndarray  # (rows, height, width, channels), uint8 or float32; or (rows, features), float32
+    y: np.ndarray  # (rows,), int64, whole numbers from 0
+    site: np.ndarray  # (rows,), number of the site
+    is_test: np.ndarray  # (rows,), bool
+    group: np.ndarray | None = None  # (rows,), number of the group
+
+    def count_sites(self, names: Sequence[str], class_names: Sequence[str]) -> list[Site]:
+        """Return the number of examples of every site by class, without those that it lacks."""
+        return count_sites(names, class_names, self.y, self.site, self.is_test)
+
+    def take(self, x: np.ndarray, rows: np.ndarray) -> Examples:
+        """Return some rows, whose examples are ``x``."""
+        group = None if self.group is None else self.group[rows]
+        return Examples(x, self.y[rows], self.site[rows], self.is_test[rows], group)
+
+    def report_duplicates(self, name_of: Callable[[int], str], findings: Findings) -> None:
+        """Add a warning for every kind of duplicates."""
+        report_duplicate_rows(self.x, self.y, self.site, self.is_test, name_of, findings)
+
+    def to_dataset(
+        self,
+        name: str,
+        site_names: Sequence[str],
+        class_names: Sequence[str],
+        findings: Findings,
+        *,
+        sources: Mapping[str, str],
+        white: float = 255.0,
+        normalize: Normalization = Normalization(),  # noqa: B008  # immutable
+        raw: RawTable | None = None,
+    ) -> Dataset | None:
+        """Put the examples into one data set: the training rows in order, then the test rows.
+
+        Sites without examples are left out of ``domain_names``.
+
+        Args:
+            name: of the data set.
+            site_names: by number; only an empty name if the data has no sites.
+            class_names: by number.
+            findings: has the notes; gets problems of groups.
+            sources: digests of the files.
+            white: see :class:`fedtailor.data.dataset.Dataset`, as for all below.
+            normalize: how values are normalized.
+            raw: the columns of a table.
+
+        Returns:
+            None, with the problem added, if a group is in both parts of data that come divided.
+        """
+        # Nothing is copied if the rows are in order already.
+        order: slice | np.ndarray = slice(None)
+        if (self.is_test[:-1] & ~self.is_test[1:]).any():
+            order = np.argsort(self.is_test, kind="stable")
+
+        present, domains = np.unique(self.site[order], return_inverse=True)
+        has_sites = list(site_names) != [""]
+        groups = None
+        if self.group is not None:  # without gaps, which groups without examples leave
+            groups = np.unique(self.group[order], return_inverse=True)[1].astype(np.int64)
+
+        dataset = Dataset(
+            name=name,
+            x=self.x[order],
+            y=self.y[order],
+            num_classes=len(class_names),
+            class_names=tuple(class_names),
+            domains=domains.astype(np.int64) if has_sites else None,
+            domain_names=tuple(site_names[number] for number in present) if has_sites else (),
+            groups=groups,
+            raw=raw,
+            normalize=normalize,
+            white=white,
+            num_official_train=int((~self.is_test).sum()),
+            sources=sources,
+            notes=tuple(findings.notes),
+        )
+
+        return dataset if check_groups(dataset, findings) else None
+
+
+def count_sites(
+    names: Sequence[str],
+    class_names: Sequence[str],
+    y: np.ndarray,
+    site: np.ndarray,
+    is_test: np.ndarray,
+) -> list[Site]:
+    """Return the number of examples of every site by class; see :class:`Examples`."""
+    sites = [Site(safe_name(name)) for name in names]
+    cells, counts = np.unique(np.stack([is_test, site, y]), axis=1, return_counts=True)
+    for (for_testing, number, label), count in zip(cells.T, counts, strict=True):
+        part = sites[number].test if for_testing else sites[number].train
+        part[safe_name(class_names[label])] = int(count)
+
+    return sites
+
+
+def check_groups(dataset: Dataset, findings: Findings) -> bool:
+    """Return whether no group is in both parts; add the problem if not, and a warning if sites
+    share groups.
+    """
+    if dataset.groups is None:
+        return True
+
+    is_test = np.arange(len(dataset.y)) >= dataset.num_official_train
+    if dataset.domains is not None:
+        pairs = np.unique(np.stack([dataset.groups, dataset.domains]), axis=1)
+        shared = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+        if shared:
+            message = (
+                f"{counted(shared, 'group is', 'groups are')} at several sites. Each is for "
+                "training, or for testing, at all its sites. If these are different patients with "
+                "the same number, put the name of the site before it."
+            )
+            findings.add("group_at_several_sites", message)
+
+    both = np.intersect1d(dataset.groups[is_test], dataset.groups[~is_test])
+    if len(both):
+        message = (
+            f"{counted(len(both), 'group has', 'groups have')} examples in training and in test, "
+            "so the test is not on unseen groups. Move each to one side, or leave the division to "
+            "the options."
+        )
+        findings.add("group_in_train_and_test", message)
+
+    return not len(both)
+
+
+def one_source(name: str, digests: Mapping[str, str]) -> dict[str, str]:
+    """Return ``{name: digest}`` with one SHA-256 over the sorted names and SHA-256 of all files."""
+    files = json.dumps(sorted(digests.items()))
+    return {name: hashlib.sha256(files.encode("ascii")).hexdigest()}

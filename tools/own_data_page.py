@@ -1,0 +1,22 @@
+"""The tables of problems in docs/own-data.md, from the rules of own data."""
+
+import re
+from pathlib import Path
+
+from fedtailor.data.own.rules import SECTIONS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "own-data.md"
+
+
+def pages() -> dict[str, str]:
+    """Return the page with its tables written again; all other text stays."""
+    text = PAGE.read_text(encoding="utf-8")
+    for section, kinds in SECTIONS.items():
+        rows = ["| Kind | Severity | Meaning |", "|---|---|---|"]
+        for kind, (severities, words) in kinds.items():
+            rows.append(f"| `{kind}` | {', '.join(severities)} | {words} |")
+
+        table = re.compile(rf"(?<=### {section}\n)(.*?)\| Kind \|[^#]*?(?=\n\n|\Z)", re.DOTALL)
+        text = table.sub(lambda match, new="\n".join(rows): match[1] + new, text, count=1)
+
+    return {PAGE.name: text.rstrip() + "\n"}
