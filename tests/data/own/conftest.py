@@ -4,9 +4,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,8 +85,7 @@ def _one_class(folder):
 
 
 def _one_class_site(folder):
-    for number in range(10):
-        save(two_sites(folder) / "C" / "cat" / f"{number}.png", pixels(9000 + number))
+    save(two_sites(folder) / "C" / "cat" / "1.png", pixels(9000))
 
 
 def _no_test(folder):
@@ -155,19 +152,15 @@ def _duplicate(source, target, layout="{site}/{label}"):
 
 
 def _not_utf8(folder):
-    name = os.fsdecode(b"caf\xe9")
-    for site in "AB":
-        for number in range(3):
-            save(
-                two_sites(folder) / site / name / os.fsdecode(b"%d\xff.png" % number),
-                pixels(ord(site) * 50 + number),
-            )
+    name = os.fsdecode(b"caf\xe9") + "/" + os.fsdecode(b"1\xff.png")
+    save(two_sites(folder) / "A" / name, pixels(5000))
 
 
 def _named(site, label):
     def build(folder):
+        two_sites(folder)
         for number in range(10):
-            save(two_sites(folder) / site / label / f"{number}.png", pixels(7000 + number))
+            save(folder / site / label / f"{number}.png", pixels(7000 + number))
             save(folder / site / "dog" / f"{number}.png", pixels(8000 + number))
 
     return build
@@ -305,164 +298,117 @@ def _parquet_of_lists(folder):
         parquet.write_table(make({"a": [[1, 2], [3]], "label": [0, 1]}), folder / f"{site}.parquet")
 
 
-class Broken(NamedTuple):
-    """A broken folder and what is said of it."""
-
-    name: str
-    severity: str
-    kind: str
-    build: Callable[[Path], None]
-
-
 BROKEN = [
-    Broken("empty folder", "error", "empty_folder", lambda folder: folder.mkdir()),
-    Broken("no folder", "error", "not_found", lambda folder: None),
-    Broken(
-        "a file of another kind",
-        "error",
-        "unknown_layout",
-        lambda folder: folder.write_text("text"),
-    ),
-    Broken("images at the top", "error", "unknown_layout", _top),
-    Broken("parts beside sites", "error", "ambiguous_layout", _part_and_site),
-    Broken("a part under another name", "error", "ambiguous_layout", _train_and_holdout),
-    Broken("a validation folder", "error", "validation_folder", _validation),
-    Broken("too many sites", "error", "too_many_sites", _many_sites),
-    Broken("two tables of a site", "error", "duplicate_site", _same_stem),
-    Broken("empty site", "skipped", "empty_site", _empty_site),
-    Broken("empty class", "skipped", "empty_class", _empty_class),
-    Broken("one class", "error", "one_class", _one_class),
-    Broken("site with one class", "warning", "one_class_site", _one_class_site),
-    Broken("site without test", "warning", "no_test", _no_test),
-    Broken("site without training", "warning", "no_training", _no_training),
-    Broken("nothing to train", "error", "no_training", _nothing_to_train),
-    Broken("class in test only", "warning", "class_in_test_only", _test_only_class),
-    Broken("class not trained at its site", "warning", "class_not_trained", _untrained_class),
-    Broken("class at one site", "warning", "class_at_one_site", _named("A", "bird")),
-    Broken("few examples", "warning", "few_examples", lambda folder: two_sites(folder, images=2)),
-    Broken("one size off", "error", "image_sizes", _one_size_off),
-    Broken("empty file", "skipped", "empty_file", _put(b"")),
-    Broken("text named png", "skipped", "not_an_image", _put(b"this is text")),
-    Broken("truncated png", "skipped", "truncated_image", _put(_truncated("png"))),
-    Broken("truncated jpeg", "skipped", "truncated_image", _put(_truncated("jpeg"), "odd.jpg")),
-    Broken("damaged webp", "skipped", "damaged_image", _put(_truncated("webp"), "odd.webp")),
-    Broken(
-        "postscript named png",
-        "skipped",
-        "not_an_image",
-        _put(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n"),
-    ),
-    Broken("bomb", "skipped", "image_too_large", _put(png_header(8000, 8000))),
-    Broken("larger bomb", "skipped", "image_too_large", _put(png_header(100_000, 100_000))),
-    Broken("NaN pixels", "skipped", "unsupported_image", _nan_pixels),
-    Broken("12 bits in 16", "warning", "dark_16_bit", _dark),
-    Broken("4 bits in 8", "warning", "dark_8_bit", _dark_8_bit),
-    Broken("4 bits in arrays", "warning", "dark_8_bit", _arrays_of(pixels(1, (12, 8, 8)) // 16)),
-    Broken(
-        "12 bits in arrays",
-        "warning",
-        "dark_16_bit",
-        _arrays_of(pixels(1, (12, 8, 8)).astype(np.uint16) * 16),
-    ),
-    Broken(
-        "duplicate in arrays",
+    ("error", "empty_folder", "empty folder", lambda folder: folder.mkdir()),
+    ("error", "not_found", "no folder", lambda folder: None),
+    ("error", "unknown_layout", "a file of another kind", lambda folder: folder.write_text("text")),
+    ("error", "unknown_layout", "images at the top", _top),
+    ("error", "ambiguous_layout", "parts beside sites", _part_and_site),
+    ("error", "ambiguous_layout", "a part under another name", _train_and_holdout),
+    ("error", "validation_folder", "a validation folder", _validation),
+    ("error", "too_many_sites", "too many sites", _many_sites),
+    ("error", "duplicate_site", "two tables of a site", _same_stem),
+    ("skipped", "empty_site", "empty site", _empty_site),
+    ("skipped", "empty_class", "empty class", _empty_class),
+    ("error", "one_class", "one class", _one_class),
+    ("warning", "one_class_site", "site with one class", _one_class_site),
+    ("warning", "no_test", "site without test", _no_test),
+    ("warning", "no_training", "site without training", _no_training),
+    ("error", "no_training", "nothing to train", _nothing_to_train),
+    ("warning", "class_in_test_only", "class in test only", _test_only_class),
+    ("warning", "class_not_trained", "class not trained at its site", _untrained_class),
+    ("warning", "class_at_one_site", "class at one site", _named("A", "bird")),
+    ("warning", "few_examples", "few examples", lambda folder: two_sites(folder, images=2)),
+    ("error", "image_sizes", "one size off", _one_size_off),
+    ("skipped", "empty_file", "empty file", _put(b"")),
+    ("skipped", "not_an_image", "text named png", _put(b"this is text")),
+    ("skipped", "truncated_image", "truncated png", _put(_truncated("png"))),
+    ("skipped", "damaged_image", "damaged webp", _put(_truncated("webp"), "odd.webp")),
+    ("skipped", "image_too_large", "bomb", _put(png_header(8000, 8000))),
+    ("skipped", "unsupported_image", "NaN pixels", _nan_pixels),
+    ("warning", "dark_16_bit", "12 bits in 16", _dark),
+    ("warning", "dark_8_bit", "4 bits in 8", _dark_8_bit),
+    ("warning", "dark_8_bit", "4 bits in arrays", _arrays_of(pixels(1, (12, 8, 8)) // 16)),
+    (
         "warning",
         "duplicate_in_site",
+        "duplicate in arrays",
         _arrays_of(np.full((12, 8, 8), 99, np.uint8)),
     ),
-    Broken(
-        "duplicate row", "warning", "duplicate_in_site", _table("a,b,label\n9,9,1\n9,9,1\n8,8,0\n")
-    ),
-    Broken(
-        "duplicate in site",
+    (
         "warning",
         "duplicate_in_site",
+        "duplicate in site",
         _duplicate("A/cat/A1.png", "A/cat/odd.png"),
     ),
-    Broken(
-        "duplicate at sites",
+    (
         "warning",
         "duplicate_across_sites",
+        "duplicate at sites",
         _duplicate("A/cat/A1.png", "B/cat/odd.png"),
     ),
-    Broken(
-        "duplicate of other class",
+    (
         "warning",
         "duplicate_other_class",
+        "duplicate of other class",
         _duplicate("A/cat/A1.png", "A/dog/odd.png"),
     ),
-    Broken(
-        "duplicate in test",
+    (
         "warning",
         "duplicate_train_test",
+        "duplicate in test",
         _duplicate("A/train/cat/A1.png", "A/test/cat/odd.png", "{site}/train/{label}"),
     ),
-    Broken("name not UTF-8", "warning", "non_utf8_name", _not_utf8),
-    Broken("name with HTML", "warning", "unsafe_name", _named("<b>site<!-- ", "dog&cat")),
-    Broken("name like a formula", "warning", "unsafe_name", _named("=HYPERLINK(1)", "bird")),
-    Broken(
-        "name with terminal escapes",
+    ("warning", "non_utf8_name", "name not UTF-8", _not_utf8),
+    ("warning", "unsafe_name", "name with HTML", _named("<b>site<!-- ", "dog&cat")),
+    (
         "warning",
         "unsafe_name",
+        "name with terminal escapes",
         _named("\x1b[31mred\x07", "bi\rrd\u202e"),
     ),
-    Broken("names that differ by case", "warning", "similar_names", _named("A", "Cat")),
-    Broken("names that differ by Unicode form", "warning", "similar_names", _two_forms),
-    Broken("link to itself", "skipped", "symlink_loop", _link("A/odd", "odd")),
-    Broken("link to its folder", "skipped", "symlink_loop", _link(".", "odd")),
-    Broken("link to a sibling", "skipped", "symlink_folder", _link("B", "odd")),
-    Broken("link to nothing", "skipped", "broken_symlink", _link("nothing", "odd.png")),
-    Broken("link to the root", "skipped", "symlink_outside", _link("/", "odd")),
-    Broken("link to a file outside", "skipped", "symlink_outside", _link_outside),
-    Broken("pipe", "skipped", "not_a_file", _pipe),
-    Broken("unreadable file", "skipped", "unreadable_file", _unreadable),
-    Broken("stray file", "skipped", "stray_file", _stray),
-    Broken("misplaced file", "skipped", "misplaced_file", _misplaced),
-    Broken("label -1", "error", "negative_label", _arrays(y=np.arange(12) - 1)),
-    Broken(
-        "label beyond classes",
-        "error",
-        "label_out_of_range",
-        _arrays(class_names=np.array(["cat"])),
-    ),
-    Broken("float labels", "error", "float_label", _arrays(y=np.arange(12) / 2)),
-    Broken(
-        "NaN values",
-        "error",
-        "not_finite",
-        _arrays(x=np.full((12, 8, 8), np.nan, dtype=np.float32)),
-    ),
-    Broken("other shape", "error", "shape_differs", _arrays(x=pixels(1, (12, 9, 9)))),
-    Broken("missing array", "error", "missing_array", _arrays(y=None)),
-    Broken("objects", "error", "object_array", _arrays(y=np.array([None] * 12))),
-    Broken("corrupt archive", "error", "damaged_archive", _damaged_archive),
-    Broken("missing label column", "error", "missing_label_column", _table("a,b\n1,2\n")),
-    Broken("ragged rows", "error", "ragged_row", _table("a,b,label\n1,2,0\n1,2\n3,4,1\n")),
-    Broken("decimal commas", "error", "not_a_number", _table('a,b,label\n1,"1,5",0\n3,4,1\n')),
-    Broken("text and numbers", "warning", "mixed_column", _table("a,b,label\n1,x,0\n3,4,1\n")),
-    Broken("a column without values", "skipped", "empty_column", _empty_column),
-    Broken("dates", "error", "dates", _table("a,b,label\n1,2020-01-31,0\n3,2020-02-01,1\n")),
-    Broken(
-        "several labels",
-        "error",
-        "several_labels",
-        _table("a,label\n1,flu|covid\n3,flu\n4,covid\n"),
-    ),
-    Broken(
-        "series in cells",
+    ("warning", "similar_names", "names that differ by case", _named("A", "Cat")),
+    ("warning", "similar_names", "names that differ by Unicode form", _two_forms),
+    ("skipped", "symlink_loop", "link to itself", _link("A/odd", "odd")),
+    ("skipped", "symlink_loop", "link to its folder", _link(".", "odd")),
+    ("skipped", "symlink_folder", "link to a sibling", _link("B", "odd")),
+    ("skipped", "broken_symlink", "link to nothing", _link("nothing", "odd.png")),
+    ("skipped", "symlink_outside", "link to the root", _link("/", "odd")),
+    ("skipped", "symlink_outside", "link to a file outside", _link_outside),
+    ("skipped", "not_a_file", "pipe", _pipe),
+    ("skipped", "unreadable_file", "unreadable file", _unreadable),
+    ("skipped", "stray_file", "stray file", _stray),
+    ("skipped", "misplaced_file", "misplaced file", _misplaced),
+    ("error", "negative_label", "label -1", _arrays(y=np.arange(12) - 1)),
+    ("error", "label_out_of_range", "label beyond classes", _arrays(class_names=np.array(["cat"]))),
+    ("error", "float_label", "float labels", _arrays(y=np.arange(12) / 2)),
+    ("error", "not_finite", "NaN values", _arrays(x=np.full((12, 8, 8), np.nan, dtype=np.float32))),
+    ("error", "shape_differs", "other shape", _arrays(x=pixels(1, (12, 9, 9)))),
+    ("error", "missing_array", "missing array", _arrays(y=None)),
+    ("error", "object_array", "objects", _arrays(y=np.array([None] * 12))),
+    ("error", "damaged_archive", "corrupt archive", _damaged_archive),
+    ("error", "missing_label_column", "missing label column", _table("a,b\n1,2\n")),
+    ("error", "ragged_row", "ragged rows", _table("a,b,label\n1,2,0\n1,2\n3,4,1\n")),
+    ("error", "not_a_number", "decimal commas", _table('a,b,label\n1,"1,5",0\n3,4,1\n')),
+    ("warning", "mixed_column", "text and numbers", _table("a,b,label\n1,x,0\n3,4,1\n")),
+    ("skipped", "empty_column", "a column without values", _empty_column),
+    ("error", "dates", "dates", _table("a,b,label\n1,2020-01-31,0\n3,2020-02-01,1\n")),
+    ("error", "several_labels", "several labels", _table("a,label\n1,flu|covid\n3,flu\n4,covid\n")),
+    (
         "error",
         "time_series",
+        "series in cells",
         _table('a,b,label\n1,"[1, 2, 3]",0\n3,"[1, 5]",1\n'),
     ),
-    Broken("notes", "error", "free_text", _table(f"a,b,label\n{_notes()}")),
-    Broken("names", "error", "too_many_categories", _table(f"a,b,label\n{_names()}")),
-    Broken("paths of images", "error", "image_paths", _table("a,b,label\n1,1.png,0\n3,2.png,1\n")),
-    Broken("DICOM", "error", "dicom", _put(b"\0" * 128 + b"DICM", "scan.dcm")),
-    Broken("DICOM without an ending", "error", "dicom", _put(b"\0" * 128 + b"DICM", "IM0001")),
-    Broken("DICOM called PNG", "error", "dicom", _put(b"\0" * 128 + b"DICM")),
-    Broken("no Parquet", "error", "damaged_table", _not_parquet),
-    Broken("Parquet of lists", "error", "time_series", _parquet_of_lists),
+    ("error", "free_text", "notes", _table(f"a,b,label\n{_notes()}")),
+    ("error", "too_many_categories", "names", _table(f"a,b,label\n{_names()}")),
+    ("error", "image_paths", "paths of images", _table("a,b,label\n1,1.png,0\n3,2.png,1\n")),
+    ("error", "dicom", "DICOM", _put(b"\0" * 128 + b"DICM", "scan.dcm")),
+    ("error", "dicom", "DICOM called PNG", _put(b"\0" * 128 + b"DICM")),
+    ("error", "damaged_table", "no Parquet", _not_parquet),
+    ("error", "time_series", "Parquet of lists", _parquet_of_lists),
 ]
+"""Severity and kind of a problem, and a folder that has it."""
 
 
 @pytest.fixture
@@ -471,27 +417,18 @@ def folder(tmp_path):
     return tmp_path / "mine"
 
 
-@pytest.fixture(params=BROKEN, ids=lambda case: case.name.replace(" ", "-"))
+@pytest.fixture(params=BROKEN, ids=lambda case: case[2].replace(" ", "-"))
 def broken(request, folder, monkeypatch):
-    """Return a broken folder, built, and its case."""
-    case = request.param
-    if case.name == "unreadable file" and os.geteuid() == 0:
+    """Return a broken folder, and severity and kind of its problem."""
+    severity, kind, name, build = request.param
+    if name == "unreadable file" and os.geteuid() == 0:
         pytest.skip("root reads everything")
     monkeypatch.setattr(walk, "MAX_SITES", 20)
-    case.build(folder)
-    return folder, case
+    build(folder)
+    return folder, severity, kind
 
 
 @pytest.fixture
 def make():
-    """Return the functions that write small folders: an ``images`` tree, ``arrays``, ``table``, and
-    ``save``."""
-
-    class Make:
-        images = staticmethod(two_sites)
-        arrays = staticmethod(arrays)
-        table = staticmethod(table)
-        save = staticmethod(save)
-        pixels = staticmethod(pixels)
-
-    return Make
+    """Return the functions that write small folders."""
+    return SimpleNamespace(images=two_sites, arrays=arrays, table=table, save=save, pixels=pixels)

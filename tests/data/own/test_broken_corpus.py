@@ -8,37 +8,51 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own, read_own
+from fedtailor.data.own.rules import KINDS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "own-data.md"
+ROOT = Path(__file__).resolve().parents[3]
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 
 
-def kinds_in_docs():
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([a-z, ]+) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    return {(severity, kind) for kind, severities in rows for severity in severities.split(", ")}
-
-
 def test_a_broken_folder_is_reported_and_loads_accordingly(broken):
-    folder, case = broken
+    folder, severity, kind = broken
     dataset, findings = read_own(str(folder), DataOptions())
-    assert (case.severity, case.kind) in findings.counts, findings.problems
-    assert set(findings.counts) <= kinds_in_docs()
+    assert (severity, kind) in findings.counts, findings.problems
+    assert all(severity in KINDS[kind].severities for severity, kind in findings.counts)
     for problem in findings.problems:
         assert not CONTROL.search(problem.site + problem.path + problem.message), problem
         assert problem.message.endswith(".") and len(problem.message) < 1000
-    errors = [kind for severity, kind in findings.counts if severity == "error"]
-    assert (dataset is None) == bool(errors)
-    if case.severity != "error":
-        assert not errors
+
+    assert (dataset is None) == findings.has_errors
+    if severity != "error":
+        assert not findings.has_errors
+
     try:
         loaded = load_own(str(folder), DataOptions())
     except DataError as error:
         assert dataset is None and findings.errors[0].message in error.message
     else:
-        assert dataset is not None and loaded.digest == dataset.digest
+        assert loaded.digest == dataset.digest
         np.testing.assert_array_equal(loaded.x, dataset.x)
-        assert not CONTROL.search(
-            "".join((*loaded.class_names, *loaded.domain_names, loaded.name, *loaded.notes))
-        )
+        names = (*loaded.class_names, *loaded.domain_names, loaded.name, *loaded.notes)
+        assert not CONTROL.search("".join(names))
+
+
+def test_the_page_has_every_kind_of_problem():
+    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \|", page, flags=re.MULTILINE)
+    assert {kind: text.split(", ") for kind, text in rows} == {
+        kind: list(entry.severities) for kind, entry in KINDS.items()
+    }
+
+
+def test_every_kind_is_reported_somewhere():
+    folder = ROOT / "src/fedtailor/data/own"
+    sources = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
+    code = "".join(text for name, text in sources.items() if name != "rules.py")
+    reported = re.search(r"REPORTED.*?\n}\n", sources["rules.py"], re.DOTALL).group()
+    kinds = re.findall(r'^            "(\w+)":|{"(\w+)":', reported, flags=re.MULTILINE)
+    names = ["".join(pair) for pair in kinds]
+    made = ("dark_8_bit", "dark_16_bit")  # of a number
+    assert len(names) > 40
+    assert [name for name in names if f'"{name}"' not in code and name not in made] == []

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedtailor.data.own.crosscheck import cross_check
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.crosscheck import cross_check
 from fedtailor.data.own.duplicates import Occurrence, report_duplicates
 from fedtailor.data.own.findings import KINDS_IN_WORDS, Findings, Site
 from fedtailor.data.own.names import check_names, safe_name

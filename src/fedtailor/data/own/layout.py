@@ -136,13 +136,13 @@ def recognize(path: str, findings: Findings) -> Layout | None:
 
 
 def _recognize(path: str, findings: Findings) -> Layout | None:
-    place = Path(os.path.expanduser(path))
+    place = os.path.expanduser(path)
     if os.path.isdir(place):
-        tree = walk(place, findings)
+        tree = walk(Path(place), findings)
         return None if tree is None else _of_folder(tree, findings)
 
     if os.path.isfile(place):
-        return _of_file(place, path, findings)
+        return _of_file(Path(place), path, findings)
 
     if _TARGET.fullmatch(path):
         name = _set_name(path.replace(":", "."))

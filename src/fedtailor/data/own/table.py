@@ -35,7 +35,7 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _LONGEST_HEADER = 2**20
 """Most characters of the first line from which the delimiter is recognized."""
 
-_BLOCK = 2**20
+_BLOCK = 2**17
 """Cells of a CSV table that are held as text at once."""
 
 

@@ -64,9 +64,14 @@ class Header:
         return name if name in self.names and name not in (self.label, self.group) else ""
 
     @property
+    def roles(self) -> set[str]:
+        """Columns that are not features."""
+        return {self.label, self.group, self.split, self.image}
+
+    @property
     def others(self) -> list[str]:
-        """Columns without another role."""
-        roles = {self.label, self.group, self.split, self.image}
+        """Columns without a role."""
+        roles = self.roles
         return [name for name in self.names if name not in roles]
 
     @property
@@ -211,7 +216,8 @@ def read_tables(
 
     examples = dataclasses.replace(examples, x=joined.x)
     examples.report_duplicates(rows.name_of, findings)
-    unused = tuple(name for name in rows.names.names if name not in set(features))
+    roles = rows.names.roles
+    unused = tuple(name for name in rows.names.names if name in roles)
     return examples.to_dataset(
         folder.name,
         site_names,
