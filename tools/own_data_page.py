@@ -16,7 +16,10 @@ def pages() -> dict[str, str]:
         for kind, (severities, words) in kinds.items():
             rows.append(f"| `{kind}` | {', '.join(severities)} | {words} |")
 
-        table = re.compile(rf"(?<=### {section}\n)(.*?)\| Kind \|[^#]*?(?=\n\n|\Z)", re.DOTALL)
-        text = table.sub(lambda match, new="\n".join(rows): match[1] + new, text, count=1)
+        before, heading, after = text.partition(f"### {section}\n")
+        start = after.index("| Kind |")
+        end = re.compile(r"\n\n|\n?\Z").search(after, start)
+        assert end is not None
+        text = before + heading + after[:start] + "\n".join(rows) + after[end.start() :]
 
     return {PAGE.name: text.rstrip() + "\n"}

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
 from fedtailor.data.own.findings import (
@@ -32,7 +33,6 @@ from fedtailor.data.own.rules import (
     LABELS,
     MAX_CLASSES,
 )
-from fedtailor.data.files import read_bytes
 
 _ARRAYS = ("x", "y", "class_names")
 

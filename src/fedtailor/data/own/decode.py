@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fedtailor.data.files import MAX_BYTES
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.walk import USE_INSTEAD_OF_DICOM, is_dicom
-from fedtailor.data.files import MAX_BYTES
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """The supported formats, whatever the name of the file; none of them runs another program."""

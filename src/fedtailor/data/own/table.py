@@ -19,12 +19,12 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.files import read_bytes
 from fedtailor.data.own.cells import Cells
 from fedtailor.data.own.findings import Place, Unusable
 from fedtailor.data.own.names import safe_name, show
 from fedtailor.data.own.patterns import cell_of
 from fedtailor.data.own.rules import DATES, HEADER, SERIES, SEVERAL_LABELS
-from fedtailor.data.files import read_bytes
 
 TABLES = (".csv", ".parquet", ".pq")
 """Endings of the names of tables, in upper or lower case."""

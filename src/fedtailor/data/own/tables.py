@@ -13,7 +13,6 @@ import numpy as np
 from fedtailor.core.errors import did_you_mean
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.cells import ColumnNumbers, ColumnTexts
 from fedtailor.data.own.duplicates import Occurrence
