@@ -357,7 +357,7 @@ def test_check_of_nothing_is_one_error_and_no_table(data):
     lines = err.splitlines()
     assert (
         (code, out) == (4, "")
-        and lines[0] == "error: 1 missing path"
+        and lines[0] == "error: missing paths (1)"
         and lines[-1].endswith("as it is.")
     )
     assert len(lines) == 3 and "missing" in lines[1]
@@ -388,9 +388,9 @@ def test_check_prints_short_names_counts_in_words_and_no_empty_path(capsys):
     out, err = capsys.readouterr()
     assert "n" * 39 + "…" in out and "n" * 40 not in out
     lines = [
-        "warning: 1 unreadable image",
+        "warning: unreadable images (1)",
         "  Odd.",
-        "warning: 2 unreadable images",
+        "warning: unreadable images (2)",
         "  Odd.",
         "  file: Odd too.",
     ]
@@ -403,14 +403,14 @@ def test_problems_are_grouped_errors_first():
 
     findings = Findings(sites=[Site("a")])
     for number in range(5):
-        findings.add("warning", "odd", "a", f"file{number}", "Odd.")
-    findings.add("error", "broken", "", "file", "Broken.")
+        findings.add("not_an_image", "Odd.", site="a", path=f"file{number}")
+    findings.add("no_features", "Broken.", path="file")
     record = describe_findings("path", OwnData(None, findings))
     assert [
         (group["kind"], group["count"], len(group["first"])) for group in record["problems"]
     ] == [
-        ("broken", 1, 1),
-        ("odd", 5, 3),
+        ("no_features", 1, 1),
+        ("not_an_image", 5, 3),
     ]
     assert not record["usable"] and record["sites"][0]["problems"] == 5
 

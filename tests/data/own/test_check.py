@@ -1,21 +1,22 @@
-"""What the check says of sites, classes and names, and that its words are those of the
-documentation."""
+"""What the check says of sites, classes, names, groups and the cache, whatever the files."""
 
-import re
+import os
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fedtailor.data.own.crosscheck import cross_check
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.data import cache
+from fedtailor.data.build import build
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.duplicates import Occurrence, report_duplicates
-from fedtailor.data.own.findings import KINDS_IN_WORDS, Findings, Site
-from fedtailor.data.own.names import check_names, safe_name
+from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
+from fedtailor.data.own.findings import Findings, Site
+from fedtailor.data.own.layout import recognize
+from fedtailor.data.own.names import reasons_for_care, safe_name
 from fedtailor.data.own.read import load_own, read_own
-
-ROOT = Path(__file__).resolve().parents[3]
+from fedtailor.data.own.sites import cross_check
 
 
 def kinds(findings):
@@ -24,116 +25,72 @@ def kinds(findings):
 
 def test_names_lose_what_rewrites_a_terminal():
     assert safe_name("Zürich 東京 é\u200dx") == "Zürich 東京 é\u200dx"
-    assert (
-        safe_name("a\x1b[31m\n\u202eb\udce9\x9b\u2028")
-        == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
-    )
+    hostile = "a\x1b[31m\n\u202eb\udce9\x9b\u2028"
+    assert safe_name(hostile) == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
 
 
-@pytest.mark.parametrize("name", ["<script>", "a&b", 'a"b', "=1+1", "@cmd", "-x", "a\\x1bb"])
-def test_names_that_need_care_are_pointed_out(name):
-    findings = Findings()
-    check_names("Class", [name, "plain"], findings)
-    assert kinds(findings) == {"unsafe_name"} and len(findings.problems) == 1
+def test_names_that_need_care_are_told_from_plain_ones():
+    for name in ("<script>", "a&b", 'a"b', "=1+1", "@cmd", "-x", "a\\x1bb"):
+        assert len(reasons_for_care(name)) == 1
+
+    for name in ("-1", "+2.5", "straße", "0", "site A"):
+        assert not reasons_for_care(name)
 
 
-@pytest.mark.parametrize(
-    "names", [["-1", "+2.5"], ["straße", "Stra"], ["0", "1"], ["site A", "site B"]]
-)
-def test_plain_names_are_not(names):
-    findings = Findings()
-    check_names("Site", names, findings)
-    assert not findings.problems
-
-
-def test_good_data_have_no_problem(folder, make):
-    dataset, findings = read_own(str(make.images(folder)), DataOptions())
-    assert dataset is not None and not findings.problems
-    assert dataset.notes == ("Images are 8 x 8, gray.",)
-
-
-def test_spaces_and_unicode_work(folder, make):
+def test_good_data_have_no_problem_whatever_their_letters(folder, make):
     for place, site in enumerate(("Klinik Süd", "東京 病院")):
         for label in ("mit Befund", "o.B. – 无"):
             for number in range(10):
                 array = make.pixels(1000 * place + 100 * len(label) + number)
                 make.save(folder / site / label / f"Bild {number} ü.png", array)
+
     dataset, findings = read_own(str(folder), DataOptions())
-    assert not findings.problems
-    assert dataset.domain_names == ("Klinik Süd", "東京 病院") and dataset.class_names == (
-        "mit Befund",
-        "o.B. – 无",
-    )
+    assert not findings.problems and dataset.notes == ("Images are 8 x 8, gray.",)
+    assert dataset.domain_names == ("Klinik Süd", "東京 病院")
+    assert dataset.class_names == ("mit Befund", "o.B. – 无")
 
 
 def test_class_names_of_a_file_are_made_safe(folder, make):
     for site in ("A", "BB"):
         make.arrays(folder, site, class_names=np.array(["a\x1b[1m", "b"]))
+
     dataset, findings = read_own(str(folder), DataOptions())
-    assert dataset.class_names == ("a\\x1b[1m", "b")
-    assert findings.sites[0].train == {"a\\x1b[1m": 6, "b": 6} and kinds(findings) == {
-        "unsafe_name"
-    }
+    assert dataset.class_names == ("a\\x1b[1m", "b") and kinds(findings) == {"unsafe_name"}
+    assert findings.sites[0].train == {"a\\x1b[1m": 6, "b": 6}
 
 
 def test_sites_are_compared():
-    findings = Findings(
-        sites=[
-            Site("A", {"x": 10, "y": 10}, {"x": 1}),
-            Site("B", {"x": 9, "z": 1}, {"y": 1, "w": 1}),
-            Site("C", {}, {}),
-        ]
-    )
+    a = Site("A", {"x": 10, "y": 10}, {"x": 1})
+    b = Site("B", {"x": 9, "z": 1}, {"y": 1, "w": 1})
+    findings = Findings(sites=[a, b, Site("C")])
     cross_check(findings)
-    found = {(problem.kind, problem.site) for problem in findings.problems}
-    assert found == {
-        ("class_in_test_only", ""),
-        ("class_not_trained", "B"),
-        ("class_at_one_site", "B"),
-    }
-    assert "'w', 'z'" in next(
-        one.message for one in findings.problems if one.kind == "class_at_one_site"
-    )
+    messages = {(problem.kind, problem.site): problem.message for problem in findings.problems}
+    expected = {"class_in_test_only": "", "class_not_trained": "B", "class_at_one_site": "B"}
+    assert set(messages) == set(expected.items())
+    assert "'w', 'z'" in messages["class_at_one_site", "B"]
 
 
 @pytest.mark.parametrize(
-    ("sites", "words"),
+    ("sites", "is_error"),
     [
-        ([Site("A", {}, {"x": 3, "y": 1}), Site("B", {}, {"x": 2})], "none are for training"),
-        ([Site("A", {"x": 1}), Site("B", {"y": 1})], "more than one example"),
+        ([Site("A", {}, {"x": 3, "y": 1}), Site("B", {}, {"x": 2})], True),
+        ([Site("A", {"x": 1}), Site("B", {"y": 1})], True),
+        ([Site("A", {"x": 1}), Site("B", {"y": 2})], False),
+        ([Site("A", {"x": 1, "y": 1}, {"x": 1}), Site("B", {"y": 1})], False),
     ],
 )
-def test_data_of_which_nothing_is_left_for_training_are_an_error(sites, words):
+def test_data_of_which_nothing_is_left_for_training_are_an_error(sites, is_error):
     findings = Findings(sites=sites)
     cross_check(findings)
-    (error,) = findings.errors
-    assert error.kind == "no_training" and words in error.message
-
-
-def test_one_site_that_can_train_is_enough():
-    for sites in (
-        [Site("A", {"x": 1}), Site("B", {"y": 2})],
-        [Site("A", {"x": 1, "y": 1}, {"x": 1}), Site("B", {"y": 1})],
-    ):
-        findings = Findings(sites=sites)
-        cross_check(findings)
-        assert not findings.errors
+    assert [problem.kind for problem in findings.errors] == ["no_training"] * is_error
 
 
 def test_duplicates_get_one_problem_each_the_most_serious():
-    where = [
-        Occurrence("A", "train", "cat", "1"),
-        Occurrence("A", "train", "cat", "2"),
-        Occurrence("B", "train", "cat", "3"),
-        Occurrence("B", "train", "cat", "4"),
-        Occurrence("B", "train", "dog", "5"),
-        Occurrence("B", "test", "dog", "6"),
-        Occurrence("B", "train", "dog", "7"),
-        Occurrence("A", "test", "cat", "8"),
-        Occurrence("A", "test", "cat", "9"),
-    ]
+    places = "A train cat,A train cat,B train cat,B train cat,B train dog,B test dog,B train dog,"
+    places += "A test cat,A test cat"
+    where = [Occurrence(*each.split(), str(n)) for n, each in enumerate(places.split(","), 1)]
     findings = Findings()
-    report_duplicates([b"x"] * 6 + [b"y"] + [b"z"] * 2, where, findings)
+    report_duplicate_files([b"x"] * 6 + [b"y"] + [b"z"] * 2, where, findings)
     assert [(problem.path, problem.kind) for problem in findings.problems] == [
         ("2", "duplicate_in_site"),
         ("3", "duplicate_across_sites"),
@@ -148,59 +105,139 @@ def test_duplicates_get_one_problem_each_the_most_serious():
 def test_loading_tells_the_first_errors_and_counts_the_rest(folder, make):
     for number in range(6):
         make.arrays(folder, f"site{number}", y=np.arange(12) - 1)
-    with pytest.raises(DataError, match=r"All errors: 6 files with negative labels\.$") as caught:
+
+    with pytest.raises(DataError, match=r"site0/train\.npz.*\(6\)\.$") as caught:
         load_own(str(folder), DataOptions())
+
     assert caught.value.key == "data.path" and caught.value.got == "negative_label"
-    assert "site0/train.npz" in caught.value.message
 
 
-def test_an_error_of_a_single_file_names_it_once(tmp_path, monkeypatch):
+def test_an_error_names_the_path_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = Path("x.csv")
-    for text in ("f,label\n1,0.5\n", "f,label\n", "f,f\n1,2\n"):
-        path.write_text(text)
-        with pytest.raises(DataError) as caught:
-            load_own(str(path), DataOptions())
-        assert caught.value.message.count("x.csv") == 1, caught.value.message
     Path("nope.zip").write_text("")
     for name in ("nope", "nope.zip"):
         with pytest.raises(DataError) as caught:
             load_own(name, DataOptions())
+
         assert caught.value.message.count("nope") == 1, caught.value.message
 
 
 def test_an_error_after_many_other_problems_is_still_one(folder, make, monkeypatch):
-    make.images(folder)
+    make.images(folder, images=1)
     for number in range(5):
         (folder / f"{number}.txt").write_text("stray")
+
     make.save(folder / "A" / "cat" / "odd.png", make.pixels(1, (9, 9)))
     monkeypatch.setattr("fedtailor.data.own.findings.MAX_PROBLEMS", 3)
     dataset, findings = read_own(str(folder), DataOptions())
     assert dataset is None and ("error", "image_sizes") in findings.counts
-    with pytest.raises(DataError, match="Images have 2 sizes"):
-        load_own(str(folder), DataOptions())
+    assert len(findings.problems) == 4
 
 
-def test_every_kind_in_the_documentation_is_in_the_code():
-    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
-    source = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "src/fedtailor/data/own").glob("*.py")
-    )
-    documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
-    assert len(documented) == len(set(documented)) > 60
-    assert [kind for kind in documented if f'"{kind}"' not in source] == []
-
-
-def test_every_kind_has_words_and_a_place_in_the_documentation():
-    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
-    documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
-    assert sorted(KINDS_IN_WORDS) == sorted(documented)
-    assert all(one and many and one != many for one, many in KINDS_IN_WORDS.values())
-
-
-def test_the_notes_of_a_data_set_count_what_was_left_out_in_words(folder, make):
+def test_the_notes_of_a_data_set_count_what_was_left_out(folder, make):
     make.images(folder)
     (folder / "A" / "cat" / "broken.png").write_bytes(b"not a picture")
     (folder / "A" / "notes.txt").write_text("stray")
-    dataset = load_own(str(folder), DataOptions())
-    assert "Left out: 1 unreadable image, 1 file of another kind." in dataset.notes
+    notes = load_own(str(folder), DataOptions()).notes
+    assert "Left out: unreadable images (1), files of a kind that is not read (1)." in notes
+
+
+# Groups of pictures
+
+
+def photos(folder, make, layout="{site}/{label}"):
+    for site in "AB":
+        for label in ("cat", "dog"):
+            for number in range(12):
+                name = f"patient{number // 2}{label}{site}_{number}.png"
+                seed = ord(site) * 10_000 + ord(label[0]) * 100 + number
+                make.save(folder / layout.format(site=site, label=label) / name, make.pixels(seed))
+
+    return folder
+
+
+def test_an_expression_finds_the_group_of_a_picture_in_its_path(folder, make):
+    photos(folder, make)
+    options = {"path": str(folder), "group": r"patient(\d+\w+)_"}
+    dataset, findings = read_own(str(folder), DataOptions(**options))
+    assert len(np.unique(dataset.groups)) == 24 and not findings.errors
+    divided = build(DataOptions(partition="iid", clients=3, **options), run_seed=0)
+    groups = [set(dataset.groups[np.concatenate(rows)]) for rows in divided.rows]
+    assert sum(map(len, groups)) == 24
+    for rows in divided.rows:
+        assert not set(dataset.groups[rows.train]) & set(dataset.groups[rows.test])
+
+
+@pytest.mark.parametrize("group", ["patient", "(", "(a)(b)", "(?P<x>", "(a){99999999999}"])
+def test_an_expression_must_have_one_group(folder, make, group):
+    make.images(folder, images=1)
+    _, findings = read_own(str(folder), DataOptions(path=str(folder), group=group))
+    assert [problem.kind for problem in findings.errors] == ["wrong_group"]
+
+
+def test_pictures_without_a_group_or_in_both_parts_are_errors(folder, make):
+    photos(folder, make, layout="{site}/train/{label}")
+    options = DataOptions(path=str(folder), group=r"patient(\d+\w+)_")
+    make.save(folder / "A" / "test" / "cat" / "patient0catA_99.png", make.pixels(1))
+    _, findings = read_own(str(folder), options)
+    assert [problem.kind for problem in findings.errors] == ["group_in_train_and_test"]
+    make.save(folder / "A" / "test" / "cat" / "other.png", make.pixels(2))
+    _, findings = read_own(str(folder), options)
+    assert findings.errors[0][1:4:2] == ("missing_group", "A/test/cat/other.png")
+
+
+def test_a_function_may_return_groups(tmp_path, monkeypatch):
+    module = """
+        import numpy as np
+        from fedtailor.data.dataset import Dataset
+        def made(**options):
+            x = np.arange(40, dtype=np.float32).reshape(20, 2)
+            y = np.arange(20)
+            return Dataset(name="x", x=x, y=y % 2, num_classes=2, groups=y // 2, **options)
+        def good():
+            return made()
+        def divided():
+            return made(num_official_train=15)
+        """
+    (tmp_path / "with_groups.py").write_text(textwrap.dedent(module))
+    monkeypatch.syspath_prepend(tmp_path)
+    options = DataOptions(path="with_groups:good", partition="iid", clients=2)
+    divided = build(options, run_seed=0)
+    for rows in divided.rows:
+        assert not set(divided.dataset.groups[rows.train]) & set(divided.dataset.groups[rows.test])
+
+    _, findings = read_own("with_groups:divided", options)
+    assert [problem.kind for problem in findings.errors] == ["group_in_train_and_test"]
+
+
+# The cache
+
+
+def test_the_cache_knows_the_options_and_keeps_what_was_read(folder, make, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    rows = [f"p{n // 2},{n % 3 or ''},{'uvw'[n % 3]},{'xy'[n % 2]}" for n in range(20)]
+    make.table(folder, "a", "\n".join(["patient,n,t,label", *rows]))
+    os.utime(folder / "a.csv", (1e9, 1e9))
+    monkeypatch.setattr("fedtailor.data.own.layout._TOO_FRESH", -1.0)
+    options = {"path": str(folder), "group": "patient"}
+    first = load_own(str(folder), DataOptions(**options))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtailor.data.own.read._read", None)  # not called again
+        again = load_own(str(folder), DataOptions(**options))
+
+    assert again.raw == first.raw and again.digest == first.digest and again.notes == first.notes
+    np.testing.assert_array_equal(again.groups, first.groups)
+    changes = ({}, {"group": "patient"}, {"missing": "refuse"}, {"label_column": "label"})
+    layout = recognize(str(folder), Findings())
+    assert len({layout.signature(DataOptions(path="x", **change)) for change in changes}) == 4
+    with pytest.raises(DataError, match="empty cells"):
+        load_own(str(folder), DataOptions(missing="refuse", **options))
+
+    (entry,) = cache.entries()
+    assert entry.bytes < 20 * 4 * 2 + 20 * 8 * 3 + 4000  # 4 bytes per cell, 8 per label and group
+
+
+@pytest.mark.parametrize("option", [{"group": "p"}, {"missing": "refuse"}])
+def test_the_options_are_for_own_data_only(option):
+    with pytest.raises(ConfigError, match="it is for your own data"):
+        DataOptions(**option)

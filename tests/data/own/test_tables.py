@@ -1,451 +1,465 @@
 """Tables of sites: what is read is what was written, and every broken table is a problem of a kind
 that stays."""
 
-from __future__ import annotations
-
 import csv
-import re
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
-from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.datasets import load_wine
 
-from fedtailor.data.dataset import Dataset
+from fedtailor.core.errors import DataError
+from fedtailor.data.build import build
+from fedtailor.data.columns import Column
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.findings import Findings
-from fedtailor.data.own.tables import read_tables
+from fedtailor.data.own.read import load_own, read_own
 
 
-class Federation(NamedTuple):
-    """What was written, site by site."""
+def write(folder, **tables):
+    """Write a CSV file per site: bytes, a text, or rows."""
+    folder.mkdir(exist_ok=True)
+    for site, rows in tables.items():
+        path = folder / f"{site}.csv"
+        if isinstance(rows, bytes):
+            path.write_bytes(rows)
+        elif isinstance(rows, str):
+            path.write_text(rows, encoding="utf-8")
+        else:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(rows)
 
-    folder: Path
-    x: dict[str, np.ndarray]
-    y: dict[str, np.ndarray]
-    class_names: list[str]
-
-
-def write(path: Path, rows: list[list[object]], delimiter: str = ",") -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, delimiter=delimiter).writerows(rows)
-
-
-@pytest.fixture(params=["breast_cancer", "wine"])
-def federation(request: pytest.FixtureRequest, tmp_path: Path) -> Federation:
-    """A scikit-learn data set split among four hospitals, the columns in another order at each."""
-    bunch = {"breast_cancer": load_breast_cancer, "wine": load_wine}[request.param]()
-    order = np.random.default_rng(0).permutation(len(bunch.target))
-    result = Federation(tmp_path, {}, {}, [str(name) for name in bunch.target_names])
-    for site, rows in zip("abcd", np.array_split(order, 4), strict=True):
-        name = f"hospital {site}"
-        result.x[name], result.y[name] = bunch.data[rows], bunch.target[rows]
-        columns = (
-            np.random.default_rng(ord(site)).permutation(bunch.data.shape[1])
-            if site != "a"
-            else slice(None)
-        )
-        header = [*np.array(bunch.feature_names)[columns], "diagnosis"]
-        labels = np.array(result.class_names)[result.y[name]]
-        write(
-            tmp_path / f"{name}.csv",
-            [
-                header,
-                *(
-                    [*row, label]
-                    for row, label in zip(result.x[name][:, columns].tolist(), labels, strict=True)
-                ),
-            ],
-        )
-    return result
+    return folder
 
 
-def read(folder: Path, **options: Any) -> tuple[Dataset | None, Findings]:
-    findings = Findings()
-    files = [
-        (path.stem, path)
-        for path in sorted(folder.iterdir())
-        if path.suffix in {".csv", ".parquet"}
-    ]
-    return read_tables(files, DataOptions(path=str(folder), **options), findings), findings
+def write_parquet(folder, site, columns):
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), folder / f"{site}.parquet")
+    return folder
 
 
-def test_features_of_all_sites_are_read_exactly(federation: Federation) -> None:
-    dataset, findings = read(federation.folder, label_column="diagnosis")
-    assert findings.problems == [] and dataset is not None
-    names = sorted(federation.class_names)
-    recode = np.array([names.index(name) for name in federation.class_names])
-    np.testing.assert_array_equal(
-        dataset.x, np.concatenate([*federation.x.values()]).astype(np.float32)
-    )
-    np.testing.assert_array_equal(dataset.y, recode[np.concatenate([*federation.y.values()])])
-    assert dataset.x.dtype == np.float32 and dataset.class_names == tuple(names)
-    assert dataset.domain_names == tuple(federation.x) and dataset.domains is not None
-    np.testing.assert_array_equal(
-        dataset.domains, np.repeat(range(4), [len(y) for y in federation.y.values()])
-    )
-    assert dataset.normalize == ((0.0,), (1.0,)) and dataset.white == 1.0
-    assert dataset.num_official_train == len(dataset.y)
-    for site in findings.sites:
-        labels = federation.y[site.name]
-        assert site.train == {
-            federation.class_names[k]: int((labels == k).sum()) for k in np.unique(labels)
-        }
-        assert site.test == {}
+def read(folder, **options):
+    return read_own(str(folder), DataOptions(path=str(folder), **options))
 
 
-def test_parquet_and_csv_give_the_same_data(federation: Federation) -> None:
-    from_csv, _ = read(federation.folder, label_column="diagnosis")
-    for path in sorted(federation.folder.glob("*.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-        columns = {name: [row[k] for row in rows] for k, name in enumerate(header)}
-        numbers = {
-            name: np.array(cells, dtype=float)
-            for name, cells in columns.items()
-            if name != "diagnosis"
-        }
-        labels = pa.array(columns["diagnosis"]).dictionary_encode()
-        pq.write_table(pa.table({"diagnosis": labels, **numbers}), path.with_suffix(".parquet"))
-        path.unlink()
-    from_parquet, findings = read(federation.folder, label_column="diagnosis")
-    assert findings.problems == [] and from_csv is not None and from_parquet is not None
-    order = sorted(
-        federation.x
-    )  # site a of the Parquet files has its columns in the order of site a of the CSV files
-    assert from_parquet.domain_names == tuple(order) and from_parquet.digest == from_csv.digest
-    assert from_parquet.sources != from_csv.sources and len(from_parquet.sources) == 1
+def errors(findings):
+    return [(problem.kind, problem.path) for problem in findings.errors]
 
 
-def test_a_column_of_the_split_puts_all_test_rows_last(tmp_path: Path) -> None:
-    write(
-        tmp_path / "a.csv",
-        [["f", "label", "split"], [1, 10, "train"], [2, 9, "Test"], [3, "9.0", "train"]],
-    )
-    write(tmp_path / "b.csv", [["split", "label", "f"], ["test", 2, 4], ["train", 10, 5]])
-    dataset, findings = read(tmp_path)
-    assert findings.problems == [] and dataset is not None
-    assert dataset.x[:, 0].tolist() == [1, 3, 5, 2, 4] and dataset.num_official_train == 3
-    assert dataset.class_names == (
-        "2",
-        "9",
-        "10",
-    )  # whole numbers, in their order, however they are written
-    assert dataset.y.tolist() == [2, 1, 2, 1, 0] and dataset.domains is not None
-    assert dataset.domains.tolist() == [0, 0, 1, 0, 1]
-    assert [(site.train, site.test) for site in findings.sites] == [
-        ({"9": 1, "10": 1}, {"9": 1}),
-        ({"10": 1}, {"2": 1}),
-    ]
+def kinds(findings):
+    return {kind for _, kind in findings.counts}
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_other_delimiters_and_a_byte_order_mark_are_read(tmp_path: Path, delimiter: str) -> None:
-    lines = [["a, or b", "label"], ["1.5", "x"], ["-2e3", "y"]]
-    text = "\n".join(delimiter.join(line) for line in lines) + "\n\n"
-    (tmp_path / "s.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    dataset, findings = read(tmp_path)
-    assert dataset is not None and dataset.x.tolist() == [[1.5], [-2000.0]]
-    assert any("between their cells" in note for note in findings.notes)
+def column(cells):
+    """Return a table of a column ``c``, a number ``n``, and labels x and y in turn."""
+    rows = [[cell, row, "xy"[row % 2]] for row, cell in enumerate(cells)]
+    return [["c", "n", "label"], *rows]
 
 
-def test_truth_values_are_numbers_and_names_are_kept_or_made_safe(tmp_path: Path) -> None:
-    write(
-        tmp_path / "s.csv",
-        [["f", "label"], ["True", "=1+1"], ["false", "<b>"], [0.25, "a\x1b[31m"]],
-    )
-    dataset, findings = read(tmp_path)
-    assert dataset is not None and dataset.x[:, 0].tolist() == [1, 0, 0.25]
-    assert dataset.class_names == ("<b>", "=1+1", "a\\x1b[31m") and dataset.y.tolist() == [1, 0, 2]
-    columns = {"f": [True, False, None], "label": [True, False, True]}
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    (tmp_path / "s.csv").unlink()
-    dataset, findings = read(tmp_path)
-    assert findings.problems == [] and dataset is not None
-    np.testing.assert_array_equal(dataset.x[:, 0], [1, 0, np.nan])
-
-
-def test_duplicate_rows_are_one_warning_per_kind_whatever_the_order_of_columns(
-    tmp_path: Path,
-) -> None:
-    repeated = [[3, 4, "x", "train"]] * 50
-    write(
-        tmp_path / "a.csv",
-        [["f", "g", "label", "split"], [1, 2, "x", "train"], [1, 2, "y", "test"], *repeated],
-    )
-    write(
-        tmp_path / "b.csv",
-        [["g", "f", "label", "split"], [1, 2, "y", "train"], [], [4, 3, "x", "train"]],
-    )
-    dataset, findings = read(tmp_path)
-    assert dataset is not None and len(dataset.y) == 54
-    found = {problem.kind: problem for problem in findings.problems}
-    assert set(findings.counts.values()) == {1} and {
-        problem.severity for problem in findings.problems
-    } == {"warning"}
-    assert set(found) == {"duplicate_train_test", "duplicate_in_site", "duplicate_across_sites"}
-    assert "1 found: 'a.csv:3' as 'a.csv:2'" in found["duplicate_train_test"].message
-    assert "49 found: 'a.csv:5' as 'a.csv:4'" in found["duplicate_in_site"].message
-    assert "1 found: 'b.csv:4' as 'a.csv:4'" in found["duplicate_across_sites"].message, (
-        "lines of the file"
-    )
-    assert all("by chance" in problem.message for problem in findings.problems)
-
-
-def test_an_empty_site_is_left_out_and_counted(tmp_path: Path) -> None:
-    write(tmp_path / "a.csv", [["f", "label"]])
-    write(tmp_path / "b.csv", [["f", "label"], [1, "x"]])
-    dataset, findings = read(tmp_path)
-    assert dataset is not None and dataset.domain_names == ("b",)
-    assert [(p.severity, p.kind, p.site) for p in findings.problems] == [
-        ("skipped", "empty_site", "a")
-    ]
-    assert [(site.name, site.train) for site in findings.sites] == [("a", {}), ("b", {"x": 1})]
-    (tmp_path / "b.csv").unlink()
-    dataset, findings = read(tmp_path)
-    assert dataset is None and [p.kind for p in findings.problems] == ["empty_site", "no_examples"]
-
-
-def test_one_table_without_a_site_has_no_domains(tmp_path: Path) -> None:
-    write(tmp_path / "all.csv", [["f", "label"], [1, "x"], [2, "y"]])
-    findings = Findings()
-    dataset = read_tables([("", tmp_path / "all.csv")], DataOptions(path="all.csv"), findings)
-    assert dataset is not None and dataset.domains is None and dataset.domain_names == ()
-    write(tmp_path / "all.csv", [["f", "label"]])
-    assert read_tables([("", tmp_path / "all.csv")], DataOptions(path="all.csv"), findings) is None
-    assert [problem.kind for problem in findings.problems] == ["no_examples"]
-
-
-GOOD = "f,g,label\n1,2,x\n3,4,y\n"
-
-BROKEN: dict[str, tuple[bytes, str, str, str]] = {
-    "no label column": (
-        b"f,g,lable\n1,2,x\n",
-        "missing_label_column",
-        "s.csv",
-        "did you mean 'lable'",
-    ),
-    "ragged": (b"f,g,label\n1,2,x\n1,2\n", "ragged_row", "s.csv:3", "2 cells, the header 3"),
-    "infinite": (b"f,g,label\n1,inf,x\n1,1e39,x\n", "not_finite", "s.csv:2", "2 values"),
-    "no label": (b"f,g,label\n1,2,x\n1,2,\n", "missing_label", "s.csv:3", "1 row has no label"),
-    "a column missing": (b"f,label\n1,x\n", "missing_column", "s.csv", "'g' is missing"),
-    "a column more": (b"f,g,h,label\n1,2,3,x\n", "extra_column", "s.csv", "'h' is only in 1 of 3"),
-    "a column twice": (b"f,f,g,label\n1,2,3,x\n", "duplicate_column", "s.csv", "'f'"),
-    "a column without a name": (b",f,g,label\n0,1,2,x\n", "unnamed_column", "s.csv", "Column 1"),
-    "no features": (b"label\nx\n", "no_features", "s.csv", "feature"),
-    "0 bytes": (b"", "empty_file", "s.csv", "empty"),
-    "Latin-1": (
-        "f,g,label\n1,2,Müller\n".encode("latin-1"),
-        "wrong_encoding",
-        "s.csv",
-        "0xfc in line 2",
-    ),
-    "UTF-16": ("f,g,label\n1,2,x\n".encode("utf-16"), "wrong_encoding", "s.csv", "0xff in line 1"),
-    "an open quote": (b'f,g,label\n1,2,"x\n', "broken_table", "s.csv", "Line"),
-    "a huge field": (
-        b"f,g,label\n1,2," + b"x" * 200_000 + b"\n",
-        "broken_table",
-        "s.csv",
-        "Line 2",
-    ),
-    "wrong split": (
-        b"f,g,label,split\n1,2,x,train\n1,2,x,dev\n",
-        "wrong_split",
-        "s.csv:3",
-        "'dev'",
-    ),
-    "commas for points": (b"f;g;label\n1,5;2;x\n", "not_a_number", "s.csv:2", "'1,5'"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_table_is_an_error_that_names_file_and_row(tmp_path: Path, case: str) -> None:
-    content, kind, path, words = BROKEN[case]
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text(GOOD)
-    (tmp_path / "s.csv").write_bytes(content)
-    dataset, findings = read(tmp_path)
-    assert dataset is None
-    found = [problem for problem in findings.problems if problem.kind == kind]
-    assert [(one.severity, one.site, one.path) for one in found] == [("error", "s", path)], (
-        findings.problems
-    )
-    assert len(findings.problems) == 1 or case == "wrong split"
-    assert re.search(words, found[0].message), found[0].message
-    assert len(found[0].message) < 400
-    assert [site.name for site in findings.sites] == ["a", "b", "s"]
-
-
-def test_labels_that_are_fractions_are_an_error_and_numbers_beside_text_a_warning(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path / "a.csv", [["f", "label"], [1, 1], [2, 0.5]])
-    dataset, findings = read(tmp_path)
-    assert dataset is None and [(p.kind, p.path) for p in findings.problems] == [
-        ("float_label", "a.csv:3")
-    ]
-    write(tmp_path / "b.csv", [["f", "label"], [1, 3], [3, -0.1]])
-    _, findings = read(tmp_path)
-    assert findings.problems[0].path == "a.csv:3" and "'0.5'" in findings.problems[0].message, (
-        "the first in reading"
-    )
-    write(tmp_path / "b.csv", [["f", "label"], [3, "one"], [4, "eight"], [5, "0"]])
-    dataset, findings = read(tmp_path)
-    assert dataset is not None and dataset.class_names == ("0", "0.5", "1", "eight", "one")
-    assert [(p.severity, p.kind) for p in findings.problems] == [("warning", "mixed_labels")]
-    assert "numbers such as '1' and text such as 'one'" in findings.problems[0].message
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_no_damage_to_a_table_ends_in_another_exception(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"s{suffix}"
-    columns = {
-        "f": np.arange(20.0),
-        "g": [True, False] * 10,
-        "label": ["x", "ü"] * 10,
-        "split": ["train", "test"] * 10,
-    }
-    if suffix == ".csv":
-        write(path, [[*columns], *([*row] for row in zip(*columns.values(), strict=True))])
-    else:
-        pq.write_table(pa.table(columns), path)
-    content = path.read_bytes()
-    generator = np.random.default_rng(0)
-    for _ in range(150):
-        damaged = bytearray(
-            content[: generator.integers(1, len(content))] if generator.random() < 0.2 else content
-        )
-        for place in generator.integers(0, len(damaged), size=3):
-            damaged[place] = generator.integers(0, 256)
-        path.write_bytes(damaged)
-        dataset, findings = read(tmp_path)
-        assert dataset is not None or findings.errors
-
-
-def corrupt(content: bytes) -> dict[str, bytes]:
-    """Return versions of a Parquet file that are damaged."""
-    middle = len(content) // 2
-    return {
-        "cut": content[:middle],
-        "turned": content[:20] + bytes(255 - byte for byte in content[20:60]) + content[60:],
-        "footer": content[:-8] + b"\xff\xff\xff\x7f" + content[-4:],
-        "text": b"f,g,label\n1,2,x\n",
-        "empty": b"",
-    }
-
-
-@pytest.mark.parametrize("case", ["cut", "turned", "footer", "text", "empty"])
-def test_a_damaged_parquet_file_is_an_error(tmp_path: Path, case: str) -> None:
-    pq.write_table(pa.table({"f": np.arange(50.0), "label": ["x"] * 50}), tmp_path / "s.parquet")
-    content = corrupt((tmp_path / "s.parquet").read_bytes())[case]
-    (tmp_path / "s.parquet").write_bytes(content)
-    dataset, findings = read(tmp_path)
-    assert dataset is None and [p.kind for p in findings.problems] == ["damaged_table"]
-    assert "\n" not in findings.problems[0].message
-
-
-@pytest.mark.parametrize(
-    ("columns", "kind"),
-    [
-        ({"f": [[1, 2], [3]], "label": ["x", "y"]}, "time_series"),
-        ({"f": [1, 2], "label": [["x", "y"], ["y"]]}, "several_labels"),
-        ({"f": np.array(["2020-01-31", "2020-02-01"], "M8[D]"), "label": ["x", "y"]}, "dates"),
-        ({"f": [1.0, 2.0], "label": [{"a": 1}, {"a": 2}]}, "wrong_column_type"),
-        ({"f": [b"1", b"2"], "label": ["x", "y"]}, "wrong_column_type"),
-        ({"f": [1.0, 2.0], "label": ["x", None]}, "missing_label"),
-        ({"f": ["1,5", "2"], "label": ["x", "y"]}, "not_a_number"),
-        ({"f": [1.0, 2.0]}, "missing_label_column"),
-        ({"f": [1.0, 1e300], "label": [1, 2]}, "not_finite"),
-        ({"f": [1.0, 2.0], "label": [0.5, 1.0]}, "float_label"),
-    ],
-)
-def test_parquet_of_the_wrong_type_is_an_error(
-    tmp_path: Path, columns: dict[str, list[object]], kind: str
-) -> None:
-    pq.write_table(pa.table(columns), tmp_path / "s.parquet")
-    dataset, findings = read(tmp_path)
-    assert dataset is None and [p.kind for p in findings.problems] == [kind]
-
-
-def test_parquet_without_pyarrow_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pq.write_table(pa.table({"f": [1.0], "label": ["x"]}), tmp_path / "s.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    dataset, findings = read(tmp_path)
-    assert dataset is None and [p.kind for p in findings.problems] == ["pyarrow_missing"]
-    assert "fedtailor[data]" in findings.problems[0].message
-
-
-def test_more_than_can_be_held_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "fedtailor.data.own.tables.MAX_TOTAL_BYTES", 40
-    )  # 10 values for both tables together
-    write(tmp_path / "a.csv", [["f", "label"], *([[k, "x"] for k in range(8)])])
-    pq.write_table(pa.table({"f": np.arange(8.0), "label": ["x"] * 8}), tmp_path / "b.parquet")
-    write(tmp_path / "c.csv", [["f", "label"], *([[k, "x"] for k in range(8)])])
-    dataset, findings = read(tmp_path)
-    assert dataset is None
-    assert [(p.kind, p.path) for p in findings.problems] == [
-        ("too_large", "b.parquet"),
-        ("too_large", "c.csv"),
-    ]
-
-
-def test_too_many_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtailor.data.own.tables.MAX_CLASSES", 3)
-    write(tmp_path / "a.csv", [["f", "label"], *([[k, f"patient {k}"] for k in range(4)])])
-    dataset, findings = read(tmp_path)
-    assert dataset is None and [p.kind for p in findings.problems] == ["too_many_classes"]
+# What is read
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Callable[[list[list[object]]], Path]:
-    """Six gray images 0.png to 5.png, of that gray, and a table of them."""
-    (tmp_path / "images").mkdir()
+def wine(tmp_path):
+    """A data set of scikit-learn's at four sites, the columns in another order at each."""
+    bunch = load_wine()
+    order = np.random.default_rng(0).permutation(len(bunch.target))
+    tables = {}
+    for number, rows in enumerate(np.array_split(order, 4)):
+        columns = np.roll(np.arange(bunch.data.shape[1]), number)
+        labels = np.array(bunch.target_names)[bunch.target[rows]]
+        cells = zip(bunch.data[rows][:, columns].tolist(), labels, strict=True)
+        header = [*np.array(bunch.feature_names)[columns], "diagnosis"]
+        tables[f"site{number}"] = [header, *([*row, label] for row, label in cells)]
+
+    return write(tmp_path / "d", **tables), tables, bunch.data[order], bunch.target[order]
+
+
+def test_csv_and_parquet_give_the_same_data_exactly(wine, tmp_path):
+    folder, tables, x, y = wine
+    dataset, findings = read(folder)
+    assert not findings.problems and dataset.class_names == ("class_0", "class_1", "class_2")
+    np.testing.assert_array_equal(dataset.x, x.astype(np.float32))
+    np.testing.assert_array_equal(dataset.y, y)
+    assert dataset.domain_names == tuple(tables) and dataset.num_official_train == len(y)
+    assert dataset.normalize == ((0.0,), (1.0,)) and dataset.white == 1.0
+    assert sum(sum(site.train.values()) for site in findings.sites) == len(y)
+
+    for site, (header, *rows) in tables.items():
+        columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+        columns["diagnosis"] = pa.array(columns["diagnosis"]).dictionary_encode()
+        write_parquet(tmp_path / "e", site, columns)
+
+    again, findings = read(tmp_path / "e")
+    assert not findings.problems and again.digest == dataset.digest
+
+
+def test_parquet_and_csv_hold_the_same_categories(tmp_path):
+    columns = {
+        "sex": ["m", "", "f", "m"],
+        "stage": [1.0, 2.0, "", 3.0],
+        "flag": [True, "", False, True],
+        "label": ["x", "y", "x", "y"],
+    }
+    first, _ = read(write(tmp_path / "d", a=[[*columns], *zip(*columns.values(), strict=True)]))
+    cells = {name: [cell if cell != "" else None for cell in c] for name, c in columns.items()}
+    write_parquet(tmp_path / "e", "a", {**cells, "sex": pa.array(cells["sex"]).dictionary_encode()})
+    texts = {**cells, "stage": ["1", "2.0", "", "3"], "flag": ["TRUE", None, "false", "true"]}
+    second, findings = read(write_parquet(tmp_path / "e", "b", texts))
+    assert not findings.errors and first.raw == second.raw
+    np.testing.assert_array_equal(second.x, np.concatenate([first.x, first.x]))
+
+
+def test_a_column_of_the_split_puts_all_test_rows_last(tmp_path):
+    one = "f,label,split\n1,10,train\n2,9,Test\n3,9.0,train\n"
+    dataset, findings = read(
+        write(tmp_path / "d", a=one, b="split,label,f\ntest,2,4\ntrain,10,5\n")
+    )
+    assert dataset.x[:, 0].tolist() == [1, 3, 5, 2, 4] and dataset.num_official_train == 3
+    assert dataset.class_names == ("2", "9", "10") and dataset.y.tolist() == [2, 1, 2, 1, 0]
+    assert dataset.domains.tolist() == [0, 0, 1, 0, 1]
+    assert findings.sites[0].train == {"9": 1, "10": 1} and findings.sites[1].test == {"2": 1}
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_delimiters_and_a_byte_order_mark_are_read(tmp_path, delimiter):
+    lines = (["a, or b", "label"], ["1.5", "x"], ["-2e3", "y"])
+    text = "\n".join(delimiter.join(line) for line in lines)
+    dataset, findings = read(write(tmp_path / "d", s=b"\xef\xbb\xbf" + text.encode() + b"\n\n"))
+    assert dataset.x.tolist() == [[1.5], [-2000]] and dataset.raw.columns[0].name == "a, or b"
+    assert [note for note in findings.notes if "between their cells" in note]
+
+
+def test_duplicate_rows_are_one_warning_per_kind_with_the_lines_of_the_files(tmp_path):
+    head = ["f", "g", "label", "split"]
+    same = [[3, 4, "x", "train"]] * 5
+    a = [head, [1, 2, "x", "train"], [1, 2, "y", "test"], *same]
+    b = [["g", "f", "label", "split"], [1, 2, "y", "train"], [], [4, 3, "x", "train"]]
+    dataset, findings = read(write(tmp_path / "d", a=a, b=b))
+    found = {problem.kind: problem.message for problem in findings.problems}
+    assert len(dataset.y) == 9
+    assert "1 found: 'a.csv:3' as 'a.csv:2'" in found["duplicate_train_test"]
+    assert "4 found: 'a.csv:5' as 'a.csv:4'" in found["duplicate_in_site"]
+    assert "1 found: 'b.csv:4' as 'a.csv:4'" in found["duplicate_across_sites"]
+
+
+def test_an_empty_site_is_left_out_and_counted(tmp_path):
+    folder = write(tmp_path / "d", a="f,label\n", b="f,label\n1,x\n2,y\n")
+    dataset, findings = read(folder)
+    assert dataset.domain_names == ("b",) and ("skipped", "empty_site") in findings.counts
+    assert [(site.name, len(site.train)) for site in findings.sites] == [("a", 0), ("b", 2)]
+    (folder / "b.csv").unlink()
+    dataset, findings = read(folder)
+    assert dataset is None and kinds(findings) == {"no_examples"}
+
+
+def test_one_table_has_no_domains(tmp_path):
+    dataset, _ = read(write(tmp_path / "d", all="f,label\n1,x\n2,y\n"))
+    assert dataset.domains is None and dataset.domain_names == ()
+
+
+@pytest.mark.parametrize("word", ["", " ", "NA", "n/a", "NaN", "null", "None", "?", "#N/A", "<NA>"])
+def test_every_word_for_an_empty_cell_is_replaced_by_the_median_of_training_rows(tmp_path, word):
+    rows = column([1, 2, word, 4, 100])
+    for row, part in zip(rows, ["split", "train", "train", "train", "train", "test"], strict=True):
+        row.append(part)
+
+    b = [rows[0], [50, 9, "y", "train"], [60, 10, "x", "train"]]
+    folder = write(tmp_path / "d", a=rows, b=b)
+    dataset, findings = read(folder)
+    assert not findings.errors and np.isnan(dataset.x[2, 0])
+    divided = build(DataOptions(path=str(folder)), run_seed=0)
+    assert divided.dataset.x[2, 0] == 2  # of 1, 2 and 4, which outweigh 50 and 60
+    assert divided.dataset.columns.columns[0] == Column("c", "number", fill=2.0)
+
+
+def test_new_clients_have_no_part_in_medians_and_categories(tmp_path):
+    a, b = column([1, 3, "", 3, 3]), column([1000, 1000, 1000, 1000, ""])
+    folder = write(tmp_path / "d", a=a, b=b)
+    divided = build(DataOptions(path=str(folder), new_clients=1, test_share=0.0), run_seed=0)
+    assert divided.dataset.columns.columns[0].fill == 3
+    folder = write(tmp_path / "e", a=column("uvuv"), b=column("wwuw"))
+    divided = build(DataOptions(path=str(folder), new_clients=1, test_share=0.0), run_seed=0)
+    assert divided.dataset.columns.columns[0].categories == ("u", "v")
+    assert any("'c' 3" in note for note in divided.notes)
+
+
+def test_a_column_without_any_value_is_left_out(tmp_path):
+    folder = write(tmp_path / "d", a=column(["", "NA"]), b=column(["?", ""]))
+    dataset, findings = read(folder)
+    assert ("skipped", "empty_column") in findings.counts and np.isnan(dataset.x[:, 0]).all()
+    used = build(DataOptions(path=str(folder), test_share=0.0), run_seed=0).dataset
+    assert used.columns.names == ("n",) and "c" in used.columns.unused
+    _, findings = read(write(tmp_path / "e", a="c,label\n,x\n,y\n"))
+    assert [kind for kind, _ in errors(findings)] == ["no_features"]
+
+
+def test_a_column_without_values_at_one_site_only_is_kept(tmp_path):
+    folder = write(tmp_path / "d", a=column(["", "", ""]), b=column("uvu"))
+    divided = build(DataOptions(path=str(folder), test_share=0.0), run_seed=0)
+    assert divided.dataset.columns.feature_names == ("c=missing", "c=u", "c=v", "n")
+    assert divided.dataset.x[:, 0].tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_none_is_a_category_where_any_site_has_text(tmp_path):
+    a = column(["none", "", "none"])
+    dataset, _ = read(write(tmp_path / "d", a=a, b=column(["u", "none", ""])))
+    assert dataset.raw.columns[0].texts == ("none", "u")
+    np.testing.assert_array_equal(dataset.x[:, 0], [0, np.nan, 0, 1, 0, np.nan])
+    dataset, _ = read(write(tmp_path / "e", a=a, b=column([1, "none", 2])))
+    assert not dataset.raw.columns[0].texts and np.isnan(dataset.x[:, 0]).sum() == 4
+
+
+def test_text_is_a_category_whatever_the_order_of_sites_and_columns(tmp_path):
+    one = "sex,age,smoker,label\nm,50,never,x\nf,60,none,y\nm,70,never,x\n"
+    other = "smoker,label,age,sex\ncurrent,y,51,diverse\nnever,x,61, f \n,y,71,m\n"
+    folder = write(tmp_path / "d", a=one, b=other)
+    dataset, findings = read(folder)
+    texts = [("diverse", "f", "m"), (), ("current", "never", "none")]
+    assert not findings.errors and [each.texts for each in dataset.raw.columns] == texts
+    assert dataset.x[:, 0].tolist() == [2, 1, 2, 0, 1, 2]
+    plan = build(DataOptions(path=str(folder), test_share=0.0), run_seed=0).dataset.columns
+    assert plan.feature_names[:4] == ("sex=diverse", "sex=f", "sex=m", "age")
+    assert plan.unused == ("label",)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_column_of_numbers_and_text_is_categories_with_a_warning(tmp_path, first):
+    """Also if one site has only numbers; 1, 1.0 and 01 are one category."""
+    tables = [["1", "1.0", "01", "2.5", "True"], ["1", "abc", "2.50", "", "true"]]
+    a, b = tables if first == "a" else reversed(tables)
+    dataset, findings = read(write(tmp_path / "d", a=column(a), b=column(b)))
+    assert ("warning", "mixed_column") in findings.counts
+    assert dataset.raw.columns[0].texts == ("1", "2.5", "abc", "true")
+
+
+def test_text_far_down_in_a_column_of_numbers_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedtailor.data.own.table._BLOCK", 30)  # ten rows at a time
+    cells = [*(number % 7 for number in range(500)), "low", *range(5), "high"]
+    dataset, _ = read(write(tmp_path / "d", a=column(cells)))
+    assert dataset.raw.columns[0].texts == ("0", "1", "2", "3", "4", "5", "6", "high", "low")
+    assert dataset.x[498:503, 0].tolist() == [1, 2, 8, 0, 1]
+    numbers = [*range(500), "", 7.5, "none"]
+    dataset, findings = read(write(tmp_path / "d", a=column(numbers)))
+    assert not findings.errors and not dataset.raw.columns[0].texts
+    np.testing.assert_array_equal(dataset.x[498:, 0], [498, 499, np.nan, 7.5, np.nan])
+    _, findings = read(write(tmp_path / "d", a=column([*numbers, "high"])))
+    assert errors(findings) == [("too_many_categories", "a.csv:505")]
+
+
+def test_hostile_names_of_columns_and_categories_are_made_safe(tmp_path):
+    rows = [["@x", 1, "\x1b[31m", "x"], ["@x", 2, "\u202e", "y"], ["-", 3, "ok", "x"]]
+    folder = write(tmp_path / "d", a=[["=1+1", "a\nb", "<script>", "label"], *rows])
+    dataset, findings = read(folder)
+    assert [each.name for each in dataset.raw.columns] == ["=1+1", "a\\x0ab", "<script>"]
+    assert dataset.raw.columns[2].texts == ("\\u202e", "\\x1b[31m", "ok")
+    assert "".join([*findings.notes, *dataset.notes]).isprintable()
+
+
+@pytest.mark.parametrize(
+    "cells", [["120/80", "130/85"], ["G2P1", "10-12"], ["+", "-"], [".", "<5"]]
+)
+def test_other_short_texts_are_categories(tmp_path, cells):
+    dataset, _ = read(write(tmp_path / "d", a=column(cells)))
+    assert dataset.raw.columns[0].texts == tuple(sorted(cells))
+
+
+def test_fifty_categories_are_read(tmp_path):
+    dataset, _ = read(write(tmp_path / "d", a=column([f"ward {n % 50}" for n in range(300)])))
+    assert len(dataset.raw.columns[0].texts) == 50
+
+
+# What is refused
+
+BROKEN = [
+    (b"f,g,lable\n1,2,x\n", "missing_label_column", "s.csv", "'lable'"),
+    (b"f,g,label\n1,2,x\n1,2\n", "ragged_row", "s.csv:3", "2 cells"),
+    (b"f,g,label\n1,inf,x\n1,1e39,x\n", "not_finite", "s.csv:2", "2 rows"),
+    (b"f,g,label\n1,2,x\n1,2,\n", "missing_label", "s.csv:3", "1 row"),
+    (b"f,label\n1,x\n", "missing_column", "s.csv", "'g'"),
+    (b"f,g,h,label\n1,2,3,x\n", "extra_column", "s.csv", "'h'"),
+    (b"f,f,g,label\n1,2,3,x\n", "duplicate_column", "s.csv", "'f'"),
+    (b",f,g,label\n0,1,2,x\n", "unnamed_column", "s.csv", "1"),
+    (b"label\nx\n", "no_features", "s.csv", "'label'"),
+    (b"", "empty_file", "s.csv", ""),
+    ("f,g,label\n1,2,Müller\n".encode("latin-1"), "wrong_encoding", "s.csv", "0xfc in line 2"),
+    ("f,g,label\n1,2,x\n".encode("utf-16"), "wrong_encoding", "s.csv", "0xff in line 1"),
+    (b'f,g,label\n1,2,"x\n', "broken_table", "s.csv", "2"),
+    (b"f,g,label\n1,2," + b"x" * 200_000 + b"\n", "broken_table", "s.csv", "Line 2"),
+    (b"f,g,label,split\n1,2,x,train\n1,2,x,dev\n", "wrong_split", "s.csv:3", "'dev'"),
+    (b"f;g;label\n1,5;2;x\n", "not_a_number", "s.csv:2", "'1,5'"),
+]
+
+
+@pytest.mark.parametrize(("content", "kind", "path", "word"), BROKEN)
+def test_a_broken_table_is_an_error_that_names_file_and_row(tmp_path, content, kind, path, word):
+    good = "f,g,label\n1,2,x\n3,4,y\n"
+    dataset, findings = read(write(tmp_path / "d", a=good, b=good, s=content), label_column="label")
+    assert dataset is None and (kind, path) in errors(findings)
+    assert word in findings.errors[0].message and findings.errors[0].site == "s"
+    assert [site.name for site in findings.sites] == ["a", "b", "s"]
+
+
+TEXTS = [
+    (["2020-01-31", "2021-12-01"], "dates"),
+    (["2020-01-31T12:30:00Z", "2020-01-31 12:30"], "dates"),
+    (["31.01.2020", "1.2.2021"], "dates"),
+    (["01/31/2020", "12/1/99"], "dates"),
+    (["31 Jan 2020", "1 March 2021"], "dates"),
+    (["January 31, 2020", "Feb 1, 2020"], "dates"),
+    (["12:30", "7:05:10"], "dates"),
+    (["2020-01-31", "", "unknown", "2020-02-01", 3], "dates"),
+    (["[1, 2]", "[3.5]"], "time_series"),
+    (["1 2 3", "4 5.5 6e1"], "time_series"),
+    (["1|2|3", "-1|2|3"], "time_series"),
+    (["1,5", "2,25"], "not_a_number"),
+    (["1.234,5", "7"], "not_a_number"),
+    (["1,234,567.5", "12"], "not_a_number"),
+    (["a/1.png", "a/2.png"], "image_paths"),
+    ([f"the patient {n} was seen today" for n in range(6)], "free_text"),
+    ([f"patient {n}" for n in range(60)], "too_many_categories"),
+    ([f"ward {n % 60}" for n in range(600)], "too_many_categories"),
+    ([*range(100), "n.d."], "too_many_categories"),
+    ([f"patient {n}" for n in range(10_000)], "too_many_categories"),
+]
+
+
+@pytest.mark.parametrize(("cells", "kind"), TEXTS)
+def test_a_column_of_other_texts_is_refused_at_the_first(tmp_path, cells, kind):
+    _, findings = read(write(tmp_path / "d", a=column(cells)))
+    first = next(row for row, cell in enumerate(cells) if isinstance(cell, str)) + 2
+    assert errors(findings) == [(kind, f"a.csv:{first}")] and "'c'" in findings.errors[0].message
+
+
+def test_empty_cells_can_be_refused(tmp_path):
+    folder = write(tmp_path / "d", a=column([1, "", 3]), b=column([1, 2, 3]))
+    _, findings = read(folder, missing="refuse")
+    assert errors(findings) == [("missing_value", "a.csv:3")]
+
+
+def test_categories_of_the_same_name_in_another_case_are_a_warning(tmp_path):
+    a, b = column(["Male", "female"] * 9), column(["male", "female"] * 9)
+    _, findings = read(write(tmp_path / "d", a=a, b=b))
+    assert findings.counts["warning", "similar_names"] == 1
+
+
+@pytest.mark.parametrize("text", ["1" + " " * 50_000 + "x", "1," * 50_000 + "x", "[" * 100_000])
+def test_a_hostile_text_takes_no_time(tmp_path, text):
+    start = time.process_time()
+    read(write(tmp_path / "d", a=column([text, "y"])))
+    read(write(tmp_path / "d", a=f"n,label\n1,{text.replace(',', '|')}\n2,x\n"))
+    assert time.process_time() - start < 2
+
+
+PARQUET = [
+    ({"f": [[1, 2], [3]], "label": ["x", "y"]}, "time_series"),
+    ({"f": [1, 2], "label": [["x", "y"], ["y"]]}, "several_labels"),
+    ({"f": np.array(["2020-01-31", "2020-02-01"], "M8[D]"), "label": ["x", "y"]}, "dates"),
+    ({"f": [1.0, 2.0], "label": [{"a": 1}, {"a": 2}]}, "wrong_column_type"),
+    ({"f": [1.0, 2.0], "label": ["x", None]}, "missing_label"),
+    ({"f": ["1,5", "2"], "label": ["x", "y"]}, "not_a_number"),
+    ({"f": [1.0, 1e300], "label": [1, 2]}, "not_finite"),
+    ({"f": [1.0, 2.0], "label": [0.5, 1.0]}, "float_label"),
+]
+
+
+@pytest.mark.parametrize(("columns", "kind"), PARQUET)
+def test_parquet_of_the_wrong_type_is_an_error(tmp_path, columns, kind):
+    _, findings = read(write_parquet(tmp_path / "d", "s", columns))
+    assert [kind for kind, _ in errors(findings)] == [kind]
+
+
+def test_a_damaged_parquet_file_is_an_error(tmp_path):
+    folder = write_parquet(tmp_path / "d", "s", {"f": np.arange(50.0), "label": ["x"] * 50})
+    content = (folder / "s.parquet").read_bytes()
+    footer = content[:-8] + b"\xff\xff\xff\x7f" + content[-4:]
+    for damaged in (content[:200], footer, b"f,g,label\n1,2,x\n", b""):
+        (folder / "s.parquet").write_bytes(damaged)
+        _, findings = read(folder)
+        assert errors(findings) == [("damaged_table", "s.parquet")]
+
+
+def test_parquet_without_pyarrow_is_an_error(tmp_path, monkeypatch):
+    folder = write_parquet(tmp_path / "d", "s", {"f": [1.0], "label": ["x"]})
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert errors(read(folder)[1]) == [("pyarrow_missing", "s.parquet")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_no_damage_to_a_table_ends_in_another_exception(tmp_path, suffix):
+    columns = {"f": np.arange(20.0), "g": [True, False] * 10, "label": ["x", "ü"] * 10}
+    if suffix == "csv":
+        folder = write(tmp_path / "d", s=[[*columns], *zip(*columns.values(), strict=True)])
+    else:
+        folder = write_parquet(tmp_path / "d", "s", columns)
+
+    path = folder / f"s.{suffix}"
+    content = path.read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        damaged = bytearray(content[: generator.integers(len(content) // 2, len(content))])
+        for place in generator.integers(0, len(damaged), size=3):
+            damaged[place] = generator.integers(0, 256)
+
+        path.write_bytes(damaged)
+        dataset, findings = read(folder)
+        assert dataset is not None or findings.errors
+
+
+def test_more_than_can_be_held_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedtailor.data.own.tables.MAX_TOTAL_BYTES", 80)  # 20 cells together
+    rows = "f,label\n" + "".join(f"{row},x\n" for row in range(8))
+    folder = write(tmp_path / "d", a=rows, c=rows)
+    write_parquet(folder, "b", {"f": np.arange(8.0), "label": ["x"] * 8})
+    assert errors(read(folder)[1])[:2] == [("too_large", "b.parquet"), ("too_large", "c.csv")]
+
+
+def test_the_time_to_read_grows_with_the_columns_not_with_their_square(tmp_path):
+    """Gene expression has 20,000 columns. When every column was looked up among all, this took half
+    a minute."""
+    header = [*(f"gene{number}" for number in range(8_000)), "label"]
+    rows = [[*range(label, 8_000 + label), label] for label in (0, 1)]
+    start = time.process_time()
+    dataset, _ = read(write(tmp_path / "d", a=[header, *rows]))
+    assert dataset.x.shape == (2, 8_000) and time.process_time() - start < 3
+
+
+# Images in tables
+
+
+@pytest.fixture
+def pictures(tmp_path, make):
+    """Six gray images of that gray, and a function that writes tables of them."""
+    folder = tmp_path / "d"
     for gray in range(6):
-        Image.fromarray(np.full((4, 5), gray, dtype=np.uint8)).save(
-            tmp_path / "images" / f"{gray}.png"
-        )
-    (tmp_path / "images" / "broken.png").write_bytes(b"not an image")
+        make.save(folder / "images" / f"{gray}.png", np.full((4, 5), gray, dtype=np.uint8))
 
-    def make(rows: list[list[object]]) -> Path:
-        write(tmp_path / "a.csv", [["image", "label", "split", "age"], *rows])
-        write(tmp_path / "b.csv", [["label", "image", "split"], ["x", "images/5.png", "test"]])
-        return tmp_path
+    (folder / "images" / "broken.png").write_bytes(b"not an image")
 
-    return make
+    def tables(*rows):
+        b = [["label", "image", "split"], ["x", "images/5.png", "test"]]
+        return write(folder, a=[["image", "label", "split", "age"], *rows], b=b)
+
+    return tables
 
 
-def test_images_named_by_tables_are_read_in_order(
-    pictures: Callable[[list[list[object]]], Path],
-) -> None:
-    rows: list[list[object]] = [
+def test_images_named_by_tables_are_read_in_order(pictures):
+    folder = pictures(
         ["images/3.png", "y", "test", 1],
         ["images/0.png", "x", "train", 2],
-        ["images/broken.png", "x", "train", 3],
-        ["images/2.png", "y", "train", 4],
-    ]
-    dataset, findings = read(pictures(rows))
-    assert dataset is not None and dataset.x.shape == (4, 4, 5, 1) and dataset.x.dtype == np.uint8
-    assert dataset.x[:, 0, 0, 0].tolist() == [0, 2, 3, 5] and dataset.y.tolist() == [0, 1, 1, 0]
-    assert dataset.num_official_train == 2 and dataset.domains is not None
-    assert dataset.domains.tolist() == [0, 0, 0, 1]
-    severities = [(p.severity, p.kind) for p in findings.problems]
-    assert ("warning", "unused_column") in severities and any(
-        severity == "skipped" for severity, _ in severities
+        ["images/broken.png", "x", "train", 2],
+        ["images/2.png", "y", "train", 3],
     )
-    assert [(site.train, site.test) for site in findings.sites] == [
-        ({"x": 1, "y": 1}, {"y": 1}),
-        ({}, {"x": 1}),
-    ]
+    dataset, findings = read(folder)
+    assert dataset.x.shape == (4, 4, 5, 1) and dataset.x[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
+    assert dataset.y.tolist() == [0, 1, 1, 0] and dataset.domains.tolist() == [0, 0, 0, 1]
+    assert {"unused_column", "not_an_image"} <= kinds(findings)
+    assert findings.sites[0].train == {"x": 1, "y": 1} and findings.sites[1].test == {"x": 1}
+    (folder / "b.csv").unlink()
+    dataset, _ = read(folder, group="age", label_column="label")
+    assert dataset.groups.tolist() == [1, 2, 0] and dataset.num_official_train == 2
 
 
 @pytest.mark.parametrize(
@@ -460,70 +474,158 @@ def test_images_named_by_tables_are_read_in_order(
         ("a\x00b.png", "missing_image"),
     ],
 )
-def test_an_image_that_is_not_in_the_folder_is_an_error(
-    pictures: Callable[[list[list[object]]], Path], name: str, kind: str
-) -> None:
-    folder = pictures([["images/1.png", "x", "train", 1], [name, "x", "train", 2]])
+def test_an_image_that_is_not_in_the_folder_is_an_error(pictures, name, kind):
+    folder = pictures(["images/1.png", "x", "train", 1], [name, "x", "train", 2])
     (folder / "images" / "link.png").symlink_to("/etc/hosts")
     (folder / "images" / "loop.png").symlink_to("loop.png")
+    assert errors(read(folder)[1])[0] == (kind, "a.csv:3")
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "row"),
+    [
+        (["1", "0.5"], "float_label", ":3"),
+        (["flu", "covid", "flu|covid"], "several_labels", ":4"),
+        (["a;b", "b;c", "a;c"], "several_labels", ":2"),
+        (["flu", "covid", "covid, flu"], "several_labels", ":4"),
+        (["[1, 0]", "[0, 1]"], "several_labels", ":2"),
+        ([1000 + n % 31 for n in range(31 * 4)], "likely_regression", ""),
+        ([f"class {n}" for n in range(4)], "too_many_classes", None),
+    ],
+)
+def test_labels_that_cannot_be_classes_are_refused(tmp_path, labels, kind, row, monkeypatch):
+    if row is None:
+        monkeypatch.setattr("fedtailor.data.own.rules.MAX_CLASSES", 3)
+
+    rows = [["n", "label"], *([number, label] for number, label in enumerate(labels))]
+    _, findings = read(write(tmp_path / "d", a=rows))
+    assert errors(findings) == [(kind, "" if row is None else f"a.csv{row}")]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["benign, type 1", "benign, type 2"],
+        ["a;b", "c;d"],
+        ["I/II", "III/IV"],
+        [1000 + n % 30 for n in range(30)],
+        [1000 + n % 31 for n in range(31 * 5)],
+        [f"class {n}" for n in range(40)],
+    ],
+)
+def test_other_labels_are_classes(tmp_path, labels):
+    rows = [["n", "label"], *([number, label] for number, label in enumerate(labels))]
+    dataset, _ = read(write(tmp_path / "d", a=rows))
+    assert dataset.class_names == tuple(sorted({str(label) for label in labels}))
+
+
+def test_numbers_beside_text_are_classes_with_a_warning(tmp_path):
+    folder = write(tmp_path / "d", a="f,label\n1,1\n2,0.5\n", b="f,label\n3,one\n5,0\n")
     dataset, findings = read(folder)
-    assert dataset is None
-    assert [(p.kind, p.path) for p in findings.problems if p.severity == "error"] == [
-        (kind, "a.csv:3")
-    ]
+    assert dataset.class_names == ("0", "0.5", "1", "one")
+    assert ("warning", "mixed_labels") in findings.counts
 
 
-def prices(different: int, each: int) -> str:
-    rows = [f"{row},{row * 2},{1000 + 7 * (row % different)}" for row in range(different * each)]
-    return "\n".join(["f,g,label", *rows, ""])
+@pytest.mark.parametrize("name", ["label", "Diagnosis", "TARGET", "y", "Class_Label", "labels"])
+def test_an_obvious_column_of_labels_is_taken(tmp_path, name):
+    a, b = f"n,{name},m\n1,u,3\n2,v,4\n", f"{name},m,n\nu,3,5\nv,4,6\n"
+    dataset, findings = read(write(tmp_path / "d", a=a, b=b))
+    assert dataset.class_names == ("u", "v")
+    assert [each.name for each in dataset.raw.columns] == ["n", "m"]
+    assert any(f"'{name}'" in note for note in findings.notes) == (name != "label")
 
 
-def test_whole_numbers_with_few_examples_each_are_refused_as_a_likely_regression(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a.csv").write_text(prices(31, 4))
-    dataset, findings = read(tmp_path)
-    (problem,) = findings.errors
-    assert dataset is None and (problem.kind, problem.path) == ("likely_regression", "a.csv")
-    assert "31 different whole numbers with 4.0 examples each" in problem.message
-    assert "Only classification is supported" in problem.message and "as text" in problem.message
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (
+            "age,sex,tumor stage\n50,f,I\n60,m,II\n70,f,I\n80,m,II\n",
+            ["'data.label_column=tumor stage'", "data.label_column=sex"],
+        ),
+        ("class,outcome,n\nu,x,1\nv,y,2\n", ["data.label_column=class"]),
+        ("y,group,n\n0.5,a,1\n0.7,b,2\n0.1,a,3\n0.2,b,4\n", ["data.label_column=group"]),
+        ("a,b\n0.5,1.5\n0.7,2.5\n", ["data.label_column=NAME"]),
+    ],
+)
+def test_otherwise_the_error_says_what_to_type(tmp_path, text, options):
+    _, findings = read(write(tmp_path / "d", a=text))
+    assert errors(findings) == [("missing_label_column", "a.csv")]
+    assert all(f"--set {option}" in findings.errors[0].message for option in options)
 
 
-@pytest.mark.parametrize(("different", "each"), [(30, 1), (31, 5), (100, 5)])
-def test_few_numbers_or_many_examples_of_each_are_classes(
-    tmp_path: Path, different: int, each: int
-) -> None:
-    (tmp_path / "a.csv").write_text(prices(different, each))
-    dataset, _ = read(tmp_path)
-    assert dataset is not None and dataset.num_classes == different
+def test_a_column_called_like_a_label_that_holds_none_is_passed_over(tmp_path):
+    dataset, _ = read(write(tmp_path / "d", a="x,y,label\n1,0.5,u\n2,0.25,v\n"))
+    assert dataset.class_names == ("u", "v") and dataset.x.shape == (2, 2)
+    a, b = "n,label\n1,u\n2,v\n", "n,diagnosis\n1,u\n2,v\n"
+    _, findings = read(write(tmp_path / "e", a=a, b=b))
+    assert [kind for kind, _ in errors(findings)] == ["missing_label_column"]
 
 
-def test_names_of_classes_are_never_a_regression(tmp_path: Path) -> None:
-    rows = [f"{row},{row * 2},class {row}" for row in range(40)]
-    (tmp_path / "a.csv").write_text("\n".join(["f,g,label", *rows, ""]))
-    dataset, findings = read(tmp_path)
-    assert dataset is not None and dataset.num_classes == 40 and not findings.errors
+# Groups
+
+HEAD = ["patient", "n", "label"]
 
 
-def test_a_fraction_as_a_label_says_that_regression_is_not_supported(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("f,g,label\n1,2,1.5\n3,4,2\n")
-    _, findings = read(tmp_path)
-    assert (
-        findings.errors[0].kind == "float_label" and "not regression" in findings.errors[0].message
-    )
+def patients(count, start=0):
+    return [[number // 3 + start, number, "xyx"[number % 3]] for number in range(count)]
 
 
-def test_the_time_to_read_grows_with_the_columns_not_with_their_square(tmp_path: Path) -> None:
-    """Gene expression has 20,000 columns. When every column was looked up among all, this took half
-    a minute."""
-    genes = [f"gene{number}" for number in range(20_000)]
-    for site in "ab":
-        rows = [
-            [*range(ord(site) * (label + 1), 20_000 + ord(site) * (label + 1)), label]
-            for label in (0, 1)
-        ]
-        write(tmp_path / f"{site}.csv", [[*genes, "label"], *rows])
-    start = time.process_time()
-    dataset, findings = read(tmp_path)
-    assert time.process_time() - start < 5
-    assert dataset is not None and dataset.x.shape == (4, 20_000) and findings.problems == []
+def test_a_column_of_groups_is_no_feature_and_keeps_patients_together(tmp_path):
+    b = [HEAD[::-1], *(row[::-1] for row in patients(60, start=100))]
+    folder = write(tmp_path / "d", a=[HEAD, *patients(60)], b=b)
+    options = {"path": str(folder), "group": "patient", "val_fraction": 0.2}
+    dataset, _ = read_own(str(folder), DataOptions(**options))
+    assert [each.name for each in dataset.raw.columns] == ["n"] and "patient" in dataset.raw.unused
+    assert dataset.groups.tolist() == [number // 3 for number in range(120)]
+    for changes in ({}, {"partition": "iid", "clients": 5}):
+        for rows in build(DataOptions(**options, **changes), run_seed=0).rows:
+            used = [set(dataset.groups[part]) for part in rows]
+            assert all(used) and sum(map(len, used)) == len(set.union(*used))
+
+
+@pytest.mark.parametrize("name", ["patient_id", "ID", "subject no", "patient age", "idle"])
+def test_an_identifier_that_is_a_feature_is_a_warning(tmp_path, name):
+    folder = write(tmp_path / "d", a=[[name, "n", "label"], *patients(60)])
+    is_identifier = name not in ("patient age", "idle")
+    assert ("identifier" in kinds(read(folder)[1])) == is_identifier
+    assert "identifier" not in kinds(read(folder, group=name)[1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "problem"),
+    [
+        ([["p", "n", "label"], [1, 1, "x"], ["", 2, "y"]], "p", ("missing_group", "a.csv:3")),
+        ([HEAD, *patients(6)], "patent", ("missing_group_column", "a.csv")),
+        ([HEAD, *patients(6)], "label", ("missing_group_column", "a.csv")),
+        (
+            [[*HEAD, "split"], [1, 2, "x", "train"], [1, 3, "y", "test"], [2, 4, "x", "test"]],
+            "patient",
+            ("group_in_train_and_test", ""),
+        ),
+    ],
+)
+def test_groups_that_cannot_be_used_are_an_error(tmp_path, rows, group, problem):
+    _, findings = read(write(tmp_path / "d", a=rows), group=group, label_column="label")
+    assert errors(findings) == [problem]
+
+
+def test_groups_at_several_sites_are_a_warning_and_on_one_side_at_all(tmp_path):
+    folder = write(tmp_path / "d", a=[HEAD, *patients(30)], b=[HEAD, *patients(30, start=7)])
+    dataset, findings = read(folder, group="patient")
+    assert ("warning", "group_at_several_sites") in findings.counts
+    rows = build(DataOptions(path=str(folder), group="patient"), run_seed=0).rows
+    train = set(dataset.groups[np.concatenate([client.train for client in rows])])
+    test = set(dataset.groups[np.concatenate([client.test for client in rows])])
+    assert train and test and not train & test
+
+
+def test_the_errors_of_a_single_file_name_it_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in ("f,label\n1,0.5\n", "f,label\n", "f,f\n1,2\n"):
+        (tmp_path / "x.csv").write_text(text)
+        with pytest.raises(DataError) as caught:
+            load_own("x.csv", DataOptions())
+        assert caught.value.message.count("x.csv") == 1, caught.value.message
