@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
+from fedtailor.data.own.facts import Block, Labels, ValueRange
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
     Findings,
@@ -22,123 +23,19 @@ from fedtailor.data.own.findings import (
     Unusable,
     no_examples,
 )
-from fedtailor.data.own.labels import Labels
-from fedtailor.data.own.names import At, listed, safe_name, show
+from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.npz import read_archive
+from fedtailor.data.own.patterns import MAX_CLASSES
 from fedtailor.data.own.rules import (
     ARRAYS,
     ARRAYS_ALIKE,
     FINITE_ARRAYS,
     IMAGE_VALUES,
     LABELS,
-    MAX_CLASSES,
+    check,
 )
 
 _ARRAYS = ("x", "y", "class_names")
-
-
-@dataclass
-class Block:
-    """One part of a site's examples: the facts for ``rules.ARRAYS``."""
-
-    place: Place
-    """The site and its file."""
-    part: Literal["train", "test"]
-    x: np.ndarray
-    """(rows, height, width), (rows, height, width, channels) or (rows, features), numbers."""
-    y: np.ndarray  # (rows,), numbers
-    num_classes: int = 0
-    """Number of the names of classes; 0 without names."""
-
-    @property
-    def title(self) -> str:
-        """Its file in quotes."""
-        return show(self.place.path)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of an example."""
-        return self.x.shape[1:]
-
-    @property
-    def has_floats(self) -> bool:
-        """Whether the examples are floats."""
-        return self.x.dtype.kind == "f"
-
-    @property
-    def has_several_labels(self) -> bool:
-        """Whether ``y`` has several numbers for each example."""
-        return self.y.ndim == 2 and self.y.shape[1] > 1 and self.y.dtype.kind in "buif"
-
-    @property
-    def is_one_hot(self) -> bool:
-        """Whether ``y`` has a 1 for the class of each example, and 0 otherwise."""
-        if not self.has_several_labels:
-            return False
-
-        is_binary = ((self.y == 0) | (self.y == 1)).all()
-        return bool(is_binary and (self.y.sum(axis=1) == 1).all())
-
-    @property
-    def has_a_label_per_row(self) -> bool:
-        """Whether ``x`` and ``y`` have the same number of rows, and ``y`` nothing else."""
-        return self.y.ndim == 1 and self.x.ndim > 0 and len(self.x) == len(self.y)
-
-    @property
-    def largest_label(self) -> int:
-        """The largest label that is allowed."""
-        return (self.num_classes or MAX_CLASSES) - 1
-
-    @property
-    def channels(self) -> Literal["first", "last"] | None:
-        """Which axis of images with channels has them; None if it is not clear.
-
-        It is the last one, or, as in PyTorch, the second one if that has 1 or 3 entries and the
-        last has neither 1 nor 3.
-        """
-        _, second, third, last = self.x.shape
-        if last in (1, 3) or last <= min(second, third):
-            return "last"
-
-        return "first" if second in (1, 3) and third > 3 else None
-
-    @property
-    def at_not_finite(self) -> At | None:
-        """Where an example is not finite as 32-bit floats; None if all are."""
-        if not self.has_floats:
-            return None
-
-        with np.errstate(over="ignore"):
-            is_finite = np.isfinite(self.x.astype(np.float32, copy=False))
-
-        return self.at(~np.all(is_finite.reshape(len(self.x), -1), axis=1))
-
-    def at(self, is_wrong: np.ndarray) -> At | None:
-        """Return the first row where ``is_wrong`` (rows,) is true, with its label."""
-        rows = np.flatnonzero(is_wrong)
-        return At(int(rows[0]), str(self.y[rows[0]]), len(rows)) if len(rows) else None
-
-    def converted(self) -> Block:
-        """Return the block with images channels last, and labels as int64."""
-        x = self.x
-        if x.ndim == 3:
-            x = x[..., None]
-        elif x.ndim == 4 and self.channels == "first":
-            x = np.moveaxis(x, 1, 3)
-            self.place.findings.note(
-                "Images stored channels first (rows, channels, height, width) were converted to "
-                "channels last."
-            )
-
-        return Block(self.place, self.part, x, self.y.astype(np.int64), self.num_classes)
-
-
-class ValueRange(NamedTuple):
-    """The smallest and largest value of all images: the facts for ``rules.IMAGE_VALUES``."""
-
-    low: float
-    high: float
-    are_floats: bool
 
 
 class Scale(NamedTuple):
@@ -327,7 +224,7 @@ def _check_blocks(blocks: Sequence[Block], num_classes: int) -> list[Block]:
     checked = []
     for block in filled:
         block.num_classes = num_classes
-        if block.place.check(ARRAYS, block):
+        if check(ARRAYS, block, block.place):
             checked.append(block.converted())
 
     return checked
@@ -335,8 +232,8 @@ def _check_blocks(blocks: Sequence[Block], num_classes: int) -> list[Block]:
 
 def _check_values(blocks: Sequence[Block]) -> bool:
     """Return whether all examples are finite, of one shape, and all whole numbers or all floats."""
-    usable = [block.place.check(FINITE_ARRAYS, block) for block in blocks]
-    usable += [block.place.check(ARRAYS_ALIKE, (blocks[0], block)) for block in blocks[1:]]
+    usable = [check(FINITE_ARRAYS, block, block.place) for block in blocks]
+    usable += [check(ARRAYS_ALIKE, (blocks[0], block), block.place) for block in blocks[1:]]
     return all(usable)
 
 
@@ -346,7 +243,8 @@ def _number_classes(blocks: Sequence[Block], findings: Findings) -> tuple[str, .
     """
     present = np.unique(np.concatenate([np.unique(block.y) for block in blocks]))
     examples = sum(len(block.y) for block in blocks)
-    findings.check(LABELS, Labels("y", [str(label) for label in present], examples))
+    labels = Labels("y", [str(label) for label in present], examples)
+    check(LABELS, labels, findings.place)
 
     absent = np.setdiff1d(np.arange(present[-1] + 1), present)
     if len(absent):
@@ -376,7 +274,7 @@ def _find_scale(blocks: Sequence[Block]) -> Scale | None:
     highest = max(blocks, key=lambda block: float(block.x.max()))
     values = ValueRange(float(lowest.x.min()), float(highest.x.max()), lowest.has_floats)
     offender = lowest if values.low < 0 else highest
-    if not offender.place.check(IMAGE_VALUES, values):
+    if not check(IMAGE_VALUES, values, offender.place):
         return None
 
     if values.are_floats:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.own.findings import Place
+from fedtailor.data.own.kinds import SEVERAL_LABELS
 from fedtailor.data.own.names import At, show
 from fedtailor.data.own.patterns import category_in, cell_of, number_in, number_or_none
 
@@ -184,34 +185,48 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32)
 
 
-class ColumnTexts(NamedTuple):
-    """A column of a table whose texts were all kept."""
+@dataclass(frozen=True)
+class Table:
+    """A table as it was read."""
 
-    cells: Cells
+    place: Place
+    columns: dict[str, Cells]
+    """By name, safe to print, in the order of the file."""
     lines: Sequence[int]
-
-    def at(self, is_wrong: Callable[[str], bool]) -> At | None:
-        """Return the first line with such a text."""
-        at = self.cells.at(is_wrong)
-        if at is None or at.row is None:
-            return None
-
-        return At(self.lines[at.row], show(at.value), at.count)
-
-
-class ColumnNumbers(NamedTuple):
-    """A column of a table with numbers."""
-
-    name: str
-    values: np.ndarray  # (rows,), float32
-    lines: Sequence[int]
+    """Line of every row in a CSV file, where the header is line 1; number of the row in a Parquet
+    file, from 1."""
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Columns of a type that cannot be used: kind and sentence of the problem."""
+    ragged: Sequence[tuple[int, int]] = ()
+    """Line and length of every row that is not as long as the header; they are left out."""
 
     @property
-    def title(self) -> str:
-        """Its name in quotes."""
-        return show(self.name)
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns."""
+        return tuple(self.columns)
 
-    def at(self, is_wrong: np.ndarray) -> At | None:
-        """Return the first line where ``is_wrong`` (rows,) is true."""
-        rows = np.flatnonzero(is_wrong)
-        return At(self.lines[rows[0]], count=len(rows)) if len(rows) else None
+    @property
+    def num_bytes(self) -> int:
+        """The size that counts for the limit: 4 bytes a cell."""
+        return 4 * len(self.lines) * len(self.columns)
+
+    def check_rows(self) -> bool:
+        """Return whether all rows are as long as the header; add the others as problems."""
+        for line, length in self.ragged:
+            cells = f"The row has {length} cells, the header {len(self.columns)}."
+            self.place.add("ragged_row", cells, line)
+
+        return not self.ragged
+
+    def check_types(self, names: Iterable[str], label: str = "") -> bool:
+        """Return whether the columns of these names can be used; add the problems of others."""
+        wrong = [name for name in names if name in self.refused]
+        for name in wrong:
+            kind, sentence = self.refused[name]
+            if kind == "time_series" and name == label:
+                kind = "several_labels"
+                sentence = f"holds lists. {SEVERAL_LABELS}"
+
+            self.place.add(kind, f"Column {show(name)} {sentence}", severity="error")
+
+        return not wrong

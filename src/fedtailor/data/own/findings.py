@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.own.names import At, safe_name, show
-from fedtailor.data.own.rules import KINDS, Rule, Severity
+from fedtailor.data.own.kinds import SEVERITY, Severity
+from fedtailor.data.own.names import safe_name, show
 
 MAX_SITES = 10_000
 """Most sites; more are usually a folder of single files that was read as sites."""
@@ -19,8 +19,6 @@ MAX_PROBLEMS = 1_000
 MAX_TOTAL_BYTES = 2 * 2**30
 """Most bytes of the examples in all array or table files together, as stored in memory."""
 
-Facts = TypeVar("Facts")
-
 
 class Problem(NamedTuple):
     """A problem with a file, a row or a site."""
@@ -28,7 +26,7 @@ class Problem(NamedTuple):
     severity: Severity
     kind: str
     """A short name that never changes, such as ``truncated_image``; see
-    :data:`fedtailor.data.own.rules.KINDS`."""
+    ``rules.KINDS``."""
     site: str
     path: str
     """The file, relative to the data's folder; for a row of a table ``file:row``."""
@@ -79,7 +77,7 @@ class Findings:
         severity: Severity | None = None,
     ) -> None:
         """Add a problem, of the usual severity of its kind unless another is given."""
-        severity = severity or KINDS[kind].severities[0]
+        severity = severity or SEVERITY[kind]
         is_error = severity == "error"
 
         # Errors and others have separate limits, so that many warnings never hide an error.
@@ -98,14 +96,10 @@ class Findings:
         if text not in self.notes:
             self.notes.append(text)
 
-    def check(self, rules: Sequence[Rule[Facts]], facts: Facts) -> bool:
-        """Add what breaks the rules, without a site or file; see :meth:`Place.check`."""
-        return Place(self, "", "").check(rules, facts)
-
-    def summary(self, severity: Severity) -> str:
-        """Return how many problems there are of each kind, such as ``unreadable images (2)``."""
-        kinds = sorted((kind, count) for (of, kind), count in self.counts.items() if of == severity)
-        return ", ".join(f"{KINDS[kind].words} ({count})" for kind, count in kinds)
+    @property
+    def place(self) -> Place:
+        """Where problems without a site or file are added."""
+        return Place(self, "", "")
 
 
 class OwnData(NamedTuple):
@@ -139,26 +133,6 @@ class Place:
         """Add a problem of the file, or of one of its rows."""
         path = self.path if row is None else f"{self.path}:{row}"
         self.findings.add(kind, message, site=self.site, path=path, severity=severity)
-
-    def check(self, rules: Sequence[Rule[Facts]], facts: Facts, row: int | None = None) -> bool:
-        """Add what breaks the rules, up to the first error; return whether there is no error.
-
-        Args:
-            rules: in the order in which they are tried.
-            facts: what they are about.
-            row: the row of problems whose rule does not find one itself.
-        """
-        for rule in rules:
-            results = rule.results(facts)
-            for result in results:
-                at = result if isinstance(result, At) else At(row)
-                message = rule.sentence.format(result, facts=facts)
-                (at.place or self).add(rule.kind, message, at.row, rule.severity)
-
-            if results and rule.severity == "error":
-                return False
-
-        return True
 
     def skip_empty(self) -> None:
         """Add that the site has no examples; nothing is added if the data has no sites."""

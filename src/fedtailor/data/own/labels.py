@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedtailor.data.own.cells import Cells
+from fedtailor.data.own.cells import Cells, Table
+from fedtailor.data.own.facts import Labels
 from fedtailor.data.own.findings import Findings
-from fedtailor.data.own.names import At, counted, listed, safe_name, show
+from fedtailor.data.own.names import At, counted, listed, show
 from fedtailor.data.own.patterns import (
     DATE,
     MISSING_LABELS,
     is_like_label,
     is_number,
-    label_number,
     looks_like_regression,
     option_text,
     share_like,
 )
-from fedtailor.data.own.rules import ALL_LABELS, LABELS
-from fedtailor.data.own.table import Table
+from fedtailor.data.own.rules import ALL_LABELS, LABELS, check
 
 USUAL_NAME = "label"
 
@@ -29,76 +27,6 @@ _FEW = 20
 """Most different values of a column that is suggested."""
 _SUGGESTED = 3
 """Most columns that are suggested."""
-
-
-class Labels:
-    """The different labels of all sites: the facts for ``rules.LABELS``.
-
-    Args:
-        name: where they are, as it is in messages.
-        texts: the different labels, in the order of appearance.
-        examples: number of all examples.
-        find: returns the first row with a label.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        texts: Sequence[str],
-        examples: int,
-        find: Callable[[str], At] | None = None,
-    ) -> None:
-        self.name: str = name
-        self.texts: Sequence[str] = texts
-        self.examples: int = examples
-        self._find = find
-        self._numbers = {text: label_number(text) for text in texts}
-
-    @cached_property
-    def are_numbers(self) -> bool:
-        """Whether all labels are numbers."""
-        return None not in self._numbers.values()
-
-    @cached_property
-    def codes(self) -> dict[str, int]:
-        """The number of the class of every label."""
-        names = {text: self._name_of(text) for text in self.texts}
-        position = {name: code for code, name in enumerate(self.class_names)}
-        return {text: position[name] for text, name in names.items()}
-
-    @cached_property
-    def class_names(self) -> list[str]:
-        """The names of the classes: whole numbers in their order, or texts, sorted."""
-        names = {self._name_of(text) for text in self.texts}
-        return sorted(names, key=int) if self.are_numbers else sorted(names)
-
-    def _name_of(self, text: str) -> str:
-        return str(self._numbers[text]) if self.are_numbers else safe_name(text)
-
-    @property
-    def different(self) -> int:
-        """The number of classes."""
-        return len(self.class_names)
-
-    def at(self, text: str) -> At | None:
-        """Return where a label is first; None without a text."""
-        return self._find(text) if text and self._find else None
-
-    @property
-    def first_fraction(self) -> str:
-        """The first number that is not whole; empty if there is none."""
-        numbers = self._numbers.items()
-        return next((text for text, number in numbers if isinstance(number, float)), "")
-
-    @property
-    def first_number(self) -> str:
-        """The first label that is a number; empty if there is none."""
-        return next((text for text, number in self._numbers.items() if number is not None), "")
-
-    @property
-    def first_text(self) -> str:
-        """The first label that is not a number; empty if there is none."""
-        return next((text for text, number in self._numbers.items() if number is None), "")
 
 
 def name_classes(
@@ -117,7 +45,7 @@ def name_classes(
     texts = dict.fromkeys(text for cells in columns for text in cells.texts)
     examples = sum(len(cells) for cells in columns)
     labels = Labels(show(name), list(texts), examples, lambda text: _find(text, name, tables))
-    if not tables[0].place.check(LABELS, labels) or not findings.check(ALL_LABELS, labels):
+    if not check(LABELS, labels, tables[0].place) or not check(ALL_LABELS, labels, findings.place):
         return None
 
     y = []

@@ -12,11 +12,11 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.columns import Columns, Texts
-from fedtailor.data.own.cells import Cells
+from fedtailor.data.own.cells import Cells, Table
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Findings, Place, Problem
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import category_in
-from fedtailor.data.own.table import TABLES, Sought, Table, read_header, read_table
+from fedtailor.data.own.table import TABLES, Sought, read_header, read_table
 from fedtailor.data.own.tables import check_numbers
 
 

@@ -17,6 +17,9 @@ MISSING_LABELS = ("", "nan")
 
 TRUTH = {"true": 1.0, "false": 0.0}
 
+MAX_CLASSES = 10_000
+"""Most classes; more are usually a column of numbers that was read as labels."""
+
 _EXACT = 2**53
 """Whole numbers below this are exact as floats."""
 

@@ -17,6 +17,7 @@ from fedtailor.data.own.groups import groups_of_paths
 from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import Layout, recognize
 from fedtailor.data.own.names import listed, safe_name
+from fedtailor.data.own.rules import summarize_kinds
 from fedtailor.data.own.sites import cross_check
 from fedtailor.data.preparing import Report, to_nobody
 
@@ -186,8 +187,8 @@ def _skip_empty_sites(layout: Layout, filled: set[str], findings: Findings) -> N
 def _summary(findings: Findings) -> list[str]:
     """Return a sentence that counts what was left out, and one that counts the warnings."""
     counts = {
-        "Left out": findings.summary("skipped"),
-        "Warnings": findings.summary("warning"),
+        "Left out": summarize_kinds(findings, "skipped"),
+        "Warnings": summarize_kinds(findings, "warning"),
     }
     return [f"{what}: {kinds}." for what, kinds in counts.items() if kinds]
 
@@ -198,7 +199,7 @@ def _as_error(path: str, findings: Findings) -> DataError:
     number = sum(findings.counts["error", kind] for kind in kinds)
     sentences = [_sentence(problem) for problem in findings.errors[:_SHOWN]]
     if number > len(sentences):
-        sentences.append(f"All errors: {findings.summary('error')}.")
+        sentences.append(f"All errors: {summarize_kinds(findings, 'error')}.")
 
     # The path stands before the message, unless the message names it.
     message = " ".join(sentences)

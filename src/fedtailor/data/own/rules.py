@@ -1,9 +1,9 @@
-"""What can be wrong with a user's data: every kind of problem, and the rules that find them.
+"""The rules that find what is wrong with a user's data, and every kind of problem.
 
-Problems that only a reader can notice, such as a damaged file, are listed in ``REPORTED``; the
-reader says what happened. All others are rules: a sentence, a severity, and a small check of facts.
-To add a finding, add a rule to the list of its facts; the check of the data, the counts and the page
-``docs/own-data.md`` (``make docs``) take it from here.
+A rule is a sentence, a severity, and a small check of facts. To add a finding, add a rule to the
+list of its facts: the check of the data, the counts and the page ``docs/own-data.md``
+(``make docs``) take it from here. What only a reader can notice is in
+:mod:`fedtailor.data.own.kinds`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.own.facts import (
+    AllSites,
+    Block,
+    ColumnNumbers,
+    ColumnTexts,
+    Feature,
+    Header,
+    Labels,
+    Names,
+    OneSite,
+    ValueRange,
+)
+from fedtailor.data.own.findings import Findings, Place
+from fedtailor.data.own.kinds import (
+    DATES,
+    REPORTED_KINDS,
+    SERIES,
+    SEVERAL_LABELS,
+    Kind,
+    Severity,
+)
 from fedtailor.data.own.names import (
+    At,
     counted,
     first_repeated,
     listed,
@@ -29,6 +51,7 @@ from fedtailor.data.own.patterns import (
     DECIMAL_COMMA,
     IMAGE,
     LIST,
+    MAX_CLASSES,
     MISSING_LABELS,
     MISSING_WORDS,
     describe_regression,
@@ -36,18 +59,6 @@ from fedtailor.data.own.patterns import (
     option_text,
     several_labels,
 )
-
-if TYPE_CHECKING:
-    from fedtailor.data.own.arrays import Block, ValueRange
-    from fedtailor.data.own.cells import ColumnNumbers, ColumnTexts
-    from fedtailor.data.own.features import Feature
-    from fedtailor.data.own.labels import Labels
-    from fedtailor.data.own.sites import AllSites, Names, OneSite
-    from fedtailor.data.own.tables import Header
-
-Severity = Literal["error", "skipped", "warning"]
-"""error: the data cannot be used as it is; skipped: the file or site is left out; warning: it is
-still used."""
 
 Facts = TypeVar("Facts")
 
@@ -75,124 +86,8 @@ class Rule(Generic[Facts]):
         return result if isinstance(result, list) else [result]
 
 
-class Kind(NamedTuple):
-    """A kind of problem."""
-
-    severities: tuple[Severity, ...]
-    words: str
-    """What problems of this kind are, in the plural."""
-
-
 FEW = 10
 """Sites with fewer training examples get a warning."""
-
-MAX_CLASSES = 10_000
-"""Most classes; more are usually a column of numbers that was read as labels."""
-
-REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "Folders and files": {
-        "error": {
-            "not_found": "missing paths",
-            "empty_folder": "empty folders",
-            "unknown_layout": "data in none of the layouts",
-            "ambiguous_layout": "folders called train or test beside others",
-            "validation_folder": "folders for validation beside those for training",
-            "unreadable_folder": "folders that cannot be listed",
-            "too_many_sites": "more than 10,000 folders at the top, or sites of a function",
-            "too_many_files": "more than 2,000,000 files",
-            "duplicate_site": "files or folders of the same site, such as `A.csv` and `A.parquet`",
-            "dicom": "DICOM files (`.dcm`, or the mark `DICM` at byte 128)",
-            "unusable": "files that do not fit together in any other way",
-        },
-        "skipped, error": {
-            "unreadable_file": "unreadable files, or files of more than 1 GiB",
-            "empty_file": "files of 0 bytes",
-        },
-        "skipped": {
-            "too_deep": "folders below 8 levels",
-            "stray_file": "files of a kind that is not read",
-            "misplaced_file": "images at another depth than most",
-            "not_a_file": "pipes, sockets or devices",
-            "symlink_outside": "links out of the folder",
-            "symlink_loop": "links to themselves, or to a folder that contains them",
-            "symlink_folder": "links to a folder that is read in its own place",
-            "broken_symlink": "broken links",
-        },
-        "warning": {"non_utf8_name": "names that are not UTF-8"},
-    },
-    "Sites and classes": {
-        "error": {"no_examples": "data without examples"},
-        "skipped": {
-            "empty_site": "sites without readable examples",
-            "empty_class": "classes without readable images",
-        },
-    },
-    "Images": {
-        "error": {
-            "image_sizes": "images of several sizes without `data.image_size`",
-            "missing_image": "images of a table that do not exist",
-            "image_outside": "images of a table outside its folder",
-        },
-        "skipped": {
-            "not_an_image": "unreadable images",
-            "truncated_image": "images whose file ends too early",
-            "damaged_image": "images that cannot be decoded",
-            "image_too_large": "images of more than 50 million pixels or 1 GiB",
-            "unsupported_image": "images of floats, negative values or more than 16 bits",
-        },
-        "warning": {
-            "dark_8_bit": "nearly black 8-bit images: the largest value of all is below 64",
-            "dark_16_bit": "nearly black 16-bit images: the largest value is below a quarter",
-        },
-    },
-    "Duplicates": {
-        "warning": {
-            "duplicate_train_test": "test examples that are in training too",
-            "duplicate_other_class": "examples that are in another class too",
-            "duplicate_across_sites": "examples that are at another site too",
-            "duplicate_in_site": "examples that are at the same site twice",
-        },
-    },
-    "Groups": {
-        "error": {
-            "wrong_group": "values of `data.group` for images without one group in parentheses",
-            "group_in_train_and_test": "groups in training and test of data that come divided",
-        },
-        "warning": {"group_at_several_sites": "groups at several sites"},
-    },
-    "Arrays, and what a function returns": {
-        "error": {
-            "damaged_archive": "damaged `.npz` files",
-            "missing_array": "files without `x` or `y`",
-            "object_array": "arrays of Python objects, which are never read",
-            "wrong_class_names": "`class_names` that are not texts, or have a name twice",
-            "class_names_differ": "`class_names` that differ between files",
-            "too_large": "more than 2 GiB of arrays and tables, or 32 GiB of images",
-            "wrong_return": "functions that return something else",
-        },
-        "warning, error": {"option_unused": "options without effect on arrays"},
-        "warning": {
-            "unused_array": "arrays besides `x`, `y` and `class_names`",
-            "unused_label": "numbers below the largest label without examples",
-        },
-    },
-    "Tables": {
-        "error": {
-            "damaged_table": "damaged Parquet files",
-            "broken_table": "tables with an unreadable line",
-            "wrong_encoding": "files that are not UTF-8",
-            "pyarrow_missing": "Parquet files without pyarrow, which reads them",
-            "ragged_row": "rows with more or fewer cells than the header",
-            "missing_column": "columns that other tables have",
-            "extra_column": "columns that other tables do not have",
-            "wrong_column_type": "columns of neither numbers nor text",
-        },
-        "skipped": {"empty_column": "columns without any value"},
-        "warning": {"unseen_category": "categories that no training example has"},
-    },
-}
-"""What readers report, by section of the page and severity; the first of two is the usual one."""
-
 
 # Sites and classes -----------------------------------------------------------------------------
 
@@ -303,19 +198,7 @@ SIMILAR_NAMES: Sequence[Rule[Names]] = (
 
 # Labels ----------------------------------------------------------------------------------------
 
-SEVERAL_LABELS = (
-    "Several labels per example (multi-label) are not supported: give one label per row, or a "
-    "table for each question."
-)
 _REGRESSION = "Only classification is supported, not regression."
-DATES = (
-    "Dates are not supported: give a number instead, such as age in years or days since admission, "
-    "or leave the column out."
-)
-SERIES = (
-    "Time series are not supported: give one number per cell, such as their mean and their slope, "
-    "or remove the column."
-)
 
 LABELS: Sequence[Rule[Labels]] = (
     Rule(
@@ -389,7 +272,7 @@ ROLES: Sequence[Rule[Header]] = (
     Rule(
         "missing_label_column",
         "error",
-        "tables without `data.label_column`, or without a column that is obviously the label",
+        "",
         "No column {0[0]} for the labels (data.label_column){0[1]}; the columns are: {0[2]}.",
         lambda header: header.label not in header.names and header.missing(header.label),
     ),
@@ -410,7 +293,7 @@ ROLES: Sequence[Rule[Header]] = (
     Rule(
         "no_features",
         "error",
-        "tables without features",
+        "",
         "No column is left for features; an image is missing too: {0}.",
         lambda header: not header.image and not header.others and listed(header.names, 20),
     ),
@@ -437,7 +320,7 @@ GROUP_CELLS: Sequence[Rule[ColumnTexts]] = (
     Rule(
         "missing_group",
         "error",
-        "examples without a group",
+        "",
         "There is no group in {0.rows}; the first is row {0.row}.",
         lambda cells: cells.at(lambda text: text.lower() in MISSING_WORDS),
     ),
@@ -468,7 +351,7 @@ FILLED_CELLS: Sequence[Rule[ColumnNumbers]] = (
     Rule(
         "missing_value",
         "error",
-        'empty cells of a table to predict; in training only with `data.missing = "refuse"`',
+        "",
         "Column {facts.title} has empty cells in {0.rows}; the first is in row {0.row} "
         '(data.missing = "refuse").',
         lambda cells: cells.at(np.isnan(cells.values)),
@@ -479,7 +362,7 @@ TEXT_FEATURES: Sequence[Rule[Feature]] = (
     Rule(
         "not_a_number",
         "error",
-        "text in place of numbers, or numbers with a comma",
+        "",
         "Column {facts.title} holds numbers with a comma, such as {0}. Write numbers with a point "
         "and without commas, such as 1.5 or 1500.",
         lambda feature: feature.all_like(DECIMAL_COMMA),
@@ -576,7 +459,7 @@ ARRAYS: Sequence[Rule[Block]] = (
     Rule(
         "wrong_type",
         "error",
-        "arrays of neither whole numbers nor floats",
+        "",
         "Expected x of whole numbers or floats, got type {facts.x.dtype}.",
         lambda block: block.x.dtype.kind not in ("buif" if block.x.ndim == 2 else "uif"),
     ),
@@ -702,24 +585,18 @@ _RULES: Mapping[str, Sequence[Sequence[Rule[Any]]]] = {
 
 def _collect_sections() -> dict[str, dict[str, Kind]]:
     """Collect the kinds of problems by section of the page."""
-    sections: dict[str, dict[str, Kind]] = {section: {} for section in REPORTED}
-    for section, by_severity in REPORTED.items():
-        for severities, kinds in by_severity.items():
-            usual = cast(tuple[Severity, ...], tuple(severities.split(", ")))
-            sections[section].update({kind: Kind(usual, words) for kind, words in kinds.items()})
-
-    # A rule that has words introduces its kind; others may add a severity to it.
+    sections = {section: dict(kinds) for section, kinds in REPORTED_KINDS.items()}
     rules = [(section, rule) for section, lists in _RULES.items() for rule in chain(*lists)]
     for section, rule in rules:
         if rule.words:
             sections[section][rule.kind] = Kind((rule.severity,), rule.words)
 
+    # Rules without words may add a severity to a kind.
     for _, rule in rules:
-        for kinds_of_section in sections.values():
-            kind = kinds_of_section.get(rule.kind)
-            if kind is not None and rule.severity not in kind.severities:
-                severities_of_kind = (*kind.severities, rule.severity)
-                kinds_of_section[rule.kind] = kind._replace(severities=severities_of_kind)
+        kinds = next(kinds for kinds in sections.values() if rule.kind in kinds)
+        severities, words = kinds[rule.kind]
+        if rule.severity not in severities:
+            kinds[rule.kind] = Kind((*severities, rule.severity), words)
 
     return sections
 
@@ -731,3 +608,33 @@ KINDS: Mapping[str, Kind] = {
     kind: entry for kinds in SECTIONS.values() for kind, entry in kinds.items()
 }
 """Every kind of problem."""
+
+
+def check(rules: Sequence[Rule[Facts]], facts: Facts, place: Place, row: int | None = None) -> bool:
+    """Add what breaks the rules, up to the first error; return whether there is no error.
+
+    Args:
+        rules: in the order in which they are tried.
+        facts: what they are about.
+        place: where the problems are.
+        row: the row of problems whose rule does not find one itself.
+    """
+    for rule in rules:
+        results = rule.results(facts)
+        for result in results:
+            at = result if isinstance(result, At) else At(row)
+            message = rule.sentence.format(result, facts=facts)
+            (at.place or place).add(rule.kind, message, at.row, rule.severity)
+
+        if results and rule.severity == "error":
+            return False
+
+    return True
+
+
+def summarize_kinds(findings: Findings, severity: Severity) -> str:
+    """Return how many problems there are of each kind, such as ``unreadable images (2)``."""
+    counts = sorted(
+        (kind, count) for (of, kind), count in findings.counts.items() if of == severity
+    )
+    return ", ".join(f"{KINDS[kind].words} ({count})" for kind, count in counts)

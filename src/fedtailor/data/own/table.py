@@ -10,7 +10,7 @@ import csv
 import io
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.columns import MAX_CATEGORIES
 from fedtailor.data.files import read_bytes
-from fedtailor.data.own.cells import Cells
+from fedtailor.data.own.cells import Cells, Table
 from fedtailor.data.own.findings import Place, Unusable
+from fedtailor.data.own.kinds import DATES, SERIES
 from fedtailor.data.own.names import safe_name, show
 from fedtailor.data.own.patterns import cell_of
-from fedtailor.data.own.rules import DATES, HEADER, SERIES, SEVERAL_LABELS
+from fedtailor.data.own.rules import HEADER, check
 
 TABLES = (".csv", ".parquet", ".pq")
 """Endings of the names of tables, in upper or lower case."""
@@ -47,53 +48,6 @@ class Sought:
     """Whether a column of that name is looked for; the delimiter is one that gives such columns."""
     keeps_texts: Callable[[str], bool]
     """Whether all texts of the column of that name are kept, however many they are."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as it was read."""
-
-    place: Place
-    columns: dict[str, Cells]
-    """By name, safe to print, in the order of the file."""
-    lines: Sequence[int]
-    """Line of every row in a CSV file, where the header is line 1; number of the row in a Parquet
-    file, from 1."""
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Columns of a type that cannot be used: kind and sentence of the problem."""
-    ragged: Sequence[tuple[int, int]] = ()
-    """Line and length of every row that is not as long as the header; they are left out."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all columns."""
-        return tuple(self.columns)
-
-    @property
-    def num_bytes(self) -> int:
-        """The size that counts for the limit: 4 bytes a cell."""
-        return 4 * len(self.lines) * len(self.columns)
-
-    def check_rows(self) -> bool:
-        """Return whether all rows are as long as the header; add the others as problems."""
-        for line, length in self.ragged:
-            cells = f"The row has {length} cells, the header {len(self.columns)}."
-            self.place.add("ragged_row", cells, line)
-
-        return not self.ragged
-
-    def check_types(self, names: Iterable[str], label: str = "") -> bool:
-        """Return whether the columns of these names can be used; add the problems of others."""
-        wrong = [name for name in names if name in self.refused]
-        for name in wrong:
-            kind, sentence = self.refused[name]
-            if kind == "time_series" and name == label:
-                kind = "several_labels"
-                sentence = f"holds lists. {SEVERAL_LABELS}"
-
-            self.place.add(kind, f"Column {show(name)} {sentence}")
-
-        return not wrong
 
 
 def read_table(
@@ -123,7 +77,7 @@ def read_table(
 def read_header(header: Iterable[str], place: Place) -> tuple[str, ...] | None:
     """Return the names of columns, safe to print; None, with the problem added, if they are wrong."""
     names = tuple(safe_name(name.strip()) for name in header)
-    return names if place.check(HEADER, names) else None
+    return names if check(HEADER, names, place) else None
 
 
 # CSV

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.errors import did_you_mean
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.cells import ColumnNumbers, ColumnTexts
+from fedtailor.data.own.cells import Table
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.examples import AS_THEY_ARE, Examples, count_sites, one_source
+from fedtailor.data.own.facts import ColumnNumbers, ColumnTexts, Header
 from fedtailor.data.own.features import join_features
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
@@ -27,7 +27,7 @@ from fedtailor.data.own.findings import (
 )
 from fedtailor.data.own.groups import note_groups
 from fedtailor.data.own.labels import guess_label, name_classes
-from fedtailor.data.own.names import counted, listed, safe_name, show
+from fedtailor.data.own.names import counted, safe_name, show
 from fedtailor.data.own.patterns import is_like_label
 from fedtailor.data.own.rules import (
     GROUP_CELLS,
@@ -35,58 +35,10 @@ from fedtailor.data.own.rules import (
     NUMBER_CELLS,
     ROLES,
     SPLIT_CELLS,
+    check,
 )
-from fedtailor.data.own.table import Sought, Table, read_table
+from fedtailor.data.own.table import Sought, read_table
 from fedtailor.data.preparing import Report, to_nobody
-
-
-@dataclass(frozen=True)
-class Header:
-    """The names of a table's columns and their roles: the facts for ``rules.ROLES``."""
-
-    names: Sequence[str]
-    label: str
-    group: str
-    """Column with the group of each example, such as its patient; empty: none."""
-
-    @property
-    def split(self) -> str:
-        """Column that marks rows for training and rows for testing; empty: none."""
-        return self._special("split")
-
-    @property
-    def image(self) -> str:
-        """Column with paths of images; a table with it has no features. Empty: none."""
-        return self._special("image")
-
-    def _special(self, name: str) -> str:
-        return name if name in self.names and name not in (self.label, self.group) else ""
-
-    @property
-    def roles(self) -> set[str]:
-        """Columns that are not features."""
-        return {self.label, self.group, self.split, self.image}
-
-    @property
-    def others(self) -> list[str]:
-        """Columns without a role."""
-        roles = self.roles
-        return [name for name in self.names if name not in roles]
-
-    @property
-    def features(self) -> list[str]:
-        """Columns that are features."""
-        return [] if self.image else self.others
-
-    @property
-    def used(self) -> list[str]:
-        """All columns that are used, except label and group."""
-        return [*self.features, *filter(None, (self.split, self.image))]
-
-    def missing(self, name: str) -> tuple[str, str, str]:
-        """Return name, nearest name and all names for the message that a column is missing."""
-        others = [other for other in self.names if name == self.label or other != self.label]
-        return show(name), did_you_mean(name, others).rstrip("?"), listed(self.names, 20)
 
 
 @dataclass(frozen=True)
@@ -276,7 +228,7 @@ def _check_table(table: Table, header: Header) -> bool:
     """Return whether every cell of a table can be used; add what is wrong, once for each column."""
     place = table.place
     used = [header.label, *header.used, *filter(None, [header.group])]
-    if not place.check(ROLES, header) or not table.check_types(used, header.label):
+    if not check(ROLES, header, place) or not table.check_types(used, header.label):
         return False
 
     usable = table.check_rows()
@@ -284,7 +236,7 @@ def _check_table(table: Table, header: Header) -> bool:
     checks = ((header.label, LABEL_CELLS), (header.group, GROUP_CELLS), (header.split, SPLIT_CELLS))
     for name, rules in checks:
         if name:
-            usable &= place.check(rules, ColumnTexts(table.columns[name], table.lines))
+            usable &= check(rules, ColumnTexts(table.columns[name], table.lines), place)
 
     return usable
 
@@ -296,7 +248,7 @@ def check_numbers(table: Table, names: Sequence[str]) -> bool:
         values = table.columns[name].numbers
         if np.isinf(values).any():
             cells = ColumnNumbers(name, values, table.lines)
-            usable &= table.place.check(NUMBER_CELLS, cells)
+            usable &= check(NUMBER_CELLS, cells, table.place)
 
     return usable
 

@@ -11,9 +11,10 @@ from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.arrays import Block, combine_blocks, refuse_groups, warn_if_dark
+from fedtailor.data.own.arrays import combine_blocks, refuse_groups, warn_if_dark
 from fedtailor.data.own.duplicates import report_duplicate_rows
 from fedtailor.data.own.examples import check_groups, count_sites
+from fedtailor.data.own.facts import Block
 from fedtailor.data.own.findings import MAX_SITES, Findings, Place
 from fedtailor.data.own.names import safe_name, show
 

@@ -1,0 +1,166 @@
+"""The kinds of problems that only a reader can notice, such as a damaged file, and sentences that
+several of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, cast
+
+Severity = Literal["error", "skipped", "warning"]
+"""error: the data cannot be used as it is; skipped: the file or site is left out; warning: it is
+still used."""
+
+
+class Kind(NamedTuple):
+    """A kind of problem."""
+
+    severities: tuple[Severity, ...]
+    words: str
+    """What problems of this kind are, in the plural."""
+
+
+REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "Folders and files": {
+        "error": {
+            "not_found": "missing paths",
+            "empty_folder": "empty folders",
+            "unknown_layout": "data in none of the layouts",
+            "ambiguous_layout": "folders called train or test beside others",
+            "validation_folder": "folders for validation beside those for training",
+            "unreadable_folder": "folders that cannot be listed",
+            "too_many_sites": "more than 10,000 folders at the top, or sites of a function",
+            "too_many_files": "more than 2,000,000 files",
+            "duplicate_site": "files or folders of the same site, such as `A.csv` and `A.parquet`",
+            "dicom": "DICOM files (`.dcm`, or the mark `DICM` at byte 128)",
+            "unusable": "files that do not fit together in any other way",
+        },
+        "skipped, error": {
+            "unreadable_file": "unreadable files, or files of more than 1 GiB",
+            "empty_file": "files of 0 bytes",
+        },
+        "skipped": {
+            "too_deep": "folders below 8 levels",
+            "stray_file": "files of a kind that is not read",
+            "misplaced_file": "images at another depth than most",
+            "not_a_file": "pipes, sockets or devices",
+            "symlink_outside": "links out of the folder",
+            "symlink_loop": "links to themselves, or to a folder that contains them",
+            "symlink_folder": "links to a folder that is read in its own place",
+            "broken_symlink": "broken links",
+        },
+        "warning": {"non_utf8_name": "names that are not UTF-8"},
+    },
+    "Sites and classes": {
+        "error": {"no_examples": "data without examples"},
+        "skipped": {
+            "empty_site": "sites without readable examples",
+            "empty_class": "classes without readable images",
+        },
+    },
+    "Images": {
+        "error": {
+            "image_sizes": "images of several sizes without `data.image_size`",
+            "missing_image": "images of a table that do not exist",
+            "image_outside": "images of a table outside its folder",
+        },
+        "skipped": {
+            "not_an_image": "unreadable images",
+            "truncated_image": "images whose file ends too early",
+            "damaged_image": "images that cannot be decoded",
+            "image_too_large": "images of more than 50 million pixels or 1 GiB",
+            "unsupported_image": "images of floats, negative values or more than 16 bits",
+        },
+        "warning": {
+            "dark_8_bit": "nearly black 8-bit images: the largest value of all is below 64",
+            "dark_16_bit": "nearly black 16-bit images: the largest value is below a quarter",
+        },
+    },
+    "Duplicates": {
+        "warning": {
+            "duplicate_train_test": "test examples that are in training too",
+            "duplicate_other_class": "examples that are in another class too",
+            "duplicate_across_sites": "examples that are at another site too",
+            "duplicate_in_site": "examples that are at the same site twice",
+        },
+    },
+    "Groups": {
+        "error": {
+            "missing_group": "examples without a group",
+            "wrong_group": "values of `data.group` for images without one group in parentheses",
+            "group_in_train_and_test": "groups in training and test of data that come divided",
+        },
+        "warning": {"group_at_several_sites": "groups at several sites"},
+    },
+    "Arrays, and what a function returns": {
+        "error": {
+            "damaged_archive": "damaged `.npz` files",
+            "missing_array": "files without `x` or `y`",
+            "wrong_type": "arrays of neither whole numbers nor floats",
+            "object_array": "arrays of Python objects, which are never read",
+            "wrong_class_names": "`class_names` that are not texts, or have a name twice",
+            "class_names_differ": "`class_names` that differ between files",
+            "too_large": "more than 2 GiB of arrays and tables, or 32 GiB of images",
+            "wrong_return": "functions that return something else",
+        },
+        "warning, error": {"option_unused": "options without effect on arrays"},
+        "warning": {
+            "unused_array": "arrays besides `x`, `y` and `class_names`",
+            "unused_label": "numbers below the largest label without examples",
+        },
+    },
+    "Tables": {
+        "error": {
+            "damaged_table": "damaged Parquet files",
+            "broken_table": "tables with an unreadable line",
+            "wrong_encoding": "files that are not UTF-8",
+            "pyarrow_missing": "Parquet files without pyarrow, which reads them",
+            "missing_label_column": "tables without `data.label_column`, or without a column that is obviously the label",
+            "not_a_number": "text in place of numbers, or numbers with a comma",
+            "no_features": "tables without features",
+            "ragged_row": "rows with more or fewer cells than the header",
+            "missing_column": "columns that other tables have",
+            "extra_column": "columns that other tables do not have",
+            "wrong_column_type": "columns of neither numbers nor text",
+        },
+        "skipped": {"empty_column": "columns without any value"},
+        "warning, error": {
+            "missing_value": 'empty cells of a table to predict; in training only with `data.missing = "refuse"`'
+        },
+        "warning": {"unseen_category": "categories that no training example has"},
+    },
+}
+"""What readers report, by section of the page and severity; the first of two is the usual one."""
+
+
+def _collect_sections() -> dict[str, dict[str, Kind]]:
+    sections: dict[str, dict[str, Kind]] = {}
+    for section, by_severity in REPORTED.items():
+        sections[section] = {}
+        for severities, kinds in by_severity.items():
+            usual = cast(tuple[Severity, ...], tuple(severities.split(", ")))
+            sections[section].update({kind: Kind(usual, words) for kind, words in kinds.items()})
+
+    return sections
+
+
+REPORTED_KINDS: Mapping[str, Mapping[str, Kind]] = _collect_sections()
+"""The same kinds by section of the page."""
+
+SEVERITY: Mapping[str, Severity] = {
+    kind: entry.severities[0] for kinds in REPORTED_KINDS.values() for kind, entry in kinds.items()
+}
+"""The usual severity of every kind that readers report."""
+
+SEVERAL_LABELS = (
+    "Several labels per example (multi-label) are not supported: give one label per row, or a "
+    "table for each question."
+)
+DATES = (
+    "Dates are not supported: give a number instead, such as age in years or days since admission, "
+    "or leave the column out."
+)
+SERIES = (
+    "Time series are not supported: give one number per cell, such as their mean and their slope, "
+    "or remove the column."
+)
