@@ -176,8 +176,8 @@ def test_every_word_for_an_empty_cell_is_replaced_by_the_median_of_training_rows
 
 
 def test_new_clients_have_no_part_in_medians_and_categories(tmp_path):
-    a, b = column([1, 3, "", 3, 3]), column([1000, 1000, 1000, 1000, ""])
-    folder = write(tmp_path / "d", a=a, b=b)
+    b = column([1000, 1000, 1000, 1000, ""])
+    folder = write(tmp_path / "d", a=column([1, 3, "", 3, 3]), b=b)
     divided = build(DataOptions(path=str(folder), new_clients=1, test_share=0.0), run_seed=0)
     assert divided.dataset.columns.columns[0].fill == 3
     folder = write(tmp_path / "e", a=column("uvuv"), b=column("wwuw"))
@@ -340,7 +340,8 @@ def test_empty_cells_can_be_refused(tmp_path):
 
 
 def test_categories_of_the_same_name_in_another_case_are_a_warning(tmp_path):
-    a, b = column(["Male", "female"] * 9), column(["male", "female"] * 9)
+    a = column(["Male", "female"] * 9)
+    b = column(["male", "female"] * 9)
     _, findings = read(write(tmp_path / "d", a=a, b=b))
     assert findings.counts["warning", "similar_names"] == 1
 
@@ -531,7 +532,8 @@ def test_numbers_beside_text_are_classes_with_a_warning(tmp_path):
 
 @pytest.mark.parametrize("name", ["label", "Diagnosis", "TARGET", "y", "Class_Label", "labels"])
 def test_an_obvious_column_of_labels_is_taken(tmp_path, name):
-    a, b = f"n,{name},m\n1,u,3\n2,v,4\n", f"{name},m,n\nu,3,5\nv,4,6\n"
+    a = f"n,{name},m\n1,u,3\n2,v,4\n"
+    b = f"{name},m,n\nu,3,5\nv,4,6\n"
     dataset, findings = read(write(tmp_path / "d", a=a, b=b))
     assert dataset.class_names == ("u", "v")
     assert [each.name for each in dataset.raw.columns] == ["n", "m"]
@@ -559,7 +561,8 @@ def test_otherwise_the_error_says_what_to_type(tmp_path, text, options):
 def test_a_column_called_like_a_label_that_holds_none_is_passed_over(tmp_path):
     dataset, _ = read(write(tmp_path / "d", a="x,y,label\n1,0.5,u\n2,0.25,v\n"))
     assert dataset.class_names == ("u", "v") and dataset.x.shape == (2, 2)
-    a, b = "n,label\n1,u\n2,v\n", "n,diagnosis\n1,u\n2,v\n"
+    a = "n,label\n1,u\n2,v\n"
+    b = "n,diagnosis\n1,u\n2,v\n"
     _, findings = read(write(tmp_path / "e", a=a, b=b))
     assert [kind for kind, _ in errors(findings)] == ["missing_label_column"]
 

@@ -274,10 +274,10 @@ def _notes(stack: _Stack, traits: Mapping[str, int]) -> list[str]:
             notes.append(f"{counted(traits[trait], 'image')} {meaning}.")
 
     if stack.side and stack.sizes:
-        smallest, largest = (f"{w} x {h}" for w, h in (min(stack.sizes), max(stack.sizes)))
-        sizes = smallest
-        if len(stack.sizes) > 1:
-            sizes = f"{len(stack.sizes)} sizes from {smallest} to {largest}"
+        named = [f"{width} x {height}" for width, height in sorted(stack.sizes)]
+        sizes = named[0]
+        if len(named) > 1:
+            sizes = f"{len(named)} sizes from {named[0]} to {named[-1]}"
 
         square_size = f"{stack.side} x {stack.side}"
         notes.append(
