@@ -260,7 +260,7 @@ def test_no_wrong_byte_of_a_matlab_file_is_a_traceback(
     small = {"X": variables["X"][..., :1], "y": variables["y"][:1]}
     raw = mat_bytes(small, compressed=compressed)
     path = tmp_path / "SVHN/train_32x32.mat"
-    places = [*range(120, 250), *range(len(raw) - 70, len(raw))]
+    places = [*range(120, 250, 3), *range(len(raw) - 70, len(raw), 3)]
     for place in places:
         changed = bytearray(raw)
         changed[place] ^= int(generator.integers(1, 256))
@@ -527,7 +527,7 @@ ROW = [0.5] * 784
         ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", b"../../etc\n"),
         ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", b"val_1.JPEG\tn1\n"),
     ],
-    ids=str,
+    ids=map(str, range(49)),
 )
 def test_content_that_makes_no_sense_is_refused(
     tmp_path: Path, generator: np.random.Generator, name: str, place: str, raw: bytes
@@ -549,7 +549,7 @@ def test_content_that_makes_no_sense_is_refused(
         ("train_labels.npy", np.full(TRAIN, 10)),
         ("train_labels.npy", np.zeros(TRAIN - 1, int)),
     ],
-    ids=str,
+    ids=map(str, range(5)),
 )
 def test_arrays_of_mnist_m_that_make_no_sense_are_refused(
     tmp_path: Path, generator: np.random.Generator, file: str, array: np.ndarray

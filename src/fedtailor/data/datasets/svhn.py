@@ -68,7 +68,7 @@ def _read(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         variables = _variables(memoryview(raw)[128:])
         images = variables["X"].transpose(3, 0, 1, 2)
         labels = variables["y"].reshape(-1)
-    except (struct.error, zlib.error, ValueError, KeyError) as error:
+    except (struct.error, zlib.error, ValueError, KeyError, StopIteration) as error:
         allowed = "an intact MATLAB file with arrays of numbers X and y"
         raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
 
