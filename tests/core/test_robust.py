@@ -13,9 +13,11 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Each, Field, Mean, Sum, reduce_field
 from fedtailor.core.participation import Participation
 from fedtailor.core.robust import (
+    RULES as TABLE,
+)
+from fedtailor.core.robust import (
     left_out_by_krum,
     positive_definite,
-    reduce_robustly,
     sent_values,
     unprotected_fields,
 )
@@ -24,6 +26,11 @@ from fedtailor.core.schedule import Schedule
 FIELD = Field(kind="model", shapes={"w": (4, 3), "b": (3,), "n": ()})
 RULES = ("norm_clip", "median", "trimmed_mean")
 SHARE = 0.3
+
+
+def reduced_by(rule, given, field, sent):
+    """Return a field reduced by a rule of the table."""
+    return TABLE[rule].reduce(given, field, sent, SHARE)
 
 
 def values(seed):
@@ -52,8 +59,8 @@ def stacked(given):
 def test_median_and_trimmed_mean_are_those_of_numpy_and_scipy(count):
     given = entries(count)
     expected = stacked(given)
-    median = reduce_robustly("median", SHARE, given, FIELD, None)
-    trimmed = reduce_robustly("trimmed_mean", SHARE, given, FIELD, None)
+    median = reduced_by("median", given, FIELD, None)
+    trimmed = reduced_by("trimmed_mean", given, FIELD, None)
     for path, column in expected.items():
         assert np.allclose(tree.paths(median.value)[path], np.median(column, 0), rtol=1e-6)
         assert np.allclose(
@@ -70,7 +77,7 @@ def test_only_rows_that_were_sent_count(rule):
         client: Mean(values(client)["w"] + 1e9 * (weights[client] == 0)[:, None], weights[client])
         for client in range(5)
     }
-    reduced = reduce_robustly(rule, SHARE, given, field, None)
+    reduced = reduced_by(rule, given, field, None)
     for row in range(4):
         sent = [given[client].value[row].numpy() for client in range(5) if weights[client, row] > 0]
         if not sent:
@@ -102,14 +109,14 @@ def test_clipping_shortens_long_changes_to_the_median_and_leaves_the_others():
         for path, leaf in sent.items():
             change = (each.value[path] - leaf).double().numpy()
             wanted[path] += (client + 1) / 15 * (leaf.double().numpy() + factor * change)
-    reduced = reduce_robustly("norm_clip", SHARE, given, FIELD, sent)
+    reduced = reduced_by("norm_clip", given, FIELD, sent)
     for path, leaf in wanted.items():
         assert np.allclose(reduced.value[path], leaf, rtol=1e-6)
 
 
 def test_equal_changes_are_not_clipped():
     given = {client: Mean(values(1), torch.tensor(2.0)) for client in range(4)}
-    one = reduce_robustly("norm_clip", SHARE, given, FIELD, values(5))
+    one = reduced_by("norm_clip", given, FIELD, values(5))
     assert all(map(torch.equal, tree.leaves(one.value), tree.leaves(reduce_field(given).value)))
 
 
@@ -122,7 +129,7 @@ def test_a_change_is_from_what_was_sent():
         1: Mean(near, torch.tensor(1.0)),
         2: Mean(values(3), torch.tensor(1.0)),
     }
-    reduced = reduce_robustly("norm_clip", SHARE, given, FIELD, sent)
+    reduced = reduced_by("norm_clip", given, FIELD, sent)
     for path, leaf in sent.items():
         assert torch.allclose(reduced.value[path], leaf, rtol=1e-5)
 
@@ -139,7 +146,7 @@ def test_one_of_five_cannot_move_the_result_far(rule, factor):
     }
     honest = reduce_field({client: given[client] for client in range(4)})
     given[4] = Mean(tree.map(lambda leaf: leaf * factor, given[4].value), torch.tensor(1.0))
-    reduced = reduce_robustly(rule, SHARE, given, FIELD, values(9))
+    reduced = reduced_by(rule, given, FIELD, values(9))
     for one, other in zip(tree.leaves(reduced.value), tree.leaves(honest.value), strict=True):
         assert (one - other).abs().max() < 2.5
 
@@ -147,11 +154,11 @@ def test_one_of_five_cannot_move_the_result_far(rule, factor):
 @pytest.mark.parametrize("rule", RULES)
 def test_neither_order_nor_pieces_change_a_bit(rule, monkeypatch):
     given = entries(7)
-    whole = reduce_robustly(rule, SHARE, given, FIELD, values(8))
+    whole = reduced_by(rule, given, FIELD, values(8))
     monkeypatch.setattr(robust, "_CHUNK_NUMBERS", 1)
     for order in itertools.islice(itertools.permutations(range(7)), 1, 4000, 1000):
         shuffled = {client: given[client] for client in order}
-        other = reduce_robustly(rule, SHARE, shuffled, FIELD, values(8))
+        other = reduced_by(rule, shuffled, FIELD, values(8))
         assert all(map(torch.equal, tree.leaves(whole.value), tree.leaves(other.value)))
 
 
@@ -164,10 +171,8 @@ def test_types_stay():
     }
     field = Field(kind="model", shapes={"w": (2,)})
     for rule in RULES:
-        assert reduce_robustly(rule, SHARE, given, field, None).value["w"].dtype == torch.float64
-        assert (
-            reduce_robustly(rule, SHARE, entries(3), FIELD, None).value["w"].dtype == torch.float32
-        )
+        assert reduced_by(rule, given, field, None).value["w"].dtype == torch.float64
+        assert reduced_by(rule, entries(3), FIELD, None).value["w"].dtype == torch.float32
 
 
 def covariances(count, size=4):
@@ -186,7 +191,7 @@ def test_covariances_stay_positive_definite(rule):
     }
     plain = torch.stack([entry.value for entry in given.values()]).double().median(0).values
     assert torch.linalg.eigvalsh(plain).min() < 0, "the test needs a median that is no covariance"
-    reduced = reduce_robustly(rule, SHARE, given, field, None).value
+    reduced = reduced_by(rule, given, field, None).value
     assert torch.equal(reduced, reduced.mT) and torch.linalg.eigvalsh(reduced.double()).min() > 0
 
 

@@ -15,7 +15,7 @@ from fedtailor.core.codec import decode, encode
 from fedtailor.core.errors import DataError
 from fedtailor.core.message import Each, Field, Mean, Sum, problem_with, reduce_field
 from fedtailor.core.message_bytes import tree_bytes, upload_bytes
-from fedtailor.core.robust import left_out_by_krum, reduce_robustly
+from fedtailor.core.robust import RULES, left_out_by_krum
 from fedtailor.deployment.packing import (
     pack_download,
     pack_upload,
@@ -164,8 +164,8 @@ def test_rows_that_were_not_sent_change_no_bit_of_a_reduction(seed, sizes, own, 
                 ("norm_clip", "median", "trimmed_mean"), (None, before[name])
             ):
                 assert_same_bits(
-                    reduce_robustly(rule, 0.25, one, field, old),
-                    reduce_robustly(rule, 0.25, other, field, old),
+                    RULES[rule].reduce(one, field, old, 0.25),
+                    RULES[rule].reduce(other, field, old, 0.25),
                 )
     assert left_out_by_krum(uploads, before, 0.25) == left_out_by_krum(arrived, before, 0.25)
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,55 +50,65 @@ _SMALLEST_EIGENVALUE = 1e-6
 """Of a covariance, relative to the mean of its eigenvalues."""
 
 
+class RobustReduction(NamedTuple):
+    """What a rule does with the uploads of a cohort; the table ``RULES`` is at the end."""
+
+    reduce: Callable[[Mapping[int, Mean], Field, tree.Tree | None, float], Reduced] | None = None
+    """``reduce(entries, field, sent, share)``: the mean of one field over the cohort, given by
+    client. ``sent`` is what the server sent down in this field, None: nothing. ``share`` of the
+    clients may be wrong."""
+    leave_out: (
+        Callable[[Mapping[int, Upload], Mapping[str, tree.Tree | None], float], dict[int, float]]
+        | None
+    ) = None
+    """``leave_out(uploads, sent, share)``: the clients whose uploads do not count, and how far they
+    are from the others, relative to the median of all."""
+
+
 def needs_every_value(rule: RobustRule, field: Field) -> bool:
-    """Return whether the server needs what every single client sent in a field, and not only its
-    sum.
+    """Return whether the server needs what every single client sent in a field, not only its sum.
 
     A rule compares the clients: even ``norm_clip`` does, because its bound is the median of the
     cohort.
     """
-    if rule == "krum":
+    if RULES[rule].leave_out is not None or field.reduction == "each":
         return True
-    return field.reduction == "each" or (field.reduction == "mean" and rule != "none")
+    return RULES[rule].reduce is not None and field.reduction == "mean"
 
 
-def reduce_robustly(
-    rule: RobustRule,
-    share: float,
-    entries: Mapping[int, Mean],
-    field: Field,
-    sent: tree.Tree | None,
-) -> Reduced:
-    """Reduce one field that is declared as a mean over the cohort, given by client id.
+def unprotected_fields(rule: RobustRule, messages: Messages) -> list[str]:
+    """Return the fields of uploads that a rule for means leaves as they are."""
+    if RULES[rule].reduce is None:
+        return []
+    return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
 
-    Args:
-        rule: how.
-        share: of the clients whose values may be wrong; ``trimmed_mean`` leaves out as many at
-            either end.
-        entries: what the clients sent.
-        field: its declaration.
-        sent: what the server sent down in this field; None: nothing.
+
+def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
+    """Return what a broadcast holds in every field that clients upload; None where it holds no such
+    field.
     """
-    if rule == "norm_clip":
-        return reduce_field(_clipped(entries, sent))
-    if rule == "median":
-        return _by_entry(entries, field, _median)
+    values: dict[str, tree.Tree | None] = {}
+    for name, field in messages.items():
+        value = shared.get(name) if isinstance(shared, Mapping) else getattr(shared, name, None)
+        values[name] = value if _has_declared_shapes(value, field) else None
+    return values
 
-    if rule == "trimmed_mean":
-        return _by_entry(
-            entries, field, lambda ordered, count: _trimmed_mean(ordered, count, share)
-        )
 
-    return reduce_field(entries)
+def _has_declared_shapes(value: Any, field: Field) -> bool:
+    try:
+        shapes = {path: tuple(leaf.shape) for path, leaf in tree.paths(value).items()}
+    except TypeError:
+        return False
+    return shapes == field.leaf_shapes()
 
 
 # Clipping
 
 
-def _clipped(entries: Mapping[int, Mean], sent: tree.Tree | None) -> dict[int, Mean]:
-    """Return the entries with changes that are at most as long as the median of those who sent
-    something.
-    """
+def _mean_of_clipped(
+    entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None, share: float
+) -> Reduced:
+    """Shorten changes to the median length of those who sent something, and take the mean."""
     norms = {client: _norm(entry, sent) for client, entry in entries.items()}
     sent_something = to_host(
         {client: (entry.weight > 0).any() for client, entry in entries.items()}, "norm_clip"
@@ -112,17 +123,18 @@ def _clipped(entries: Mapping[int, Mean], sent: tree.Tree | None) -> dict[int, M
 
         clipped[client] = Mean(value, entry.weight)
 
-    return clipped
+    return reduce_field(clipped)
 
 
 def _norm(entry: Mean, sent: tree.Tree | None) -> float:
     """Return the length of a change."""
     weight = sending_weight(entry)
     old = _paths(sent)
-    squares = [  # flattened: the order of addition must not depend on how a leaf lies in memory
-        _change(leaf, old.get(path), spread(weight, leaf)).flatten().square().sum()
-        for path, leaf in tree.paths(entry.value).items()
-    ]
+    squares = []
+    for path, leaf in tree.paths(entry.value).items():
+        # Flattened: the order of addition must not depend on how a leaf lies in memory.
+        change = _change(leaf, old.get(path), spread(weight, leaf)).flatten()
+        squares.append(change.square().sum())
     return math.sqrt(sum(map(float, to_host(squares, "norm_clip"))))
 
 
@@ -171,6 +183,19 @@ def _shortened(value: tree.Tree, sent: tree.Tree | None, factor: float) -> tree.
 
 # Median and trimmed mean
 
+
+def _median_of_entries(
+    entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None, share: float
+) -> Reduced:
+    return _by_entry(entries, field, _median)
+
+
+def _trimmed_mean_of_entries(
+    entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None, share: float
+) -> Reduced:
+    return _by_entry(entries, field, partial(_trimmed_mean, share=share))
+
+
 _Center = Callable[[Tensor, Tensor], Tensor]
 """``center(ordered, count)``: a value of every column of ``ordered`` (clients, ...), whose first
 ``count`` count."""
@@ -186,6 +211,7 @@ def _by_entry(entries: Mapping[int, Mean], field: Field, center: _Center) -> Red
     reduced = []
 
     for path, like in columns[0].items():
+        # Values that were not sent are sorted behind all others.
         result = torch.zeros(like.shape, dtype=torch.float64)
         for start, stop in _chunks(like.shape, len(ids)):
             leaves = torch.stack([_rows(column[path], start, stop).double() for column in columns])
@@ -233,8 +259,8 @@ def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
     count = count.expand(ordered.shape[1:])
     trimmed = (share * count).long()
     place = torch.arange(len(ordered)).view(-1, *(1 for _ in ordered.shape[1:]))
-    kept = (place >= trimmed) & (place < count - trimmed)
-    return torch.where(kept, ordered, 0.0).sum(0) / (count - 2 * trimmed).clamp(min=1)
+    is_inner = (place >= trimmed) & (place < count - trimmed)
+    return torch.where(is_inner, ordered, 0.0).sum(0) / (count - 2 * trimmed).clamp(min=1)
 
 
 def positive_definite(matrices: Tensor) -> Tensor:
@@ -257,8 +283,8 @@ def positive_definite(matrices: Tensor) -> Tensor:
 def left_out_by_krum(
     uploads: Mapping[int, Upload], sent: Mapping[str, tree.Tree | None], share: float
 ) -> dict[int, float]:
-    """Return the clients whose uploads are farthest from others, and how far, relative to the
-    median of all.
+    """Return the clients whose uploads are farthest from those nearest to them, and how far,
+    relative to the median of all.
 
     Args:
         uploads: by client.
@@ -275,12 +301,14 @@ def left_out_by_krum(
     nearest = distances.fill_diagonal_(math.inf).sort(dim=1).values[:, :num_nearest]
     scores = dict(zip(ids, to_host(nearest.sum(1).sqrt(), "krum").tolist(), strict=True))
     typical = _middle(list(scores.values()))
-    relative = {
-        client: float(f"{score / typical if typical > 0 else score:.9g}")
-        for client, score in scores.items()
-    }
-    # rounded, so that equal uploads have equal scores whichever others took part; of these the
-    # lower ids stay
+
+    # Rounded, so that equal uploads have equal scores whichever others took part. Of these the
+    # lower ids stay.
+    relative = {}
+    for client, score in scores.items():
+        ratio = score / typical if typical > 0 else score
+        relative[client] = float(f"{ratio:.9g}")
+
     farthest = sorted(ids, key=lambda client: (relative[client], client))[len(ids) - num_left_out :]
 
     return {client: relative[client] for client in sorted(farthest)}
@@ -310,29 +338,11 @@ def _squared_distances(uploads: list[Upload], sent: Mapping[str, tree.Tree | Non
     return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
 
 
-def unprotected_fields(rule: RobustRule, messages: Messages) -> list[str]:
-    """Return the fields of uploads that a rule leaves as they are: it changes means only, krum
-    whole uploads.
-    """
-    if rule in ("none", "krum"):
-        return []
-    return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
-
-
-def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
-    """Return what a broadcast holds in every field that clients upload; None where it holds no such
-    field.
-    """
-    found: dict[str, tree.Tree | None] = {}
-    for name, field in messages.items():
-        value = shared.get(name) if isinstance(shared, Mapping) else getattr(shared, name, None)
-        found[name] = value if _fits(value, field) else None
-    return found
-
-
-def _fits(value: Any, field: Field) -> bool:
-    try:
-        shapes = {path: tuple(leaf.shape) for path, leaf in tree.paths(value).items()}
-    except TypeError:
-        return False
-    return shapes == field.leaf_shapes()
+RULES: Mapping[RobustRule, RobustReduction] = {
+    "none": RobustReduction(),
+    "norm_clip": RobustReduction(reduce=_mean_of_clipped),
+    "median": RobustReduction(reduce=_median_of_entries),
+    "trimmed_mean": RobustReduction(reduce=_trimmed_mean_of_entries),
+    "krum": RobustReduction(leave_out=left_out_by_krum),
+}
+"""The rules by their names in ``federation.robust``."""

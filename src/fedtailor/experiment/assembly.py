@@ -32,7 +32,7 @@ from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import choose_device, choose_engine
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
-from fedtailor.simulation.rounds import check_tasks, check_who_trains
+from fedtailor.simulation.rounds import check_run
 
 
 class PreparedRun(NamedTuple):
@@ -85,7 +85,6 @@ def assemble(
         progress.end()
         raise
 
-    schedule.participation.check(len(divided.rows) - divided.num_new)
     shape = divided.dataset.input_shape
     num_classes = divided.dataset.num_classes
     model_name = config.model.name or default_model(shape)
@@ -94,10 +93,7 @@ def assemble(
     federation = to_federation(divided, Task(model, num_classes, shape), normalize)
     federation = _with_other_models(federation, config.model.others)
     refuse_untrainable(config, federation)
-    check_tasks(algorithm, federation.roster)
-    check_who_trains(algorithm, schedule)
-    schedule.check(len(federation.roster.trainable_clients))
-    schedule.check_validation(federation.roster.validates)
+    check_run(algorithm, federation.roster, schedule)
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule, device)
     used = dataclasses.replace(

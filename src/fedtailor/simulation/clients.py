@@ -1,4 +1,4 @@
-"""The clients of a run: what the round loop asks of them, and clients that live in this process."""
+"""The clients of a run: what the round loop asks of them, and clients in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
-from fedtailor.core.message import Problem, Upload
+from fedtailor.core.message import Problem
 from fedtailor.core.scores import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import contained
@@ -51,23 +51,21 @@ _COMPLETE_CHUNK = 1000
 
 
 class TrainReply(NamedTuple):
-    """What the server receives of a client's round. The client's new state stays with the
-    client.
-    """
+    """What the server receives of a client's round. The new state stays with the client."""
 
     round: int
     attempt: int
     """The request that is answered; the server uses no answers to others."""
-    upload: Upload
-    """Without the fields that were reduced."""
+    upload: Mapping[str, Any]
+    """What the client uploads, by field. If it was reduced on its way: the sums of this client and
+    of neighbors, and the fields that are not summed."""
     metrics: dict[str, Tensor]
     scores: Scores | tuple[()] = ()
     """At the evaluation point ``local``; () if there are none."""
     problem: Problem | None = None
     """Why the client's round must not be used, as far as the client sees it."""
-    reduced: ReducedUpload | None = None
-    """What the server goes on with if the upload was checked and reduced before it came; None: the
-    server does it."""
+    num_bytes: int | None = None
+    """Of an upload that was checked and reduced on its way; None: the server does both."""
 
 
 class PersonalizeReply(NamedTuple):
@@ -155,21 +153,6 @@ def in_memory(name: str) -> MutableMapping[int, Any]:
     return {}
 
 
-class _Group(NamedTuple):
-    """Some clients, and their work for an engine."""
-
-    clients: Sequence[int]
-    jobs: list[Job]
-    failures: dict[int, Failure]
-    """Clients for whom there is no job, because the algorithm failed before it."""
-
-    def pair(self, outputs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield every client with its output, in order."""
-        remaining = iter(outputs)
-        for client in self.clients:
-            yield client, self.failures[client] if client in self.failures else next(remaining)
-
-
 class LocalClients:
     """Clients in this process: an engine runs their programs on the data of a federation."""
 
@@ -216,9 +199,10 @@ class LocalClients:
         self._storage = storage
         self._remembered: list[MutableMapping[int, Any]] = []
         self._changed: set[int] | None = None
-        """Clients of whom something else is kept than what was remembered; None: that is not
-        known."""
+        """Clients of whom something else is kept than what was remembered; None: not known."""
         engine.begin_run()
+
+    # Requests
 
     def train(
         self,
@@ -231,46 +215,88 @@ class LocalClients:
         """Run a round of some clients; a new state waits for :meth:`accept`."""
         self._trained = self._held if request.hold else {}
         self._trained.clear()
-        program = client_program(self.algorithm, request)
-        common = self._shared_inputs(shared, round)
-        for group in self._groups(request, clients):
-            reduces = False
-            if (
-                reduction is not None
-                and reduction.summed
-                and isinstance(self.engine, GatheringEngine)
-            ):
-                reduces = True
-                outputs = map_reduced(
-                    self.engine, program, common, group.jobs, self.algorithm, reduction
-                )
+        if not isinstance(self.engine, GatheringEngine) or not (reduction and reduction.summed):
+            reduction = None
+
+        for client, output in self._outputs(request, shared, clients, round, reduction):
+            if not request.hold:
+                self._trained.clear()
+
+            if isinstance(output, Failure):
+                yield client, output
+                continue
+
+            reply = TrainReply(round, request.attempt, output.upload, output.metrics)
+            if reduction is None:
+                reply = reply._replace(problem=problem_at_client(output.state, output.metrics))
             else:
-                outputs = self.engine.map(program, common, group.jobs)
-
-            for client, output in group.pair(_reported(outputs)):
-                if not request.hold:
-                    self._trained.clear()
-
-                if isinstance(output, Failure):
-                    yield client, output
-                    continue
-
-                state, upload, metrics, scores = output
-                reduced: ReducedUpload | None = None
-                if reduces:
-                    reduced = upload
-                    upload = upload.rest
-
-                problem = problem_at_client(state, metrics) if reduced is None else reduced.problem
-                if problem is None:
-                    self._trained[client] = state
-                if isinstance(scores, Scores):
-                    scores = packed(scores)
-
-                yield (
-                    client,
-                    TrainReply(round, request.attempt, upload, metrics, scores, problem, reduced),
+                reduced: ReducedUpload = output.upload
+                reply = reply._replace(
+                    upload={**reduced.sums, **reduced.rest},
+                    problem=reduced.problem,
+                    num_bytes=reduced.num_bytes,
                 )
+
+            if reply.problem is None:
+                self._trained[client] = output.state
+            if isinstance(output.scores, Scores):
+                reply = reply._replace(scores=packed(output.scores))
+
+            yield client, reply
+
+    def score(
+        self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
+    ) -> Iterator[tuple[int, Scores | Failure]]:
+        """Score one model on the test examples of some clients."""
+        for client, output in self._outputs(request, model, clients, round):
+            yield client, output if isinstance(output, Failure) else packed(output)
+
+    def score_complete(
+        self, request: ScoreRequest, model: Any, round: int
+    ) -> Scores | Failure | None:
+        """Score one model on the complete test part, in chunks; any client can do it, a global
+        model is the same.
+        """
+        if not len(self.federation.complete):
+            return None
+
+        jobs = []
+        for chunk in torch.split(self._resident.complete, _COMPLETE_CHUNK):
+            nothing = chunk[:0]
+            inputs = client_inputs(0, Split(nothing, nothing, chunk), self._info(0), (), ())
+            jobs.append(Job(0, self.federation.task(0), inputs, len(chunk)))
+
+        program = client_program(self.algorithm, request)
+        outputs = self.engine.map(program, self._shared_inputs(model, round), jobs)
+
+        total: Scores | None = None
+        for output in _with_reports_on_host(outputs):
+            if isinstance(output, Failure):
+                return output
+            total = output if total is None else add(total, output)
+
+        return None if total is None else packed(across(total))
+
+    def personalize(
+        self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
+    ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
+        """Make and score the personal models of some clients; usable ones are kept if the request
+        says so.
+        """
+        for client, output in self._outputs(request, shared, clients, round):
+            if isinstance(output, Failure):
+                yield client, output
+                continue
+
+            problem = problem_with_personal(output.personal)
+            if not problem and request.keep:
+                self.personal[client] = output.personal
+
+            problem = problem or problem_with_numbers(output.diagnostics, "diagnostic")
+            scores = {name: packed(of_set) for name, of_set in output.scores.items()}
+            yield client, PersonalizeReply(scores, usable_numbers(output.diagnostics), problem)
+
+    # What clients keep
 
     def accept(self, client: int) -> None:
         """Make what the client's round left its state."""
@@ -305,92 +331,43 @@ class LocalClients:
     def _kept_and_remembered(
         self,
     ) -> list[tuple[MutableMapping[int, Any], MutableMapping[int, Any]]]:
-        """Return the mappings of what clients keep, each with the one of what was remembered of
-        it.
-        """
+        """Return the mappings of what clients keep, each with the one of what was remembered."""
         if not self._remembered:
             self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
         return list(zip([self.states, self.per_client], self._remembered, strict=True))
 
-    def score(
-        self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
-    ) -> Iterator[tuple[int, Scores | Failure]]:
-        """Score one model on the test examples of some clients."""
-        program = client_program(self.algorithm, request)
-        common = self._shared_inputs(model, round)
-        for group in self._groups(request, clients):
-            for client, output in group.pair(
-                _reported(self.engine.map(program, common, group.jobs))
-            ):
-                yield client, output if isinstance(output, Failure) else packed(output)
+    # Work for the engine
 
-    def score_complete(
-        self, request: ScoreRequest, model: Any, round: int
-    ) -> Scores | Failure | None:
-        """Score one model on the complete test part, in chunks; any client can do it, a global
-        model is the same.
-        """
-        if not len(self.federation.complete):
-            return None
+    def _outputs(
+        self,
+        request: Request,
+        shared: Any,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction | None = None,
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the output of every client's program, in order.
 
-        task = self.federation.task(0)
-        jobs = []
-        for chunk in torch.split(self._resident.complete, _COMPLETE_CHUNK):
-            nothing = chunk[:0]
-            inputs = client_inputs(0, Split(nothing, nothing, chunk), self._info(0), (), ())
-            jobs.append(Job(0, task, inputs, len(chunk)))
-
-        outputs = self.engine.map(
-            client_program(self.algorithm, request), self._shared_inputs(model, round), jobs
-        )
-        total: Scores | None = None
-        for output in _reported(outputs):
-            if isinstance(output, Failure):
-                return output
-
-            total = output if total is None else add(total, output)
-
-        return None if total is None else packed(across(total))
-
-    def personalize(
-        self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
-    ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
-        """Make and score the personal models of some clients; usable ones are kept if the request
-        says so.
+        Clients run in groups: the outputs of one group are in memory at the same time. With a
+        reduction, uploads are reduced where they are made.
         """
         program = client_program(self.algorithm, request)
         common = self._shared_inputs(shared, round)
-        for group in self._groups(request, clients):
-            for client, output in group.pair(
-                _reported(self.engine.map(program, common, group.jobs))
-            ):
-                if isinstance(output, Failure):
-                    yield client, output
-                    continue
-
-                personal, diagnostics, scores = output
-                problem = problem_with_personal(personal)
-                if not problem and request.keep:
-                    self.personal[client] = personal
-
-                problem = problem or problem_with_numbers(diagnostics, "diagnostic")
-                kept = {name: packed(each) for name, each in scores.items()}
-                yield (
-                    client,
-                    PersonalizeReply(kept, usable_numbers(diagnostics), problem),
-                )
-
-    def _groups(self, request: Request, clients: Sequence[int]) -> Iterator[_Group]:
-        """Yield the clients in groups whose outputs are in memory at the same time."""
         size = self._group_size()
+
         for start in range(0, len(clients), size):
-            ids = clients[start : start + size]
-            work = {client: self._job(client, request) for client in ids}
-            jobs = [job for job in work.values() if isinstance(job, Job)]
-            failures = {
-                client: failure for client, failure in work.items() if isinstance(failure, Failure)
-            }
-            yield _Group(ids, jobs, failures)
+            group = clients[start : start + size]
+            work = [self._job(client, request) for client in group]
+            jobs = [job for job in work if isinstance(job, Job)]
+            if reduction is None or not isinstance(self.engine, GatheringEngine):
+                outputs = self.engine.map(program, common, jobs)
+            else:
+                outputs = map_reduced(self.engine, program, common, jobs, self.algorithm, reduction)
+
+            # The method may have failed before there was a job.
+            remaining = iter(_with_reports_on_host(outputs))
+            for client, job in zip(group, work, strict=True):
+                yield client, job if isinstance(job, Failure) else next(remaining)
 
     def _group_size(self) -> int:
         """Return how many clients run before their outputs are used: fewer where models or scores
@@ -416,33 +393,30 @@ class LocalClients:
         return to_device(self.federation.info(client), self.device)
 
     def _job(self, client: int, request: Request) -> Job | Failure:
-        """Return the work of a client for a request, with the data and what the client keeps, as
-        far as it needs them.
-
-        What a client has before its first round is not kept. It is made by the algorithm, which may
-        fail.
+        """Return the work of a client for a request, with what it needs of the client's data and
+        of what the client keeps.
         """
-        split = self._resident.splits[client]
-        size = len(split.train)
         info = self._info(client)
         task = self.federation.task(client)
-        needed = Split(
-            *(part if name in request.parts else part[:0] for name, part in split._asdict().items())
-        )
+        split = self._resident.splits[client]
+        needed = []
+        for name, positions in split._asdict().items():
+            needed.append(positions if name in request.parts else positions[:0])
+
         state: Any = ()
         per_client: Any = ()
-
         if not isinstance(request, ScoreRequest):
-            state = self._kept(self.states, "init_client", client, task, info)
-            per_client = self._kept(self.per_client, "init_per_client", client, task, info)
+            state = self._stored(self.states, "init_client", client, task, info)
+            per_client = self._stored(self.per_client, "init_per_client", client, task, info)
 
         for value in (state, per_client):
             if isinstance(value, Failure):
                 return value
 
-        return Job(client, task, client_inputs(client, needed, info, state, per_client), size)
+        inputs = client_inputs(client, Split(*needed), info, state, per_client)
+        return Job(client, task, inputs, len(split.train))
 
-    def _kept(
+    def _stored(
         self,
         storage: Mapping[int, Any],
         method: Literal["init_client", "init_per_client"],
@@ -451,34 +425,33 @@ class LocalClients:
         info: ClientInfo,
     ) -> Any | Failure:
         """Return what is kept for a client, or what a method of the algorithm makes before there is
-        anything.
+        anything. That is not kept, and the algorithm may fail.
         """
         if client in storage:
             return to_device(storage[client], self.device)  # it may come from a file
+
         key = rng.new_key(self.seed, client=client, purpose=method)
-        return contained(
-            getattr(self.algorithm, method), self.algorithm.bind(task), tree.copy(info), key
-        )
+        initial = getattr(self.algorithm, method)
+        return contained(initial, self.algorithm.bind(task), tree.copy(info), key)
 
 
-def _reported(outputs: Sequence[Any]) -> Sequence[Any]:
+def _with_reports_on_host(outputs: Sequence[Any]) -> Sequence[Any]:
     """Return the outputs of programs with what reports hold on the host; models, states and uploads
     stay.
     """
     if current() == HOST:
         return outputs
 
-    numbers = to_host(
-        [_for_reports(output) for output in outputs], "numbers and scores for reports"
-    )
+    for_reports = [_for_reports(output) for output in outputs]
+    on_host = to_host(for_reports, "numbers and scores for reports")
     replaced = []
-    for output, each in zip(outputs, numbers, strict=True):
-        if isinstance(output, Scores):
-            replaced.append(each)
-        elif isinstance(output, Failure):
+    for output, numbers in zip(outputs, on_host, strict=True):
+        if isinstance(output, Failure):
             replaced.append(output)
+        elif isinstance(output, Scores):
+            replaced.append(numbers)
         else:
-            replaced.append(output._replace(**each))
+            replaced.append(output._replace(**numbers))
 
     return replaced
 

@@ -1,0 +1,489 @@
+"""The server of a run: what it asks of clients, what it accepts of their answers, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedtailor.core import rng, tree
+from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.codec import compact
+from fedtailor.core.devices import HOST
+from fedtailor.core.engine import Failure, NoAnswer
+from fedtailor.core.federation import Cohort
+from fedtailor.core.message import (
+    FieldSum,
+    Mean,
+    Reduced,
+    Upload,
+    problem_with,
+    reduce_field,
+)
+from fedtailor.core.message_bytes import download_bytes, upload_bytes
+from fedtailor.core.robust import RULES, needs_every_value, sent_values
+from fedtailor.core.roster import Roster
+from fedtailor.core.schedule import Schedule
+from fedtailor.core.scores import Scores
+from fedtailor.simulation.clients import Clients, TrainReply
+from fedtailor.simulation.evaluation import (
+    evaluate_global,
+    evaluate_personalized,
+    validation_accuracy,
+)
+from fedtailor.simulation.programs import TrainRequest
+from fedtailor.simulation.quarantine import refuse_too_few, refuse_total_failure
+from fedtailor.simulation.report import (
+    Evaluation,
+    RoundReport,
+    RunState,
+    Selection,
+    add_event,
+    add_failure,
+    add_problem,
+    add_repetition,
+    record,
+    whole_sum,
+)
+from fedtailor.simulation.upload_sums import Reduction
+
+_ATTEMPTS = 3
+"""Attempts at a round in which too few uploads can be used, if every client was to train in one of
+them. Other batches may do better. A model that diverged does not."""
+_MOST_ATTEMPTS = 20
+"""Attempts at a round, whichever clients were to train in them."""
+
+
+@dataclass
+class RoundAttempt:
+    """An attempt at a round, and what the server has received in it so far."""
+
+    request: TrainRequest
+    shared: tree.Tree
+    """What all clients receive."""
+    clients: Sequence[int]
+    """The clients that train."""
+    cohort: frozenset[int]
+    """The clients that upload."""
+    reduction: Reduction
+    """What becomes of the uploads."""
+    waiting: set[int]
+    """The clients that have not answered yet."""
+    sums: dict[str, FieldSum]
+    """The fields of uploads of which the server needs no more than a mean or sum."""
+    replies: dict[int, TrainReply] = field(default_factory=dict)
+    """What can be used, in the order of the clients, without uploads."""
+    uploads: dict[int, Upload] = field(default_factory=dict)
+    """The fields that are not summed, by client of the cohort."""
+    failures: list[tuple[int, Failure]] = field(default_factory=list)
+    bytes_up: int = 0
+    """Of the uploads that can be used."""
+
+    def add(self, client: int, reply: TrainReply) -> None:
+        """Enter a reply that can be used; what was added up of its upload is not kept."""
+        self.replies[client] = reply._replace(upload={})
+        if client not in self.cohort:
+            return
+
+        # A field that is missing is in the sum of a neighbor.
+        rest = dict(reply.upload)
+        for name, total in self.sums.items():
+            if name in rest:
+                total.add(client, rest.pop(name))
+            else:
+                total.skip(client)
+
+        self.uploads[client] = rest
+
+    def skip(self, client: int) -> None:
+        """Leave out a client of whom nothing can be used."""
+        if client in self.cohort:
+            for total in self.sums.values():
+                total.skip(client)
+
+    def leave_out(self, client: int) -> None:
+        """Leave out a client after all: nothing of it is in a sum."""
+        del self.replies[client]
+        del self.uploads[client]
+
+
+class RunServer:
+    """The server of a run."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        roster: Roster,
+        schedule: Schedule,
+        seed: int,
+        resume: RunState | None,
+        device: torch.device,
+    ) -> None:
+        self.algorithm = algorithm
+        self.roster = roster
+        self.schedule = schedule
+        self.seed = seed
+        self.task = algorithm.bind(roster.common_task)
+        self.messages = algorithm.messages(self.task)
+        self.num_trainable = len(roster.trainable_clients)
+        self.everybody_trains = schedule.everybody_trains(algorithm)
+
+        # Uploads are added up as they arrive, so that the memory does not grow with the cohort.
+        self.uploaded = [
+            name for name, declared in self.messages.items() if declared.reduction != "none"
+        ]
+        self.summed = tuple(
+            name
+            for name in self.uploaded
+            if not needs_every_value(schedule.robust, self.messages[name])
+        )
+
+        fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
+        self.participation = replace(schedule.participation, min_clients=fewest)
+        self.asked: set[int] = set()
+        """The clients whose work was to count in one of the attempts at this round."""
+
+        if resume is None:
+            key = rng.new_key(seed, purpose="init_server")
+            resume = RunState(compact(algorithm.init_server(self.task, key)))
+
+        self.state = resume.on(device)
+
+    def has_more_rounds(self, done: int) -> bool:
+        """Return whether another round follows after ``done`` rounds."""
+        patience = self.schedule.patience
+        chosen = self.state.selection
+        has_stopped = patience > 0 and chosen is not None and chosen.evaluations_since >= patience
+        return done < self.schedule.rounds and not has_stopped
+
+    # Training
+
+    def begin_round(self) -> RoundReport:
+        """Begin the next round."""
+        self.asked = set()
+        report = RoundReport(self.state.round + 1, [], self.state)
+        if report.round > 1:
+            return report
+
+        for client in self.roster.known:
+            if not self.roster.num_train[client]:
+                reason = "no training examples: does not train"
+                report.events.append(
+                    {"kind": "skipped", "round": 1, "client": client, "reason": reason}
+                )
+
+        return report
+
+    def begin_attempt(self, report: RoundReport) -> RoundAttempt:
+        """Draw a cohort, and say what is asked of it."""
+        schedule = self.schedule
+        drawn = self.participation.cohort(
+            self.seed, report.round, schedule.rounds, self.roster.population, report.attempt
+        )
+        report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
+        cohort = frozenset(report.cohort)
+        clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
+
+        # Without this, the first upload that can be used is enough, and no client is left out
+        # afterwards.
+        hold = self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded))
+        request = TrainRequest(
+            evaluate=schedule.evaluation_is_due(report.round, schedule.evaluate_every),
+            attempt=report.attempt,
+            hold=hold,
+            rank=report.round == schedule.rounds,
+        )
+        shared = self.broadcast(report.round, report.cohort)
+        report.bytes_down += download_bytes(self.messages) * len(clients)
+
+        reduction = Reduction(self.summed, tuple(sorted(cohort)))
+        attempt = RoundAttempt(
+            request, shared, clients, cohort, reduction, set(clients), reduction.begin()
+        )
+        self.asked.update(self._counting(attempt))
+        return attempt
+
+    def _counting(self, attempt: RoundAttempt) -> frozenset[int]:
+        """Return the clients of whom enough must do usable work: the cohort, if it uploads
+        anything.
+        """
+        return attempt.cohort if attempt.cohort and self.uploaded else frozenset(attempt.clients)
+
+    def broadcast(self, round: int, ids: Sequence[int]) -> tree.Tree:
+        """Return what some clients receive in a round."""
+        return self.algorithm.broadcast(self.state.server, self._cohort(round, ids))
+
+    def _cohort(self, round: int, ids: Sequence[int]) -> Cohort:
+        return Cohort(
+            ids=torch.tensor(ids, dtype=torch.int64, device=HOST),
+            population=self.roster.population,
+            round=round,
+            rounds=self.schedule.rounds,
+            rounds_trained=self.state.client_rounds / max(self.num_trainable, 1),
+        )
+
+    def receive(
+        self, report: RoundReport, attempt: RoundAttempt, client: int, reply: TrainReply | Failure
+    ) -> bool:
+        """Enter a client's reply into the attempt; return whether it can be used."""
+        if client not in attempt.waiting:
+            add_event(
+                report, "quarantine", client, "an answer that was not asked for, or a second one"
+            )
+            return False
+
+        # A late answer: the client's answer to this request may still come.
+        asked = (report.round, report.attempt)
+        if not isinstance(reply, Failure) and (reply.round, reply.attempt) != asked:
+            reason = f"the answer belongs to round {reply.round}, attempt {reply.attempt}"
+            add_event(report, "quarantine", client, reason)
+            return False
+
+        attempt.waiting.remove(client)
+        if isinstance(reply, Failure):
+            self._note_failure(report, attempt, client, reply)
+            return False
+
+        # An upload that was reduced on its way was checked and counted there.
+        problem = reply.problem
+        if reply.num_bytes is None:
+            num_train = self.roster.num_train[client]
+            problem = problem_with(reply.upload, self.messages, num_train) or problem
+
+        if problem is not None:
+            attempt.skip(client)
+            add_problem(report, client, problem)
+            return False
+
+        if client in attempt.cohort and reply.num_bytes is None:
+            attempt.bytes_up += upload_bytes(reply.upload, self.messages)
+        elif client in attempt.cohort and reply.num_bytes is not None:
+            attempt.bytes_up += reply.num_bytes
+
+        attempt.add(client, reply)
+        return True
+
+    def _note_failure(
+        self, report: RoundReport, attempt: RoundAttempt, client: int, failure: Failure
+    ) -> None:
+        attempt.failures.append((client, failure))
+        attempt.skip(client)
+        add_failure(report, client, "local_update", failure)
+
+    def end_attempt(self, report: RoundReport, attempt: RoundAttempt) -> bool:
+        """Return whether enough clients did usable work; if not, the round is attempted again.
+
+        Raises:
+            RunError: another attempt would fail too.
+        """
+        for client in sorted(attempt.waiting):
+            self._note_failure(report, attempt, client, Failure(NoAnswer("no answer")))
+
+        # Nothing depends on the order of arrival.
+        attempt.replies = dict(sorted(attempt.replies.items()))
+        report.bytes_up += attempt.bytes_up
+
+        counting = self._counting(attempt)
+        usable = len(counting & attempt.replies.keys())
+        min_clients = min(self.schedule.participation.min_clients, len(counting))
+        needed = max(self.schedule.fewest_uploads, min_clients)
+        if counting and usable < needed:
+            self._refuse_hopeless(report, attempt, usable, needed)
+            add_repetition(report, usable, len(counting), needed)
+            return False
+
+        self._leave_out(report, attempt)
+        return True
+
+    def _refuse_hopeless(
+        self, report: RoundReport, attempt: RoundAttempt, usable: int, needed: int
+    ) -> None:
+        """Raise if another attempt is not worth it."""
+        attempts = report.attempt + 1
+        everybody_was_asked = len(self.asked) == self.num_trainable
+        nobody_ever_succeeded = self.state.client_rounds == 0 and not attempt.replies
+        hopeless = everybody_was_asked and (nobody_ever_succeeded or attempts >= _ATTEMPTS)
+        if hopeless or attempts >= _MOST_ATTEMPTS:
+            refuse_total_failure(
+                attempt.failures, len(attempt.clients), "local_update", report.round
+            )
+            refuse_too_few(report, usable, len(self.asked), needed)
+
+    def _leave_out(self, report: RoundReport, attempt: RoundAttempt) -> None:
+        """Leave out the clients that the robust rule does, if it is one that does."""
+        leave_out = RULES[self.schedule.robust].leave_out
+        if leave_out is None:
+            return
+
+        sent = sent_values(attempt.shared, self.messages)
+        distances = leave_out(attempt.uploads, sent, self.schedule.robust_share)
+        for client, distance in distances.items():
+            attempt.leave_out(client)
+            reason = (
+                f"{self.schedule.robust}: the upload is among the farthest from the others "
+                f"({distance:.3g} times the median distance)"
+            )
+            add_event(report, "quarantine", client, reason)
+
+    def end_training(self, report: RoundReport, attempt: RoundAttempt) -> None:
+        """Enter what can be used into the report, and sum it up."""
+        scores = {}
+        for client, reply in attempt.replies.items():
+            report.trained.append(client)
+            record(report.metrics, client, reply.metrics)
+            if isinstance(reply.scores, Scores):
+                scores[client] = reply.scores
+
+        if scores:
+            report.evaluations.append(
+                Evaluation(
+                    point="local",
+                    adaptation="local training of the round",
+                    group="known",
+                    ids=list(scores),
+                    scores=list(scores.values()),
+                )
+            )
+
+        report.steps = whole_sum(report.metrics.get("steps", {}))
+        self.state = replace(
+            self.state,
+            client_rounds=self.state.client_rounds + len(report.trained),
+            participated=self.state.participated.union(report.trained),
+        )
+
+    # Aggregation
+
+    def aggregate(self, report: RoundReport, attempt: RoundAttempt) -> dict[int, tree.Tree]:
+        """Reduce the uploads and update the server state; return new per-client values."""
+        ids = sorted(attempt.cohort & attempt.replies.keys())
+        if not ids:
+            return {}
+
+        sent = sent_values(attempt.shared, self.messages)
+        received = {name: self._reduce(name, attempt, sent[name]) for name in self.uploaded}
+        cohort = self._cohort(report.round, ids)
+        server, stacked = self.algorithm.aggregate(self.state.server, received, cohort)
+
+        # As it would come back from a checkpoint.
+        self.state = replace(self.state, server=compact(server))
+        if not tree.leaves(stacked):
+            return {}
+
+        return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))
+
+    def _reduce(self, name: str, attempt: RoundAttempt, sent: tree.Tree | None) -> Reduced:
+        """Reduce a field over the cohort."""
+        if name in attempt.sums:
+            return attempt.sums[name].result()
+
+        entries = {client: upload[name] for client, upload in attempt.uploads.items()}
+        reduce = RULES[self.schedule.robust].reduce
+        declared = self.messages[name]
+        if reduce is None or declared.reduction != "mean":
+            return reduce_field(entries)
+
+        means = {client: entry for client, entry in entries.items() if isinstance(entry, Mean)}
+        return reduce(means, declared, sent, self.schedule.robust_share)
+
+    # Evaluation
+
+    def evaluate(self, report: RoundReport, clients: Clients) -> None:
+        """Run the evaluations that are due."""
+        schedule = self.schedule
+        is_last = report.round == schedule.rounds
+
+        # Ranks, for AUROC, take some percent of an evaluation's time.
+        if schedule.evaluation_is_due(report.round, schedule.evaluate_every):
+            self._evaluate_global(report, clients, rank=is_last)
+
+        # If validation examples decide, the final models are made when the decision is known.
+        if schedule.evaluation_is_due(report.round, schedule.personalized_every):
+            keep = is_last and not schedule.watches_validation
+            self._evaluate_personalized(report, clients, keep=keep, rank=is_last)
+
+    def _evaluate_global(self, report: RoundReport, clients: Clients, *, rank: bool) -> None:
+        model = self.algorithm.global_model(self.task, self.state.server)
+        if model is not None:
+            evaluate_global(report, self.roster, clients, model, rank=rank)
+
+    def _evaluate_personalized(
+        self, report: RoundReport, clients: Clients, *, keep: bool, rank: bool
+    ) -> None:
+        """Make and test the personal models of the known clients and of the new ones."""
+        for new in (False, True) if self.roster.num_new else (False,):
+            shared = self.broadcast(report.round, self.roster.new if new else self.roster.known)
+            evaluate_personalized(
+                report,
+                self.algorithm,
+                self.roster,
+                clients,
+                shared,
+                new=new,
+                keep=keep,
+                rank=rank,
+            )
+
+        if keep:
+            report.personal = clients.personal
+
+    def select(self, report: RoundReport) -> bool:
+        """Compare the round with the best one so far; return whether the clients are to remember
+        it.
+        """
+        schedule = self.schedule
+        if not schedule.watches_validation or not schedule.evaluation_is_due(
+            report.round, schedule.personalized_every
+        ):
+            return False
+
+        chosen = self.state.selection
+        accuracy = validation_accuracy(report)
+        if accuracy is None or (chosen is not None and accuracy <= chosen.accuracy):
+            if chosen is not None:
+                chosen = replace(chosen, evaluations_since=chosen.evaluations_since + 1)
+                self.state = replace(self.state, selection=chosen)
+            return False
+
+        is_to_return = schedule.select == "best"
+        chosen = Selection(
+            round=report.round,
+            accuracy=accuracy,
+            server=self.state.server if is_to_return else (),
+            client_rounds=self.state.client_rounds,
+            participated=self.state.participated,
+        )
+        self.state = replace(self.state, selection=chosen)
+        return is_to_return
+
+    def end_round(self, report: RoundReport) -> None:
+        """Make the state after the round part of its report."""
+        self.state = replace(self.state, round=report.round)
+        report.state = self.state
+        report.is_last = not self.has_more_rounds(report.round)
+
+    def make_final(self, report: RoundReport, clients: Clients) -> None:
+        """Go back to the selected round, and make and test the models that the run gives."""
+        chosen = self.state.selection
+        round = report.round
+        if self.schedule.select == "best" and chosen is not None:
+            clients.go_back()
+            round = chosen.round
+            self.state = replace(
+                self.state,
+                server=chosen.server,
+                client_rounds=chosen.client_rounds,
+                participated=chosen.participated,
+            )
+
+        final = RoundReport(round, [], self.state, is_last=True)
+        self._evaluate_global(final, clients, rank=True)
+        self._evaluate_personalized(final, clients, keep=True, rank=True)
+
+        report.final = final
+        report.personal = final.personal
+        report.state = self.state
+        report.steps += final.steps
+        report.events += final.events
