@@ -325,8 +325,9 @@ def _last_values(points: Mapping[str, Sequence[CurvePoint]], quantity: str) -> C
     last = {name: series[-1] for name, series in points.items()}
     rows = [{"series": name, **point._asdict()} for name, point in last.items()]
     axis = alt.Axis(title=None, labelLimit=150, labelColor=INK)
+    scale = with_room_for_numbers([end for point in last.values() for end in point[2:]])
     base = alt.Chart(inline(rows), height=26 * max(1, len(rows))).encode(
-        x=alt.X("mean:Q", title=quantity, scale=alt.Scale(zero=True)),
+        x=alt.X("mean:Q", title=quantity, scale=scale, axis=alt.Axis(tickCount=5)),
         y=alt.Y("series:N", axis=axis, scale=alt.Scale(domain=list(last), paddingInner=0.3)),
     )
     tips = [tooltip("series", "method"), tooltip("mean", quantity, ".4~g")]
@@ -336,6 +337,13 @@ def _last_values(points: Mapping[str, Sequence[CurvePoint]], quantity: str) -> C
     text = numbers.encode(x=alt.X("high:Q", title=quantity), text=alt.Text("mean:Q", format=".3g"))
 
     return alt.LayerChart(layer=[bars, spread, text])
+
+
+def with_room_for_numbers(values: Iterable[float]) -> alt.Scale:
+    """Return a scale of bars from 0, with room for a number beside the longest one."""
+    ends = [0.0, *values]
+
+    return alt.Scale(domain=[1.15 * min(ends), 1.15 * max(ends) or 1.0])
 
 
 def dots(
@@ -412,13 +420,19 @@ def picture(figure: Figure, ending: str) -> bytes:
         figure: any figure; its panels stand two in a row.
         ending: one of ``FORMATS``. PNG has two pixels per point.
     """
-    width = _WIDE if len(figure.panels) == 1 else _HALF
-    panels = [
-        _as_wide_as(panel, width).properties(title=_title(panel.title, panel.subtitle, width))
-        for panel in figure.panels
-    ]
-    whole = alt.concat(*panels, columns=2, spacing=_GAP)
-    whole = whole.properties(title=_title(figure.title, "", 2 * _HALF + _GAP))
+    whole: alt.TopLevelMixin
+    if len(figure.panels) == 1:
+        (panel,) = figure.panels
+        below = ": ".join(text for text in (panel.title, panel.subtitle) if text)
+        whole = _as_wide_as(panel, _WIDE).properties(title=_title(figure.title, below, _WIDE))
+    else:
+        charts = []
+        for panel in figure.panels:
+            title = _title(panel.title, panel.subtitle, _HALF)
+            charts.append(_as_wide_as(panel, _HALF).properties(title=title))
+
+        title = _title(figure.title, "", _WIDE)
+        whole = alt.concat(*charts, columns=2, spacing=_GAP).properties(title=title)
 
     text = json.dumps(_specification(whole) | {"background": PAPER, "padding": 12})
     colored = re.sub(r"var\(--(\w+)\)", lambda match: LIGHT.get(match[1], match[0]), text)

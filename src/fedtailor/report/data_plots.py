@@ -5,14 +5,22 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import altair as alt
 import numpy as np
 
-from fedtailor.report.charts import INK, MAIN, Chart, inline, labels, tooltip
+from fedtailor.report.charts import (
+    INK,
+    MAIN,
+    Chart,
+    inline,
+    labels,
+    tooltip,
+    with_room_for_numbers,
+)
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, visible
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ _NARROWEST_BUBBLE = 11
 """Pixels from one bubble to the next, down and at least across."""
 _LARGEST_BUBBLE = 0.55
 """Radius of the largest bubble, as a share of the pixels to the next one."""
-_MOST_BINS = 80
+_MOST_BINS = 60
 _IMAGE = 64
 """Least height of an image on a sheet, in pixels; smaller ones are enlarged by a whole factor."""
 _GAP = 4
@@ -121,7 +129,8 @@ def _bubble_chart(counts: np.ndarray, clients: list[str], classes: list[str]) ->
         tooltip("class name", "class"),
         tooltip("examples", "examples", ",d"),
     ]
-    across = alt.X("client:N", title="client", axis=_name_axis(clients), scale=_in_order(clients))
+    turned = _name_axis(clients, 0 if clients[0].isdecimal() else -40)
+    across = alt.X("client:N", title="client", axis=turned, scale=_in_order(clients))
     down = alt.Y("class:N", title="class", axis=_name_axis(classes), scale=_in_order(classes))
     chart = alt.Chart(inline(rows), height=_BUBBLE_ROW * len(classes))
 
@@ -137,18 +146,16 @@ def _in_order(names: Sequence[str]) -> alt.Scale:
     return alt.Scale(type="point", domain=labels(names), padding=0.5)
 
 
-def _name_axis(names: Sequence[str]) -> alt.Axis:
+def _name_axis(names: Sequence[str], angle: int = 0) -> alt.Axis:
     """Return an axis of names; where there are many numbers, of some of them."""
-    are_numbers = all(name.isdecimal() for name in names)
-
     return alt.Axis(
         grid=True,
         domain=False,
-        labelAngle=0 if are_numbers else -40,
         labelLimit=130,
-        labelOverlap=are_numbers,
+        labelOverlap=all(name.isdecimal() for name in names),
         labelSeparation=5,
         labelColor=INK,
+        labelAngle=angle,
     )
 
 
@@ -164,85 +171,55 @@ def _round_numbers(largest: int) -> list[int]:
 def sizes(samples: Mapping[str, np.ndarray], *, title: str = "Local training-set sizes") -> Figure:
     """Draw one histogram per partition over the same sizes (pFedVEM, 2023, Figures 3 to 6).
 
-    The widths of bins are whole numbers and the same for all; a height is the share of all clients.
-
     Args:
         samples: sizes by the name of the partition, in arrays of any shape, such as (seeds,
             clients).
         title: title of the figure.
     """
     every = np.concatenate([np.ravel(sample) for sample in samples.values()])
-    edges = bins(int(every.min()), int(every.max()))
+    smallest = int(every.min())
+    largest = int(every.max())
+    start = 0 if smallest < largest / 2 else smallest
+    bins = alt.Bin(extent=[start, max(largest, start + 1)], maxbins=_MOST_BINS, minstep=1)
+
     panels = []
     rows: list[list[Cell]] = []
     for name, sample in samples.items():
         values = np.ravel(sample)
-        heights, _ = np.histogram(values, edges)
-        bars = [
-            {
-                "from": low,
-                "to": high,
-                "sizes": f"{low:,} to {high - 1:,}",
-                "share": height / len(values),
-            }
-            for low, high, height in zip(
-                edges[:-1].tolist(), edges[1:].tolist(), heights.tolist(), strict=True
-            )
-            if height
-        ]
-        rows += [[name, bar["from"], bar["to"] - 1, bar["share"]] for bar in bars]
-        panels.append(Panel(chart=_histogram(bars, edges), title=name, subtitle=_summary(values)))
+        low, median, high = np.percentile(values, [5, 50, 95]).tolist()
+        rows.append([name, len(values), int(values.min()), low, median, high, int(values.max())])
+        summary = f"median {median:,.0f}, 90 % of clients from {low:,.0f} to {high:,.0f}"
+        panels.append(Panel(chart=_histogram(values, bins), title=name, subtitle=summary))
 
+    columns = ["partition", "clients", "smallest", "5 %", "median", "95 %", "largest"]
     return Figure(
         name="sizes",
         title=title,
         caption="The share of clients by the number of their training examples.",
         panels=panels,
-        table=ReportTable(columns=["partition", "from", "to", "share of clients"], rows=rows),
+        table=ReportTable(columns=columns, rows=rows),
     )
 
 
-def _histogram(bars: Sequence[Mapping[str, object]], edges: np.ndarray) -> Chart:
-    scale = alt.Scale(domain=[int(edges[0]), int(edges[-1])], nice=False)
-    axis = alt.Axis(tickCount=6, labelFlush=False, labelOverlap=True)
-    x = alt.X("from:Q", title="training examples of a client", axis=axis, scale=scale)
-    y = alt.Y("share:Q", title="share of clients", axis=alt.Axis(format="%", tickCount=4))
-    tips = [tooltip("sizes", "examples"), tooltip("share", "share of clients", ".2%")]
-    marks = alt.Chart(inline(bars), height=130).mark_rect(color=MAIN, opacity=0.75)
+def _histogram(values: np.ndarray, bins: alt.Bin) -> Chart:
+    """Draw the shares of values in bins."""
+    rows = [{"size": size, "share": 1 / len(values)} for size in values.tolist()]
+    share = "share of clients"
+    tips = [
+        alt.Tooltip("size:Q", bin=bins, title="training examples"),
+        alt.Tooltip("sum(share):Q", format=".1%", title=share),
+    ]
+    chart: Chart = (
+        alt.Chart(inline(rows), height=130)
+        .mark_bar(color=MAIN, opacity=0.75)
+        .encode(
+            x=alt.X("size:Q", bin=bins, title="training examples of a client"),
+            y=alt.Y("sum(share):Q", title=share, axis=alt.Axis(format="%", tickCount=4)),
+            tooltip=tips,
+        )
+    )
 
-    histogram: Chart = marks.encode(x=x, x2="to:Q", y=y, y2=alt.datum(0), tooltip=tips)
-
-    return histogram
-
-
-def _summary(values: np.ndarray) -> str:
-    """Return the median and the middle 90 % in words."""
-    low, median, high = np.percentile(values, [5, 50, 95])
-    if values.min() == values.max():
-        return f"{low:,.0f} for every client"
-
-    return f"median {median:,.0f}, 90 % of clients from {low:,.0f} to {high:,.0f}"
-
-
-def bins(smallest: int, largest: int) -> np.ndarray:
-    """Return edges of at most 80 bins, whose width is 1, 2 or 5 times a power of ten.
-
-    They begin at 0, or just below ``smallest`` if that is far from 0.
-    """
-    first = 0 if smallest < largest / 2 else smallest
-    width = next(one for one in _round_widths() if (largest - first) / one < _MOST_BINS - 2)
-    start = first // width * width
-    if first:
-        start -= width
-
-    return np.arange(start, largest + 2 * width, width)
-
-
-def _round_widths() -> Iterator[int]:
-    power = 1
-    while True:
-        yield from (power, 2 * power, 5 * power)
-        power *= 10
+    return chart
 
 
 def size_bars(
@@ -262,7 +239,12 @@ def size_bars(
         for label, name, count in zip(shown, clients, counts, strict=True)
     ]
     axis = alt.Axis(title=None, labelLimit=160, labelColor=INK)
-    x = alt.X("count:Q", title="training examples", axis=alt.Axis(format=",d", tickCount=5))
+    x = alt.X(
+        "count:Q",
+        title="training examples",
+        axis=alt.Axis(format=",d", tickCount=5),
+        scale=with_room_for_numbers(counts),
+    )
     y = alt.Y("client:N", axis=axis, scale=alt.Scale(domain=shown, paddingInner=0.3))
     tips = [tooltip("name", "client"), tooltip("count", "training examples", ",d")]
 
@@ -282,64 +264,6 @@ def size_bars(
         panels=[Panel(chart=chart)],
         table=table,
     )
-
-
-def contact_sheet(
-    images: np.ndarray,
-    *,
-    row_names: Sequence[str],
-    column_names: Sequence[str],
-    title: str = "Sample images",
-    caption: str = "",
-) -> Figure:
-    """Draw images in rows and columns, each pixel as a square.
-
-    Args:
-        images: uint8 (rows, columns, height, width, channels), one channel (gray) or three.
-        row_names: one per row, on the left.
-        column_names: one per column, at the top; several may have the same name.
-        title: title of the figure.
-        caption: what it shows.
-    """
-    rows, columns, height, width = images.shape[:4]
-    factor = math.ceil(_IMAGE / height)
-    across = factor * width + _GAP
-    down = factor * height + _GAP
-    pictures = [
-        {
-            "x": (column + 0.5) * across,
-            "y": (row + 0.5) * down,
-            "url": _data_url(images[row, column], factor),
-            "row": visible(row_names[row]),
-            "column": visible(column_names[column]),
-        }
-        for row in range(rows)
-        for column in range(columns)
-    ]
-    names = [
-        {"x": -8, "y": (row + 0.5) * down, "name": name}
-        for row, name in enumerate(labels(row_names))
-    ]
-    tops = []
-    for column, name in enumerate(column_names):
-        (label,) = labels([name])
-        tops.append({"x": (column + 0.5) * across, "y": -8, "name": label})
-
-    # Places are pixels.
-    x = alt.X("x:Q", scale=None, axis=None)
-    y = alt.Y("y:Q", scale=None, axis=None)
-    tips = [tooltip("row", "row"), tooltip("column", "column")]
-    image = alt.Chart(inline(pictures)).mark_image(width=across - _GAP, height=down - _GAP)
-    left = alt.Chart(inline(names)).mark_text(align="right", baseline="middle", color=INK)
-    above = alt.Chart(inline(tops)).mark_text(baseline="bottom", color=INK)
-    layers = [
-        image.encode(x=x, y=y, url="url:N", tooltip=tips),
-        left.encode(x=x, y=y, text="name:N"),
-        above.encode(x=x, y=y, text="name:N"),
-    ]
-    chart = alt.LayerChart(layer=layers, width=across * columns, height=down * rows)
-
-    return Figure(name="images", title=title, caption=caption, panels=[Panel(chart=chart)])
 
 
 def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Figure:
@@ -363,27 +287,53 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Figu
     rows = _two_rows(dataset.y, seed)
     originals = dataset.x[rows]
     frost = load_frost(frost_folder, {})
-    sheet = []
+    by_kind = {}
     for kind in CORRUPTIONS:
         corrupted = [
             corrupt(originals, kind, severity, rows=rows, seed=seed, frost=frost)
             for severity in SEVERITIES
         ]
-        sheet.append([originals, *corrupted])
+        by_kind[kind.replace("_", " ")] = dict(
+            zip(["original", *map(str, SEVERITIES)], [originals, *corrupted], strict=True)
+        )
 
-    # (kinds, 2, 1 + severities, height, width, channels)
-    by_image = np.array(sheet).swapaxes(1, 2)
     caption = "Two images under every corruption, with severities 1 to 5."
     if not frost:
         caption += " Frost is approximate: drawn, not photographs."
 
-    return contact_sheet(
-        by_image.reshape(len(sheet), -1, *originals.shape[1:]),
-        row_names=[kind.replace("_", " ") for kind in CORRUPTIONS],
-        column_names=["original", *map(str, SEVERITIES)] * len(rows),
+    return Figure(
+        name="corruptions",
         title=f"Corruptions of {dataset.name}, severity 1 to 5",
         caption=caption,
+        panels=[_image_panel(by_kind, number) for number in range(len(rows))],
     )
+
+
+def _image_panel(by_kind: Mapping[str, Mapping[str, np.ndarray]], number: int) -> Panel:
+    """Draw one of the images under all corruptions, each pixel as a square.
+
+    Args:
+        by_kind: uint8 images (images, height, width, channels) by corruption and severity.
+        number: of the image.
+    """
+    severities = list(next(iter(by_kind.values())))
+    height, width = next(iter(by_kind.values()))["original"].shape[1:3]
+    factor = math.ceil(_IMAGE / height)
+    rows = [
+        {"kind": kind, "severity": severity, "url": _data_url(images[number], factor)}
+        for kind, by_severity in by_kind.items()
+        for severity, images in by_severity.items()
+    ]
+    across = (factor * width + _GAP) * len(severities)
+    axis = alt.Axis(title="severity", orient="top", domain=False, labelAngle=0)
+    x = alt.X("severity:O", axis=axis, scale=alt.Scale(domain=severities))
+    y = alt.Y("kind:N", title=None, scale=alt.Scale(domain=list(by_kind)))
+    chart = alt.Chart(
+        inline(rows), width=across, height=(factor * height + _GAP) * len(by_kind)
+    ).mark_image(width=factor * width, height=factor * height)
+    chart = chart.encode(x=x, y=y, url="url:N", tooltip=[tooltip("kind", "corruption")])
+
+    return Panel(chart=chart, title=f"Image {number + 1}", min_width=across)
 
 
 def _two_rows(y: np.ndarray, seed: int) -> np.ndarray:
