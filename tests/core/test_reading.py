@@ -7,7 +7,6 @@ import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.reading import (
-    DEEPEST,
     UnreadableError,
     parse_json,
     parse_toml,
@@ -63,18 +62,10 @@ def test_links_may_be_kept_within_a_folder(tmp_path):
         read_object(folder / "outside", within=folder)
 
 
-def test_levels_are_counted_outside_of_texts(tmp_path):
-    path = tmp_path / "file"
-    deepest = b"[" * DEEPEST + b"]" * DEEPEST
-    parse_json(deepest, path)
-    text = b'"\\"' + b"[" * 500 + b'"'
-    assert parse_json(b"[" + text + b"]", path) == ['"' + "[" * 500]
-    for deep in (b"[" + deepest + b"]", b"[" * 10**6, b'{"a":' * 10**5):
-        with pytest.raises(DataError, match="nested more than 100 levels deep"):
-            parse_json(deep, path)
-    for wrong in (b"NaN", b"\xff", b"", b"1" * 5000, b"\xff\xfe1\x00"):
+def test_what_is_not_json_is_damaged(tmp_path):
+    for wrong in (b"NaN", b"\xff", b"", b"1" * 5000, b"\xff\xfe1\x00", b"[" * 10**6):
         with pytest.raises(DataError, match="is damaged"):
-            parse_json(wrong, path)
+            parse_json(wrong, tmp_path / "file")
 
 
 def test_lines_are_objects_and_a_torn_end_is_left_out(tmp_path):
@@ -87,17 +78,9 @@ def test_lines_are_objects_and_a_torn_end_is_left_out(tmp_path):
         list(read_lines(path))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a" + ".a" * 50_000 + " = 1",
-        "[" + "a." * 50_000 + "a]",
-        "a = " + "[" * 150 + "]" * 150,
-        'a."b c".' * 60 + "x = 1",
-    ],
-)
-def test_deep_toml_is_refused_before_it_takes_long(tmp_path, text):
-    with pytest.raises(DataError, match=r"has more than 100 parts|more than 100 levels deep"):
+def test_deep_toml_is_refused(tmp_path):
+    text = "a = " + "[" * 10**4 + "]" * 10**4
+    with pytest.raises(DataError, match="nested too deep"):
         parse_toml(text.encode(), tmp_path / "file")
 
 

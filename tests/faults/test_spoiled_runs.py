@@ -94,7 +94,8 @@ def test_damaged_checkpoints(tmp_path, algorithm):
     (outcome,) = spoil(
         tmp_path, [{"kind": "damage", "count": 250 if FULL else 30, "seed": 0}], algorithm
     )
-    assert set(outcome["outcomes"]) == {"checkpoint before used", "copy used"}
+    # Both checkpoints can need a damaged file of a store: then the run begins again.
+    assert set(outcome["outcomes"]) == {"checkpoint before used", "began again"}
 
 
 @pytest.mark.slow

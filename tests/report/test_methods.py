@@ -74,7 +74,7 @@ def test_a_comparison_names_nothing_outside_of_its_folder(tmp_path, name):
         ('{"runs": [1]}', "must be a list of folders"),
         ('{"runs": "a"}', "must be a list of folders"),
         ('{"runs": ["a", "a"]}', "names a folder twice"),
-        ("[" * 10_000, "nested"),
+        ("[" * 10_000, "damaged"),
     ],
 )
 def test_a_damaged_comparison_is_refused(tmp_path, content, reason):

@@ -187,44 +187,6 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(tmp_path):
     assert number == 21
 
 
-def shared_files(folder):
-    """Return the files that the last two checkpoints need."""
-    names = [
-        set(json.loads(path.read_text())["stores"]["states"])
-        for path in sorted(folder.glob("*.json"))
-    ]
-    return [f"states-{int(number):06d}.trees" for number in names[0] & names[1]]
-
-
-def test_damage_to_a_file_that_both_checkpoints_need_loses_nothing(tmp_path):
-    states = saved(tmp_path / "0")
-    (name,) = shared_files(tmp_path / "0")
-    for number, (kind, _) in enumerate(damages(tmp_path / "0" / name), start=1):
-        folder = tmp_path / str(number)
-        saved(folder)
-        assert [path.name for path in folder.glob("*.copy")] == [f"{name}.copy"]
-        dict(damages(folder / name))[kind]()
-        restored, problems = Run(folder, "scaffold").restore()
-        assert restored.state.round == 3, kind
-        assert_same_bits(restored.state.server, states[2].server)
-        (problem,) = problems
-        assert name in problem and problem.endswith(
-            "Its copy has taken its place, and nothing is lost."
-        )
-        assert (folder / name).read_bytes() == (folder / f"{name}.copy").read_bytes(), (
-            "copied again"
-        )
-        assert Run(folder, "scaffold").restore()[1] == []
-
-
-def test_copies_go_with_the_last_checkpoint_but_one(tmp_path):
-    saved(tmp_path)
-    run = Run(tmp_path, "scaffold")
-    run.restore()
-    run.checkpoints.keep(1)
-    assert not list(tmp_path.glob("*.copy")) and list(tmp_path.glob("*.trees"))
-
-
 def test_nothing_is_left_to_go_back_to(tmp_path):
     run = Run(tmp_path / "none", "scaffold")
     assert run.restore() == (None, [])

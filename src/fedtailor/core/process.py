@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,46 +38,19 @@ def _exists(pid: int) -> bool:
         return False
     except OSError:  # a process of another user
         return True
-    return not _is_zombie(pid)
 
-
-def _is_zombie(pid: int) -> bool:
-    """Return whether a process has ended and only its exit code is left."""
-    fields = _status_of(pid)
-    return bool(fields) and fields[0] == "Z"
+    # A process that has ended, of which only its exit code is left, is a zombie.
+    return _status_of(pid)[:1] != ["Z"]
 
 
 def _start_of(pid: int) -> str:
-    """Return when a process started, in any form that differs between two processes of one number.
-
-    It is empty if there is no such process, or the system does not tell.
-    """
-    fields = _status_of(pid)
-    if fields:
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            boot = ""
-
-        return f"{fields[19]} ticks after boot {boot}"
-
-    if sys.platform == "darwin":
-        found = subprocess.run(
-            ["/bin/ps", "-o", "lstart=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-        return found.stdout.strip()
-
-    return ""
+    """Return when a process started, in ticks after boot; empty where only Linux tells."""
+    status = _status_of(pid)
+    return status[19] if status else ""
 
 
 def _status_of(pid: int) -> list[str]:
-    """Return what Linux tells of a process after its name, its state first; empty if there is
-    none.
-    """
+    """Return what Linux tells of a process after its name, its state first; else nothing."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -2,16 +2,14 @@
 our errors.
 
 Files may be damaged, or come from a stranger. Only regular files are opened, so that a pipe or a
-device cannot stop the reader; a length and a depth are limited, so that memory and time are; and a
-link may be refused that leads out of the folder which is read.
+device cannot stop the reader; lengths are limited, so that memory is; and a link may be refused that
+leads out of the folder which is read.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -27,15 +25,8 @@ LARGEST_TOML = 2**20
 """Bytes of a TOML file."""
 LARGEST_LINES = 2**35
 """Bytes of a file of lines."""
-DEEPEST = 100
-"""Levels of a value."""
 _LONGEST_LINE = 2**24
 """Bytes of a line."""
-_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_LONG_KEY = re.compile(r"(?:[\w\-\"' \t]+\.){" + str(DEEPEST) + "}")
-"""A dotted key of many parts. The TOML library takes the square of their number."""
 
 
 class UnreadableError(DataError):
@@ -167,8 +158,6 @@ def parse_json(raw: bytes, path: Path) -> Any:
     Raises:
         DataError: it is not JSON, or nested too deep; the message names the path.
     """
-    if _depth(raw) > DEEPEST:
-        raise damaged(path, f"its values are nested more than {DEEPEST} levels deep")
     try:
         return json.loads(raw.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as reason:
@@ -182,23 +171,15 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
         DataError: it is not TOML, or nested too deep; the message names the path.
     """
     try:
-        text = raw.decode()
-        if _LONG_KEY.search(text):
-            raise _not_toml(path, f"a key in it has more than {DEEPEST} parts")
-
-        values = tomllib.loads(text)
+        return tomllib.loads(raw.decode())
     except UnicodeDecodeError as reason:
         raise _not_toml(path, f"byte {reason.start} is not UTF-8") from reason
     except tomllib.TOMLDecodeError as reason:
         raise _not_toml(path, str(reason)) from reason
     except RecursionError as reason:
-        raise _not_toml(path, f"its values are nested more than {DEEPEST} levels deep") from reason
+        raise _not_toml(path, "its values are nested too deep") from reason
     except ValueError as reason:
         raise _not_toml(path, "a number in it is too long") from reason
-
-    if _is_deep(values):
-        raise _not_toml(path, f"its values are nested more than {DEEPEST} levels deep")
-    return values
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -227,25 +208,3 @@ def _not_toml(path: Path, reason: str) -> DataError:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
-
-
-def _depth(raw: bytes) -> int:
-    """Return how deep the brackets of JSON text are nested."""
-    brackets = _TEXTS.sub(b"", raw).translate(None, _NO_BRACKETS)
-    return max(itertools.accumulate(map(_STEPS.__getitem__, brackets)), default=0)
-
-
-def _is_deep(values: dict[str, Any]) -> bool:
-    """Return whether values are nested more than ``DEEPEST`` levels deep."""
-    level: list[Any] = [values]
-    for _ in range(DEEPEST + 1):
-        level = [child for value in level for child in _children(value)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []

@@ -44,7 +44,7 @@ CHECKPOINTS = "checkpoints"
 """Folder in a run folder for checkpoints, and for what clients keep from round to round."""
 _SCRATCH = "state"
 """Folder for what need not outlive the process, such as models before they are written."""
-_PENDING = ".result.part"
+_PENDING = "result.part"
 """The result of a run, until its last checkpoint is written."""
 
 

@@ -5,8 +5,7 @@ took part, and the places of all client states in the files of the stores beside
 is its manifest: the counters of the run, the size and SHA-256 of every file, and its own. The
 manifest comes last; it is written under a temporary name, synchronized and renamed, so a checkpoint
 is there whole or not at all. The last two are kept. Before one is used, everything that it names is
-checked; if anything is wrong with it, the one before it is used. A file of a store that both need
-has a copy beside it, which takes its place if it is damaged.
+checked; if anything is wrong with it, the one before it is used.
 """
 
 from __future__ import annotations
@@ -186,9 +185,8 @@ class Checkpoints:
         unreadable = ""
         rounds = sorted(self._found(".json") | self._found(".safetensors"), reverse=True)
         for position, round in enumerate(rounds):
-            repairs: list[str] = []
             try:
-                checkpoint = self._read(round, repairs)
+                checkpoint = self._read(round)
                 problem = objection(checkpoint.restored.notes)
             except UnreadableError as reason:
                 problem = reason.message
@@ -196,7 +194,6 @@ class Checkpoints:
             except DataError as reason:
                 problem = reason.message
 
-            notes += repairs
             if problem:
                 notes.append(f"checkpoint not used: {problem}")
                 continue
@@ -249,12 +246,8 @@ class Checkpoints:
         self._remove_unfinished()
         self.keep(_KEPT)
 
-    def _read(self, round: int, repairs: list[str]) -> _Checkpoint:
+    def _read(self, round: int) -> _Checkpoint:
         """Read a checkpoint and check everything that it names.
-
-        Args:
-            round: which one.
-            repairs: gets a sentence for every damaged file whose copy has taken its place.
 
         Raises:
             DataError: something is wrong with it.
@@ -267,7 +260,7 @@ class Checkpoints:
             for name, store in self._stores.items():
                 files = _files_of(manifest, name)
                 for number, digest in files.items():
-                    repairs += _check_or_repair(store.path(number), store.copy_path(number), digest)
+                    _check_file(store.path(number), digest)
 
                 stores[name] = Committed(_to_places(content["stores"][name], files), files)
 
@@ -528,27 +521,6 @@ def _check_file(path: Path, digest: FileDigest) -> None:
 
     if found.hexdigest() != digest.sha256:
         raise damaged(path, "its SHA-256 does not match")
-
-
-def _check_or_repair(path: Path, copy: Path, digest: FileDigest) -> list[str]:
-    """Check a file of a store; if it is damaged and its copy is not, put that in its place and say
-    so.
-
-    Raises:
-        DataError: the file cannot be used, and there is no copy that can.
-    """
-    try:
-        _check_file(path, digest)
-    except DataError as damage:
-        try:
-            _check_file(copy, digest)
-            os.replace(copy, path)
-        except (DataError, OSError):
-            raise damage from None
-
-        return [f"{damage.message} Its copy has taken its place, and nothing is lost."]
-
-    return []
 
 
 def _write_synchronized(path: Path, data: bytes) -> None:

@@ -8,8 +8,7 @@ A file holds the states of many clients one after the other, each in the form of
 :mod:`fedtailor.core.codec`. It is written once and never changed, so a checkpoint is a list of
 places in files (:meth:`Store.commit`), and only states that changed since the last one are written.
 States that are out of date stay in their file until it holds more of them than of others; then the
-others are copied to a new file. A file that several checkpoints need has a copy beside it, so that
-damage to one file spoils one checkpoint at most.
+others are copied to a new file.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,6 @@ IN_MEMORY = 2**30
 _FILE_BYTES = 2**28
 """A file is complete at this many bytes: a larger one could only be replaced as a whole."""
 _SUFFIX = ".trees"
-_COPY_SUFFIX = ".copy"
 
 
 class Place(NamedTuple):
@@ -72,8 +69,6 @@ class _File:
     """Bytes of states that are not out of date."""
     durable: bool = False
     """Whether it would survive a crash of the machine."""
-    copied: bool = False
-    """Whether there is a copy of it."""
 
 
 class Store(MutableMapping[int, Any]):
@@ -148,7 +143,6 @@ class Store(MutableMapping[int, Any]):
         self._places.clear()
         for number in set(self._files) - self._kept:
             discard(self.path(number))
-            discard(self.copy_path(number))
         self._files.clear()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -172,20 +166,9 @@ class Store(MutableMapping[int, Any]):
         return Committed(places, {number: self._files[number].digest for number in sorted(used)})
 
     def keep(self, files: Iterable[int]) -> None:
-        """Say which files checkpoints need, each once per checkpoint.
-
-        Others are removed once they are out of date. One that is named several times gets a copy,
-        if it can be written.
-        """
-        needed = Counter(files)
-        self._kept = set(needed)
+        """Say which files checkpoints need; others are removed once they are out of date."""
+        self._kept = set(files)
         self._remove_outdated()
-        for number, file in self._files.items():
-            if needed[number] > 1 and not file.copied:
-                file.copied = self._copy(number)
-            elif needed[number] <= 1 and file.copied:
-                discard(self.copy_path(number))
-                file.copied = False
 
     def reopen(self, committed: Committed, also: Mapping[int, FileDigest]) -> None:
         """Go back to what the store held at a moment; its other files are removed.
@@ -217,26 +200,6 @@ class Store(MutableMapping[int, Any]):
     def path(self, number: int) -> Path:
         """Return the path of a file by its number."""
         return self.folder / f"{self.name}-{number:06d}{_SUFFIX}"
-
-    def copy_path(self, number: int) -> Path:
-        """Return the path of the copy of a file by its number."""
-        return self.folder / f"{self.name}-{number:06d}{_SUFFIX}{_COPY_SUFFIX}"
-
-    def _copy(self, number: int) -> bool:
-        """Copy a file; return whether that was possible. It is not synchronized: its digest says
-        what it is worth.
-        """
-        copy = self.copy_path(number)
-        try:
-            shutil.copyfile(self.path(number), copy)
-        except OSError:
-            discard(copy)
-            return False
-        except BaseException:
-            discard(copy)
-            raise
-
-        return True
 
     def _remember(self, client: int, value: Any) -> None:
         """Keep a tree in memory, and move the least recently used to files until the rest fits."""
@@ -382,7 +345,6 @@ class Store(MutableMapping[int, Any]):
             if number not in self._kept:
                 del self._files[number]
                 _remove(self.path(number))
-                discard(self.copy_path(number))
 
 
 def _remove(path: Path) -> None:
