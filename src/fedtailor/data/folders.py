@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def data_folder(folder: str | Path = "") -> Path:
-    """Return the folder of data sets: the argument, ``FEDTAILOR_DATA`` or ``~/.cache/fedtailor``."""
+    """Return the argument, else ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``: the data sets."""
     chosen = str(folder) or os.environ.get("FEDTAILOR_DATA", "") or "~/.cache/fedtailor"
     return Path(chosen).expanduser()
 
