@@ -15,7 +15,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.deployment.envelope import receive, send
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.server import serve_rounds
-from fedtailor.deployment.site import open_site
+from fedtailor.deployment.site import DeployedSite
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.reader import read_run
@@ -201,7 +201,7 @@ class World:
 
     def open(self):
         """Return the sites by number."""
-        return [open_site(self.path / "sites" / name) for name in self.order]
+        return [DeployedSite(self.path / "sites" / name) for name in self.order]
 
     def serve(self, make=None, run="0001"):
         """Run or resume; ``make(sites)`` makes the transport. Returns the result."""

@@ -92,9 +92,9 @@ def test_a_site_that_was_updated_in_the_middle_of_a_run_is_left_out(tmp_path, mo
         def answer(request):
             if request.head.get("round") == 2:
                 sites[1]._run = None
-                monkeypatch.setattr("fedtailor.deployment.site.__version__", "9.9.9")
+                monkeypatch.setattr("fedtailor.deployment.plan.__version__", "9.9.9")
             reply = sites[1].answer(request)
-            monkeypatch.setattr("fedtailor.deployment.site.__version__", fedtailor.__version__)
+            monkeypatch.setattr("fedtailor.deployment.plan.__version__", fedtailor.__version__)
             return reply
 
         return FunctionTransport([sites[0].answer, answer, sites[2].answer])

@@ -14,7 +14,7 @@ from fedtailor.core.codec import encode
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import DataError
 from fedtailor.deployment.envelope import Envelope
-from fedtailor.deployment.plan import Plan
+from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.server import read_agreement
 from fedtailor.simulation.clients import PersonalizeReply, TrainReply
@@ -230,7 +230,7 @@ def test_a_site_with_a_list_of_methods_runs_no_other(recorded):
 
 def test_a_plan_survives_as_it_is(recorded):
     plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan
-    again = Plan.read(plan.raw)
+    again = read_plan(plan.raw)
     assert again.digest == plan.digest
     assert again.config == plan.config
     assert again.inputs.digest == plan.inputs.digest

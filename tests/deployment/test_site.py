@@ -108,7 +108,7 @@ def test_a_changed_line_of_the_log_is_noticed(tmp_path):
     path.write_text("".join([*lines[:3], *lines[4:]]))
     assert broken_line(folder) == 4
     path.write_text(
-        "".join([*lines[:3], lines[3].replace('"way": "sent"', '"way": "lost"'), *lines[4:]])
+        "".join([*lines[:3], lines[3].replace('"way":"sent"', '"way":"lost"'), *lines[4:]])
     )
     assert broken_line(folder) == 5
 
@@ -186,9 +186,7 @@ def test_states_are_kept_by_round_and_damage_is_noticed(tmp_path):
         Version(8, 1),
     ]
     assert state.load(Version(8, 1))["w"].tolist() == [32.0] * 3
-    with pytest.raises(
-        DataError, match="from round 1, and this site has kept the states of rounds 2, 6, 7, 8, 8"
-    ):
+    with pytest.raises(DataError, match=r"2, 6, 7, 8, 8"):
         state.load(Version(1, 0))
     path = next((tmp_path / "states").glob("round-000002*"))
     raw = bytearray(path.read_bytes())

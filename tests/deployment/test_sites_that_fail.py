@@ -9,7 +9,7 @@ import torch
 from fedtailor.core.codec import decode, encode
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
-from fedtailor.deployment.site import open_site
+from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import SiteState
 from sites import (
     ABSENCES,
@@ -98,7 +98,7 @@ def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment
                 return state["site"].answer(request)
             if after:
                 state["site"].answer(request)
-            state["site"] = open_site(folder)  # the process that was started again
+            state["site"] = DeployedSite(folder)  # the process that was started again
             return None
 
         return answer
@@ -245,7 +245,7 @@ def test_a_site_whose_method_fails_is_left_out_and_its_log_says_why(tmp_path, ca
         def answer(request):
             reply = plain(request)
             if broken._run is not None:
-                object.__setattr__(broken._run.algorithm, "local_update", raising)
+                object.__setattr__(broken._run.plan.algorithm, "local_update", raising)
             return reply
 
         return Patient([answer if site is broken else site.answer for site in sites])

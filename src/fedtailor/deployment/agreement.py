@@ -1,9 +1,7 @@
-"""The agreement before the first round: what the sites say of themselves, and the plan that is made
-of it.
+"""The agreement before the first round: what the sites say, and the plan that is made of it.
 
 No example leaves a site for it. Names of classes do, and names of columns, categories, medians,
-means and deviations of
-tables: the page "what leaves this site" counts them.
+means and deviations of tables; ``fedtailor site leaves`` counts them.
 """
 
 from __future__ import annotations
@@ -25,9 +23,10 @@ from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.moments import Moments, merge_moments, normalization_of
 from fedtailor.deployment.envelope import Envelope
-from fedtailor.deployment.exchange import Exchange, SiteFailure
+from fedtailor.deployment.exchange import Exchange
+from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
-from fedtailor.deployment.plan import PROTOCOL, Plan
+from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import whole, wrong
 from fedtailor.experiment.assembly import make_algorithm, resolved
 from fedtailor.experiment.config import Config
@@ -35,9 +34,17 @@ from fedtailor.experiment.preconditions import refuse_impossible_augmentation
 from fedtailor.models import build_model, default_model
 
 _SAME = ("kind", "shape", "stored", "white", "mean", "std")
-"""What must be equal at all sites."""
+"""What a site says of its data that must be equal at all sites."""
+_LISTS = ("classes", "columns")
+"""What it says as lists of names; tables alone have columns."""
 _HINTS = {"shape": " For pictures, set data.image_size and data.color in federation.toml."}
 _MOST_CLASSES = 100_000
+_MOST_NAMES = 10**6
+_LONGEST_WORD = 80
+_LONGEST_VALUE = 200
+
+Description = Mapping[str, Any]
+"""What a site says of its data, checked."""
 
 
 class Member(NamedTuple):
@@ -56,28 +63,21 @@ class Member(NamedTuple):
 class Agreement(NamedTuple):
     """What the server and all sites have agreed on."""
 
-    plan: Plan
+    plan: DeploymentPlan
     members: list[Member]
     """By number."""
 
     def roster(self) -> Roster:
         """Return who there is."""
         plan = self.plan
-        others = plan.config.model.others
-        first = plan.task(0)
-        common = Task(first.model, first.num_classes, first.input_shape)
-        tasks = []
-
-        for client in range(plan.sites) if others else ():
-            task = plan.task(client)
-            tasks.append(Task(task.model, task.num_classes, task.input_shape))
-
+        has_other_models = bool(plan.config.model.others)
+        clients = range(plan.sites) if has_other_models else ()
         return Roster(
-            common_task=common,
+            common_task=_unbound(plan.task(0)),
             num_train=[member.num_train for member in self.members],
             num_new=plan.new_sites,
             names=[member.name for member in self.members],
-            client_tasks=tasks,
+            client_tasks=[_unbound(plan.task(client)) for client in clients],
             validates=any(member.num_val for member in self.members),
             num_test=[member.num_test for member in self.members],
             class_names=plan.inputs.class_names,
@@ -85,89 +85,62 @@ class Agreement(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return sentences about the promise of equal bits."""
-        builds = sorted(
-            {f"torch {member.torch}, {member.capability}" for member in self.members}
-            | {_own_build()}
-        )
+        builds = {f"torch {member.torch}, {member.capability}" for member in self.members}
+        builds.add(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
         if len(builds) < 2:
             return []
 
         return [
-            "the sites and the server do not all have the same build of torch and kind of processor "
-            f"({'; '.join(builds)}): the last bits of results depend on who computed them."
+            "the sites and the server do not all have the same build of torch and kind of "
+            f"processor ({'; '.join(sorted(builds))}): the last bits of results depend on who "
+            "computed them."
         ]
 
 
-def agree(
-    exchange: Exchange, file: FederationFile, names: Sequence[str], new: Sequence[bool]
-) -> Agreement:
+def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered]) -> Agreement:
     """Ask all sites, and make the plan.
 
     Args:
         exchange: with the sites.
         file: what ``federation.toml`` says.
-        names: of the sites by number, as they are registered; new ones come last.
-        new: whether each is new.
+        sites: by number; new ones come last.
 
     Raises:
         ConfigError: the configuration does not fit the data.
         DataError: the sites do not fit together; the message names two of them and both values.
         RunError: a site refuses.
     """
-    talk = _Talk(exchange, names)
-    deploy = file.deploy
-    data = dataclasses.asdict(file.config.data)
-    described: dict[int, dict[str, Any]] = {}
+    questions = _Questions(exchange, sites)
+    heads, descriptions = _describe(questions, file, sites)
+    config = _with_test_policy(file.config, sites, descriptions)
 
-    def check(client: int, head: Mapping[str, Any]) -> None:
-        _check_versions(names[client], head, deploy)
-        described[client] = _described(names[client], head)
-        _check_alike(names, described)
-
-    heads = talk.ask("describe", {"data": data}, check=check)
-    facts = described[0]
-    if file.config.data.test == "auto":
-        data["test"] = _test_policy(names, described)
-
-    config = dataclasses.replace(
-        file.config, data=dataclasses.replace(file.config.data, test=data["test"])
-    )
-    seed = config.seeds[0] if config.data.seed == "run" else config.data.seed
+    # How examples become inputs of the model.
     columns = None
-    if facts["columns"] is not None:
-        columns = _columns(talk, names, new, {"data": data, "seed": seed})
-
-    classes = deploy.classes or merge_classes(
-        [described[client]["classes"] for client in sorted(described)]
+    if descriptions[0]["columns"] is not None:
+        columns = _agree_on_columns(questions, sites, config)
+    classes = file.deploy.classes or merge_classes(
+        [descriptions[client]["classes"] for client in sorted(descriptions)]
     )
-    inputs = _inputs(config, facts, classes, columns)
-    plan = _plan(config, inputs, names, new)
-    by_training = config.data.standardizes(is_table=inputs.kind == "table")
-    begun = talk.ask("begin", {"moments": by_training}, plan=plan)
+    inputs = _inputs(config, descriptions[0], classes, columns)
+    plan = _plan(config, inputs, sites)
 
-    if by_training:
-        known = [client for client, is_new in enumerate(new) if not is_new]
-        width = inputs.shape[0]
-        moments = merge_moments(
-            [Moments.from_record(begun[client].get("moments"), width) for client in known]
-        )
-        if moments.count == 0:
-            raise _no_training_example()
-
-        normalize = normalization_of(moments, inputs.white)
-        inputs = dataclasses.replace(
-            inputs, mean=np.array(normalize.mean), std=np.array(normalize.std)
-        )
-        plan = dataclasses.replace(plan, inputs=inputs)
+    # With the plan, sites count their examples, and say their means if these are needed.
+    standardizes = config.data.standardizes(is_table=inputs.kind == "table")
+    counted = questions.ask("begin", {"moments": standardizes}, plan=plan)
+    if standardizes:
+        records = [counted[client].get("moments") for client in _training(sites)]
+        plan = dataclasses.replace(plan, inputs=_standardized(inputs, records))
 
     members = []
-    for client, name in enumerate(names):
-        members.append(_member(name, new[client], heads[client], begun[client]))
+    for client, site in enumerate(sites):
+        members.append(_member(site, heads[client], counted[client]))
 
-    return _checked(Agreement(plan, members))
+    agreement = Agreement(plan, members)
+    _check_agreement(agreement)
+    return agreement
 
 
-def merge_classes(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the names of all classes that sites have: numbers in their order, else sorted as text.
 
     If all sites have the same names, their order stays.
@@ -176,193 +149,211 @@ def merge_classes(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
         >>> merge_classes([["2", "10"], ["1", "2"]])
         ('1', '2', '10')
     """
-    if all(list(names) == list(each[0]) for names in each):
-        return tuple(each[0])
-    names = {name for site in each for name in site}
+    if all(list(names) == list(sites[0]) for names in sites):
+        return tuple(sites[0])
+    names = {name for site in sites for name in site}
     if all(name.isdecimal() for name in names):
         return tuple(sorted(names, key=int))
     return tuple(sorted(names))
 
 
-class _Talk:
+class _Questions:
     """Asks all sites something before the first round."""
 
-    def __init__(self, exchange: Exchange, names: Sequence[str]) -> None:
+    def __init__(self, exchange: Exchange, sites: Sequence[Registered]) -> None:
         self._exchange = exchange
-        self._names = names
+        self._names = [site.name for site in sites]
 
     def ask(
         self,
         kind: str,
-        what: Mapping[str, Any],
+        question: Mapping[str, Any],
         *,
-        plan: Plan | None = None,
+        plan: DeploymentPlan | None = None,
         check: Callable[[int, Mapping[str, Any]], None] = lambda client, head: None,
     ) -> dict[int, dict[str, Any]]:
-        """Return the heads of the answers of all sites; it waits until every site has answered.
+        """Return the heads of the answers of all sites; wait until every site has answered.
 
         Raises:
             RunError: a site refuses; as soon as it does.
         """
-        head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **what}
+        head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **question}
         blobs = {} if plan is None else {"plan": plan.raw}
-        requests = {
-            client: Envelope({**head, "client": client}, blobs)
-            for client in range(len(self._names))
-        }
+        clients = range(len(self._names))
+        requests = {client: Envelope({**head, "client": client}, blobs) for client in clients}
+        heads: dict[int, dict[str, Any]] = {}
 
         def accept(client: int, answer: Envelope) -> bool:
             if answer.head.get("kind") != kind:
                 return False
 
-            self._refuse_other(client, answer.head)
+            _refuse_refusal(self._names[client], answer.head)
             check(client, answer.head)
+            heads[client] = answer.head
             return True
 
-        answers = self._exchange.ask(requests, needed=len(requests), accept=accept)
-        heads = {}
-        for client, answer in answers.items():
-            assert not isinstance(answer, SiteFailure), "the exchange waits for all"
-            heads[client] = answer.head
-
+        self._exchange.ask(requests, needed=len(requests), accept=accept)
         return heads
 
-    def _refuse_other(self, client: int, head: Mapping[str, Any]) -> None:
-        """Refuse a site that refuses, or that calls itself by another name than it is registered
-        with.
-        """
-        name = self._names[client]
-        for key in ("refused", "failed"):
-            if key in head:
-                raise RunError(
-                    f"site '{name}' refuses: {one_line(str(head[key])).rstrip('.')}.",
-                    key="site",
-                    got=name,
-                )
 
-        claimed = head.get("site")
-        if claimed != name:
-            message = f"the site that is registered as '{name}' calls itself '{claimed!s:.80}'. Correct its site.toml."
-            raise DataError(message, key="site.name", allowed=name, got=str(claimed)[:80])
+def _refuse_refusal(name: str, head: Mapping[str, Any]) -> None:
+    """Refuse a site that refuses, or that calls itself by another name than its registered one."""
+    for key in ("refused", "failed"):
+        if key in head:
+            reason = one_line(str(head[key])).rstrip(".")
+            raise RunError(f"site '{name}' refuses: {reason}.", key="site", got=name)
+
+    claimed = f"{head.get('site')!s:.{_LONGEST_WORD}}"
+    if claimed != name:
+        message = f"the site that is registered as '{name}' calls itself '{claimed}'."
+        hint = " Correct its site.toml."
+        raise DataError(message + hint, key="site.name", allowed=name, got=claimed)
+
+
+def _describe(
+    questions: _Questions, file: FederationFile, sites: Sequence[Registered]
+) -> tuple[dict[int, dict[str, Any]], dict[int, Description]]:
+    """Return the first answers of all sites, and what each says of its data.
+
+    Sites that do not fit together are refused as soon as two have answered.
+    """
+    descriptions: dict[int, Description] = {}
+    names = [site.name for site in sites]
+
+    def check(client: int, head: Mapping[str, Any]) -> None:
+        _check_versions(names[client], head, file.deploy)
+        descriptions[client] = _description(names[client], head)
+        _check_alike(names, descriptions)
+
+    data = dataclasses.asdict(file.config.data)
+    return questions.ask("describe", {"data": data}, check=check), descriptions
 
 
 def _check_versions(name: str, head: Mapping[str, Any], deploy: DeployOptions) -> None:
-    here = {"protocol": PROTOCOL, "fedtailor": __version__}
+    versions = {"protocol": PROTOCOL, "fedtailor": __version__}
     if not deploy.allow_mixed:
-        here["torch"] = torch.__version__
+        versions["torch"] = torch.__version__
 
-    for what, value in here.items():
-        if head.get(what) != value:
-            there = f"{head.get(what)!s:.40}"
-            hint = " Set deploy.allow_mixed to go on without equal bits." if what == "torch" else ""
-            message = f"site '{name}' has {what} {there}, and the server has {value}.{hint}"
-            raise DataError(message, key=what, allowed=str(value), got=there)
+    for what, here in versions.items():
+        if head.get(what) != here:
+            there = f"{head.get(what)!s:.{_LONGEST_WORD}}"
+            message = f"site '{name}' has {what} {there}, and the server has {here}."
+            if what == "torch":
+                message += " Set deploy.allow_mixed to continue without equal bits."
+            raise DataError(message, key=what, allowed=str(here), got=there)
 
 
-def _described(name: str, head: Mapping[str, Any]) -> dict[str, Any]:
+def _description(name: str, head: Mapping[str, Any]) -> Description:
     """Return what a site says of its data.
 
     Raises:
         DataError: it does not say it as it must.
     """
     data = head.get("data")
-    needed = {*_SAME, "classes", "has_test", "columns"}
-    if not isinstance(data, Mapping) or set(data) != needed:
-        raise wrong("data", f"{', '.join(sorted(needed))} of site '{name}'", data)
+    keys = {*_SAME, *_LISTS, "has_test"}
+    if not isinstance(data, Mapping) or set(data) != keys:
+        raise wrong("data", f"{', '.join(sorted(keys))} of site '{name}'", data)
 
-    for key in ("classes", "columns"):
-        names = data[key]
-        if names is None and key == "columns":
-            continue
+    for key in _LISTS:
+        values = data[key]
+        is_left_out = values is None and key == "columns"
+        if not is_left_out and not _are_names(values):
+            raise wrong(f"data.{key}", "a list of names", values)
 
-        if (
-            not isinstance(names, list)
-            or not all(isinstance(each, str) for each in names)
-            or len(names) > 10**6
-        ):
-            raise wrong(f"data.{key}", "a list of names", names)
-
-    if not 0 < len(data["classes"]) <= _MOST_CLASSES or len(set(data["classes"])) < len(
-        data["classes"]
-    ):
-        raise wrong("data.classes", "names of classes, all different", data["classes"])
+    classes = data["classes"]
+    if not 0 < len(classes) <= _MOST_CLASSES or len(set(classes)) < len(classes):
+        raise wrong("data.classes", "names of classes, all different", classes)
 
     return dict(data)
 
 
-def _check_alike(names: Sequence[str], described: Mapping[int, Mapping[str, Any]]) -> None:
-    """Refuse sites whose data do not fit together, as soon as two are known.
+def _are_names(values: Any) -> bool:
+    if not isinstance(values, list) or len(values) > _MOST_NAMES:
+        return False
+    return all(isinstance(value, str) for value in values)
+
+
+def _check_alike(names: Sequence[str], descriptions: Mapping[int, Description]) -> None:
+    """Refuse sites whose data do not fit together.
 
     Raises:
         DataError: naming both sites and both values.
     """
-    first, *others = sorted(described)
+    first, *others = sorted(descriptions)
     for other in others:
         for key in (*_SAME, "columns"):
-            here = described[first][key]
-            there = described[other][key]
-            if key == "columns" and here is not None and there is not None:
-                here = sorted(here)
-                there = sorted(there)
+            here = descriptions[first][key]
+            there = descriptions[other][key]
+            if isinstance(here, list) and isinstance(there, list) and key == "columns":
+                here, there = sorted(here), sorted(there)
 
             if here != there:
+                left = f"{here!s:.{_LONGEST_VALUE}}"
+                right = f"{there!s:.{_LONGEST_VALUE}}"
                 message = (
-                    f"the data of the sites differ in {key}: '{names[first]}' has {here!s:.200}, and '{names[other]}' "
-                    f"has {there!s:.200}.{_HINTS.get(key, '')}"
+                    f"the data of the sites differ in {key}: '{names[first]}' has {left}, and "
+                    f"'{names[other]}' has {right}.{_HINTS.get(key, '')}"
                 )
-                raise DataError(
-                    message, key=f"data.{key}", allowed=str(here)[:200], got=str(there)[:200]
-                )
+                raise DataError(message, key=f"data.{key}", allowed=left, got=right)
 
 
-def _test_policy(names: Sequence[str], described: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return where test examples come from: all sites have a test part of their own, or none has.
+def _with_test_policy(
+    config: Config, sites: Sequence[Registered], descriptions: Mapping[int, Description]
+) -> Config:
+    """Decide where test examples come from: all sites have a test part of their own, or none has.
 
     Raises:
         DataError: some sites have one.
     """
-    with_test = [names[client] for client, each in sorted(described.items()) if each["has_test"]]
-    without = [names[client] for client, each in sorted(described.items()) if not each["has_test"]]
+    if config.data.test != "auto":
+        return config
+
+    has_test = {site.name: descriptions[client]["has_test"] for client, site in enumerate(sites)}
+    with_test = [name for name in has_test if has_test[name]]
+    without = [name for name in has_test if not has_test[name]]
     if with_test and without:
-        raise DataError(
-            f"the data of site '{with_test[0]}' come with a test part, and those of '{without[0]}' do not: set "
-            "data.test in federation.toml to 'own' (every site takes a share of all its examples) or 'given'.",
-            key="data.test",
-            allowed=["own", "given"],
-            got="auto",
+        message = (
+            f"the data of site '{with_test[0]}' come with a test part, and those of '{without[0]}' "
+            "do not: set data.test in federation.toml to 'own' (every site takes a share of all "
+            "its examples) or 'given'."
         )
+        raise DataError(message, key="data.test", allowed=["own", "given"], got="auto")
 
-    return "given" if with_test else "own"
+    data = dataclasses.replace(config.data, test="given" if with_test else "own")
+    return dataclasses.replace(config, data=data)
 
 
-def _columns(
-    talk: _Talk, names: Sequence[str], new: Sequence[bool], what: Mapping[str, Any]
+def _training(sites: Sequence[Registered]) -> list[int]:
+    """Return the numbers of the sites that train."""
+    return [client for client, site in enumerate(sites) if not site.new]
+
+
+def _agree_on_columns(
+    questions: _Questions, sites: Sequence[Registered], config: Config
 ) -> Columns:
     """Return how cells become features, from what the sites that train say of their columns."""
-    heads = talk.ask("columns", what)
-    known = [client for client, is_new in enumerate(new) if not is_new]
-    summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in known]
-    merged = merge_summaries(summaries, [names[client] for client in known])
+    seed = config.seeds[0] if config.data.seed == "run" else config.data.seed
+    heads = questions.ask("columns", {"data": dataclasses.asdict(config.data), "seed": seed})
+    clients = _training(sites)
+    summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in clients]
+    merged = merge_summaries(summaries, [sites[client].name for client in clients])
     if merged.columns is None:
-        raise DataError(
-            "no column has a value in the training examples of the sites.",
-            key="site.data",
-            got="none",
-        )
-
+        message = "no column has a value in the training examples of the sites."
+        raise DataError(message, key="site.data", got="none")
     return merged.columns
 
 
 def _inputs(
-    config: Config, facts: Mapping[str, Any], classes: Sequence[str], columns: Columns | None
+    config: Config, description: Description, classes: Sequence[str], columns: Columns | None
 ) -> InputSpecification:
-    """Return how examples become inputs; means and deviations are those of the data set until the
-    sites say theirs.
-    """
-    kind = facts["kind"]
-    shape = tuple(facts["shape"]) if columns is None else (len(columns.feature_names),)
-    mean = list(config.data.mean) or facts["mean"]
-    std = list(config.data.std) or facts["std"]
+    """Return how examples become inputs; sites may still say other means and deviations."""
+    kind = description["kind"]
+    shape = tuple(description["shape"])
+    if columns is not None:
+        shape = (len(columns.feature_names),)
+
+    mean = list(config.data.mean) or description["mean"]
+    std = list(config.data.std) or description["std"]
     if config.data.standardizes(is_table=kind == "table"):
         mean = [0.0]
         std = [1.0]
@@ -370,8 +361,8 @@ def _inputs(
     return InputSpecification(
         kind=kind,
         shape=shape,
-        stored=facts["stored"],
-        white=float(facts["white"]),
+        stored=description["stored"],
+        white=float(description["white"]),
         mean=np.array(mean, dtype=np.float64),
         std=np.array(std, dtype=np.float64),
         num_classes=len(classes),
@@ -383,44 +374,58 @@ def _inputs(
     )
 
 
+def _standardized(inputs: InputSpecification, records: Sequence[Any]) -> InputSpecification:
+    """Return the inputs with the mean and deviation of all training examples."""
+    width = inputs.shape[0]
+    moments = merge_moments([Moments.from_record(record, width) for record in records])
+    if moments.count == 0:
+        raise _no_training_example()
+
+    normalize = normalization_of(moments, inputs.white)
+    mean = np.array(normalize.mean)
+    return dataclasses.replace(inputs, mean=mean, std=np.array(normalize.std))
+
+
 def _plan(
-    config: Config, inputs: InputSpecification, names: Sequence[str], new: Sequence[bool]
-) -> Plan:
-    algorithm = make_algorithm(config)
-    model_name = config.model.name or default_model(inputs.shape)
-    build_model(
-        model_name, inputs.shape, inputs.num_classes, config.model.options
-    )  # what does not fit is told here
-    refuse_impossible_augmentation(algorithm.training, inputs.shape)
-    config = resolved(config, algorithm, model_name=model_name)
-    return Plan(config, inputs, len(names), sum(new), uuid.uuid4().hex)
-
-
-def _member(
-    name: str, is_new: bool, described: Mapping[str, Any], begun: Mapping[str, Any]
-) -> Member:
-    share = described.get("share")
-    counts = begun.get("counts")
-    if not isinstance(share, list) or not set(share) <= set(SHARED):
-        raise wrong("share", f"some of {', '.join(SHARED)}", share)
-    if not isinstance(counts, Mapping):
-        raise wrong("counts", f"the numbers of examples of site '{name}'", counts)
-
-    numbers = [
-        whole(f"counts.{part}", counts.get(part), 2**53) for part in ("train", "val", "test")
-    ]
-    build = str(described.get("torch"))[:80]
-    capability = str(described.get("capability"))[:80]
-
-    return Member(name, is_new, tuple(share), build, capability, *numbers)
-
-
-def _checked(agreement: Agreement) -> Agreement:
-    """Return the agreement, if a run can begin with it.
+    config: Config, inputs: InputSpecification, sites: Sequence[Registered]
+) -> DeploymentPlan:
+    """Return the plan of a new run.
 
     Raises:
-        ConfigError: validation examples are to decide, and a site has or shares none.
-        DataError: no site has a training example.
+        ConfigError: the model or the augmentation does not fit the data.
+    """
+    algorithm = make_algorithm(config)
+    model_name = config.model.name or default_model(inputs.shape)
+    build_model(model_name, inputs.shape, inputs.num_classes, config.model.options)
+    refuse_impossible_augmentation(algorithm.training, inputs.shape)
+    config = resolved(config, algorithm, model_name=model_name)
+    new_sites = sum(site.new for site in sites)
+    return DeploymentPlan(config, inputs, len(sites), new_sites, uuid.uuid4().hex)
+
+
+def _member(site: Registered, described: Mapping[str, Any], counted: Mapping[str, Any]) -> Member:
+    share: Any = described.get("share")
+    if not _are_names(share) or not set(share) <= set(SHARED):
+        raise wrong("share", f"some of {', '.join(SHARED)}", share)
+
+    counts = counted.get("counts")
+    if not isinstance(counts, Mapping):
+        raise wrong("counts", f"the numbers of examples of site '{site.name}'", counts)
+
+    numbers = []
+    for part in ("train", "val", "test"):
+        numbers.append(whole(f"counts.{part}", counts.get(part), 2**53))
+    build = str(described.get("torch"))[:_LONGEST_WORD]
+    capability = str(described.get("capability"))[:_LONGEST_WORD]
+    return Member(site.name, site.new, tuple(share), build, capability, *numbers)
+
+
+def _check_agreement(agreement: Agreement) -> None:
+    """Check that a run can begin.
+
+    Raises:
+        ConfigError: validation examples are to decide, and no site has one.
+        DataError: no site has a training example, or one does not share the scores that decide.
     """
     schedule = agreement.plan.config.schedule
     roster = agreement.roster()
@@ -433,14 +438,12 @@ def _checked(agreement: Agreement) -> Agreement:
         message = f"validation scores are to decide, and site '{silent[0]}' does not share scores."
         raise DataError(message, key="site.share", allowed="scores", got=silent[0])
 
-    return agreement
-
 
 def _no_training_example() -> DataError:
-    return DataError(
-        "no site has a training example.", key="site.data", allowed="training examples", got=0
-    )
+    message = "no site has a training example."
+    return DataError(message, key="site.data", allowed="training examples", got=0)
 
 
-def _own_build() -> str:
-    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+def _unbound(task: Task) -> Task:
+    """Return a task as it is before the algorithm is bound to it."""
+    return Task(task.model, task.num_classes, task.input_shape)

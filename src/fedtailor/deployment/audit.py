@@ -1,5 +1,4 @@
-"""The record of everything that a site received and sent, by digest, and the page that says what
-has left it.
+"""The log of a site: everything that it received and sent, by digest, and a page that sums it up.
 
 ``audit.jsonl`` has a line for every message. Every line names the digest of the line before, so
 that a line that was removed or changed later is noticed.
@@ -13,25 +12,39 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedtailor.core.atomic import append_lines, to_json
 from fedtailor.core.reading import read_lines
 from fedtailor.deployment.envelope import Envelope
 
 AUDIT_FILE = "audit.jsonl"
-_NAMED = ("kind", "run", "round", "attempt")
+_HEAD_KEYS = ("kind", "run", "round", "attempt")
 """What a line repeats of the head of a message."""
+_PAGE = """\
+# What has left {name}
+
+This site has sent {messages} messages{when}, for {rounds} rounds of training. No example and no \
+personal model is among them: both stay here.
+
+{table}
+
+Beside the messages of the method, this site shares: {share} (`share` in site.toml).
+
+This page counts the lines of `{file}`, which names the SHA-256 of every message.
+"""
 
 
 class Audit:
     """The log of one site."""
 
     def __init__(self, folder: Path) -> None:
-        """Go on with the log in a folder, or begin one."""
+        """Continue the log in a folder, or begin one."""
         self.path = folder / AUDIT_FILE
         _cut_unfinished_line(self.path)
-        self._previous = _last_digest(self.path)
+        self._previous = ""
+        for line in _raw_lines(self.path):
+            self._previous = _digest(line)
 
     def add(
         self, way: Literal["received", "sent"], envelope: Envelope, contents: Mapping[str, int]
@@ -46,88 +59,68 @@ class Audit:
         Raises:
             RunError: the log cannot be written; then nothing must be sent.
         """
-        head: dict[str, Any] = {key: envelope.head[key] for key in _NAMED if key in envelope.head}
-        blobs = {
-            name: hashlib.sha256(blob).hexdigest() for name, blob in sorted(envelope.blobs.items())
-        }
-        record: dict[str, Any] = {
+        blobs = envelope.blobs
+        record = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "way": way,
-            **head,
-            "bytes": sum(map(len, envelope.blobs.values())),
-            "head": hashlib.sha256(to_json(envelope.head).encode()).hexdigest(),
-            "blobs": blobs,
+            **{key: envelope.head[key] for key in _HEAD_KEYS if key in envelope.head},
+            "bytes": sum(map(len, blobs.values())),
+            "head": _digest(to_json(envelope.head).encode()),
+            "blobs": {name: _digest(blobs[name]) for name in sorted(blobs)},
             "contents": dict(contents),
             "previous": self._previous,
         }
-        line = append_lines(self.path, [record])
-        self._previous = hashlib.sha256(line.strip()).hexdigest()
+        self._previous = _digest(append_lines(self.path, [record]).strip())
 
 
 def broken_line(folder: Path) -> int | None:
-    """Return the number of the first line of a log that does not name the digest of the line
-    before; None: all do.
+    """Return the number of the first line that does not follow from the one before; None: all do.
+
+    A line follows if it names the digest of the line before.
     """
     previous = ""
-    for number, raw in enumerate(_raw_lines(folder / AUDIT_FILE), start=1):
+    for number, line in enumerate(_raw_lines(folder / AUDIT_FILE), start=1):
         try:
-            found = json.loads(raw)["previous"]
+            record = json.loads(line)
+            if record["previous"] != previous:
+                return number
         except (ValueError, KeyError, TypeError):
             return number
 
-        if found != previous:
-            return number
-
-        previous = hashlib.sha256(raw).hexdigest()
+        previous = _digest(line)
 
     return None
 
 
 def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
-    """Return the page "what leaves this site", made from what was in fact sent."""
+    """Return the page "what has left this site", made from what was in fact sent."""
     times: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    rounds: set[tuple[str, int]] = set()
-    messages = 0
-    first = ""
-    last = ""
+    rounds = set()
     path = folder / AUDIT_FILE
-
-    for line in read_lines(path, within=folder) if path.is_file() else ():
-        if line.get("way") != "sent":
-            continue
-
-        messages += 1
-        first = first or str(line.get("time"))
-        last = str(line.get("time"))
+    sent = [line for line in read_lines(path, within=folder) if line.get("way") == "sent"]
+    for line in sent:
         if line.get("kind") == "train":
-            rounds.add((str(line.get("run")), int(line.get("round", 0))))
-
+            rounds.add((line.get("run"), line.get("round")))
         for what, size in line.get("contents", {}).items():
             times[what] += 1
             sizes[what] += int(size)
 
-    rows = [f"| {what} | {times[what]} | {_in_words(sizes[what])} |" for what in sorted(times)]
-    table = (
-        "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
-        if rows
-        else "Nothing was sent yet."
-    )
-    when = f" between {first} and {last}" if messages else ""
-    policy = ", ".join(share) or "nothing"
-
-    return (
-        f"# What has left {name}\n\n"
-        f"This site has sent {messages} messages{when}, for {len(rounds)} rounds of training. No example and no "
-        "personal model is among them: both stay here.\n\n"
-        f"{table}\n\n"
-        f"Beside the messages of the method, this site shares: {policy} (`share` in site.toml).\n\n"
-        f"This page counts the lines of `{AUDIT_FILE}`, which names the SHA-256 of every message.\n"
+    rows = [f"| {what} | {times[what]} | {sizes[what]:,} |" for what in sorted(times)]
+    table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
+    return _PAGE.format(
+        name=name,
+        messages=len(sent),
+        when=f" between {sent[0].get('time')} and {sent[-1].get('time')}" if sent else "",
+        rounds=len(rounds),
+        table=table if rows else "Nothing was sent yet.",
+        share=", ".join(share) or "nothing",
+        file=AUDIT_FILE,
     )
 
 
-def _in_words(size: int) -> str:
-    return f"{size:,}"
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
@@ -139,20 +132,12 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def _cut_unfinished_line(path: Path) -> None:
-    """Remove the last line if it has no end: the process was killed while it wrote, before it sent
-    anything.
-    """
+    """Remove a last line without an end: its writer was killed before it sent the message."""
     if not path.is_file():
         return
+
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
     if end < len(raw):
         with path.open("rb+") as file:
             file.truncate(end)
-
-
-def _last_digest(path: Path) -> str:
-    digest = ""
-    for line in _raw_lines(path):
-        digest = hashlib.sha256(line).hexdigest()
-    return digest

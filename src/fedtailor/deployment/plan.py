@@ -1,9 +1,7 @@
-"""The plan of a run across sites: everything that the server and all sites must agree on, and its
-digest.
+"""The plan of a run across sites: what the server and all sites agree on, and its digest.
 
 The plan travels with every request. It holds no data of any site but what the sites agreed to share
-before the first
-round: names of classes, columns of tables, mean and deviation.
+before the first round: names of classes, columns of tables, mean and deviation.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, parse_json
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, specification_of
+from fedtailor.deployment.wire import MOST_SITES, whole
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config, to_toml
 from fedtailor.serving.load import Method
@@ -36,7 +35,7 @@ _KEYS = {"protocol", "fedtailor", "run", "config", "inputs", "mean", "std", "sit
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeploymentPlan:
     """What the server and all sites agree on."""
 
     config: Config
@@ -46,10 +45,9 @@ class Plan:
     sites: int
     """Number of sites, new ones included."""
     new_sites: int
-    """The last so many sites never take part in training."""
+    """How many sites, the last ones, never take part in training."""
     run: str
     """A name that no other run has."""
-    protocol: int = PROTOCOL
     fedtailor: str = __version__
     """The version that made the plan."""
 
@@ -57,6 +55,12 @@ class Plan:
     def population(self) -> int:
         """Number of sites that can take part in training."""
         return self.sites - self.new_sites
+
+    @property
+    def split_seed(self) -> int:
+        """By which the examples of a site are divided."""
+        config = self.config
+        return config.seeds[0] if config.data.seed == "run" else config.data.seed
 
     @cached_property
     def algorithm(self) -> Algorithm[Any, Any, Any]:
@@ -69,9 +73,9 @@ class Plan:
 
     @cached_property
     def raw(self) -> bytes:
-        """The plan as JSON; :meth:`read` reads it."""
+        """The plan as JSON; :func:`read_plan` reads it."""
         record = {
-            "protocol": self.protocol,
+            "protocol": PROTOCOL,
             "fedtailor": self.fedtailor,
             "run": self.run,
             "config": to_toml(self.config),
@@ -81,7 +85,6 @@ class Plan:
             "sites": self.sites,
             "new_sites": self.new_sites,
         }
-
         return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
@@ -89,76 +92,50 @@ class Plan:
         """SHA-256 of the plan."""
         return hashlib.sha256(self.raw).hexdigest()
 
-    @classmethod
-    def read(cls, raw: bytes) -> Plan:
-        """Return the plan that ``raw`` holds. It may come from a stranger; no module is imported.
 
-        Raises:
-            ConfigError: its configuration is wrong.
-            DataError: it is damaged, or of another protocol.
-        """
-        where = Path("plan")
-        if len(raw) > LARGEST_PLAN:
-            raise DataError(
-                f"the plan has {len(raw)} bytes, more than {LARGEST_PLAN}.",
-                key="plan",
-                got=len(raw),
-            )
+def read_plan(raw: bytes) -> DeploymentPlan:
+    """Return the plan that ``raw`` holds; it may come from a stranger, and no module is imported.
 
-        record = parse_json(raw, where)
-        if (
-            type(record) is dict
-            and type(record.get("protocol")) is int
-            and record["protocol"] != PROTOCOL
-        ):
-            raise other_version("protocol", PROTOCOL, record["protocol"])
+    Raises:
+        ConfigError: its configuration is wrong.
+        DataError: it is damaged, of another protocol, or of another version of fedtailor.
+    """
+    where = Path("plan")
+    if len(raw) > LARGEST_PLAN:
+        message = f"the plan has {len(raw)} bytes, more than {LARGEST_PLAN}."
+        raise DataError(message, key="plan", got=len(raw))
 
-        if type(record) is not dict or set(record) != _KEYS:
-            raise damaged(where, f"it must hold {', '.join(sorted(_KEYS))}")
+    record = parse_json(raw, where)
+    if not isinstance(record, dict) or set(record) != _KEYS:
+        raise damaged(where, f"it must hold {', '.join(sorted(_KEYS))}")
+    if record["protocol"] != PROTOCOL:
+        raise other_version("protocol", PROTOCOL, record["protocol"])
 
-        sites = record["sites"]
-        new_sites = record["new_sites"]
-        texts = [record[key] for key in ("fedtailor", "run", "config")]
-        if (
-            type(sites) is not int
-            or type(new_sites) is not int
-            or not 0 <= new_sites < sites <= 10**6
-        ):
-            raise damaged(
-                where, f"{sites!r:.40} sites, {new_sites!r:.40} of them new, are impossible"
-            )
+    texts = [record[key] for key in ("fedtailor", "run", "config")]
+    if not all(isinstance(text, str) for text in texts) or not record["run"].isalnum():
+        raise damaged(where, "an entry that must be text is not text")
+    if record["fedtailor"] != __version__:
+        raise other_version("fedtailor", __version__, record["fedtailor"])
 
-        if any(type(text) is not str for text in texts) or not record["run"].isalnum():
-            raise damaged(where, "an entry that must be text is none")
+    sites = whole("sites", record["sites"], MOST_SITES)
+    new_sites = whole("new_sites", record["new_sites"], sites - 1)
+    try:
+        arrays = {key: np.array(record[key], dtype=np.float64) for key in ("mean", "std")}
+        inputs = specification_of(record["inputs"], arrays)
+    except DataError:
+        raise
+    except Exception as reason:  # of wrong types: the record may hold anything
+        raise damaged(where, f"its inputs are impossible: {type(reason).__name__}") from reason
 
-        try:
-            arrays = {key: np.array(record[key], dtype=np.float64) for key in ("mean", "std")}
-            inputs = specification_of(record["inputs"], arrays)
-        except DataError:
-            raise
-        except Exception as reason:  # of wrong types: the record may hold anything
-            raise damaged(where, f"its inputs are impossible: {type(reason).__name__}") from reason
+    try:
+        values = tomllib.loads(record["config"])
+    except (ValueError, RecursionError) as reason:
+        raise damaged(where, "its configuration is not TOML") from reason
 
-        try:
-            values = tomllib.loads(record["config"])
-        except (ValueError, RecursionError) as reason:
-            raise damaged(where, "its configuration is no TOML") from reason
-
-        plan = cls(
-            make_config(values),
-            inputs,
-            sites,
-            new_sites,
-            record["run"],
-            PROTOCOL,
-            record["fedtailor"],
-        )
-        vars(plan)["raw"] = raw
-
-        return plan
+    return DeploymentPlan(make_config(values), inputs, sites, new_sites, record["run"])
 
 
 def other_version(what: str, here: object, there: object) -> DataError:
     """Return the error for two sides that do not have the same version of something."""
-    message = f"{what} is {there} there and {here} here: both sides need the same."
-    return DataError(message, key=what, allowed=str(here), got=str(there))
+    message = f"{what} is {there!s:.80} there and {here} here: both sides need the same."
+    return DataError(message, key=what, allowed=str(here), got=str(there)[:80])

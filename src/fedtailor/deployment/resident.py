@@ -230,7 +230,7 @@ def _end(signum: int, frame: object) -> NoReturn:
 
 def main() -> None:
     """Serve the site whose folder is the only argument, until SIGTERM."""
-    from fedtailor.deployment.site import open_site
+    from fedtailor.deployment.site import DeployedSite
 
     folder = Path(sys.argv[1])
     logging.basicConfig(
@@ -239,7 +239,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
 
     try:
-        site = open_site(folder)
+        site = DeployedSite(folder)
         serve(socket_path(folder), site.answer)
     except KeyboardInterrupt:
         return

@@ -1,7 +1,7 @@
 """The server of a run across sites: the round loop of a simulation, over sites that are elsewhere.
 
 It writes the run folder that a simulation writes, but for the models, which stay at the sites. A
-checkpoint follows every round, so a server that was stopped or killed goes on with the next one.
+checkpoint follows every round, so a server that was stopped or killed continues with the next one.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedtailor import __version__
 from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError, describe_error
+from fedtailor.core.errors import ConfigError, FedtailorError, describe_error
 from fedtailor.core.process import this_process
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
@@ -32,8 +32,8 @@ from fedtailor.deployment.federation_folder import (
     read_attendance,
     write_attendance,
 )
-from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, FederationFile, load_federation
-from fedtailor.deployment.plan import LARGEST_PLAN, Plan, other_version
+from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, DeployOptions, load_federation
+from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
@@ -45,8 +45,9 @@ from fedtailor.simulation.rounds import federate
 
 MEMBERS_FILE = "members.json"
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
-_LOOK_EVERY = 1.0
-"""Seconds between two looks at who is there."""
+"""What the server keeps of each site from round to round."""
+_PAUSE = 1.0
+"""Fewest seconds between two notes of who is there."""
 
 MakeTransport = Callable[[Mapping[str, int]], Transport]
 """Makes the transport of a run from the numbers of the sites by name."""
@@ -66,137 +67,74 @@ def serve_rounds(
     Raises:
         ConfigError: the configuration is wrong, or does not fit the data of the sites.
         DataError: the sites do not fit together, or a file is damaged.
-        RunError: a site refuses, or the run cannot go on.
+        RunError: a site refuses, or the run cannot continue.
     """
-    progress = progress or Silence()
-    place = FederationFolder(folder)
     file = load_federation(folder / FEDERATION_FILE)
     text = (folder / FEDERATION_FILE).read_bytes()
-    finished = RunFolder(run).finished_result() if holds_run(run) else None
-    if finished is not None:
-        return finished
+    result = RunFolder(run).finished_result() if holds_run(run) else None
+    if result is not None:
+        return result
 
+    # The sites of a run that has begun stay the same, whoever is registered now.
     if (run / PLAN_FILE).is_file():
         agreement = read_agreement(run)
-        exchange = _exchange(
-            folder, file, [member.name for member in agreement.members], make_transport
-        )
+        names = [member.name for member in agreement.members]
+        exchange = _exchange(folder, file.deploy, names, make_transport)
     else:
-        sites = place.sites()
+        sites = FederationFolder(folder).sites()
         check_enough(sites)
-        exchange = _exchange(folder, file, [site.name for site in sites], make_transport)
-        agreement = agree(
-            exchange, file, [site.name for site in sites], [site.new for site in sites]
-        )
+        names = [site.name for site in sites]
+        exchange = _exchange(folder, file.deploy, names, make_transport)
+        agreement = agree(exchange, file, sites)
         _make_folder(run, agreement, text)
 
-    return _serve(run, agreement, exchange, progress)
+    return _serve(run, agreement, exchange, progress or Silence())
 
 
 def _exchange(
-    folder: Path, file: FederationFile, names: Sequence[str], make_transport: MakeTransport
+    folder: Path, deploy: DeployOptions, names: Sequence[str], make_transport: MakeTransport
 ) -> Exchange:
-    """Return the exchange with the sites of a run; it writes who is there into the server's
-    folder.
-    """
+    """Return the exchange with the sites of a run; the server's folder says who is there."""
     transport = make_transport({name: number for number, name in enumerate(names)})
-    last_look = -_LOOK_EVERY
+    notes = _AttendanceNotes(folder, names, transport)
+    exchange = Exchange(transport, deploy, notify=notes.write)
 
-    def look(attendance: Attendance) -> None:
-        nonlocal last_look
-        now = time.monotonic()
-        if now - last_look < _LOOK_EVERY and attendance.waiting:
-            return
-
-        last_look = now
-        online = transport.online()
-        sites = {
-            name: {
-                "online": number in online,
-                "heard": attendance.heard.get(number),
-                "waiting_since": attendance.waiting.get(number),
-                "problem": attendance.failures.get(number, ""),
-            }
-            for number, name in enumerate(names)
-        }
-        write_attendance(folder, sites)
-
-    exchange = Exchange(transport, file.deploy, notify=look)
-    known = read_attendance(folder)  # of an earlier process
+    # What an earlier process has heard.
+    attendance = read_attendance(folder)
     for number, name in enumerate(names):
-        heard = known.get(name, {}).get("heard")
+        heard = attendance.get(name, {}).get("heard")
         if isinstance(heard, float):
             exchange.attendance.heard[number] = heard
 
     return exchange
 
 
-def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
-    """Make the run folder; the plan comes last, so that a folder without one is begun again."""
-    shutil.rmtree(run, ignore_errors=True)  # an earlier process was killed before it wrote the plan
-    run.parent.mkdir(parents=True, exist_ok=True)
-    config = to_toml(agreement.plan.config)
-    RunFolder.create(run, config=config, provenance=_provenance(agreement))
-    write_whole(run / FEDERATION_FILE, text)
-    members = [member._asdict() for member in agreement.members]
-    write_whole(run / MEMBERS_FILE, to_json({"members": members}, indent=2) + "\n")
-    write_whole(run / PLAN_FILE, agreement.plan.raw)
+class _AttendanceNotes:
+    """Writes who is there into the folder of the server, now and then."""
 
+    def __init__(self, folder: Path, names: Sequence[str], transport: Transport) -> None:
+        self._folder = folder
+        self._names = names
+        self._transport = transport
+        self._last = -_PAUSE
 
-def _split(agreement: Agreement) -> dict[str, Any]:
-    """Return the record of the split: the examples of every site are counted, training ones first,
-    then the others.
-    """
-    clients = []
-    for member in agreement.members:
-        first_val = member.num_train
-        first_test = first_val + member.num_val
-        end = first_test + member.num_test
-        clients.append(
-            ClientRecord(
-                train=list(range(first_val)),
-                val=list(range(first_val, first_test)),
-                test=list(range(first_test, end)),
-            )
-        )
+    def write(self, attendance: Attendance) -> None:
+        now = time.monotonic()
+        if now - self._last < _PAUSE and attendance.waiting:
+            return
 
-    new_sites = agreement.plan.new_sites
-    return {
-        "dataset": agreement.plan.inputs.dataset,
-        "split_sha256": split_digest(clients, new_sites),
-        "new_clients": new_sites,
-        "client_names": [member.name for member in agreement.members],
-        "conditions": [],
-        "clients": clients,
-    }
+        self._last = now
+        online = self._transport.online()
+        sites = {}
+        for number, name in enumerate(self._names):
+            sites[name] = {
+                "online": number in online,
+                "heard": attendance.heard.get(number),
+                "waiting_since": attendance.waiting.get(number),
+                "problem": attendance.failures.get(number, ""),
+            }
 
-
-def read_agreement(run: Path) -> Agreement:
-    """Read what the server and the sites of a run have agreed on.
-
-    Raises:
-        ConfigError: the configuration cannot be used here.
-        DataError: a file is damaged, or another version of fedtailor has begun the run.
-    """
-    plan = Plan.read(read_file(run / PLAN_FILE, limit=LARGEST_PLAN, within=run))
-    if plan.fedtailor != __version__:
-        raise other_version("fedtailor", __version__, plan.fedtailor)
-
-    path = run / MEMBERS_FILE
-    members = []
-    try:
-        for record in read_object(path, within=run)["members"]:
-            members.append(Member(**{**record, "share": tuple(record["share"])}))
-    except (TypeError, KeyError) as reason:
-        raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
-
-    if len(members) != plan.sites:
-        raise DataError(
-            f"'{run}' names {len(members)} members, and its plan is for {plan.sites}.",
-            path=str(run),
-        )
-
-    return Agreement(plan, members)
+        write_attendance(self._folder, sites)
 
 
 def _serve(
@@ -206,8 +144,7 @@ def _serve(
     plan = agreement.plan
     schedule = plan.config.schedule
     roster = agreement.roster()
-    run_plan = _run_plan(agreement, roster)
-    with exclusive(path), RunWriter(path, run_plan, progress) as writer:
+    with exclusive(path), RunWriter(path, _run_plan(agreement, roster), progress) as writer:
         start = writer.restore()
         if writer.result is not None:
             return writer.conclude()
@@ -221,9 +158,7 @@ def _serve(
             needed=max(schedule.fewest_uploads, schedule.participation.min_clients),
             storage=writer.storage,
         )
-
-        # A round is on disk before the sites are asked for the next one.
-        for report in federate(
+        reports = federate(
             plan.algorithm,
             roster,
             clients,
@@ -231,17 +166,21 @@ def _serve(
             seed=plan.config.seeds[0],
             resume=start.state,
             events=start.events,
-        ):
-            writer.add_round(report)
+        )
 
+        # A round is on disk before the sites are asked for the next one.
+        for report in reports:
+            writer.add_round(report)
         return writer.finish(report)
 
 
 def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:
     """Return what the writer of a run must know of it."""
     plan = agreement.plan
+    name = plan.config.algorithm.name
+    sites = len(agreement.members)
     return RunPlan(
-        title=f"{plan.config.algorithm.name}, {len(agreement.members)} sites",
+        title=f"{name}, {sites} sites",
         algorithm=plan.algorithm,
         roster=roster,
         schedule=plan.config.schedule,
@@ -249,9 +188,9 @@ def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:
         split=lambda: _split(agreement),
         provenance=_provenance(agreement),
         facts={
-            "algorithm": plan.config.algorithm.name,
+            "algorithm": name,
             "dataset": plan.inputs.dataset,
-            "clients": len(agreement.members),
+            "clients": sites,
             "seeds": list(plan.config.seeds),
             "plan_sha256": plan.digest,
             "engine": ACROSS_SITES,
@@ -276,9 +215,63 @@ def _provenance(agreement: Agreement) -> dict[str, Any]:
     }
 
 
+def _split(agreement: Agreement) -> dict[str, Any]:
+    """Return the record of the split; the examples of a site are counted, training ones first."""
+    clients = []
+    for member in agreement.members:
+        first_val = member.num_train
+        first_test = first_val + member.num_val
+        ends = (0, first_val, first_test, first_test + member.num_test)
+        train, val, test = (list(range(first, end)) for first, end in pairwise(ends))
+        clients.append(ClientRecord(train=train, val=val, test=test))
+
+    new_sites = agreement.plan.new_sites
+    return {
+        "dataset": agreement.plan.inputs.dataset,
+        "split_sha256": split_digest(clients, new_sites),
+        "new_clients": new_sites,
+        "client_names": [member.name for member in agreement.members],
+        "conditions": [],
+        "clients": clients,
+    }
+
+
+def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
+    """Make the run folder; the plan comes last, so that a folder without one is made again."""
+    shutil.rmtree(run, ignore_errors=True)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    config = to_toml(agreement.plan.config)
+    RunFolder.create(run, config=config, provenance=_provenance(agreement))
+
+    write_whole(run / FEDERATION_FILE, text)
+    members = [member._asdict() for member in agreement.members]
+    write_whole(run / MEMBERS_FILE, to_json({"members": members}, indent=2) + "\n")
+    write_whole(run / PLAN_FILE, agreement.plan.raw)
+
+
+def read_agreement(run: Path) -> Agreement:
+    """Read what the server and the sites of a run have agreed on.
+
+    Raises:
+        ConfigError: the configuration cannot be used here.
+        DataError: a file is damaged, or another version of fedtailor has begun the run.
+    """
+    plan = read_plan(read_file(run / PLAN_FILE, limit=LARGEST_PLAN, within=run))
+    path = run / MEMBERS_FILE
+    members = []
+    try:
+        for record in read_object(path, within=run)["members"]:
+            members.append(Member(**{**record, "share": tuple(record["share"])}))
+    except (TypeError, KeyError) as reason:
+        raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
+
+    if len(members) != plan.sites:
+        raise damaged(path, f"it names {len(members)} members, and the plan is for {plan.sites}")
+    return Agreement(plan, members)
+
+
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:
-    """Run the round loop as ``fedtailor serve`` has asked for in ``serving.json``, and write how it
-    ended.
+    """Run the round loop as ``serving.json`` asks for, and write how it ended.
 
     Args:
         folder: of the server.
@@ -287,9 +280,8 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
     serving = read_object(folder / SERVING_FILE, within=folder)
     submission = serving["submission"]
     nodes: Mapping[str, str] = serving["nodes"]
-    write_whole(
-        folder / APP_FILE, to_json({"submission": submission, "process": this_process()}) + "\n"
-    )
+    app = {"submission": submission, "process": this_process()}
+    write_whole(folder / APP_FILE, to_json(app) + "\n")
 
     def connect(numbers: Mapping[str, int]) -> Transport:
         missing = sorted(set(numbers) - set(nodes))
@@ -308,5 +300,6 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
         outcome["error"] = {"kind": "run", "message": f"unexpected {describe_error(error)}"}
         raise
     finally:
+        # Without an outcome, this process counts as killed, and is started again.
         if len(outcome) > 1:
             write_whole(folder / OUTCOME_FILE, to_json(outcome) + "\n")

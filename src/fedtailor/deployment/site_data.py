@@ -1,5 +1,4 @@
-"""The data of one site: what it says of them before a run, and the federation of one in which its
-programs run.
+"""The data of one site: what it says of them before a run, and their division in a run.
 
 A site's examples come in the order, and are divided into training, validation and test examples by
 the rule, of a simulation that reads the data of all sites from one folder. So both give the same
@@ -39,7 +38,8 @@ class PreparedData(NamedTuple):
 def options_of(options: SiteOptions, data: DataOptions, folder: Path) -> DataOptions:
     """Return ``[data]`` with what the site sets for itself."""
     path = os.path.expanduser(options.data)
-    if ":" not in path and not os.path.isabs(path):
+    is_function = ":" in path
+    if not is_function and not os.path.isabs(path):
         path = str(folder / path)
     return dataclasses.replace(
         data, path=path, label_column=options.label_column, group=options.group
@@ -52,23 +52,20 @@ def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Datas
     Raises:
         DataError: the data cannot be read, or are of several sites.
     """
-    own = options_of(options, data, folder)
-    dataset = load_own(own.path, own)
-    if len(dataset.domain_names) > 1:
+    data = options_of(options, data, folder)
+    dataset = load_own(data.path, data)
+    count = len(dataset.domain_names)
+    if count > 1:
         names = ", ".join(dataset.domain_names[:5])
-        what = f"{len(dataset.domain_names)} sites ({names})"
-        message = f"'{own.path}' holds {what}: give the folder or the table of one."
-        raise DataError(
-            message, key="site.data", path=own.path, allowed=1, got=len(dataset.domain_names)
-        )
+        what = f"{count} sites ({names})"
+        message = f"'{data.path}' holds {what}: give the folder or the table of one."
+        raise DataError(message, key="site.data", path=data.path, allowed=1, got=count)
 
     return dataset
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return what all sites must agree on, ready for JSON: no example, and no number of
-    examples.
-    """
+    """Return what all sites must agree on, ready for JSON; it says nothing of single examples."""
     raw = dataset.raw
     return {
         "kind": "images" if dataset.x.ndim == 4 else "table",
@@ -100,18 +97,17 @@ def prepare(
     Raises:
         DataError: the data cannot be read, or do not fit the model.
     """
-    own = options_of(options, data, folder)
-    site = load_site(own.path, inputs, label_column=own.label_column, group=own.group)
+    path = options_of(options, data, folder).path
+    site = load_site(path, inputs, label_column=options.label_column, group=options.group)
     rows = divide_site(len(site.y), site.num_train, site.groups, data, seed)
     return PreparedData(site, rows, _digest(site, rows))
 
 
 def counts_of(prepared: PreparedData, num_classes: int) -> list[int]:
     """Return the number of training examples of every class."""
-    found: list[int] = np.bincount(
-        prepared.site.y[prepared.rows.train], minlength=num_classes
-    ).tolist()
-    return found
+    labels = prepared.site.y[prepared.rows.train]
+    counts: list[int] = np.bincount(labels, minlength=num_classes).tolist()
+    return counts
 
 
 def moments(prepared: PreparedData) -> Moments:

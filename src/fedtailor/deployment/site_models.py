@@ -17,7 +17,7 @@ from fedtailor.core.codec import encode
 from fedtailor.core.errors import DataError
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import split_digest, to_records
-from fedtailor.deployment.plan import Plan
+from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.site_data import PreparedData, counts_of
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
@@ -45,7 +45,7 @@ class MadeModel(NamedTuple):
     personal: Any
     name: str
     """Of the site."""
-    plan: Plan
+    plan: DeploymentPlan
     prepared: PreparedData
     """The site's data."""
     number: int
@@ -63,12 +63,15 @@ class MadeModel(NamedTuple):
 def versions(folder: Path) -> list[ModelVersion]:
     """Return the versions of a site's model, the oldest first."""
     place = folder / _FOLDER
-    used = _used(folder)
-    found = []
-    for path in sorted(place.iterdir()) if place.is_dir() else []:
+    link = folder / IN_USE
+    used = link.readlink().name if link.is_symlink() else ""
+    paths = place.iterdir() if place.is_dir() else ()
+    numbered = []
+    for path in paths:
         if _NAME.fullmatch(path.name) and holds_run(path):
-            found.append(ModelVersion(int(path.name), path, path.name == used))
-    return sorted(found)
+            numbered.append(ModelVersion(int(path.name), path, path.name == used))
+
+    return sorted(numbered)
 
 
 def use(folder: Path, number: int) -> ModelVersion:
@@ -78,15 +81,15 @@ def use(folder: Path, number: int) -> ModelVersion:
         DataError: there is no such version.
         RunError: the link cannot be made.
     """
-    known = versions(folder)
-    chosen = next((each for each in known if each.number == number), None)
-    if chosen is None:
-        allowed = ", ".join(str(each.number) for each in known) or "none"
+    existing = {version.number: version for version in versions(folder)}
+    if number not in existing:
+        allowed = ", ".join(map(str, existing)) or "none"
         message = f"there is no version {number} of the model; there are: {allowed}."
-        raise DataError(
-            message, key="version", path=str(folder / _FOLDER), allowed=allowed, got=number
-        )
+        path = str(folder / _FOLDER)
+        raise DataError(message, key="version", path=path, allowed=allowed, got=number)
 
+    # The link always leads to a whole version.
+    chosen = existing[number]
     link = folder / IN_USE
     temporary = folder / f".{IN_USE}.{os.getpid()}.tmp"
     try:
@@ -106,9 +109,9 @@ def previous(folder: Path) -> ModelVersion:
     Raises:
         DataError: there is none.
     """
-    known = versions(folder)
-    current = next((each.number for each in known if each.in_use), None)
-    older = [each for each in known if current is not None and each.number < current]
+    existing = versions(folder)
+    used = [version.number for version in existing if version.in_use]
+    older = [version for version in existing if used and version.number < used[0]]
     if not older:
         message = "there is no version of the model before the one in use."
         raise DataError(message, key="version", path=str(folder / _FOLDER))
@@ -128,8 +131,7 @@ def in_use(folder: Path) -> RunRecords:
 
 
 def write_version(folder: Path, made: MadeModel) -> ModelVersion:
-    """Write a personal model and put it in use; a second answer to the same request replaces its
-    version.
+    """Write a personal model and put it in use; made again in the same round, it is replaced.
 
     Args:
         folder: of the site.
@@ -138,12 +140,15 @@ def write_version(folder: Path, made: MadeModel) -> ModelVersion:
     Raises:
         RunError: a file cannot be written.
     """
-    known = versions(folder)
-    again = [each for each in known if _made_by(each.path) == (made.plan.run, made.round)]
-    chosen = again[-1].number if again else max((each.number for each in known), default=0) + 1
-    place = folder / _FOLDER / f"{chosen:04d}"
-    unfinished = folder / _FOLDER / f".{place.name}.tmp"
+    existing = versions(folder)
+    number = existing[-1].number + 1 if existing else 1
+    for version in existing:
+        if _made_in(version.path) == (made.plan.run, made.round):
+            number = version.number
 
+    # The folder appears whole, under its name.
+    place = folder / _FOLDER / f"{number:04d}"
+    unfinished = folder / _FOLDER / f".{place.name}.tmp"
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(mode=0o700, exist_ok=True)
@@ -156,7 +161,7 @@ def write_version(folder: Path, made: MadeModel) -> ModelVersion:
     except OSError as reason:
         raise unwritable(place, reason) from reason
 
-    return use(folder, chosen)
+    return use(folder, number)
 
 
 def describe_version(version: ModelVersion) -> dict[str, Any]:
@@ -227,15 +232,10 @@ def _write_run(out: Path, made: MadeModel) -> None:
         folder.finish(result)
 
 
-def _made_by(path: Path) -> tuple[str, int] | None:
-    """Return the run and the round of a version."""
+def _made_in(path: Path) -> tuple[str, int] | None:
+    """Return the run and the round of a version; None if its folder is damaged."""
     try:
-        found = read_run(path).provenance.get("site", {})
-        return str(found["run"]), int(found["round"])
-    except (DataError, KeyError, TypeError, ValueError, AttributeError):
+        site = read_run(path).provenance["site"]
+        return str(site["run"]), int(site["round"])
+    except (DataError, KeyError, TypeError, ValueError):
         return None
-
-
-def _used(folder: Path) -> str:
-    link = folder / IN_USE
-    return Path(os.readlink(link)).name if link.is_symlink() else ""

@@ -1,5 +1,4 @@
-"""What a site keeps from round to round: one file per round, so that the server can say from which
-one to go on.
+"""What a site keeps from round to round: one file per round, and the server says which one counts.
 
 A site trains from the version that the server names, and keeps that one and a few others beside the
 new one. So a lost answer, a request that comes twice, a round whose upload is left out, and a
@@ -44,6 +43,13 @@ def forget_old_runs(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+class _StateFile(NamedTuple):
+    path: Path
+    version: Version
+    digest: str
+    """The start of the SHA-256 of its content."""
+
+
 class SiteState:
     """The states of one site in one run, in a folder."""
 
@@ -71,10 +77,12 @@ class SiteState:
         except OSError as reason:
             raise unwritable(self.folder, reason) from reason
 
-        older = [path for path, found, _ in self._files() if found == version and path.name != name]
+        # The same round can be done again, with another result.
+        older = [file.path for file in self._files() if file.version == version]
         write_whole(self.folder / name, raw)
         for path in older:
-            discard(path)
+            if path.name != name:
+                discard(path)
 
     def load(self, version: Version) -> Tree:
         """Return a state with the bits that were saved.
@@ -82,42 +90,38 @@ class SiteState:
         Raises:
             DataError: it is not there, or damaged.
         """
-        for path, found, digest in self._files():
-            if found == version:
-                raw = read_file(path, limit=_LARGEST, within=self.folder)
-                if hashlib.sha256(raw).hexdigest()[:16] != digest:
-                    raise damaged(path, "its SHA-256 is not the one in its name")
+        for file in self._files():
+            if file.version == version:
+                raw = read_file(file.path, limit=_LARGEST, within=self.folder)
+                if hashlib.sha256(raw).hexdigest()[:16] != file.digest:
+                    raise damaged(file.path, "its SHA-256 is not the one in its name")
                 return decode(raw, modules=self._modules)
 
-        kept = ", ".join(str(found.round) for _, found, _ in sorted(self._files())) or "none"
-        raise DataError(
-            f"the server wants to go on from round {version.round}, and this site has kept the states of rounds "
-            f"{kept}. A new run ('fedtailor serve' in a new folder) begins again.",
-            path=str(self.folder),
-            allowed=kept,
-            got=version.round,
+        rounds = ", ".join(str(version.round) for version in self.versions()) or "none"
+        message = (
+            f"the server wants to continue from round {version.round}, and this site has the "
+            f"states of rounds {rounds}. A new run ('fedtailor serve' in a new folder) begins again."
         )
+        raise DataError(message, path=str(self.folder), allowed=rounds, got=version.round)
 
     def keep(self, versions: Iterable[Version]) -> None:
-        """Remove all other states but the newest few: a server may go back to a checkpoint before
-        its last one.
-        """
-        kept = {*versions, *self.versions()[-_SPARE:]}
-        for path, found, _ in self._files():
-            if found not in kept:
-                discard(path)
+        """Remove all other states but the newest few, to which a server may go back."""
+        remaining = {*versions, *self.versions()[-_SPARE:]}
+        for file in self._files():
+            if file.version not in remaining:
+                discard(file.path)
 
     def versions(self) -> list[Version]:
         """Return the versions that are kept, the oldest first."""
-        return sorted(found for _, found, _ in self._files())
+        return sorted(file.version for file in self._files())
 
-    def _files(self) -> list[tuple[Path, Version, str]]:
-        """Return every state's file, version and digest."""
-        found = []
-        names = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-        for path in names:
+    def _files(self) -> list[_StateFile]:
+        files = []
+        paths = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        for path in paths:
             match = _NAME.fullmatch(path.name)
             if match is not None:
-                version = Version(int(match.group(1)), int(match.group(2)))
-                found.append((path, version, match.group(3)))
-        return found
+                version = Version(int(match[1]), int(match[2]))
+                files.append(_StateFile(path, version, match[3]))
+
+        return files

@@ -1,9 +1,9 @@
 """What server and sites say to each other: the heads of requests and answers, and trees as blobs.
 
-A request names the run, the round, the site and the version of the site's state from which it goes
-on. The blobs are the plan, what all sites receive (``shared``), and what one site receives
-(``own``). An answer repeats what it answers. Everything that comes in is checked, on both sides:
-neither trusts the other.
+A request names the run, the round, the site and the version of the state from which the site
+continues. The blobs are the plan, what all sites receive (``shared``), and what one site receives
+(``own``). An answer repeats what it answers. Both sides check everything that comes in: neither
+trusts the other.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedtailor.core.codec import Limits, decode, encode
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
-from fedtailor.core.scores import BINS, SCORE_BINS, Scores
+from fedtailor.core.scores import SCORE_BINS, Scores, score
 from fedtailor.deployment.state import Version
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 
@@ -29,7 +30,10 @@ REQUESTS: Mapping[str, type[Any]] = {
 """The requests of a round, by kind."""
 LARGEST_BLOB = 2**33
 """Bytes of a tree."""
-_LEAVES = 2**14
+MOST_SITES = 10**6
+_MOST_LEAVES = 2**14
+_MOST_STATES = 16
+_MOST_ATTEMPTS = 10**4
 _LARGEST_ROUND = 10**9
 
 
@@ -41,7 +45,7 @@ class Work(NamedTuple):
     round: int
     client: int
     base: Version | None
-    """The state from which the site goes on; None: the one before its first round."""
+    """The state from which the site continues; None: the one before its first round."""
     keep: tuple[Version, ...]
     """States that the server may go back to."""
 
@@ -77,37 +81,39 @@ def read_head(head: Mapping[str, Any]) -> Work:
     if not isinstance(kind, str) or kind not in REQUESTS:
         raise wrong("kind", f"one of {', '.join(REQUESTS)}", kind)
 
-    options = head.get("options")
-    cls = REQUESTS[kind]
-    if not isinstance(options, Mapping) or set(options) != {field.name for field in fields(cls)}:
-        raise wrong("options", f"the options of a request to {kind}", options)
-
-    for name, value in options.items():
-        allowed = int if name == "attempt" else bool
-        if type(value) is not allowed or not 0 <= value < 10**4:
-            raise wrong(
-                f"options.{name}",
-                "a number of attempts" if allowed is int else "true or false",
-                value,
-            )
-
     run = head.get("run")
     if not isinstance(run, str) or not run.isalnum() or len(run) > 64:
         raise wrong("run", "the name of a run", run)
 
-    base = head.get("base")
     keep = head.get("keep")
-    if not isinstance(keep, list) or len(keep) > 16:
+    if not isinstance(keep, list) or len(keep) > _MOST_STATES:
         raise wrong("keep", "a list of states", keep)
 
+    base = head.get("base")
     return Work(
-        request=cls(**options),
+        request=_read_options(REQUESTS[kind], head.get("options")),
         run=run,
         round=whole("round", head.get("round"), _LARGEST_ROUND),
-        client=whole("client", head.get("client"), 10**6),
+        client=whole("client", head.get("client"), MOST_SITES),
         base=None if base is None else _version(base),
-        keep=tuple(_version(each) for each in keep),
+        keep=tuple(_version(version) for version in keep),
     )
+
+
+def _read_options(cls: type[Any], options: Any) -> Request:
+    """Return a request with its options, which are flags and a number of attempts."""
+    names = {field.name for field in fields(cls)}
+    if not isinstance(options, Mapping) or set(options) != names:
+        raise wrong("options", f"the options of a request to {cls.name}", options)
+
+    for name, value in options.items():
+        if name == "attempt":
+            whole("options.attempt", value, _MOST_ATTEMPTS)
+        elif type(value) is not bool:
+            raise wrong(f"options.{name}", "true or false", value)
+
+    request: Request = cls(**options)
+    return request
 
 
 def whole(name: str, value: Any, most: int) -> int:
@@ -124,23 +130,20 @@ def whole(name: str, value: Any, most: int) -> int:
 def _version(value: Any) -> Version:
     if not isinstance(value, list) or len(value) != 2:
         raise wrong("base", "a round and an attempt", value)
-    return Version(whole("base", value[0], _LARGEST_ROUND), whole("base", value[1], 10**4))
+    round = whole("base", value[0], _LARGEST_ROUND)
+    return Version(round, whole("base", value[1], _MOST_ATTEMPTS))
 
 
 def wrong(name: str, allowed: str, got: object) -> DataError:
     """Return the error for a message that does not say what it must."""
-    shown = show(got)
-    return DataError(
-        f"a message must say {allowed} in '{name}', got {shown}.",
-        key=name,
-        allowed=allowed,
-        got=shown,
-    )
+    text = show(got)
+    message = f"a message must say {allowed} in '{name}', got {text}."
+    return DataError(message, key=name, allowed=allowed, got=text)
 
 
 def to_blob(value: Any, modules: Collection[str]) -> bytes:
     """Return a tree as bytes."""
-    return encode(value, modules=modules, limits=Limits(LARGEST_BLOB, _LEAVES))
+    return encode(value, modules=modules, limits=Limits(LARGEST_BLOB, _MOST_LEAVES))
 
 
 def from_blob(raw: bytes, modules: Collection[str]) -> Any:
@@ -149,65 +152,55 @@ def from_blob(raw: bytes, modules: Collection[str]) -> Any:
     Raises:
         DataError: the bytes are not such a tree.
     """
-    return decode(raw, modules=modules, limits=Limits(LARGEST_BLOB, _LEAVES))
+    return decode(raw, modules=modules, limits=Limits(LARGEST_BLOB, _MOST_LEAVES))
 
 
-def problem_with_scores(scores: Any, num_classes: int) -> str:
-    """Return why scores that a site sent cannot be used, in a sentence without its period; empty if
-    they can be.
+def check_scores(scores: Any, num_classes: int) -> Scores:
+    """Return the scores that a site sent.
+
+    Raises:
+        DataError: they cannot be used.
     """
     if not isinstance(scores, Scores):
-        return "the scores are of another form"
+        raise DataError("the scores are of another form.", key="scores")
 
-    shapes = {
-        "class_correct": (num_classes,),
-        "class_total": (num_classes,),
-        "loss_sum": (),
-        "bin_count": (BINS,),
-        "bin_confidence": (BINS,),
-        "bin_correct": (BINS,),
-        "confusion": (num_classes, num_classes),
-        "pairs": (num_classes,),
-        "pairs_won": (num_classes,),
-    }
-
-    for name, shape in shapes.items():
+    # Those of no example have the shapes and types of all.
+    nothing = torch.zeros(0)
+    template = score(nothing.view(0, num_classes), nothing.long(), nothing, num_classes, rank=False)
+    for name in Scores._fields[:-1]:
+        expected = getattr(template, name)
         value = getattr(scores, name)
-        if (
-            not isinstance(value, torch.Tensor)
-            or tuple(value.shape) != shape
-            or value.dtype != torch.float64
-        ):
-            return f"the scores have no {name} of shape {shape}"
+        is_tensor = isinstance(value, Tensor) and value.dtype == expected.dtype
+        if not is_tensor or value.shape != expected.shape:
+            shape = tuple(expected.shape)
+            raise DataError(f"the scores have no {name} of shape {shape}.", key="scores")
 
-        if not bool((value >= 0).all()) or (
-            name != "loss_sum" and not bool(torch.isfinite(value).all())
-        ):
-            return f"the scores have an impossible {name}"
+        # An infinite loss is that of a prediction which is not a number.
+        is_possible = bool((value >= 0).all())
+        if not is_possible or (name != "loss_sum" and not bool(torch.isfinite(value).all())):
+            raise DataError(f"the scores have an impossible {name}.", key="scores")
 
-    histogram = scores.histogram
-    if (
-        not isinstance(histogram, torch.Tensor)
-        or histogram.dtype != torch.int64
-        or histogram.dim() != 2
-    ):
-        return "the scores have no histogram"
-
-    if len(histogram) != 2 or (histogram.numel() and int(histogram.min()) < 0):
-        return "the scores have an impossible histogram"
-    if histogram.numel() and int(histogram[0].max()) >= 2 * num_classes * SCORE_BINS:
-        return "the scores have a histogram of other classes"
-
+    _check_histogram(scores.histogram, num_classes)
     total = float(scores.class_total.sum())
-    if (
-        bool((scores.class_correct > scores.class_total).any())
-        or float(scores.confusion.sum()) > total
-    ):
-        return "the scores count more examples than there are"
+    has_too_many = bool((scores.class_correct > scores.class_total).any())
+    if has_too_many or float(scores.confusion.sum()) > total:
+        raise DataError("the scores count more examples than there are.", key="scores")
 
-    return ""
+    return scores
 
 
-def refusal(error: BaseException, *, with_text: bool) -> dict[str, Any]:
-    """Return the head of an answer that says why there is no other one."""
-    return {"failed": one_line(str(error)) if with_text else type(error).__name__}
+def _check_histogram(histogram: Any, num_classes: int) -> None:
+    """Check a packed histogram (2, n): places in a table, and their values."""
+    is_tensor = isinstance(histogram, Tensor) and histogram.dtype == torch.int64
+    if not is_tensor or histogram.dim() != 2 or len(histogram) != 2:
+        raise DataError("the scores have no histogram.", key="scores")
+
+    if histogram.numel():
+        places = int(histogram[0].max())
+        if int(histogram.min()) < 0 or places >= 2 * num_classes * SCORE_BINS:
+            raise DataError("the scores have an impossible histogram.", key="scores")
+
+
+def refusal(error: BaseException, *, with_text: bool) -> str:
+    """Return why there is no other answer, as far as the site shares it."""
+    return one_line(str(error)) if with_text else type(error).__name__

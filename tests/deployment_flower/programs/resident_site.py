@@ -74,6 +74,6 @@ def open_misbehaving(folder):
     return opened
 
 
-site_of = site.open_site
-site.open_site = open_misbehaving
+site_of = site.DeployedSite
+site.DeployedSite = open_misbehaving
 resident.main()

@@ -1,0 +1,270 @@
+"""A site in one run: its data as the plan wants them, its states, and the work of a round.
+
+The programs are those of a simulation (:class:`fedtailor.simulation.clients.LocalClients`), in a
+federation in which only this site has data. So a site computes the bits that the simulation
+computes for the client with its number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtailor.core.engine import Failure, one_thread
+from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error
+from fedtailor.core.message import Messages
+from fedtailor.core.message_bytes import tree_bytes
+from fedtailor.core.metrics import per_client
+from fedtailor.core.scores import Scores
+from fedtailor.core.tree import leaves
+from fedtailor.deployment.options import SiteOptions
+from fedtailor.deployment.packing import pack_upload, unpack_download
+from fedtailor.deployment.plan import DeploymentPlan
+from fedtailor.deployment.site_data import PreparedData, prepare
+from fedtailor.deployment.site_models import MadeModel, write_version
+from fedtailor.deployment.state import SiteState, Version, forget_old_runs
+from fedtailor.deployment.wire import Work, from_blob, wrong
+from fedtailor.serving.one_site import federation_of_one
+from fedtailor.simulation.calibration import calibrate
+from fedtailor.simulation.checkpoint import readable_modules
+from fedtailor.simulation.clients import LocalClients, PersonalizeReply
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
+
+_STATES = "states"
+_DIGEST_FILE = "data.sha256"
+_NUMBER = 8
+"""Bytes of a metric."""
+
+log = logging.getLogger("fedtailor.site")
+
+
+class SiteAnswer(NamedTuple):
+    """An answer, and what the log of the site says of it."""
+
+    head: dict[str, Any]
+    contents: dict[str, int]
+    """What is in it, with the number of bytes."""
+    out: Any = None
+    """A tree of tensors that goes with it."""
+
+
+def open_site_run(folder: Path, options: SiteOptions, plan: DeploymentPlan, client: int) -> SiteRun:
+    """Return a site in a run, after its data were read.
+
+    Raises:
+        DataError: the data cannot be read, are not those with which the run began, or the number
+            is not one of the plan.
+    """
+    if client >= plan.sites:
+        raise wrong("client", f"a number below {plan.sites}", client)
+
+    prepared = prepare(options, plan.config.data, plan.inputs, plan.split_seed, folder)
+    if not _has_begun(folder / _STATES / plan.run / _DIGEST_FILE, prepared.digest):
+        forget_old_runs(folder / _STATES)
+    return SiteRun(folder, options, plan, client, prepared)
+
+
+class SiteRun:
+    """A site in one run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: SiteOptions,
+        plan: DeploymentPlan,
+        client: int,
+        prepared: PreparedData,
+    ) -> None:
+        self.plan = plan
+        self.client = client
+        self.prepared = prepared
+        self.modules = readable_modules(plan.algorithm)
+        self._folder = folder
+        self._options = options
+        self._algorithm = plan.algorithm
+        self._federation = federation_of_one(
+            prepared.site, prepared.rows, plan.inputs, plan.task(client), client, plan.population
+        )
+        common_task = self._algorithm.bind(self._federation.common_task)
+        self._messages: Messages = self._algorithm.messages(common_task)
+        self._states = SiteState(folder / _STATES / plan.run, modules=self.modules)
+
+    def work(self, work: Work, blobs: Mapping[str, bytes]) -> SiteAnswer:
+        """Do what a request asks."""
+        with one_thread():
+            if isinstance(work.request, TrainRequest):
+                return self._train(work, work.request, blobs)
+            if isinstance(work.request, PersonalizeRequest):
+                return self._personalize(work, work.request, blobs)
+            return self._score(work, work.request, blobs)
+
+    def _train(self, work: Work, request: TrainRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
+        """Do a round, and keep the new state beside the one it began with."""
+        states: dict[int, Any] = {}
+        clients = self._clients(work.base, blobs, states)
+        shared = self._shared(blobs)
+        ((_, reply),) = clients.train(request, shared, [self.client], work.round)
+        if isinstance(reply, Failure):
+            return self._failed(reply)
+
+        if reply.problem is not None:
+            has_text = "errors" in self._options.share
+            problem = list(reply.problem) if has_text else [reply.problem.kind, "", ""]
+            return SiteAnswer({"problem": problem}, {})
+
+        # The server may still leave the round out, and then it names the older state again.
+        clients.accept(self.client)
+        version = Version(work.round, request.attempt)
+        self._states.save(version, states[self.client])
+        base = [] if work.base is None else [work.base]
+        self._states.keep([version, *work.keep, *base])
+
+        upload = pack_upload(reply.upload, self._messages)
+        out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}
+        contents = {
+            f"upload: {name}": tree_bytes(value) for name, value in upload["values"].items()
+        }
+        contents["upload: weights and rows"] = tree_bytes((upload["weights"], upload["rows"]))
+        if "metrics" in self._options.share:
+            out["metrics"] = reply.metrics
+            contents |= {f"training metric: {name}": _NUMBER for name in reply.metrics}
+        if "scores" in self._options.share and isinstance(reply.scores, Scores):
+            out["scores"] = reply.scores
+            contents["scores of the model after training"] = _bytes_of(reply.scores)
+
+        return SiteAnswer({}, contents, out)
+
+    def _personalize(
+        self, work: Work, request: PersonalizeRequest, blobs: Mapping[str, bytes]
+    ) -> SiteAnswer:
+        """Make the personal model, score it, and keep it here if the request says so."""
+        clients = self._clients(work.base, blobs, {})
+        shared = self._shared(blobs)
+        ((_, reply),) = clients.personalize(request, shared, [self.client], work.round)
+        if isinstance(reply, Failure):
+            return self._failed(reply)
+
+        if request.keep and self.client in clients.personal:
+            self._keep_model(clients.personal[self.client], work, reply)
+
+        out: dict[str, Any] = {"scores": {}, "diagnostics": {}}
+        contents: dict[str, int] = {}
+        if "metrics" in self._options.share:
+            out["diagnostics"] = reply.diagnostics
+            contents |= {f"diagnostic: {name}": _NUMBER for name in reply.diagnostics}
+        elif "steps" in reply.diagnostics:
+            out["diagnostics"] = {"steps": reply.diagnostics["steps"]}
+
+        if "scores" in self._options.share:
+            out["scores"] = dict(reply.scores)
+            for name, scores in reply.scores.items():
+                contents[f"scores of the personal model ({name})"] = _bytes_of(scores)
+
+        return SiteAnswer({"problem": reply.problem}, contents, out)
+
+    def _score(self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
+        """Score a model of the server."""
+        if "scores" not in self._options.share:
+            raise ConfigError("this site does not share scores.", key="site.share", got="scores")
+
+        model = from_blob(blobs.get("shared", b""), self.modules)
+        clients = self._clients(None, {}, {})
+        ((_, reply),) = clients.score(request, model, [self.client], work.round)
+        if isinstance(reply, Failure):
+            raise RunError(f"the model could not be scored: {self._reason(reply)}")
+
+        contents = {"scores of the global model": _bytes_of(reply)}
+        return SiteAnswer({}, contents, {"scores": reply})
+
+    def _clients(
+        self, base: Version | None, blobs: Mapping[str, bytes], states: dict[int, Any]
+    ) -> LocalClients:
+        """Return the site as a client of a simulation, in the state that the server has named.
+
+        Args:
+            base: the version of this state.
+            blobs: of the request.
+            states: where the client finds its state and leaves the next one.
+        """
+        per_client = {}
+        if base is not None:
+            states[self.client] = self._states.load(base)
+        if "own" in blobs:
+            per_client[self.client] = from_blob(blobs["own"], self.modules)
+
+        values: dict[str, dict[int, Any]] = {"states": states, "per_client": per_client}
+
+        def storage(name: str) -> dict[int, Any]:
+            return values.setdefault(name, {})
+
+        seed = self.plan.config.seeds[0]
+        return LocalClients(
+            self._algorithm, self._federation, Reference(), seed=seed, storage=storage
+        )
+
+    def _shared(self, blobs: Mapping[str, bytes]) -> Any:
+        if "shared" not in blobs:
+            raise wrong("shared", "what all sites receive", None)
+        return unpack_download(from_blob(blobs["shared"], self.modules), self._messages)
+
+    def _keep_model(self, personal: Any, work: Work, reply: PersonalizeReply) -> None:
+        """Write the personal model as a new version, and put it in use."""
+        task = self._algorithm.bind(self._federation.task(self.client))
+        validation = self._federation.data(self.client).val
+        calibration = calibrate(self._algorithm, task, personal, validation)
+        made = MadeModel(
+            personal,
+            name=self._options.name,
+            plan=self.plan,
+            prepared=self.prepared,
+            number=self.client,
+            round=work.round,
+            participated=work.base is not None,
+            scores=per_client(reply.scores["clients"]),
+            calibration=calibration._asdict(),
+        )
+        version = write_version(self._folder, made)
+        log.info("model: version %s is in use", version.number)
+
+    def _failed(self, failure: Failure) -> SiteAnswer:
+        reason = self._reason(failure)
+        return SiteAnswer({"failed": reason}, {"a reason": len(reason)})
+
+    def _reason(self, failure: Failure) -> str:
+        """Return why the program failed, as far as the site shares it; its own log says all."""
+        log.error("the method failed: %s", describe_error(failure.reason))
+        if "errors" in self._options.share:
+            return describe_error(failure.reason)
+        return f"{type(failure.reason).__name__}; the log of the site says more"
+
+
+def _has_begun(path: Path, digest: str) -> bool:
+    """Return whether a run has begun here, with the same examples; note them if it begins now.
+
+    Args:
+        path: of the file that notes the digest of the examples.
+        digest: of the examples now.
+
+    Raises:
+        DataError: the run has begun with other examples.
+    """
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(digest + "\n", encoding="ascii")
+        return False
+
+    begun = path.read_text(encoding="ascii", errors="replace").strip()
+    if begun != digest:
+        message = (
+            "the examples of this site are not those with which the run began. Put them back, or "
+            "start a new run."
+        )
+        raise DataError(message, key="site.data", path=str(path), allowed=begun, got=digest)
+    return True
+
+
+def _bytes_of(scores: Scores) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(scores))
