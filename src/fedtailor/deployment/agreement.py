@@ -284,8 +284,9 @@ def _check_alike(names: Sequence[str], descriptions: Mapping[int, Description]) 
         for key in (*_SAME, "columns"):
             here = descriptions[first][key]
             there = descriptions[other][key]
-            if isinstance(here, list) and isinstance(there, list) and key == "columns":
-                here, there = sorted(here), sorted(there)
+            if key == "columns" and here is not None and there is not None:
+                here = sorted(here)
+                there = sorted(there)
 
             if here != there:
                 left = f"{here!s:.{_LONGEST_VALUE}}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +220,12 @@ def _split(agreement: Agreement) -> dict[str, Any]:
     for member in agreement.members:
         first_val = member.num_train
         first_test = first_val + member.num_val
-        ends = (0, first_val, first_test, first_test + member.num_test)
-        train, val, test = (list(range(first, end)) for first, end in pairwise(ends))
-        clients.append(ClientRecord(train=train, val=val, test=test))
+        record = ClientRecord(
+            train=list(range(first_val)),
+            val=list(range(first_val, first_test)),
+            test=list(range(first_test, first_test + member.num_test)),
+        )
+        clients.append(record)
 
     new_sites = agreement.plan.new_sites
     return {
