@@ -97,7 +97,7 @@ class Store(MutableMapping[int, Any]):
         """Of every client in the store, in order of arrival; None for a tree that is in memory
         only."""
         self._files: dict[int, _File] = {}
-        self._kept: set[int] = set()
+        self._needed: set[int] = set()
         """Files that a checkpoint needs."""
         self._next_file = 0
         self._bytes = 0
@@ -141,7 +141,7 @@ class Store(MutableMapping[int, Any]):
         """
         self._recent.clear()
         self._places.clear()
-        for number in set(self._files) - self._kept:
+        for number in set(self._files) - self._needed:
             discard(self.path(number))
         self._files.clear()
         with contextlib.suppress(OSError):
@@ -162,12 +162,12 @@ class Store(MutableMapping[int, Any]):
         used = {place.file for place in places.values()}
         for number in used:
             self._synchronize(number)
-        self._kept |= used
+        self._needed |= used
         return Committed(places, {number: self._files[number].digest for number in sorted(used)})
 
     def keep(self, files: Iterable[int]) -> None:
         """Say which files checkpoints need; others are removed once they are out of date."""
-        self._kept = set(files)
+        self._needed = set(files)
         self._remove_outdated()
 
     def reopen(self, committed: Committed, also: Mapping[int, FileDigest]) -> None:
@@ -190,7 +190,7 @@ class Store(MutableMapping[int, Any]):
         for place in committed.places.values():
             self._files[place.file].in_use += place.length
 
-        self._kept = set(self._files)
+        self._needed = set(self._files)
         self._next_file = max(self._files, default=-1) + 1
         known = {self.path(number) for number in self._files}
         for path in self.folder.glob(f"{self.name}-*{_SUFFIX}*"):
@@ -342,7 +342,7 @@ class Store(MutableMapping[int, Any]):
     def _remove_outdated(self) -> None:
         """Remove the files in which every state is out of date, unless a checkpoint needs them."""
         for number in [number for number, file in self._files.items() if file.in_use == 0]:
-            if number not in self._kept:
+            if number not in self._needed:
                 del self._files[number]
                 _remove(self.path(number))
 
