@@ -32,7 +32,7 @@ from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import CheckpointOptions, make_config
 from fedtailor.experiment.sweep import make_searches
 from fedtailor.experiment.sweep_options import load_sweep
-from fedtailor.experiment.trackers import TRACKERS
+from fedtailor.experiment.tracking import TRACKERS
 from fedtailor.simulation.engines.options import EngineOptions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,3 +1,1 @@
-"""The contract that every algorithm keeps: checks that run on small federations and report problems
-in sentences.
-"""
+"""The contract that every algorithm keeps: checks on small federations, in sentences."""

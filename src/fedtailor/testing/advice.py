@@ -5,10 +5,14 @@ from __future__ import annotations
 from fedtailor.core.message import Field, Messages, Problem
 
 FEW = (
-    "Clients may have 0, 1 or 2 examples, or a single class: divide by clamped counts (`clamp(min=1)`), use "
-    "`weighted_mean`, and return what was received if there is nothing to learn from"
+    "Clients may have 0, 1 or 2 examples, or a single class: divide by clamped counts "
+    "(`clamp(min=1)`), use `weighted_mean`, and return what was received if there is nothing to "
+    "learn from"
 )
-FLOAT64 = "The check runs in float64: do not use `.half()`, `.float()` or `dtype=`; keep the type of received tensors"
+FLOAT64 = (
+    "The check runs in float64: do not use `.half()`, `.float()` or `dtype=`; keep the type of "
+    "received tensors"
+)
 _WEIGHTS = {
     "num_train": "data.info.num_train",
     "class_counts": "data.info.class_counts",

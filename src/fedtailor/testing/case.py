@@ -79,17 +79,13 @@ class Case:
         self._bases: dict[str, Trace] = {}
 
     def task(self, model: str = "mlp") -> Task:
-        """Return the task of a kind of model: mlp, cnn, or a module with batch normalization and
-        dropout.
-        """
+        """Return the task of a kind of model: mlp, cnn, or module (normalization and dropout)."""
         if model not in self._tasks:
             self._tasks[model] = _TASKS[model]()
         return self._tasks[model]
 
     def federation(self, model: str = "mlp") -> Federation:
-        """Return a new copy of the uneven federation: an algorithm may have changed an earlier
-        one.
-        """
+        """Return a new copy of the uneven federation: an algorithm may have changed another."""
         return federations.make_federation(self.task(model))
 
     def run(self, engine: Engine, federation: Federation | None = None, **options: Any) -> Trace:
@@ -132,8 +128,9 @@ class Case:
         return Spied(observed, "")
 
     def wrong_type(self) -> str:
-        """Return which method returns numbers that are not float64, in a run that may fail; empty
-        if none does.
+        """Return which method returns numbers that are not float64, or an empty string.
+
+        The run may fail.
         """
         twin, observed = spied(self.algorithm)
         seed_globally(1)
@@ -149,9 +146,7 @@ class Case:
         return ""
 
     def first_problem(self) -> Problem | None:
-        """Return the first problem with what a client returns, in a run that may fail; None if
-        there is none.
-        """
+        """Return the first problem with what a client returns, in a run that may fail."""
         tracing = TracingEngine(Exposed())
         seed_globally(1)
         with suppress(Exception):  # the first run has shown it
@@ -193,9 +188,7 @@ class Case:
 
     @cached_property
     def unrepeatable(self) -> str:
-        """Where a second run with the same seed and the same global random states differs, or an
-        empty string.
-        """
+        """Where a second run with the same seeds differs, or an empty string."""
         return same_bits(self.base(), self.run(Exposed()))
 
     @cached_property
@@ -206,9 +199,7 @@ class Case:
 
     @property
     def comparable(self) -> bool:
-        """Whether runs can be compared: the algorithm repeats its results, and does not change its
-        inputs.
-        """
+        """Whether runs can be compared: results repeat, and inputs do not change."""
         return not (self.spied.changed or self.unrepeatable or self.unkeyed)
 
     def size(self, client: int) -> int:
@@ -222,15 +213,17 @@ class Case:
 
 
 def same_bits(first: Trace, second: Trace) -> str:
-    """Return where two runs differ in a bit, or an empty string; clients that fail in the first are
-    left out.
+    """Return where two runs differ in a bit, or an empty string.
+
+    Clients that fail in the first run are left out.
     """
     return _difference(assert_same_bits, first, second)
 
 
 def close(first: Trace, second: Trace, tolerance: float = 1e-12) -> str:
-    """Return where two runs do not agree, or an empty string; clients that fail in the first are
-    left out.
+    """Return where two runs do not agree, or an empty string.
+
+    Clients that fail in the first run are left out.
     """
     return _difference(lambda one, other: assert_close(one, other, tolerance), first, second)
 
@@ -245,17 +238,13 @@ def _difference(compare: Callable[[Any, Any], None], first: Trace, second: Trace
 
 
 def _finite_numbers(trace: Trace, failed: set[tuple[int, str, int]]) -> dict[str, Tensor]:
-    """Return every tensor of a run but those of failed programs; numbers that are not finite become
-    finite.
-    """
+    """Return every tensor of a run but those of failed programs, with finite numbers only."""
     sound = Trace([each for each in trace.outputs if each[:3] not in failed])
     return {name: leaf.nan_to_num() for name, leaf in sound.numbers().items()}
 
 
 def _first_of_wrong_type(value: Any) -> tuple[str, Tensor | None]:
-    """Return path and tensor of the first leaf that is not float64; None if all are, or the value
-    is not a tree.
-    """
+    """Return path and tensor of the first leaf that is not float64; None if there is none."""
     with suppress(TypeError):  # another check reports what is not a tree
         for path, leaf in tree.paths(value).items():
             if leaf.is_floating_point() and leaf.dtype != torch.float64:

@@ -83,7 +83,8 @@ def check_algorithm(
             case.base()
         except Exception as error:  # a user's methods may raise anything
             sentences = [
-                f"{cls.__name__} does not run: {_why_it_fails(error, case)} Other checks were skipped."
+                f"{cls.__name__} does not run: {_why_it_fails(error, case)} Other checks were "
+                "skipped."
             ]
             sentences += declared.suspicions(cls)
             changed = engine_checks.check_attributes(case)
@@ -96,9 +97,7 @@ def check_algorithm(
 
 
 def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
-    """Return the class of a name; if its module fails in a dataclass, say where and what to
-    write.
-    """
+    """Return the class of a name; an error in a dataclass says where, and what to write."""
     try:
         return load_algorithm(name)
     except ConfigError as error:
@@ -129,9 +128,7 @@ def _why_it_fails(error: Exception, case: Case) -> str:
 
 
 def _hint(error: Exception, case: Case) -> str:
-    """Return advice on an error that stopped a run, as a sentence to append; empty if there is
-    none.
-    """
+    """Return advice on an error that stopped a run, as a sentence to append, or nothing."""
     try:
         messages = case.algorithm.messages(case.task())
     except Exception:  # a user's method may raise anything; this may be why nothing runs

@@ -1,6 +1,4 @@
-"""Checks of what an algorithm declares, sends and keeps, of what it depends on, and of whether it
-learns.
-"""
+"""Checks of what an algorithm declares, sends, keeps and depends on, and whether it learns."""
 
 from __future__ import annotations
 
@@ -55,7 +53,8 @@ def check_descriptions(case: Case) -> str | None:
             and all(isinstance(value, Adaptation) for value in values)
         ):
             return (
-                f"{name} must be a list of what {method} does with a client's data, such as [FineTuning(epochs=5)] "
+                f"{name} must be a list of what {method} does with a client's data, such as "
+                "[FineTuning(epochs=5)] "
                 f'or [WithoutTraining("closed form")], got {values!r}.'
             )
 
@@ -73,16 +72,12 @@ def check_descriptions(case: Case) -> str | None:
 
 
 def check_clients(case: Case) -> str | None:
-    """What every client returns can be used, also from clients with few examples and from new
-    clients.
-    """
+    """What every client returns can be used, also from new clients and from small ones."""
     return unusable(case, case.base())
 
 
 def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
-    """Return the first output of a run with a kind of model that cannot be used, in a sentence;
-    None if all can.
-    """
+    """Return the first output of a run that cannot be used, in a sentence."""
     messages = case.algorithm.messages(case.task(model))
     for round, program, client, output in trace.outputs:
         if isinstance(output, Failure):
@@ -97,7 +92,10 @@ def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
         problem = problem_with_output(output, messages)
         if problem is not None:
             hint = advice(problem, messages)
-            return f"Round {round}, {case.who(client)}: what local_update returns cannot be used: {problem}.{hint}"
+            return (
+                f"Round {round}, {case.who(client)}: what local_update returns cannot be used: "
+                f"{problem}.{hint}"
+            )
 
     for (round, client), output in trace.of("personalize").items():
         if round == len(trace.reports) and not all_finite(output):
@@ -133,9 +131,11 @@ def check_weights(case: Case) -> str | None:
             expected = getattr(federation.info(client), kind)
             if weight.shape != expected.shape or not torch.equal(weight, expected):
                 return (
-                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight {_short(weight)}, "
+                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight "
+                    f"{_short(weight)}, "
                     f'but messages declares weight="{kind}", which is {_short(expected)}. Send '
-                    f'Mean(value, data.info.{kind}), or declare another weight; "own" is for weights that the client '
+                    f'Mean(value, data.info.{kind}), or declare another weight; "own" is for '
+                    "weights that the client "
                     "computes."
                 )
 
@@ -167,8 +167,10 @@ def check_downloads(case: Case) -> str | None:
             shape = tuple(leaf.shape)
             if not declared[shape]:
                 return (
-                    f"{method} returns '{path or '.'}' of shape {shape}, but messages declares no such field. Declare "
-                    'it (with reduction="none" if clients do not upload it), or return only what is declared.'
+                    f"{method} returns '{path or '.'}' of shape {shape}, but messages declares no "
+                    "such field. Declare "
+                    'it (with reduction="none" if clients do not upload it), or return only what '
+                    "is declared."
                 )
 
             declared[shape] -= 1
@@ -178,15 +180,13 @@ def check_downloads(case: Case) -> str | None:
         return None
 
     return (
-        f"messages declares that clients receive a value of shape {missing[0]}, but broadcast does not return one. "
-        "Declare down=False if clients only upload the field."
+        f"messages declares that clients receive a value of shape {missing[0]}, but broadcast does "
+        "not return one. Declare down=False if clients only upload the field."
     )
 
 
 def check_structure(case: Case) -> str | None:
-    """States, values for single clients, and personal models have the same leaves in every
-    round.
-    """
+    """States, values for single clients, and personal models keep their leaves in every round."""
     algorithm = case.algorithm
     task = case.task()
     info = case.federation().info(0)
@@ -220,9 +220,7 @@ def check_structure(case: Case) -> str | None:
 
 
 def check_storage(case: Case) -> str | None:
-    """States, values for single clients, and personal models can be stored: runs are resumed from
-    files.
-    """
+    """States, values for single clients, and personal models can be stored in files."""
     values = case.spied.observed.values
     kinds = {
         "server_state": "The server state",
@@ -257,7 +255,10 @@ def _change_of_structure(
     for value in values:
         if structure(value) != structure(expected):
             difference = _difference_of_structure(expected, value, source, later_source)
-            return f"{what} changes its structure: {difference}. Return the same names, shapes and types in every round."
+            return (
+                f"{what} changes its structure: {difference}. Return the same names, shapes and "
+                "types in every round."
+            )
     return None
 
 
@@ -273,7 +274,10 @@ def _difference_of_structure(first: Any, second: Any, source: str, other_source:
         if path not in leaves:
             return f"'{path or '.'}' comes from {other_source}, but not from {source}"
         if leaves[path] != others[path]:
-            return f"'{path or '.'}' is {leaves[path]} from {source}, but {others[path]} from {other_source}"
+            return (
+                f"'{path or '.'}' is {leaves[path]} from {source}, but {others[path]} from "
+                f"{other_source}"
+            )
 
     return f"the order of the leaves differs between {source} and {other_source}"
 
@@ -284,9 +288,9 @@ def check_inputs(case: Case) -> str | None:
         return None
     program, _, what = case.spied.changed.partition(": ")
     return (
-        f"{METHODS.get(program, program)} changes its input in place: {what}. Other clients and methods use the same "
-        "tensors: write `value + change` instead of `value += change`, `add_` or an assignment to a slice. "
-        f"{FIRST}."
+        f"{METHODS.get(program, program)} changes its input in place: {what}. Other clients and "
+        "methods use the same tensors: write `value + change` instead of `value += change`, `add_` "
+        f"or an assignment to a slice. {FIRST}."
     )
 
 
@@ -303,8 +307,9 @@ def check_test_data(case: Case) -> str | None:
         return None
 
     return (
-        f"{place} depends on test examples. The tables `data.train.x` and `data.train.y` contain the examples of all "
-        "clients: select a client's own with `data.train.rows`, or use `data.train.labels()`, `train` or `forward`."
+        f"{place} depends on test examples. The tables `data.train.x` and `data.train.y` contain "
+        "the examples of all clients: select a client's own with `data.train.rows`, or use "
+        "`data.train.labels()`, `train` or `forward`."
     )
 
 
@@ -323,16 +328,14 @@ def check_own_data(case: Case) -> str | None:
         return None
 
     return (
-        f"{place} depends on the examples of client {_LAST_CLIENT}, in the first round. A client may use only its own: "
-        "the tables `data.train.x` and `data.train.y` contain the examples of all clients; select a client's own with "
-        "`data.train.rows`."
+        f"{place} depends on the examples of client {_LAST_CLIENT}, in the first round. A client "
+        "may use only its own: the tables `data.train.x` and `data.train.y` contain the examples "
+        "of all clients; select a client's own with `data.train.rows`."
     )
 
 
 def _with_other_examples(federation: Federation, positions: Tensor) -> Federation:
-    """Return the federation with other inputs and labels at some positions, and the same number of
-    every class.
-    """
+    """Return the federation with other examples at some positions, and the same class counts."""
     x = federation.x.clone()
     y = federation.y.clone()
     x[positions] = -2 * x[positions]
@@ -364,9 +367,7 @@ def _first_difference(
 
 
 def _same_but_for_scores(first: Any, second: Any) -> bool:
-    """Return whether two outputs, each of them with ``scores``, are the same bit for bit
-    elsewhere.
-    """
+    """Return whether two outputs are the same bit for bit, but for their ``scores``."""
     rest = tree.map(torch.nan_to_num, first._replace(scores=()))
     other_rest = tree.map(torch.nan_to_num, second._replace(scores=()))
     try:
@@ -394,9 +395,9 @@ def check_buffers(case: Case) -> str | None:
 
     names = ", ".join(f"'{name}'" for name in models)
     return (
-        f"Field {names} of messages: layers of the body are sent without their statistics of batch normalization, such "
-        f"as '{missing[0]}', so that no client has them. Send all of `task.pick(params, *BODY)` (or `ALL`), or keep "
-        "the statistics in the client state."
+        f"Field {names} of messages: layers of the body are sent without their statistics of batch "
+        f"normalization, such as '{missing[0]}', so that no client has them. Send all of "
+        "`task.pick(params, *BODY)` (or `ALL`), or keep the statistics in the client state."
     )
 
 
@@ -425,10 +426,10 @@ def _nothing_learned(lesson: Lesson, what: str, methods: str) -> str | None:
     if lesson.learned:
         return None
     return (
-        f"{what}: after 40 rounds with classes that are easy to tell apart, their accuracy is {lesson.accuracy:.2f}; "
-        f"always guessing a client's most frequent class gives {lesson.majority:.2f}. Look at {methods}. If the "
-        "algorithm only learns slowly, because learning rates are among its own options, pass larger ones to "
-        "check_algorithm."
+        f"{what}: after 40 rounds with classes that are easy to tell apart, their accuracy is "
+        f"{lesson.accuracy:.2f}; always guessing a client's most frequent class gives "
+        f"{lesson.majority:.2f}. Look at {methods}. If the algorithm only learns slowly, because "
+        "learning rates are among its own options, pass larger ones to check_algorithm."
     )
 
 

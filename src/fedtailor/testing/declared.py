@@ -23,7 +23,8 @@ def faults(cls: type[Any]) -> list[str]:
 
         if isinstance(inherited, property):
             sentences.append(
-                f"{base.__name__}.{name} is a method but must be a property: write @property above it."
+                f"{base.__name__}.{name} is a method but must be a property: write @property above "
+                "it."
             )
         elif isinstance(inherited, FunctionType) and not _takes_the_same(value, inherited):
             found = ", ".join(_parameters(value))
@@ -50,8 +51,9 @@ def suspicions(cls: type[Any]) -> list[str]:
         elif isinstance(value, _PLAIN):
             kind = type(value).__name__
             sentences.append(
-                f"{base.__name__}.{name} = {value!r} is not an option because it has no annotation: annotate it, "
-                f"{name}: {kind} = {value!r} (or, if it is a constant, {name}: ClassVar[{kind}] = {value!r})."
+                f"{base.__name__}.{name} = {value!r} is not an option because it has no "
+                f"annotation: annotate it, {name}: {kind} = {value!r} (or, if it is a constant, "
+                f"{name}: ClassVar[{kind}] = {value!r})."
             )
 
     return sentences
@@ -68,8 +70,9 @@ def _definitions(cls: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
 
 
 def _takes_the_same(method: FunctionType, inherited: FunctionType) -> bool:
-    """Return whether a method takes the arguments of the inherited one in the same order; names may
-    differ.
+    """Return whether a method takes the arguments of the inherited one, in the same order.
+
+    Names may differ.
     """
     parameters = inspect.signature(inherited).parameters.values()
     by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}

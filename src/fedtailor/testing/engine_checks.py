@@ -1,6 +1,4 @@
-"""Checks that results do not depend on how clients run: stacked, padded, in threads, in another
-order.
-"""
+"""Checks that results do not depend on how clients run: stacked, padded, or in threads."""
 
 from __future__ import annotations
 
@@ -21,21 +19,24 @@ from fedtailor.testing.engines import Exposed, NotStacked, Padded, Shuffled, Str
 from fedtailor.testing.locate import explain
 
 _REFUSED = (
-    "Usual causes: `.item()`, `float(tensor)`, `int(tensor)` or `.tolist()`; `if` or `while` on a tensor (use "
-    "`torch.where`); boolean indexing (multiply by the mask); writing in place into a tensor that is the same for all "
-    "clients; a loss that closes over a tensor (pass it as `context`)"
+    "Usual causes: `.item()`, `float(tensor)`, `int(tensor)` or `.tolist()`; `if` or `while` on a "
+    "tensor (use `torch.where`); boolean indexing (multiply by the mask); writing in place into a "
+    "tensor that is the same for all clients; a loss that closes over a tensor (pass it as "
+    "`context`)"
 )
 _RANDOM = (
-    "PyTorch's own random numbers (`torch.rand`, `torch.randn`, `torch.randperm`, `F.dropout`) are not allowed: use "
-    "`normal` or `uniform` of `fedtailor.toolkit` with the key"
+    "PyTorch's own random numbers (`torch.rand`, `torch.randn`, `torch.randperm`, `F.dropout`) are "
+    "not allowed: use `normal` or `uniform` of `fedtailor.toolkit` with the key"
 )
 _PADDED = (
-    "Examples of weight 0 are padding and must not count: use `weighted_mean(values, batch.weight)` for means over a "
-    "batch, and `data.info` or `data.train.weight` instead of the number of rows"
+    "Examples of weight 0 are padding and must not count: use `weighted_mean(values, "
+    "batch.weight)` for means over a batch, and `data.info` or `data.train.weight` instead of the "
+    "number of rows"
 )
 _SHARED = (
-    "Something is shared between clients: return what a client keeps as ClientUpdate.state, and what the server keeps "
-    "from aggregate; attributes, globals and class variables are shared by all clients"
+    "Something is shared between clients: return what a client keeps as ClientUpdate.state, and "
+    "what the server keeps from aggregate; attributes, globals and class variables are shared by "
+    "all clients"
 )
 
 
@@ -56,7 +57,10 @@ def check_stacked(case: Case) -> str | None:
         place = close(case.base(), found)
         if place:
             cause = _PADDED if block > 1 else _SHARED
-            return f"Clients stacked in blocks of {block} get different results than one by one: {place}. {cause}."
+            return (
+                f"Clients stacked in blocks of {block} get different results than one by one: "
+                f"{place}. {cause}."
+            )
 
     return None
 
@@ -106,7 +110,10 @@ def check_absence(case: Case) -> str | None:
     stacked = case.run(Strict(3), rounds=3, participation=plan)
     place = close(one_by_one, stacked, tolerance=1e-11)
     if place:
-        return f"When clients miss rounds, stacked clients get different results than one by one: {place}. {_SHARED}."
+        return (
+            "When clients miss rounds, stacked clients get different results than one by one: "
+            f"{place}. {_SHARED}."
+        )
     if unusable(case, case.base()):
         return None
 
@@ -147,15 +154,15 @@ def check_randomness(case: Case) -> str | None:
 
     if case.unrepeatable:
         return (
-            f"Two runs with the same seed differ: {case.unrepeatable}. {_SHARED}; results must not depend on the time "
-            f"either. {FIRST}."
+            f"Two runs with the same seed differ: {case.unrepeatable}. {_SHARED}; results must not "
+            f"depend on the time either. {FIRST}."
         )
 
     if case.unkeyed:
         return (
-            "Random numbers do not come from the key: if the global random generators are seeded differently, "
-            f"{case.unkeyed}. Instead of torch.rand, numpy.random or random, use `normal` or `uniform` of "
-            f"`fedtailor.toolkit` with `key.fold(...)`. {FIRST}."
+            "Random numbers do not come from the key: if the global random generators are seeded "
+            f"differently, {case.unkeyed}. Instead of torch.rand, numpy.random or random, use "
+            f"`normal` or `uniform` of `fedtailor.toolkit` with `key.fold(...)`. {FIRST}."
         )
 
     return None
@@ -212,9 +219,7 @@ def check_images(case: Case) -> str | None:
 
 
 def _other_model(case: Case, model: str, words: str) -> str | None:
-    """Return what goes wrong with another kind of model only: in the run, or for stacked
-    clients.
-    """
+    """Return what goes wrong with another kind of model only."""
     if (
         not (case.comparable and _stacks(case))
         or check_structure(case)

@@ -95,8 +95,9 @@ class Padded:
 
 
 def _pad(part: ExampleIndices, total: int) -> ExampleIndices:
-    """Return examples at the places 1, 2, 4, 5, 7, 8, ... and examples of other clients, of weight
-    0, between them.
+    """Return the examples at the places 1, 2, 4, 5, 7, 8, ..., with padding between them.
+
+    Padding is examples of other clients, of weight 0.
     """
     count = len(part.rows)
     places = torch.arange(count) + torch.arange(count) // 2 + 1

@@ -1,6 +1,4 @@
-"""Small federations: uneven clients, with every degenerate size, and classes that can be told
-apart.
-"""
+"""Small federations: uneven clients of every degenerate size, and classes told apart easily."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ def perceptron() -> Task:
 
 
 def convolutional() -> Task:
-    """Return a task with the built-in network of two convolution stages, on the smallest images
-    that it accepts.
-    """
+    """Return a task with the built-in convolutional network, on its smallest images."""
     return Task(emnist_cnn((1, 12, 12), CLASSES), CLASSES, (1, 12, 12))
 
 
@@ -66,8 +62,7 @@ def make_federation(
     distance: float = 1.0,
     seed: int = 0,
 ) -> Federation:
-    """Return a federation of Gaussian classes whose centers are about ``distance`` standard
-    deviations apart.
+    """Return a federation of Gaussian classes, ``distance`` standard deviations apart.
 
     About half of a client's examples are of its favorite class; a client with two examples has no
     other class.

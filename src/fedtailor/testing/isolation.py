@@ -17,8 +17,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Make float64 the default type; restore it at the end, with PyTorch's modes, threads and all
-    random states.
+    """Make float64 the default type, and restore every global setting at the end.
 
     The default type and the random states belong to the whole process. So one check runs at a time,
     and tensors that other threads create in the meantime are float64, too.

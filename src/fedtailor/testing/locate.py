@@ -38,8 +38,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def place_of(error: BaseException, cls: type[Any]) -> str:
-    """Return file, line, function and source of the innermost frame of the user's code; empty if
-    there is none.
+    """Return file, line, function and source of the innermost frame of the user's code.
 
     Frames in the files of the algorithm come first, then frames outside the libraries.
     """

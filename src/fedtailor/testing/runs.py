@@ -173,8 +173,7 @@ def assert_same_runs(first: Trace, second: Trace) -> None:
 
 
 def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> None:
-    """Check that two runs agree in float64; differences are relative to the largest number of a
-    tensor, or to 1.
+    """Check that two runs agree in float64, as :func:`assert_close` does.
 
     Raises:
         Disagreement: they do not, or a client's program failed.
@@ -185,8 +184,9 @@ def assert_close_runs(first: Trace, second: Trace, tolerance: float = 1e-12) -> 
 def assert_close(
     first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-12
 ) -> None:
-    """Check that tensors by name agree; differences are relative to the largest number of a tensor,
-    or to 1.
+    """Check that tensors by name agree.
+
+    Differences are relative to the largest number of a tensor, or to 1.
 
     Raises:
         Disagreement: they do not.

@@ -1,6 +1,4 @@
-"""A copy of an algorithm that keeps what its methods return, and checks that methods of the server
-change no inputs.
-"""
+"""A copy of an algorithm that keeps what its methods return, and guards the server's inputs."""
 
 from __future__ import annotations
 
@@ -123,9 +121,7 @@ def with_methods(algorithm: A, methods: dict[str, Any]) -> A:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Collect the gradient steps of every call of ``train`` for a single client within the
-    block.
-    """
+    """Collect the gradient steps of every call of ``train`` for one client within the block."""
     taken: list[int] = []
     original = vars(blocks)["train_one"]
 
@@ -160,9 +156,7 @@ def _values_of(upload: Any) -> dict[str, Any]:
 
 
 def _reported_steps(result: Any) -> float:
-    """Return the steps that a :class:`ClientUpdate` or :class:`Onboarded` reports; -1 if it reports
-    no number.
-    """
+    """Return the steps that a method reports; -1 if it reports no number."""
     if isinstance(result, ClientUpdate):
         steps = result.metrics.get("steps", -1)
     else:
@@ -174,9 +168,7 @@ def _reported_steps(result: Any) -> float:
 
 
 def _by_client(for_clients: Any, count: int) -> list[Any]:
-    """Return the values that ``aggregate`` returns for single clients; unsplit if their number is
-    not ``count``.
-    """
+    """Return what ``aggregate`` returns for single clients; whole if it cannot be split."""
     lengths = {len(leaf) if leaf.dim() else 0 for leaf in tree.leaves(for_clients)}
     if not lengths:
         return [()]
@@ -186,9 +178,7 @@ def _by_client(for_clients: Any, count: int) -> list[Any]:
 
 
 def structure(value: Any) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """Return path, shape and type of every leaf; leaves with an entry per example count without
-    those entries.
-    """
+    """Return path, shape and type of every leaf; entries per example do not count."""
     return [
         (path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.paths(cut(value, 0)).items()
     ]
