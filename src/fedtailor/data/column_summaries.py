@@ -16,15 +16,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.columns import MAX_CATEGORIES, MAX_COLUMNS, MISSING, Column, Columns, RawTable
+from fedtailor.data.columns import (
+    LARGEST_NUMBER,
+    MAX_CATEGORIES,
+    MAX_COLUMNS,
+    MISSING,
+    Column,
+    Columns,
+    RawTable,
+    is_number_within,
+    is_text,
+    require,
+    require_object,
+)
 
 _CHUNK = 2**22
 """Cells of which medians are computed at once."""
 _MOST_CELLS = 2**40
 """Of a column at one site, so that sums over sites stay exact."""
-_LARGEST = float(np.finfo(np.float32).max)
-_NUMBER = {"name", "kind", "count", "empty", "median"}
-_CATEGORY = {"name", "kind", "count", "empty", "categories"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,40 +87,29 @@ class ColumnSummaries:
             DataError: it is no such record, or holds impossible values; the message names the
                 column.
         """
-        if type(record) is not dict or set(record) != {"columns", "unused"}:
-            raise _refuse("summaries of columns", "an object with columns and unused", record)
-
+        what = "summaries of columns"
+        require_object(record, {"columns", "unused"}, what, "an object with columns and unused")
         columns = record["columns"]
         unused = record["unused"]
-        if type(columns) is not list or not 0 < len(columns) <= MAX_COLUMNS:
-            raise _refuse("columns of summaries", f"a list of 1 to {MAX_COLUMNS} columns", columns)
-
-        if (
-            type(unused) is not list
-            or len(unused) > MAX_COLUMNS
-            or any(type(name) is not str for name in unused)
-        ):
-            raise _refuse(
-                "unused columns of summaries", f"a list of at most {MAX_COLUMNS} texts", unused
-            )
-
+        what = "columns of summaries"
+        is_list = type(columns) is list and 0 < len(columns) <= MAX_COLUMNS
+        require(is_list, what, f"a list of 1 to {MAX_COLUMNS} columns", columns)
+        is_list = type(unused) is list and len(unused) <= MAX_COLUMNS
+        are_texts = is_list and all(type(name) is str for name in unused)
+        require(are_texts, f"unused {what}", f"a list of at most {MAX_COLUMNS} texts", unused)
         for column in columns:
             _check_column(column)
 
         names = [column["name"] for column in columns]
-        if len({*names, *unused}) < len(names) + len(unused):
-            raise _refuse("columns of summaries", "columns with different names", [*names, *unused])
-
+        every = [*names, *unused]
+        require(len(set(every)) == len(every), what, "columns with different names", every)
+        texts = [column for column in columns if column["kind"] == "category"]
         return cls(
             names=tuple(names),
-            categories={
-                each["name"]: tuple(each["categories"])
-                for each in columns
-                if each["kind"] == "category"
-            },
-            counts=np.array([each["count"] for each in columns], dtype=np.int64),
-            medians=np.array([each.get("median", 0.0) for each in columns], dtype=np.float64),
-            empty=np.array([each["empty"] for each in columns], dtype=bool),
+            categories={column["name"]: tuple(column["categories"]) for column in texts},
+            counts=np.array([column["count"] for column in columns], dtype=np.int64),
+            medians=np.array([column.get("median", 0.0) for column in columns], dtype=np.float64),
+            empty=np.array([column["empty"] for column in columns], dtype=bool),
             unused=tuple(unused),
         )
 
@@ -122,50 +120,39 @@ def _check_column(column: Any) -> None:
     Raises:
         DataError: it is not one, or its values are impossible.
     """
-    if type(column) is not dict or set(column) not in (_NUMBER, _CATEGORY):
-        raise _refuse(
-            "a column of summaries",
-            "an object with name, kind, count, empty, median or categories",
-            column,
-        )
+    is_number = type(column) is dict and "median" in column
+    entries = {"name", "kind", "count", "empty", "median" if is_number else "categories"}
+    allowed = "an object with name, kind, count, empty, median or categories"
+    require_object(column, entries, "a column of summaries", allowed)
 
     name = column["name"]
-    if type(name) is not str or not name:
-        raise _refuse("the name of a column of summaries", "a text that is not empty", name)
-
-    kind = "number" if set(column) == _NUMBER else "category"
-    if column["kind"] != kind:
-        raise _refuse(
-            f"kind of column {name!r}", f"'{kind}', as its other entries say", column["kind"]
-        )
+    require(is_text(name), "the name of a column of summaries", "a text that is not empty", name)
+    title = f"column {name!r}"
+    kind = "number" if is_number else "category"
+    allowed = f"'{kind}', as its other entries say"
+    require(column["kind"] == kind, f"kind of {title}", allowed, column["kind"])
 
     count = column["count"]
-    if type(count) is not int or not 0 <= count <= _MOST_CELLS:
-        raise _refuse(f"count of column {name!r}", f"a whole number from 0 to {_MOST_CELLS}", count)
-    if type(column["empty"]) is not bool:
-        raise _refuse(f"empty of column {name!r}", "true or false", column["empty"])
+    is_count = type(count) is int and 0 <= count <= _MOST_CELLS
+    require(is_count, f"count of {title}", f"a whole number from 0 to {_MOST_CELLS}", count)
+    empty = column["empty"]
+    require(type(empty) is bool, f"empty of {title}", "true or false", empty)
 
-    if kind == "number":
-        largest = _LARGEST if count else 0.0
+    if is_number:
+        largest = LARGEST_NUMBER if count else 0.0
         median = column["median"]
-        if (
-            type(median) not in (int, float) or not -largest <= median <= largest
-        ):  # NaN is not within
-            raise _refuse(
-                f"median of column {name!r}", f"a number from {-largest:g} to {largest:g}", median
-            )
-
+        allowed = f"a number from {-largest:g} to {largest:g}"
+        require(is_number_within(median, -largest, largest), f"median of {title}", allowed, median)
         return
 
     categories = column["categories"]
-    are_texts = type(categories) is list and all(type(each) is str and each for each in categories)
-    if not are_texts or categories != sorted(set(categories)) or bool(categories) != bool(count):
-        allowed = "different texts that are not empty, sorted; none only without values"
-        raise _refuse(f"categories of column {name!r}", allowed, categories)
-
-    if len(categories) > min(MAX_CATEGORIES, count):
-        allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
-        raise _refuse(f"categories of column {name!r}", allowed, len(categories))
+    what = f"categories of {title}"
+    allowed = "different texts that are not empty, sorted; none only without values"
+    are_texts = type(categories) is list and all(is_text(category) for category in categories)
+    require(are_texts and bool(categories) == bool(count), what, allowed, categories)
+    require(categories == sorted(set(categories)), what, allowed, categories)
+    allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
+    require(len(categories) <= min(MAX_CATEGORIES, count), what, allowed, len(categories))
 
 
 class MergedColumns(NamedTuple):
@@ -352,12 +339,3 @@ def _weighted_medians(summaries: Sequence[ColumnSummaries]) -> np.ndarray:
         result[part] = (lower + upper) / 2
 
     return result
-
-
-def _refuse(what: str, allowed: str, got: object) -> DataError:
-    shown = repr(got)
-    if len(shown) > 80:
-        shown = f"{shown[:79]}…"
-    return DataError(
-        f"{what} must be {allowed}, got {shown}.", key="columns", allowed=allowed, got=shown
-    )

@@ -10,11 +10,10 @@ column.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,7 +30,10 @@ MAX_COLUMNS = 1_000_000
 """Most columns of a plan."""
 
 _FORMAT = "fedtailor columns 1"
-_LARGEST = float(np.finfo(np.float32).max)
+_ENTRIES = ("name", "kind", "categories", "fill")
+
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+"""The largest 32-bit float."""
 
 
 class Texts(NamedTuple):
@@ -88,40 +90,24 @@ class Column:
     empty cell."""
 
     def __post_init__(self) -> None:
-        if type(self.name) is not str or not self.name:
-            raise _refuse("the name of a column", "a text that is not empty", self.name)
-
+        require(is_text(self.name), "the name of a column", "a text that is not empty", self.name)
+        title = f"column {self.name!r}"
+        kinds = ("number", "category")
+        require(self.kind in kinds, f"kind of {title}", "number or category", self.kind)
         if self.kind == "number":
-            is_number = isinstance(self.fill, int | float) and not isinstance(self.fill, bool)
-            if (
-                not is_number or not -_LARGEST <= cast(float, self.fill) <= _LARGEST
-            ):  # NaN is not within
-                raise _refuse(f"fill of column {self.name!r}", "a finite 32-bit number", self.fill)
+            is_finite = is_number_within(self.fill, -LARGEST_NUMBER, LARGEST_NUMBER)
+            require(is_finite, f"fill of {title}", "a finite 32-bit number", self.fill)
+            none = "none, because it holds numbers"
+            require(not self.categories, f"categories of {title}", none, self.categories)
+            return
 
-            if self.categories:
-                raise _refuse(
-                    f"categories of column {self.name!r}",
-                    "none, because it holds numbers",
-                    self.categories,
-                )
-        elif self.kind == "category":
-            self._check_categories()
-        else:
-            raise _refuse(f"kind of column {self.name!r}", "number or category", self.kind)
-
-    def _check_categories(self) -> None:
-        categories = self.categories
-        if any(type(category) is not str or not category for category in categories):
-            raise _refuse(
-                f"categories of column {self.name!r}", "texts that are not empty", categories
-            )
-
-        if not 0 < len(categories) <= MAX_CATEGORIES or list(categories) != sorted(set(categories)):
-            allowed = f"1 to {MAX_CATEGORIES} different texts, sorted"
-            raise _refuse(f"categories of column {self.name!r}", allowed, categories)
-
-        if self.fill != MISSING:
-            raise _refuse(f"fill of column {self.name!r}", f"'{MISSING}'", self.fill)
+        are_texts = all(is_text(category) for category in self.categories)
+        allowed = f"1 to {MAX_CATEGORIES} different texts that are not empty, sorted"
+        require(are_texts, f"categories of {title}", allowed, self.categories)
+        are_sorted = list(self.categories) == sorted(set(self.categories))
+        are_few = 0 < len(self.categories) <= MAX_CATEGORIES
+        require(are_sorted and are_few, f"categories of {title}", allowed, self.categories)
+        require(self.fill == MISSING, f"fill of {title}", f"'{MISSING}'", self.fill)
 
     @property
     def width(self) -> int:
@@ -160,14 +146,13 @@ class Columns:
     group, split, and columns that were left out."""
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.columns) <= MAX_COLUMNS or len(self.unused) > MAX_COLUMNS:
-            raise _refuse("columns", f"1 to {MAX_COLUMNS} columns", len(self.columns))
-        if any(type(name) is not str for name in self.unused):
-            raise _refuse("unused columns", "texts", self.unused)
-        counts = Counter([*self.names, *self.unused])
-        twice = [name for name, count in counts.items() if count > 1]
-        if twice:
-            raise _refuse("columns", "columns with different names", f"{twice[0]!r} twice")
+        count = len(self.columns)
+        are_few = 0 < count <= MAX_COLUMNS and len(self.unused) <= MAX_COLUMNS
+        require(are_few, "columns", f"1 to {MAX_COLUMNS} columns", count)
+        are_texts = all(type(name) is str for name in self.unused)
+        require(are_texts, "unused columns", "texts", self.unused)
+        names = [*self.names, *self.unused]
+        require(len(set(names)) == len(names), "columns", "columns with different names", names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -197,13 +182,12 @@ class Columns:
         start = 0
 
         for column in self.columns:
-            given = cells[column.name]
-            part = x[:, start : start + column.width]
+            features = x[:, start : start + column.width]
             start += column.width
             if column.kind == "number":
-                num_missing = _fill_numbers(column, given, part)
+                num_missing = _fill_numbers(column, cells[column.name], features)
             else:
-                num_missing, num_unseen = _fill_categories(column, given, part)
+                num_missing, num_unseen = _fill_categories(column, cells[column.name], features)
                 if num_unseen:
                     unseen[column.name] = num_unseen
 
@@ -214,17 +198,11 @@ class Columns:
 
     def to_json(self) -> str:
         """Return the plan as JSON; :meth:`from_json` reads it."""
-        columns = [
-            {
-                "name": each.name,
-                "kind": each.kind,
-                "categories": list(each.categories),
-                "fill": each.fill,
-            }
-            for each in self.columns
-        ]
+        columns = []
+        for column in self.columns:
+            columns.append({name: getattr(column, name) for name in _ENTRIES})
 
-        return json.dumps({"format": _FORMAT, "columns": columns, "unused": list(self.unused)})
+        return json.dumps({"format": _FORMAT, "columns": columns, "unused": self.unused})
 
     @classmethod
     def from_json(cls, text: str, path: str = "columns") -> Columns:
@@ -241,33 +219,25 @@ class Columns:
         try:
             return cls._from_record(record)
         except DataError as error:
-            raise DataError(
-                f"'{path}': {error.message}", path=path, allowed=error.allowed, got=error.got
-            ) from error
+            message = f"'{path}': {error.message}"
+            raise DataError(message, path=path, allowed=error.allowed, got=error.got) from error
 
     @classmethod
     def _from_record(cls, record: Any) -> Columns:
-        entries = {"format", "columns", "unused"}
-        if type(record) is not dict or set(record) != entries or record["format"] != _FORMAT:
-            raise _refuse(
-                "the plan of columns",
-                f"an object with {', '.join(sorted(entries))}, of '{_FORMAT}'",
-                record,
-            )
-
-        if type(record["columns"]) is not list or type(record["unused"]) is not list:
-            raise _refuse("columns and unused", "lists", record)
+        what = "the plan of columns"
+        allowed = f"an object with columns, format and unused, of '{_FORMAT}'"
+        require_object(record, {"format", "columns", "unused"}, what, allowed)
+        require(record["format"] == _FORMAT, what, allowed, record)
+        lists = type(record["columns"]) is list and type(record["unused"]) is list
+        require(lists, "columns and unused", "lists", record)
 
         columns = []
-        for each in record["columns"]:
-            if type(each) is not dict or set(each) != {"name", "kind", "categories", "fill"}:
-                raise _refuse("a column", "an object with name, kind, categories and fill", each)
-            if type(each["categories"]) is not list:
-                raise _refuse("categories", "a list", each["categories"])
-
-            columns.append(
-                Column(each["name"], each["kind"], tuple(each["categories"]), each["fill"])
-            )
+        for column in record["columns"]:
+            allowed = "an object with name, kind, categories and fill"
+            require_object(column, set(_ENTRIES), "a column", allowed)
+            categories = column["categories"]
+            require(type(categories) is list, "categories", "a list", categories)
+            columns.append(Column(**{**column, "categories": tuple(categories)}))
 
         return cls(tuple(columns), tuple(record["unused"]))
 
@@ -276,60 +246,83 @@ def _count_rows(cells: Mapping[str, np.ndarray | Texts], columns: Sequence[Colum
     """Return the number of rows, after checking that every column is there with as many."""
     rows: int | None = None
     for column in columns:
-        if column.name not in cells:
-            raise _refuse("the cells", f"cells of column {column.name!r}", "none")
-
-        given = cells[column.name]
-        if isinstance(given, Texts) != (column.kind == "category"):
-            raise _refuse(
-                f"the cells of column {column.name!r}",
-                f"of kind {column.kind}",
-                type(given).__name__,
-            )
-
-        own = len(given.codes) if isinstance(given, Texts) else len(given)
-        if rows is not None and own != rows:
-            raise _refuse(f"the cells of column {column.name!r}", f"{rows} rows", own)
-
-        rows = own
+        title = f"column {column.name!r}"
+        require(column.name in cells, "the cells", f"cells of {title}", "none")
+        values = cells[column.name]
+        is_category = isinstance(values, Texts)
+        fits = is_category == (column.kind == "category")
+        require(fits, f"the cells of {title}", f"of kind {column.kind}", type(values).__name__)
+        length = len(values.codes) if isinstance(values, Texts) else len(values)
+        require(rows in (None, length), f"the cells of {title}", f"{rows} rows", length)
+        rows = length
 
     return rows or 0
 
 
-def _fill_numbers(column: Column, given: Any, part: np.ndarray) -> int:
+def _fill_numbers(column: Column, cells: Any, feature: np.ndarray) -> int:
     """Write numbers (rows,) to their feature (rows, 1); return the number of empty cells."""
-    with np.errstate(
-        over="ignore"
-    ):  # what is beyond 32-bit floats becomes infinite, and is refused
-        values = np.asarray(given).astype(np.float32)
+    with np.errstate(over="ignore"):  # numbers beyond 32-bit floats become infinite
+        values = np.asarray(cells).astype(np.float32)
 
-    if np.isinf(values).any():
-        raise _refuse(f"the cells of column {column.name!r}", "finite 32-bit numbers", "infinity")
-
+    what = f"the cells of column {column.name!r}"
+    require(not np.isinf(values).any(), what, "finite 32-bit numbers", "infinity")
     empty = np.isnan(values)
-    part[:, 0] = np.where(empty, np.float32(column.fill), values)
+    feature[:, 0] = np.where(empty, np.float32(column.fill), values)
     return int(empty.sum())
 
 
-def _fill_categories(column: Column, given: Any, part: np.ndarray) -> tuple[int, int]:
+def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[int, int]:
     """Write a 1 to the feature of each cell's category (rows, categories); return how many are
     empty, and unseen.
     """
     position = {category: place for place, category in enumerate(column.categories)}
-    places = [position.get(text, -1) for text in given.texts]
-    places.append(
-        position.get(MISSING, -1)
-    )  # an empty cell has the code -1, which is the last place
-    place = np.array(places)[given.codes]
+    texts = [*cells.texts, MISSING]  # an empty cell has the code -1, which is the last
+    place = np.array([position.get(text, -1) for text in texts])[cells.codes]
     seen = np.flatnonzero(place >= 0)
-    part[seen, place[seen]] = 1.0
-    empty = np.asarray(given.codes) < 0
+    features[seen, place[seen]] = 1.0
 
+    empty = np.asarray(cells.codes) < 0
     return int(empty.sum()), int(((place < 0) & ~empty).sum())
 
 
-def _refuse(what: str, allowed: str, got: object) -> DataError:
-    shown = repr(got) if len(repr(got)) <= 80 else f"{repr(got)[:79]}…"
-    return DataError(
-        f"{what} must be {allowed}, got {shown}.", key="columns", allowed=allowed, got=shown
-    )
+def is_text(value: object) -> bool:
+    """Return whether a value of a record is a text that is not empty."""
+    return type(value) is str and value != ""
+
+
+def is_number_within(value: object, low: float, high: float) -> bool:
+    """Return whether a value of a record is a number from ``low`` to ``high``; NaN is not."""
+    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
+
+
+def require_object(value: Any, entries: set[str], what: str, allowed: str) -> None:
+    """Check that a value of a record is an object with these entries.
+
+    Raises:
+        DataError: it is not.
+    """
+    require(type(value) is dict and set(value) == entries, what, allowed, value)
+
+
+def require(is_allowed: bool, what: str, allowed: str, got: object, key: str = "columns") -> None:
+    """Check something in a record or in the cells of a table.
+
+    Args:
+        is_allowed: whether it is as it must be.
+        what: what it is, as the beginning of a sentence.
+        allowed: what it must be.
+        got: what it is.
+        key: names what the record is of.
+
+    Raises:
+        DataError: it is not allowed.
+    """
+    if is_allowed:
+        return
+
+    shown = repr(got)
+    if len(shown) > 80:
+        shown = f"{shown[:79]}…"
+
+    message = f"{what} must be {allowed}, got {shown}."
+    raise DataError(message, key=key, allowed=allowed, got=shown)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
+from fedtailor.data.columns import LARGEST_NUMBER, is_number_within, require
 from fedtailor.data.dataset import Normalization
 
 LEAST_ROWS = 10
@@ -28,7 +28,6 @@ _CHUNK = 2**22
 """Numbers of which moments are computed at once."""
 _MOST_VALUES = 2**40
 """Of a feature at one site, so that float64 holds every sum over sites."""
-_LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST_DEVIATION = 1e-12
 """A feature that varies less is constant."""
 
@@ -60,14 +59,14 @@ class Moments:
         Raises:
             DataError: it is no such record, or holds impossible numbers.
         """
-        if type(record) is not dict or set(record) != {"count", "mean", "squares"}:
-            raise _refuse("moments", "an object with count, mean and squares", record)
-
+        entries = {"count", "mean", "squares"}
+        is_record = type(record) is dict and set(record) == entries
+        _require(is_record, "moments", "an object with count, mean and squares", record)
         count = record["count"]
-        if type(count) is not int or not 0 <= count <= _MOST_VALUES:
-            raise _refuse("count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
+        is_count = type(count) is int and 0 <= count <= _MOST_VALUES
+        _require(is_count, "count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
 
-        largest = _LARGEST if count else 0.0
+        largest = LARGEST_NUMBER if count else 0.0
         mean = _numbers("mean", record["mean"], width, -largest, largest)
         squares = _numbers("squares", record["squares"], width, 0.0, count * (2 * largest) ** 2)
         return cls(count, mean, squares)
@@ -117,11 +116,9 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
 
     merged = parts[0]
     for part in parts[1:]:
-        if len(part.mean) != len(merged.mean):
-            raise _refuse(
-                "moments", f"of {len(merged.mean)} features, as those before", len(part.mean)
-            )
-
+        width = len(merged.mean)
+        fits = len(part.mean) == width
+        _require(fits, "moments", f"of {width} features, as those before", len(part.mean))
         merged = _merged(merged, part)
 
     return merged
@@ -161,19 +158,14 @@ def _numbers(what: str, values: Any, width: int, low: float, high: float) -> np.
     Raises:
         DataError: they are not.
     """
+    what = f"{what} of moments"
     allowed = f"{width} numbers from {low:g} to {high:g}"
-    if type(values) is not list or len(values) != width:
-        raise _refuse(f"{what} of moments", allowed, values)
+    _require(type(values) is list and len(values) == width, what, allowed, values)
     for value in values:
-        if type(value) not in (int, float) or not low <= value <= high:  # NaN is not within
-            raise _refuse(f"{what} of moments", allowed, value)
+        _require(is_number_within(value, low, high), what, allowed, value)
+
     return np.array(values, dtype=np.float64)
 
 
-def _refuse(what: str, allowed: str, got: object) -> DataError:
-    shown = repr(got)
-    if len(shown) > 80:
-        shown = f"{shown[:79]}…"
-    return DataError(
-        f"{what} must be {allowed}, got {shown}.", key="moments", allowed=allowed, got=shown
-    )
+def _require(is_allowed: bool, what: str, allowed: str, got: object) -> None:
+    require(is_allowed, what, allowed, got, key="moments")
