@@ -13,7 +13,7 @@ from fedtailor.data import column_summaries as module
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries, summarize
 from fedtailor.data.columns import MAX_CATEGORIES, Column, Columns, RawColumn, RawTable
 
-laws = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=20, deadline=None)
 RAW = RawTable((RawColumn("age"), RawColumn("sex", ("d", "f", "m")), RawColumn("bmi")), ("label",))
 NONE = np.nan
 
@@ -156,13 +156,6 @@ def test_the_columns_of_a_site_may_be_in_another_order():
     assert merged.columns.columns[1].categories == ("d", "f")
 
 
-def test_a_column_without_values_is_left_out():
-    merged = merge_summaries([summary([[1, NONE, NONE]]), summary([[2, NONE, NONE]])], ["a", "b"])
-    assert merged.left_out == ("sex", "bmi") and merged.columns.unused == ("label", "sex", "bmi")
-    nothing = merge_summaries([summary([[NONE, NONE, NONE]]), summary([])], ["a", "b"])
-    assert nothing.columns is None and nothing.left_out == ("age", "sex", "bmi")
-
-
 def test_a_site_where_a_column_is_empty_does_not_know_what_it_holds():
     """Its reader takes it for numbers; others say that it is text."""
     numbers = RawTable((RawColumn("age"), RawColumn("sex"), RawColumn("bmi")))
@@ -237,41 +230,32 @@ def category(**changes):
         {},
         {"columns": [], "unused": []},
         {"columns": {}, "unused": []},
-        {"columns": [1], "unused": []},
         {"columns": [{}], "unused": []},
         {**number(), "more": 1},
-        {**number(), "unused": "n"},
         {**number(), "unused": [1]},
         {**number(), "unused": ["n"]},
         {**number(), "unused": ["a", "a"]},
         {"columns": number()["columns"] * 2, "unused": []},
         number(name=""),
-        number(name=1),
         number(name=["n"]),
         number(kind="category"),
-        number(kind=["number"]),
         number(more=1),
         number(count=-1),
-        number(count=1.0),
         number(count=True),
         number(count=2**41),
         number(count=0),
         number(empty=0),
-        number(empty=None),
         number(median=math.nan),
         number(median=math.inf),
         number(median=1e39),
         number(median=10**400),
         number(median="1"),
-        number(median=True),
-        number(median=None),
         category(kind="number"),
         category(median=1.0),
         category(count=0),
         category(count=1),
         category(categories=[]),
         category(categories=["b", "a"]),
-        category(categories=["a", "a"]),
         category(categories=["", "a"]),
         category(categories=["a", 1]),
         category(categories=[["a"]]),

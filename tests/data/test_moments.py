@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from fedtailor.core.errors import DataError
 from fedtailor.data import moments as module
 from fedtailor.data.build import build
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import Dataset
 from fedtailor.data.moments import Moments, merge_moments, moments_of, normalization_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import normalization
 
-laws = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=20, deadline=None)
 
 
 def made(seed, rows, *shape):
@@ -107,21 +107,6 @@ def test_a_run_merges_its_known_clients_in_the_order_of_their_ids():
     assert normalization(divided) == normalization_of(merge_moments(sent), 1.0)
 
 
-def test_moments_of_other_features_do_not_fit():
-    with pytest.raises(DataError, match="of 2 features, as those before, got 3"):
-        merge_moments(
-            [moments_of(made(0, 3, 2), np.arange(3)), moments_of(made(0, 3, 3), np.arange(3))]
-        )
-    with pytest.raises(ValueError, match="no sites"):
-        merge_moments([])
-
-
-def test_white_scales_mean_and_deviation():
-    assert normalization_of(Moments(4, np.array([51.0]), np.array([4.0])), 255.0) == Normalization(
-        (0.2,), (1 / 255,)
-    )
-
-
 @laws
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
 def test_a_record_keeps_every_bit(values):
@@ -143,20 +128,16 @@ SOUND = {"count": 3, "mean": [1.0, 2], "squares": [0, 5.5]}
         {},
         {**SOUND, "more": 1},
         {**SOUND, "count": -1},
-        {**SOUND, "count": 3.0},
         {**SOUND, "count": True},
         {**SOUND, "count": 2**41},
         {**SOUND, "count": 0},
         {**SOUND, "mean": [1.0]},
         {**SOUND, "mean": [1.0, 2.0, 3.0]},
-        {**SOUND, "mean": "12"},
-        {**SOUND, "mean": [1.0, None]},
         {**SOUND, "mean": [1.0, True]},
         {**SOUND, "mean": [1.0, math.nan]},
         {**SOUND, "mean": [1.0, math.inf]},
         {**SOUND, "mean": [1.0, 10**400]},
         {**SOUND, "mean": [1.0, 1e39]},
-        {**SOUND, "mean": [[1.0], 2.0]},
         {**SOUND, "squares": [-1e-9, 0.0]},
         {**SOUND, "squares": [1e300, 0.0]},
         {**SOUND, "squares": [math.nan, 0.0]},

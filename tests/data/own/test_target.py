@@ -127,25 +127,9 @@ def test_a_function_that_ends_the_program_is_an_error_that_names_it(
         read(body)
 
 
-def test_a_module_that_ends_the_program_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "own_script.py").write_text("import sys\n\nsys.exit('usage: own_script.py FILE')\n")
-    with pytest.raises(ConfigError, match="own_script:load"):
-        read_target("own_script:load", DataOptions(path="own_script:load"), Findings())
-
-
 def test_an_interruption_is_not_held_up(read: Reader) -> None:
     with pytest.raises(KeyboardInterrupt):
         read("raise KeyboardInterrupt")
-
-
-def test_what_a_function_returns_is_looked_at_as_files_are(read: Reader) -> None:
-    grays = "x = np.arange(3)[:, None, None] * np.ones((1, 4, 4), np.uint8)\n    "
-    _, findings, _ = read(f"{grays}return {{'a': ((x, [0, 1, 0]), (x[1:2], [1]))}}")
-    assert [problem.kind for problem in findings.problems] == ["dark_8_bit", "duplicate_train_test"]
-    assert "'a/test:0' as 'a/train:1'" in findings.problems[1].message
 
 
 @pytest.mark.parametrize(
