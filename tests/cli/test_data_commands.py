@@ -341,7 +341,8 @@ def test_plot(data, folder):
 def test_a_plot_of_sizes_draws_a_fixed_division_once(
     data, folder, monkeypatch, arguments, divisions
 ):
-    from fedtailor.data import division, plot
+    from fedtailor.data import division
+    from fedtailor.report.page import files
 
     for name in ("north", "south"):
         write_site(folder / "own", name)
@@ -355,7 +356,7 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(
         return made
 
     monkeypatch.setattr(division, "divide", watched_divide)
-    monkeypatch.setattr(plot, "save", lambda picture, path: None)
+    monkeypatch.setattr(files, "write_figure", lambda picture, path: None)
     assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
     assert seeds == list(range(42, 42 + divisions))
 

@@ -271,24 +271,22 @@ def plot(
     """
     from fedtailor.cli.show.console import say
 
-    found = match_name(kind, PLOTS)
-    if found is None:
-        message = (
-            f"unknown plot '{kind}'{did_you_mean(kind, PLOTS) or '.'} Known: {', '.join(PLOTS)}."
-        )
+    name = match_name(kind, PLOTS)
+    if name is None:
+        hint = did_you_mean(kind, PLOTS) or "."
+        message = f"unknown plot '{kind}'{hint} Known: {', '.join(PLOTS)}."
         raise UsageError(message, key="kind", allowed=list(PLOTS), got=kind)
 
     _check_is_new(out)
     named = _named_options(dataset, data, data_dir, partition, clients, seed)
-    picture = _draw(found, _options(named, read_assignments(set_)))
+    picture = _draw(name, _options(named, read_assignments(set_)))
 
     from fedtailor.report.page.files import write_figure
 
-    path = out or _free_name(found)
+    path = out or _free_name(name)
     write_figure(picture, Path(path))
-
     if json:
-        print_json({"plot": found, "out": path})
+        print_json({"plot": name, "out": path})
     else:
         say(f"The picture is in {path}")
 
