@@ -5,14 +5,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
 
 from fedtailor.algorithms import _beta_search
 from fedtailor.statistics import gaussian
 
 CLASSES, D = 4, 6
 MODES = ("single", "multi")
-GRID = 2.0**-12
 REFERENCE = {"ridge": 1.0, "offset": 1e-4, "shrinkage": 1e-4, "project": False}
 HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
@@ -52,38 +50,6 @@ def find(one, mode="single", **changes):
     return _beta_search.find_beta(*one, mode=mode, **{**REFERENCE, **changes})
 
 
-def direct_objective(one, ridge=1.0, offset=1e-4, shrinkage=1e-4, **_):
-    """Return J(beta_mean, beta_cov) written down plainly in NumPy, with a solve for every value."""
-    folds = _beta_search.stratified_folds(one.labels, one.weight, one.words, len(one.prior))
-    halves = [
-        (one.z[rows].numpy()[kept.numpy() > 0], one.labels[rows].numpy()[kept.numpy() > 0])
-        for rows, kept in zip(*folds, strict=True)
-    ]
-    common, covariance = one.global_means.numpy(), one.global_covariance.numpy()
-    d = covariance.shape[0]
-
-    def shrunk(matrix):
-        return (1 - shrinkage) * matrix + shrinkage * np.trace(matrix) / d * np.eye(d)
-
-    def loss(beta_mean, beta_cov):
-        total = 0.0
-        for (z, y), (val_z, val_y) in (halves, halves[::-1]):
-            means = common.copy()
-            for c in set(y):
-                means[c] = z[y == c].mean(0)
-            centered = z - means[y]
-            local = centered.T @ centered / max(len(y) - 1, 1) + offset + ridge * np.eye(d)
-            mu = beta_mean * means + (1 - beta_mean) * common
-            weight = np.linalg.solve(shrunk(beta_cov * local + (1 - beta_cov) * covariance), mu.T)
-            logits = val_z @ weight - 0.5 * (mu * weight.T).sum(1) + np.log(one.prior.numpy())
-            top = logits.max(1)
-            log_sum = top + np.log(np.exp(logits - top[:, None]).sum(1))
-            total += (log_sum - logits[np.arange(len(val_y)), val_y]).mean()
-        return total
-
-    return loss
-
-
 def judged(one, **changes):
     """Return the function that the search minimizes, as the search sees it."""
     seen = {}
@@ -96,46 +62,6 @@ def judged(one, **changes):
         patch.setattr(_beta_search, "search_beta", record)
         find(one, **changes)
     return seen["evaluate"]
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.25, 0.9, 1.0])
-def test_weights_along_the_path_equal_direct_solves(beta):
-    one = client()
-    local = client(1).global_covariance
-    local_means = one.global_means + 1.0
-    blends = _beta_search.path(local_means, one.global_means, local, one.global_covariance)
-    share = torch.tensor([beta], dtype=torch.float64)
-    weight, bias = _beta_search.weights(blends, share, 1 - share)
-    means = beta * local_means + (1 - beta) * one.global_means
-    expected, prior_bias = gaussian.lda_head(
-        means, (1 - beta) * local + beta * one.global_covariance, torch.ones(CLASSES)
-    )
-    torch.testing.assert_close(weight[0], expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(bias[0], prior_bias, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(("n", "d"), [(60, D), (20, 40)])
-def test_objective_equals_its_plain_transcription(n, d):
-    one = client(n=n, d=d)
-    betas = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.3, 0.3], [0.1, 0.8]] * 5, dtype=torch.float64)
-    loss = direct_objective(one)
-    expected = [loss(*pair) for pair in betas.tolist()]
-    np.testing.assert_allclose(judged(one)(betas).numpy(), expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_single_beta_is_as_good_as_a_bounded_minimizer(seed):
-    one = client(seed, n=(40, 200)[seed % 2], shift=(0.1, 0.3, 1.0)[seed % 3])
-    loss = direct_objective(one)
-    best = minimize_scalar(
-        lambda x: loss(x, x), bounds=(0, 1), method="bounded", options={"xatol": 1e-7}
-    )
-    beta = find(one)
-    lowest = min(best.fun, loss(0, 0), loss(1, 1))
-    assert beta[0] == beta[1] and beta[0] / GRID == (beta[0] / GRID).round()
-    assert (
-        loss(*beta.tolist()) - lowest < 1e-6
-    )  # curvature (below 20) times the square of half a grid step
 
 
 def test_objective_is_constant_where_local_and_global_agree():

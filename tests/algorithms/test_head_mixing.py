@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms._head_mixing import (
     FeatureStatistics,
     error_matrices,
-    feature_statistics,
     mixing_weights,
 )
 from fedtailor.algorithms._simplex import optimality_gap
-from fedtailor.statistics.gaussian import class_moments
 
 CLASSES, D = 4, 6
 
@@ -28,67 +25,6 @@ def clients(count, seed=0, classes=CLASSES, d=D):
     return FeatureStatistics(
         torch.from_numpy(variance), torch.from_numpy(shares[:, :, None] * means)
     )
-
-
-def literal(statistics, i):
-    """P_i with a loop over pairs of clients and one over classes."""
-    variance, means = (value.numpy() for value in statistics)
-    m = len(variance)
-    matrix = np.diag(variance)
-    for j in range(m):
-        for k in range(m):
-            for c in range(means.shape[1]):
-                matrix[j, k] += (means[i, c] - means[j, c]) @ (means[i, c] - means[k, c])
-    return matrix
-
-
-def test_statistics_of_a_client():
-    """Literally: V = (1/n) sum_c (p_c E_c|z|^2 - p_c^2 |m_c|^2), H[c] = p_c m_c; padding is not
-    there."""
-    draw = np.random.default_rng(1)
-    z, y = draw.normal(size=(9, D)) + 5, np.array([0, 2, 2, 0, 0, 3, 2, 0, 1])
-    weight = np.array([1, 1, 1, 1, 0, 1, 1, 1, 0])
-    moments = class_moments(*map(torch.from_numpy, (z, y, weight)), CLASSES)
-    found = feature_statistics(moments, torch.float64)
-    z, y = z[weight > 0], y[weight > 0]
-    variance, means = 0.0, np.zeros((CLASSES, D))
-    for c in (0, 2, 3):
-        share, own = (y == c).mean(), z[y == c]
-        variance += share * (own**2).sum(1).mean() - share**2 * (own.mean(0) ** 2).sum()
-        means[c] = share * own.mean(0)
-    assert abs(float(found.variance) - variance / len(y)) < 1e-13
-    assert np.abs(found.prior_means.numpy() - means).max() < 1e-14
-    assert {value.dtype for value in feature_statistics(moments, torch.float32)} == {torch.float32}
-
-
-def test_matrices_are_those_of_the_triple_loop():
-    statistics = clients(5)
-    flat = statistics.prior_means.flatten(1)
-    everybody = torch.arange(5).expand(3, 5)
-    matrices = error_matrices(
-        flat @ flat.mT, statistics.variance, torch.tensor([3, 0, 4]), everybody
-    )
-    for client, found in zip((3, 0, 4), matrices.numpy()):
-        assert np.abs(found - literal(statistics, client)).max() < 1e-13
-
-
-def test_weights_solve_every_clients_program():
-    statistics = clients(6)
-    weights = mixing_weights(statistics).numpy()
-    for client, found in enumerate(weights):
-        matrix = literal(statistics, client)
-        best = minimize(
-            lambda a, matrix=matrix: (a @ matrix @ a, 2 * matrix @ a),
-            np.full(6, 1 / 6),
-            jac=True,
-            method="SLSQP",
-            bounds=[(0, 1)] * 6,
-            constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
-            options={"ftol": 1e-15, "maxiter": 500},
-        )
-        expected = np.where(best.x >= 1e-3, best.x, 0)
-        assert np.abs(found - expected / expected.sum()).max() < 1e-5
-    assert (weights.argmax(1) == np.arange(6)).sum() >= 3 and 0 < (weights == 0).sum() < 30
 
 
 def test_small_weights_are_dropped():
@@ -106,6 +42,18 @@ def test_blocks_bound_memory_only(monkeypatch):
     for at_once in (1, 2 * 49, 3 * 49):
         monkeypatch.setattr(_head_mixing, "_AT_ONCE", at_once)
         assert torch.allclose(mixing_weights(statistics), expected, rtol=0, atol=1e-12)
+
+
+def test_slopes_are_those_of_the_error_matrices():
+    statistics = clients(7)
+    flat = statistics.prior_means.flatten(1)
+    gram = flat @ flat.mT
+    every = torch.arange(7)
+    matrices = error_matrices(gram, statistics.variance, every, every.expand(7, 7))
+    weights = torch.softmax(gram, 1)
+    slopes = _head_mixing._slopes(gram, statistics.variance, every, weights)
+    expected = (matrices @ weights[:, :, None])[:, :, 0]
+    assert torch.allclose(slopes, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])

@@ -81,19 +81,6 @@ def test_the_minimum_is_that_of_exhaustive_search(kind):
         assert abs(float(value) - exhaustive(matrix.numpy())) <= 1e-12 * float(size)
 
 
-def test_matrices_of_a_stack_are_on_their_own():
-    matrices = torch.cat([gram(5, 6, 9), gram(5, 6, 2)])
-    alone = torch.cat([least_quadratic(matrix[None]) for matrix in matrices])
-    assert torch.allclose(least_quadratic(matrices), alone, rtol=0, atol=1e-12)
-    broken = matrices.clone()
-    broken[3, 2, 1] = torch.nan
-    broken[7, 0, 0] = torch.inf
-    found = least_quadratic(broken)
-    assert found[[3, 7]].isnan().all()
-    others = [lane for lane in range(10) if lane not in (3, 7)]
-    assert torch.allclose(found[others], alone[others], rtol=0, atol=1e-12)
-
-
 def test_a_matrix_that_is_not_convex_has_no_result_that_is_wrong():
     """The caller is told, by NaN, where the conditions of a minimum are not met."""
     matrices = normal(50, 5, 5) + normal(50, 5, 5).mT

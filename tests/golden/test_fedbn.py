@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fedtailor.algorithms.fedbn import FedBN
-from fedtailor.core.participation import Participation
 from fedtailor.core.task import Task, Training
 from fedtailor.models.module import from_module
 from golden import harness
@@ -142,12 +141,3 @@ def test_a_new_client_trains_its_normalization_layers_as_long_as_the_others(reco
     harness.assert_close(visit.output[0], sgd(w, x, y, batches, training, NORM))
     for name in OTHERS:
         assert torch.equal(visit.output[0][name], visit.shared.model[name])
-
-
-def test_the_budget_of_a_new_client_counts_who_took_part(recorder):
-    """Half of the clients in each of four rounds: two rounds per client."""
-    federation = make_federation((*harness.LABELS, NEW), num_new=1)
-    one = Participation(plan="fixed", count=1, full_last_round=False)
-    recorder.run(FedBN(training=TRAINING), federation, rounds=4, participation=one)
-    (batches,) = recorder.visit(4, "personalize", 2).plans
-    harness.assert_epochs(batches, len(NEW), TRAINING.batch_size, 2 * TRAINING.epochs)

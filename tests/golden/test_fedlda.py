@@ -12,7 +12,7 @@ from fedtailor.algorithms.fedlda import FedLDA
 from fedtailor.core.task import Training
 from golden import fda, harness, lda
 from golden.compare import assert_scores, server_of
-from golden.network import BODY, features
+from golden.network import features
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 USUAL = harness.LABELS[0]
@@ -167,22 +167,6 @@ def test_new_clients_and_those_without_data_need_their_class_frequencies_only(re
             recorder.visit(2, "personalize", client).plans == []
             and (1, "train", client) not in recorder.visits
         )
-
-
-def test_what_the_server_starts_with(recorder):
-    federation = harness.make_federation()
-    recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
-    body, shared = server_of(recorder.visit(1, "train", 0).shared)
-    initial = harness.initial(federation)
-    assert all(np.array_equal(body[name], initial[name]) for name in BODY) and set(body) == set(
-        BODY
-    )
-    assert np.array_equal(shared.covariance, np.eye(harness.HIDDEN))
-    assert (
-        np.abs(shared.means).max() <= 0.1
-        and shared.means.min() < -0.05
-        and shared.means.max() > 0.05
-    )
 
 
 def test_the_global_model_has_equally_likely_classes(recorder):

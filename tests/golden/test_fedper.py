@@ -64,36 +64,3 @@ def test_a_new_client_trains_the_initial_head_on_the_final_body(recorder):
     personal = visit.output[0].model
     harness.assert_close(personal, expected)
     assert all(torch.equal(personal[name], body[name]) for name in BODY)
-
-
-@pytest.mark.parametrize("num_new", [0, 1])
-def test_tuning_of_the_head_leaves_the_body_and_is_not_kept(recorder, num_new):
-    """The protocol of FedCR; momentum and decay must not move the frozen body, nor tuning the
-    client's state."""
-    federation = harness.make_federation((*harness.LABELS, NEWCOMER), num_new=num_new)
-    recorder.run(FedPer(training=TRAINING, finetune_epochs=10), federation)
-    tuned = "10 epochs of the head"
-    assert recorder.reports[0].evaluations[-1].adaptation == (
-        f"5 epochs of the head, then {tuned}" if num_new else tuned
-    )
-    for client in (0, 1, 2):
-        visit = recorder.visit(1, "personalize", client)
-        x, y = harness.examples(federation, client)
-        body = visit.shared.body
-        *onboarding, batches = visit.plans
-        assert len(onboarding) == (client == 2 and num_new)
-        harness.assert_epochs(batches, len(y), TRAINING.batch_size, 10)
-        if onboarding:
-            start = harness.arrays(
-                {**body, **harness.part(harness.initial_params(federation), HEAD)}
-            )
-            start, *_ = sgd(start, x, y, onboarding[0], TRAINING, HEAD)
-        else:
-            start = harness.arrays({**body, **recorder.visit(1, "train", client).output[0]})
-            again = recorder.visit(2, "train", client)
-            continued, *_ = sgd(start, x, y, again.plans[0], TRAINING, ALL)
-            harness.assert_close(again.output[0], harness.part(continued, HEAD))
-        personal, diagnostics, _ = visit.output
-        harness.assert_close(personal.model, sgd(start, x, y, batches, TRAINING, HEAD)[0])
-        assert all(torch.equal(personal.model[name], body[name]) for name in BODY)
-        assert int(diagnostics["steps"]) == len(batches) + sum(map(len, onboarding))

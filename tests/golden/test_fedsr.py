@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.algorithms.fedsr import FedSR, References, ServerState, simple_loss
+from fedtailor.algorithms.fedsr import FedSR, ServerState
 from fedtailor.core import rng
 from fedtailor.core.noise import normal
 from fedtailor.core.rng import Key, new_key
-from fedtailor.core.task import Batch, Training
+from fedtailor.core.task import Training
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import harness
 from golden.cr import HEAD, encode, likelihood, sampled, step
@@ -18,7 +18,6 @@ from golden.network import average, confusion, log_softmax
 V = 2
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5, clip_norm=2.0)
-WHOLE = Training(lr=0.1, epochs=2, batch_size=0)
 OPTIONS = {
     "latent_dim": V,
     "l2_weight": 0.05,
@@ -159,29 +158,3 @@ def test_two_rounds(recorder, options):
             test = harness.examples(federation, client, "test")
             assert_scores(visit.output[2]["clients"], expected, *test, algorithm)
             assert_scores(recorder.visit(round, "score", client).output, w, *test, algorithm)
-
-
-def test_the_sign_of_the_scale_is_that_of_the_references():
-    """With both turned around nothing changes: the deviation of C z is |C| s."""
-    federation, method = harness.make_federation(), FedSR(training=TRAINING, **OPTIONS)
-    task, (x, y) = (
-        method.with_gaussian_layer(federation.common_task),
-        (federation.x[:6], federation.y[:6]),
-    )
-    model, generator = task.model.init(new_key(1)), torch.Generator().manual_seed(0)
-    mean, raw = (torch.randn(harness.CLASSES, V, generator=generator) for _ in range(2))
-    losses = []
-    for sign in (1.0, -1.0):
-        params = ServerState(model, References(sign * mean, raw, torch.tensor(sign * 0.7)))
-        batch = Batch(x, y, torch.ones(6))
-        losses.append(float(simple_loss(task, params, {}, batch, new_key(2), method=method).loss))
-    assert np.isfinite(losses[0]) and losses[1] == pytest.approx(losses[0], abs=1e-12)
-
-
-class Deterministic(GaussianModel):
-    """The network without its noise: features are the means, the deviations of the layer are
-    unused."""
-
-    def features(self, params, x, **options):
-        z, buffers = super().features(params, x, **options)
-        return z[:, : self.latent_dim], buffers

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import Planned, make_federation, module
+from federations import make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
 from fedtailor.core.prediction import predict_features
@@ -102,22 +102,6 @@ def test_three_rounds(recorder, training, options):
         w = average(previous, SIZES)
         for client in (0, 1):
             harness.assert_close(recorder.visit(round, "personalize", client).output[0], w)
-
-
-def test_a_client_remembers_its_own_last_round(recorder):
-    """Pitfall: the previous model is that of the client's last round, however long ago, not that of
-    the last round."""
-    federation = harness.make_federation()
-    algorithm = Moon(training=HEAVY)
-    cohorts = Planned(cohorts={1: [0, 1], 2: [1], 3: [0, 1]})
-    recorder.run(algorithm, federation, rounds=3, participation=cohorts)
-    old = harness.arrays(recorder.visit(1, "train", 0).output[1]["model"].value)
-    visit = recorder.visit(3, "train", 0)
-    received = harness.arrays(visit.shared.model)
-    expected, _ = local_round(
-        received, old, *harness.examples(federation, 0), visit.plans[0], algorithm
-    )
-    harness.assert_close(visit.output[1]["model"].value, expected)
 
 
 def fedavg():

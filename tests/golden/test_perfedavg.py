@@ -181,18 +181,6 @@ def module_federation(layers, count=20):
     return Federation(x, y, [Split(torch.arange(count), *[torch.arange(0)] * 2)], task)
 
 
-@pytest.mark.parametrize("variant", BATCHES)
-def test_batch_normalization_follows_two_passes(variant):
-    """Those over D and D'; the two that stand for the Hessian leave no trace."""
-    federation = module_federation([nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU()])
-    model = federation.common_task.model.init(new_key(0))
-    training = Training(lr=0.1, steps=1, batch_size=0)
-    done = update(build(variant, training), federation.common_task, federation.data(0), model)
-    (name,) = [name for name in model if name.endswith("running_mean")]
-    expected = (0.1 + 0.9 * 0.1) * federation.x.mean(0)
-    assert torch.allclose(done.upload["model"].value[name], expected, rtol=0, atol=1e-14)
-
-
 def test_both_gradients_of_the_difference_share_their_dropout():
     """Otherwise their difference does not vanish with delta."""
     federation = module_federation([nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.5)])

@@ -26,7 +26,7 @@ DROPPING = Training(
         (TRAINING, "single", False),
         (DROPPING, "single", True),
         (DROPPING, "none", False),
-        pytest.param(TRAINING, "multi", True, marks=pytest.mark.slow),
+        (TRAINING, "multi", True),
     ],
 )
 def test_two_rounds(recorder, training, mode, drop):

@@ -109,23 +109,6 @@ def test_dropout_within_a_forward_of_its_own_is_refused_by_the_modules_name():
     assert "its own forward (Inline) draws random numbers" in refused(Inline(nn.Identity()))
 
 
-class Noisy(nn.Module):
-    """Draws in training, in evaluation, or in both."""
-
-    def __init__(self, *modes):
-        super().__init__()
-        self.modes = modes
-
-    def forward(self, x):
-        return x + torch.randn_like(x) if self.training in self.modes else x
-
-
-@pytest.mark.parametrize("modes", [(True,), (False,), (True, False)])
-def test_noise_is_refused_for_its_randomness(modes):
-    message = refused(Net(Noisy(*modes)))
-    assert "layer 'middle.0' (Noisy) draws random numbers that no key controls" in message
-
-
 def test_attention_with_dropout_is_refused_and_without_is_not():
     def attention(rate):
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=rate, batch_first=True)
@@ -185,22 +168,6 @@ def test_a_head_that_is_not_the_last_layer_is_refused_until_it_is_named():
     assert "pass head=... to choose another layer" in refused(TwoHeads())
     model = from_module(TwoHeads(), input_shape=SHAPE, num_classes=4, head="fc")
     assert model.groups["fc.weight"] == "head" and model.groups["auxiliary.weight"] == "body"
-
-
-def test_a_forward_that_reads_the_heads_weight_is_refused():
-    class Reads(Net):
-        def forward(self, x):
-            return F.linear(x.flatten(1), self.fc.weight, self.fc.bias)
-
-    assert "AttributeError" in refused(Reads(nn.Identity()))
-
-
-def test_an_unknown_start_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"init must be .*'reset'.*'given'.*, got 'keep'"
-    ) as caught:
-        from_module(nn.Linear(4, 4), input_shape=(4,), num_classes=4, init="keep")
-    assert caught.value.key == "init"
 
 
 def test_heads_that_do_not_fit_are_refused():

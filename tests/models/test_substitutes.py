@@ -165,14 +165,6 @@ def test_dropout_is_keyed_has_its_rate_and_drops_what_it_should(kind):
     assert torch.equal(run(model, params, x, training=False)[0], x.flatten(1))
 
 
-def test_padding_rows_do_not_change_what_is_dropped():
-    model = dropped(nn.Dropout2d, 0.5, (8, 2, 2))
-    params = model.init(new_key(0))
-    x = torch.ones(5, 8, 2, 2)
-    weight = torch.tensor([1.0, 1, 1, 0, 0])
-    assert torch.equal(run(model, params, x, weight)[0][:3], run(model, params, x[:3])[0])
-
-
 def test_every_dropout_and_every_use_draws_its_own_mask():
     drop = nn.Dropout(0.5)
     module = nn.Sequential(drop, drop, nn.Dropout(0.5), nn.Linear(4000, 2))

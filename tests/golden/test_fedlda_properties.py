@@ -17,8 +17,6 @@ from fedtailor.models.networks import mlp
 from golden import harness
 from golden.network import BODY
 
-STILL = Training(epochs=0)
-
 
 def client_with(z, y, classes):
     """Return the task and data of a client whose inputs are the given features."""
@@ -48,25 +46,6 @@ def blobs(seed=0, *, n=30, d=4, classes=3):
         y,
         10 + draw.normal(size=(classes, d)),
         np.cov(draw.normal(size=(d, 9))),
-    )
-
-
-def test_penalty_of_uncorrelated_features_is_0_and_scales_quadratically():
-    ones = torch.ones(4)
-    uncorrelated = torch.tensor([[1.0, 2, 0], [-1, 2, 0], [1, -2, 0], [-1, -2, 0]])
-    same = torch.zeros(4, dtype=torch.int64)
-    assert float(correlation(uncorrelated, same, ones, 1)) == 0
-    z = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 5)))
-    groups = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0])
-    for chosen, count in ((groups, 3), (torch.zeros_like(groups), 3)):
-        once, thrice = (
-            correlation(factor * z, chosen, torch.ones(9), count) for factor in (1.0, 3.0)
-        )
-        assert torch.isclose(thrice, 9 * once, rtol=1e-13)
-    expected = np.cov(z.numpy().T)
-    expected = np.abs(expected - np.diag(np.diag(expected))).sum() / 5
-    harness.assert_close(
-        correlation(z, torch.zeros_like(groups), torch.ones(9), 3), np.asarray(expected)
     )
 
 

@@ -17,8 +17,6 @@ from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
 from golden import fda, harness
 
-MODES = ("single", "multi")
-
 
 def client_with(z, y, classes):
     """Return the task and data of a client whose inputs are the given features."""
@@ -47,24 +45,6 @@ def blobs(seed, *, n=40, d=4, classes=3, distance=1.0):
     means = 10 + distance * draw.normal(size=(classes, d))
     y = draw.integers(0, classes, n)
     return means[y] + draw.normal(size=(n, d)), y, means
-
-
-def assert_head(personal, gaussian, pi):
-    weight, bias = fda.discriminant(*gaussian, pi, 1e-4)
-    harness.assert_close(personal.head.weight, weight)
-    harness.assert_close(personal.head.bias, bias)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_without_folds_beta_is_0_and_the_classifier_is_global_with_the_local_prior(mode):
-    z, _, means = blobs(0, n=3, classes=4)
-    y = np.array([2, 0, 3])
-    covariance = np.cov(np.random.default_rng(1).normal(size=(4, 9)))
-    personal = personalize(PFedFDA(beta=mode), z, y, means, covariance)
-    assert personal.beta.tolist() == [0.0, 0.0]
-    assert torch.equal(personal.means, torch.from_numpy(means))
-    assert torch.equal(personal.covariance, torch.from_numpy(covariance))
-    assert_head(personal, fda.Gaussian(means, covariance), fda.prior(y, 4))
 
 
 @pytest.mark.parametrize("seed", range(12))
