@@ -99,8 +99,10 @@ def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
 
     for (round, client), output in trace.of("personalize").items():
         if round == len(trace.reports) and not all_finite(output):
-            personal, _, _, _ = output
-            part = "its diagnostics or scores" if all_finite(personal) else "the personal model"
+            part = "the personal model"
+            if all_finite(output.personal):
+                part = "its diagnostics or scores"
+
             what = f"{METHODS['personalize']} returns values that are not finite in {part}"
             return f"Round {round}, {case.who(client)}: {what}. {FEW}."
 
@@ -115,8 +117,7 @@ def check_weights(case: Case) -> str | None:
         if isinstance(output, Failure):
             continue
 
-        _, upload, _, _ = output
-        for name, entry in upload.items():
+        for name, entry in output.upload.items():
             if name not in messages or not isinstance(entry, Mean):
                 continue
 

@@ -113,8 +113,8 @@ def problem_with_output(output: Any, messages: Messages) -> Problem | None:
     """Return why the output of a client's round must not be used, or None if it can be."""
     if isinstance(output, Failure):
         return Problem("failure", "", describe(output))
-    state, upload, metrics, _ = output
-    return problem_with(upload, messages) or problem_at_client(state, metrics)
+    problem = problem_with(output.upload, messages)
+    return problem or problem_at_client(output.state, output.metrics)
 
 
 def program_name(program: Any) -> str:
