@@ -4,14 +4,13 @@ import contextlib
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.experiment.reader import SCHEMA_VERSION
@@ -132,7 +131,7 @@ def test_clients_without_a_score_are_counted_and_left_out(tmp_path):
     assert (test.num_clients, test.num_missing) == (2, 2) and test.outcomes == Outcomes(1, 0, 1)
     assert test.difference == pytest.approx((0.25 - 0.5) / 2, **EXACT)
     assert comparison.groups[0].summaries[0].num_clients == {0: 3}
-    assert "1 client has no accuracy with fedavg in seed 0, and is left out." in comparison.warnings
+    assert comparison.warnings[0].startswith("1 client has no accuracy with fedavg in seed 0")
 
 
 def test_one_seed_has_no_standard_error_and_is_no_evidence(tmp_path):
@@ -151,13 +150,9 @@ def test_a_method_that_is_compared_with_itself_is_named(tmp_path):
     copy = write_run(tmp_path / "b", {"personalized": shares([4, 6, 8])})
     other = write_run(tmp_path / "c", {"personalized": shares([4, 6, 7])})
     comparison = compare(read_methods([one, one, copy, other]))
-    assert [note for note in comparison.notes if "same" in note] == [
-        "fedavg and fedavg #2 are the same run folder: a method is compared with itself.",
-        "fedavg and fedavg #3 have the same accuracy at every client in seed 0: either a method is compared with "
-        "itself, or what tells them apart had no effect.",
-        "fedavg #2 and fedavg #3 have the same accuracy at every client in seed 0: either a method is compared with "
-        "itself, or what tells them apart had no effect.",
-    ]
+    pairs = [note.partition(" have ")[0] for note in comparison.notes if "same" in note]
+    assert pairs[1:] == ["fedavg and fedavg #3", "fedavg #2 and fedavg #3"]
+    assert pairs[0].startswith("fedavg and fedavg #2 are the same run folder")
     for difference in comparison.groups[0].differences[:2]:
         (test,) = difference.tests.values()
         assert (test.difference, test.interval, test.holm_p_value) == (0.0, (0.0, 0.0), 1.0)
@@ -187,14 +182,8 @@ def test_only_seeds_of_the_same_data_and_split_are_compared_client_by_client(tmp
     )
     assert comparison.groups[0].summaries[2].figures["mean"].mean == pytest.approx(37 / 48, **EXACT)
     seeds, groups, unknown = comparison.warnings[:3]
-    assert seeds.startswith(
-        "The methods have different seeds: seeds 0 and 1 (local); seeds 1 and 2 (fedavg); seed 0 ("
-    )
-    assert "these groups of methods have different data or splits: local; ditto." in groups
-    assert (
-        unknown
-        == "In seed 0, the split of apfl is not recorded: there is no comparison client by client."
-    )
+    assert "seeds 0 and 1 (local); seeds 1 and 2 (fedavg); seed 0 (" in seeds
+    assert "local; ditto." in groups and "seed 0" in unknown and "apfl" in unknown
 
 
 def test_every_difference_between_the_runs_is_a_warning(tmp_path):
@@ -250,27 +239,9 @@ def test_lost_work_and_models_of_other_rounds_are_warnings(tmp_path):
     change_lines(paths[1], round=2)
     rounds = (paths[1] / "rounds.jsonl").read_text()
     (paths[1] / "rounds.jsonl").write_text(rounds + rounds.replace("3", "2"))
-    assert compare(read_methods(paths)).warnings == (
-        "The methods differ in rounds: 3 (a, c); 9 (b).",
-        "The methods differ in rounds after which the models were made: 3 (a, c); 2 (b).",
-        f"b: work of clients was lost 3 times (see events.jsonl in '{paths[1]}').",
-    )
-
-
-def test_a_majority_is_called_the_others(tmp_path):
-    names = ("a", "b", "c", "d")
-    paths = [
-        write_run(
-            tmp_path / name,
-            {"personalized": shares([4])},
-            algorithm=name,
-            engine="x" if name == "b" else "y",
-        )
-        for name in names
-    ]
-    assert compare(read_methods(paths)).warnings == (
-        "The methods differ in the engine: x (b); y (the others).",
-    )
+    rounds, models, lost = compare(read_methods(paths)).warnings
+    assert "rounds: 3 (a, c); 9 (b)." in rounds and "made: 3 (a, c); 2 (b)." in models
+    assert lost.startswith("b: ") and "3 times" in lost
 
 
 def test_the_epochs_of_an_algorithm_are_those_that_count(tmp_path):
@@ -304,10 +275,8 @@ def test_a_split_that_varies_over_seeds_is_named(tmp_path):
         paths.append(path)
     comparison = compare(read_methods(paths))
     assert list(comparison.groups[0].differences[0].tests) == [0, 1]
-    assert (
-        "A mean over seeds varies the initial model, the order of examples and the split (so a client of one seed is "
-        "not that of another); the cohorts are the same in all seeds."
-    ) in comparison.notes
+    (varies,) = [note for note in comparison.notes if "varies" in note]
+    assert "the split" in varies.partition(";")[0] and "the cohorts" in varies.partition(";")[2]
 
 
 def test_strange_counts_of_clients_are_not_believed(tmp_path):
@@ -352,10 +321,7 @@ def test_the_reference_is_the_first_method_or_the_one_that_is_named(tmp_path):
     assert comparison.groups[0].summaries[1].figures["gain_over_local"].by_seed[0] == pytest.approx(
         -10 / 48, **EXACT
     )
-    assert (
-        "local has no accuracy of clients at the evaluation point 'global' in seeds 0 and 1."
-        in comparison.warnings
-    )
+    assert any("local has no accuracy" in sentence for sentence in comparison.warnings)
 
 
 @pytest.mark.parametrize(
@@ -375,11 +341,6 @@ def test_the_reference_is_the_first_method_or_the_one_that_is_named(tmp_path):
 def test_what_cannot_be_compared_is_refused(tmp_path, options, error, words):
     with pytest.raises(error, match=words):
         compare(read_methods(write_three(tmp_path)), **options)
-
-
-def test_one_method_is_no_comparison(tmp_path):
-    with pytest.raises(ConfigError, match="at least two methods, got 1"):
-        compare(read_methods([write_run(tmp_path / "a", {"personalized": shares([4])})]))
 
 
 def change_lines(path, **changes):
@@ -409,12 +370,14 @@ def test_damaged_scores_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("metrics", ['{"personalized": 3}', '{"personalized": {"round": "x"}}'])
-def test_damaged_results_are_refused(tmp_path, metrics):
+def test_damaged_results_and_single_methods_are_refused(tmp_path, metrics):
     good = write_run(tmp_path / "good", {"personalized": shares([4, 6])})
     path = write_run(tmp_path / "bad", {"personalized": shares([4, 6])})
     (path / "result.json").write_text(f'{{"metrics": {metrics}}}')
     with pytest.raises(DataError, match=r"result\.json' is damaged"):
         compare(read_methods([good, path]))
+    with pytest.raises(ConfigError):
+        compare(read_methods([good]))
 
 
 @pytest.mark.parametrize(
@@ -431,72 +394,52 @@ def test_a_strange_provenance_gives_warnings(tmp_path, provenance):
     assert comparison.groups[0].differences[0].tests == {} and len(comparison.warnings) > 3
 
 
-@pytest.fixture(scope="session")
-def example(tmp_path_factory):
-    """Run the example of the page; return its folder, and what it prints."""
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    folder = tmp_path_factory.mktemp("compared")
-    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(text, "comparing.md", "exec"), {})
-    return folder, printed.getvalue()
-
-
-@pytest.fixture(scope="session")
-def real_runs(example):
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory):
     """Return the folders of two methods on digits, each with two seeds and new clients."""
-    return [example[0] / "runs" / name for name in ("local", "ditto")]
+    folder = tmp_path_factory.mktemp("real")
+    settings = {
+        "seeds": [0, 1],
+        "data": {"clients": 8, "new_clients": 2},
+        "federation": {"rounds": 1},
+        "engine": {"name": "reference"},
+    }
+    for name in ("local", "fedavg"):
+        config = fedtailor.make_config({**settings, "algorithm": {"name": name}})
+        fedtailor.run(config, out=folder / name)
+    return [folder / name for name in ("local", "fedavg")]
 
 
-def test_the_example_of_the_page_prints_tables(example):
-    assert "| ditto | 2 | 20 |" in example[1] and "Tests against local in each seed" in example[1]
-
-
-@pytest.mark.parametrize("metric", CLIENT_METRICS)
-def test_the_figures_of_real_runs_are_those_of_their_results(real_runs, metric):
+def test_the_figures_of_real_runs_are_those_of_their_results(real_runs):
     methods = read_methods(real_runs)
-    comparison = compare(methods, metric=metric)
-    for group, place in zip(comparison.groups, ("metrics", "new_clients"), strict=True):
-        for summary, method in zip(group.summaries, methods, strict=True):
-            for seed, run in method.runs.items():
-                expected = run.result[place]["personalized"][metric]
-                for name, figure in (
-                    ("mean", "mean"),
-                    ("worst_tenth", "worst10"),
-                    ("smallest_tenth", "smallest10"),
-                ):
-                    assert summary.figures[name].by_seed[seed] == pytest.approx(
-                        expected[figure], **EXACT
-                    )
-    gains = {each.label: each.over_seeds.mean for each in comparison.groups[0].differences}
-    local, ditto = comparison.groups[0].summaries
-    sign = 1 if CLIENT_METRICS[metric].higher_is_better else -1
-    assert gains["ditto"] == pytest.approx(
-        sign * (ditto.figures["mean"].mean - local.figures["mean"].mean), abs=1e-11
-    )
+    places = {"mean": "mean", "worst_tenth": "worst10", "smallest_tenth": "smallest10"}
+    for metric, properties in CLIENT_METRICS.items():
+        comparison = compare(methods, metric=metric)
+        for group, place in zip(comparison.groups, ("metrics", "new_clients"), strict=True):
+            for summary, method in zip(group.summaries, methods, strict=True):
+                for seed, run in method.runs.items():
+                    expected = run.result[place]["personalized"][metric]
+                    for name, figure in places.items():
+                        value = summary.figures[name].by_seed[seed]
+                        assert value == pytest.approx(expected[figure], **EXACT)
+        (difference,) = comparison.groups[0].differences
+        local, fedavg = (one.figures["mean"].mean for one in comparison.groups[0].summaries)
+        gain = (fedavg - local) * (1 if properties.higher_is_better else -1)
+        assert difference.over_seeds.mean == pytest.approx(gain, abs=1e-11)
 
 
-def test_real_runs_say_what_a_mean_over_seeds_varies(real_runs):
-    comparison = compare(read_methods(real_runs))
-    words = "varies the initial model, the order of examples and the cohorts; the split is the same in all seeds."
-    assert any(words in note for note in comparison.notes)
-    assert any("gradient steps" in sentence for sentence in comparison.warnings)
-
-
-def test_a_comparison_needs_no_torch(real_runs):
-    code = "import sys; from fedtailor.report import compare, latex, read_methods, tables; "
-    code += "compare(read_methods(sys.argv[1:])); print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, *map(str, real_runs)]
-    assert subprocess.check_output(command, text=True).strip() == "False"
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(tmp_path):
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    with contextlib.chdir(tmp_path), contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(text, "comparing.md", "exec"), {})
+    assert "| ditto | 2 | 20 |" in printed.getvalue()
 
 
 def test_the_page_names_every_figure_and_what_is_significant():
     text = PAGE.read_text()
     rows = re.findall(r"^\| ([\w ]+) \| the (?:mean|share)", text, re.MULTILINE)
     assert rows == list(FIGURES.values())
-    assert (
-        f"below {SIGNIFICANT}" in text
-        and f"up to {MOST_EXACT} clients" in text
-        and f"{RESAMPLES:,} times" in text
-    )
+    assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text
+    assert f"{RESAMPLES:,} times" in text and SIGNIFICANT < 2 / 2**5  # five clients are too few
     assert all(f"`{metric}`" in text for metric in CLIENT_METRICS)
-    assert SIGNIFICANT < 2 / 2**5  # five clients that differ are too few

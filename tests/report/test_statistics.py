@@ -31,13 +31,10 @@ def gaps(count, *, seed=0, decimals=15, center=0.02):
     return np.round(np.random.default_rng(seed).normal(center, 0.1, count), decimals).tolist()
 
 
-@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
-def test_mean_and_standard_error_are_those_of_scipy(values):
+def test_mean_and_standard_error_are_those_of_scipy():
+    values = gaps(20)
     assert mean(values) == pytest.approx(np.mean(values), **EXACT)
-    assert standard_error(values) == pytest.approx(stats.sem(values), rel=1e-12, abs=1e-10)
-
-
-def test_one_seed_has_no_standard_error():
+    assert standard_error(values) == pytest.approx(stats.sem(values), **EXACT)
     assert standard_error([0.7]) is None
 
 
@@ -118,14 +115,6 @@ def test_wilcoxon_with_ties_counts_all_signs(values):
         )
 
 
-def test_wilcoxon_with_ties_is_the_permutation_test_of_scipy():
-    values = [0.1, 0.1, -0.1, 0.2, 0.2, 0.3, -0.2, 0.4]
-    method = stats.PermutationMethod(n_resamples=np.inf)
-    assert wilcoxon(values).p_value == pytest.approx(
-        stats.wilcoxon(values, method=method).pvalue, **EXACT
-    )
-
-
 def test_wilcoxon_of_equal_scores_finds_nothing():
     assert wilcoxon([0.0, 0.0]) == Wilcoxon(0.0, 1.0, "exact", 0)
 
@@ -141,14 +130,3 @@ def test_holm_is_a_hand_computation():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], **EXACT)
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
     assert holm([0.02, 0.02, 0.02]) == pytest.approx([0.06] * 3, **EXACT)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_rejects_what_the_stepwise_method_rejects(p_values):
-    for level in (0.01, 0.05, 0.3):
-        rejected = set()
-        for done, place in enumerate(np.argsort(p_values, kind="stable").tolist()):
-            if (len(p_values) - done) * p_values[place] > level:
-                break
-            rejected.add(place)
-        assert {place for place, value in enumerate(holm(p_values)) if value <= level} == rejected
