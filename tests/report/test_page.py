@@ -180,8 +180,14 @@ def test_gains_are_differences_of_the_same_client(comparison):
     accuracy = figures["accuracy-by-client"].table
     gain = figures["gain-against-local"].table
     columns = list(accuracy.columns)
-    local = {row[0]: row[columns.index("local: personalized, %")] for row in accuracy.rows}
-    own = {row[0]: row[columns.index("pfedfda: personalized, %")] for row in accuracy.rows}
+    local = {
+        row[0]: row[columns.index("local: personalized models, accuracy, %")]
+        for row in accuracy.rows
+    }
+    own = {
+        row[0]: row[columns.index("pfedfda: personalized models, accuracy, %")]
+        for row in accuracy.rows
+    }
     place = list(gain.columns).index("pfedfda, points")
     assert "local, points" not in gain.columns
     for row in gain.rows:
@@ -220,7 +226,7 @@ def test_figures_of_single_methods_appear_where_records_have_their_numbers(tmp_p
     assert special.isdisjoint(figures_of(plain))
     figures = figures_of(plain, rich)
     assert special <= set(figures)
-    shares = [row[2] for row in figures["confidence"].table.rows]
+    shares = [row[1] for row in figures["confidence"].table.rows]
     assert shares == pytest.approx([10, 20, 30, 40])
     assert {row[1] for row in figures["beta"].table.rows} == {"clean", "contrast"}
 

@@ -193,7 +193,7 @@ def sorted_bars(
     domain: tuple[float, float] | None = None,
     by_sign: bool = False,
     reference: tuple[str, Mapping[str, float]] | None = None,
-    line: float | None = None,
+    has_mean_line: bool = False,
 ) -> Chart:
     """Draw a bar per client, the largest first.
 
@@ -204,7 +204,7 @@ def sorted_bars(
         domain: ends of the vertical axis; None: from the values.
         by_sign: whether negative bars have another color.
         reference: its name, and values by name that are drawn as short lines.
-        line: height of a dashed line.
+        has_mean_line: whether a dashed line is drawn at the mean.
     """
     ordered = evenly(sorted(values, key=lambda pair: -pair[1]), MOST_BARS)
     shown = labels(name for name, _ in ordered)
@@ -249,8 +249,9 @@ def sorted_bars(
     if by_sign:
         layers.append(base.mark_rule(color=INK).encode(y=alt.datum(0)))
 
-    if line is not None:
-        layers.append(base.mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.datum(line)))
+    if has_mean_line:
+        mean = math.fsum(value for _, value in values) / len(values)
+        layers.append(base.mark_rule(color=INK, strokeDash=[4, 3]).encode(y=alt.datum(mean)))
 
     return alt.LayerChart(layer=layers)
 

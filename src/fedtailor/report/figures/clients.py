@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import altair as alt
 import numpy as np
 
 from fedtailor.report.charts import MOST_BARS, MOST_DOTS, Dot, dots, logarithmic, sorted_bars
 from fedtailor.report.data_plots import bubbles
-from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable
 from fedtailor.report.records import (
     POINTS,
     MethodRecords,
@@ -38,51 +39,33 @@ class Reference:
 
 def accuracy_by_client(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return sorted bars of every client's accuracy, a panel per method."""
-    methods = [method for method in records if method.point]
-    if not methods:
-        return []
+    values = {}
+    subtitles = {}
+    for method in records:
+        if method.point:
+            title = f"{method.label}: {POINTS[method.point]}"
+            values[title] = _in_percent(method.accuracy())
+            subtitles[title] = f"mean {_mean(values[title]):.1f} %"
 
-    names = unit_names(records)
+    # The first reference, at all methods but the one that it is.
     reference = next((each for each in _references(records) if each.label), None)
-    accuracies = {method.label: method.accuracy() for method in methods}
-    panels = []
-    for method in methods:
-        values = accuracies[method.label]
-        others = None
-        if reference is not None and reference.label != method.label:
-            others = (reference.name, _in_percent(reference.accuracy, names))
-
-        chart = sorted_bars(
-            list(_in_percent(values, names).items()),
-            "accuracy, %",
-            domain=(0, 100),
-            reference=others,
-        )
-        mean = 100 * math.fsum(values.values()) / len(values)
-        title = f"{method.label}: {POINTS[method.point]}"
-        panels.append(Panel(chart=chart, title=title, subtitle=f"mean {mean:.1f} %"))
-
     caption = "Every bar is a client, sorted by the accuracy of its model on its own test examples."
     if reference is not None:
         caption += f" The short lines show {reference.name} for the same client."
+        title = f"{reference.label}: {POINTS['personalized']}"
+        reference = replace(reference, accuracy=_in_percent(reference.accuracy), label=title)
 
-    columns = ["client", "training examples"]
-    columns += [f"{method.label}: {method.point}, %" for method in methods]
-    sizes = {unit: size for method in methods for unit, size in method.num_train().items()}
-    rows: list[list[Cell]] = []
-    for unit, size in sizes.items():
-        cells = [percent(accuracy.get(unit)) for accuracy in accuracies.values()]
-        rows.append([names[unit], size, *cells])
-
-    figure = Figure(
+    return bars_by_client(
+        records,
+        values,
         name="accuracy-by-client",
         title="Accuracy of every client",
-        caption=caption + _over_seeds(records) + _left_out(accuracies),
-        panels=panels,
-        table=ReportTable(columns=columns, rows=rows),
+        caption=caption + _over_seeds(records),
+        quantity="accuracy, %",
+        subtitles=subtitles,
+        reference=reference,
+        domain=(0, 100),
     )
-
-    return [figure]
 
 
 def gains(records: Sequence[MethodRecords]) -> list[Figure]:
@@ -92,7 +75,8 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
     """
     figures = []
     for reference in _references(records):
-        differences = {}
+        values = {}
+        subtitles = {}
         for method in records:
             if method.label == reference.label:
                 continue
@@ -101,64 +85,97 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
             own = method.accuracy()
             gaps = {unit: own[unit] - other[unit] for unit in own if unit in other}
             if gaps:
-                differences[method.label] = gaps
+                values[method.label] = _in_percent(gaps)
+                subtitles[method.label] = _count_gains(values[method.label])
 
-        if differences:
-            figures.append(_gain_figure(reference, differences, records))
+        name = "global"
+        if reference.label:
+            name = "fedavg" if "FedAvg" in reference.name else "local"
+
+        caption = (
+            "Every bar is a client, sorted: the accuracy of its model less that of "
+            f"{reference.name}, in points. Bars above the line are clients that gain, bars below "
+            "it clients that are harmed."
+        )
+        every = [0.0, *(gap for gaps in values.values() for gap in gaps.values())]
+        figures += bars_by_client(
+            records,
+            values,
+            name=f"gain-against-{name}",
+            title=f"Who gains and who is harmed, against {reference.name}",
+            caption=caption + _over_seeds(records),
+            quantity="points",
+            subtitles=subtitles,
+            domain=(min(every), max(every)) if any(every) else None,
+            number_format="+.1f",
+            by_sign=True,
+        )
 
     return figures
 
 
-def _gain_figure(
-    reference: Reference,
-    differences: Mapping[str, Mapping[Unit, float]],
+def _count_gains(gaps: Mapping[Unit, float]) -> str:
+    """Return in words how many clients gain, and how much is gained."""
+    gaining = sum(gap > 0 for gap in gaps.values())
+    harmed = sum(gap < 0 for gap in gaps.values())
+    equal = len(gaps) - gaining - harmed
+
+    return f"{gaining} gain, {harmed} are harmed, {equal} equal; mean {_mean(gaps):+.1f} points"
+
+
+def bars_by_client(
     records: Sequence[MethodRecords],
-) -> Figure:
-    """Return the sorted differences of accuracy from a reference, a panel per method."""
+    values: Mapping[str, Mapping[Unit, float]],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    quantity: str,
+    subtitles: Mapping[str, str] | None = None,
+    reference: Reference | None = None,
+    **look: Any,
+) -> list[Figure]:
+    """Return a figure with sorted bars, a panel for each title of ``values``; none without values.
+
+    Args:
+        records: of all methods.
+        values: by title and client.
+        name: of the figure's files.
+        title: of the figure.
+        caption: of the figure.
+        quantity: what the values are.
+        subtitles: by title.
+        reference: whose values are short lines in all panels but the one with its label.
+        look: further arguments of :func:`fedtailor.report.charts.sorted_bars`.
+    """
+    values = {key: by_unit for key, by_unit in values.items() if by_unit}
+    if not values:
+        return []
+
     names = unit_names(records)
-    every = [100 * gap for gaps in differences.values() for gap in gaps.values()]
-    domain = (min([0.0, *every]), max([0.0, *every]))
     panels = []
-    for label, gaps in differences.items():
-        points = _in_percent(gaps, names)
-        chart = sorted_bars(
-            list(points.items()),
-            "points",
-            number_format="+.1f",
-            domain=domain if domain[0] < domain[1] else None,
-            by_sign=True,
-        )
-        gaining = sum(gap > 0 for gap in gaps.values())
-        harmed = sum(gap < 0 for gap in gaps.values())
-        mean = math.fsum(points.values()) / len(points)
-        counts = f"{gaining} gain, {harmed} are harmed, {len(gaps) - gaining - harmed} equal"
-        panels.append(
-            Panel(chart=chart, title=label, subtitle=f"{counts}; mean {mean:+.1f} points")
-        )
+    for key, by_unit in values.items():
+        lines = None
+        if reference is not None and reference.label != key:
+            of_reference = {names[unit]: value for unit, value in reference.accuracy.items()}
+            lines = (reference.name, of_reference)
 
-    caption = (
-        "Every bar is a client, sorted: the accuracy of its model less that of "
-        f"{reference.name}, in points. Bars above the line are clients that gain, bars below it "
-        "clients that are harmed."
-    )
+        bars = [(names[unit], value) for unit, value in by_unit.items()]
+        chart = sorted_bars(bars, quantity, reference=lines, **look)
+        panels.append(Panel(chart=chart, title=key, subtitle=(subtitles or {}).get(key, "")))
+
+    most = max(map(len, values.values()))
+    if most > MOST_BARS:
+        caption += f" Of {most} clients, at most {MOST_BARS} are drawn, evenly."
+
     rows: list[list[Cell]] = []
-    for unit in dict.fromkeys(unit for gaps in differences.values() for unit in gaps):
-        cells = [percent(gaps.get(unit)) for gaps in differences.values()]
-        rows.append([names[unit], *cells])
+    for unit in dict.fromkeys(unit for by_unit in values.values() for unit in by_unit):
+        rows.append([names[unit], *(by_unit.get(unit) for by_unit in values.values())])
 
-    name = "global"
-    if reference.label:
-        name = "fedavg" if "FedAvg" in reference.name else "local"
+    columns = ["client", *(f"{key}, {quantity}" for key in values)]
+    table = ReportTable(columns=columns, rows=rows)
 
-    return Figure(
-        name=f"gain-against-{name}",
-        title=f"Who gains and who is harmed, against {reference.name}",
-        caption=caption + _over_seeds(records) + _left_out(differences),
-        panels=panels,
-        table=ReportTable(
-            columns=["client", *(f"{label}, points" for label in differences)], rows=rows
-        ),
-    )
+    return [Figure(name=name, title=title, caption=caption, panels=panels, table=table)]
 
 
 def accuracy_by_size(records: Sequence[MethodRecords]) -> list[Figure]:
@@ -281,8 +298,12 @@ def _references(records: Sequence[MethodRecords]) -> list[Reference]:
     return references or [Reference("the global model of the same run", {}, "")]
 
 
-def _in_percent(accuracy: Mapping[Unit, float], names: Mapping[Unit, str]) -> dict[str, float]:
-    return {names[unit]: 100 * value for unit, value in accuracy.items()}
+def _in_percent(accuracy: Mapping[Unit, float]) -> dict[Unit, float]:
+    return {unit: round(100 * value, 2) for unit, value in accuracy.items()}
+
+
+def _mean(values: Mapping[Unit, float]) -> float:
+    return math.fsum(values.values()) / len(values)
 
 
 def _over_seeds(records: Sequence[MethodRecords]) -> str:
@@ -291,15 +312,6 @@ def _over_seeds(records: Sequence[MethodRecords]) -> str:
         return ""
 
     return " The accuracy of a client is the mean over the seeds with the same split."
-
-
-def _left_out(values: Mapping[str, Mapping[Unit, float]]) -> str:
-    """Return a sentence on bars that are not drawn."""
-    clients = max(map(len, values.values()))
-    if clients <= MOST_BARS:
-        return ""
-
-    return f" Of {clients} clients, at most {MOST_BARS} are drawn, evenly."
 
 
 def _quarters(points: Sequence[Dot]) -> list[tuple[float, float]]:

@@ -16,9 +16,9 @@ from fedtailor.report.charts import (
     inline,
     labels,
     logarithmic,
-    sorted_bars,
     tooltip,
 )
+from fedtailor.report.figures.clients import bars_by_client
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, visible
 from fedtailor.report.records import MethodRecords, Unit, mean_by_unit, unit_names
 
@@ -130,56 +130,31 @@ def confidence(records: Sequence[MethodRecords]) -> list[Figure]:
         total = math.fsum(values.values())
         shares[method.label] = {unit: 100 * value / total for unit, value in values.items()}
 
-    return _sorted_bars(
-        "confidence",
-        "Shares of the confidence",
-        "The weight of every client's head in the server's mean, in percent of all, after the last "
-        "round, as in pFedVEM (2023), Figure 10. Every bar is a client, sorted; the dashed line is "
-        "the share if all were equal.",
-        "share, %",
-        shares,
+    return bars_by_client(
         records,
+        shares,
+        name="confidence",
+        title="Shares of the confidence",
+        caption="The weight of every client's head in the server's mean, in percent of all, after "
+        "the last round, as in pFedVEM (2023), Figure 10. Every bar is a client, sorted; the "
+        "dashed line is the share if all were equal.",
+        quantity="share, %",
+        number_format=".4~g",
+        has_mean_line=True,
     )
 
 
 def deviation(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return how far the clients' heads are from the global one, where a method reports it."""
-    return _sorted_bars(
-        "model-deviation",
-        "Deviation of the clients' heads",
-        "The squared distance of every client's head from the global one, per parameter, after the "
-        "last round, as in pFedVEM (2023), Figure 11. Every bar is a client, sorted; the dashed "
-        "line is the mean.",
-        "squared distance",
-        {method.label: method.training("model_deviation") for method in records},
+    return bars_by_client(
         records,
+        {method.label: method.training("model_deviation") for method in records},
+        name="model-deviation",
+        title="Deviation of the clients' heads",
+        caption="The squared distance of every client's head from the global one, per parameter, "
+        "after the last round, as in pFedVEM (2023), Figure 11. Every bar is a client, sorted; the "
+        "dashed line is the mean.",
+        quantity="squared distance",
+        number_format=".4~g",
+        has_mean_line=True,
     )
-
-
-def _sorted_bars(
-    name: str,
-    title: str,
-    caption: str,
-    quantity: str,
-    values: Mapping[str, Mapping[Unit, float]],
-    records: Sequence[MethodRecords],
-) -> list[Figure]:
-    """Return sorted bars with a line at their mean, a panel per method that has values."""
-    names = unit_names(records)
-    panels = []
-    rows: list[list[Cell]] = []
-    for label, by_unit in values.items():
-        if not by_unit:
-            continue
-
-        named = [(names[unit], value) for unit, value in by_unit.items()]
-        mean = math.fsum(by_unit.values()) / len(by_unit)
-        chart = sorted_bars(named, quantity, number_format=".4~g", line=mean)
-        panels.append(Panel(chart=chart, title=label))
-        rows += [[label, client, value] for client, value in named]
-
-    if not panels:
-        return []
-
-    table = ReportTable(columns=["method", "client", quantity], rows=rows)
-    return [Figure(name=name, title=title, caption=caption, panels=panels, table=table)]
