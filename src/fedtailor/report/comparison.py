@@ -159,7 +159,7 @@ class Comparison:
             "point": self.point,
             "reference": self.reference,
             "local": self.local,
-            "groups": {each.group: _group_record(each) for each in self.groups},
+            "groups": {group.group: _group_record(group) for group in self.groups},
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }
@@ -237,7 +237,8 @@ def compare(
         >>> import fedtailor
         >>> from fedtailor.report import read_methods
         >>> for name in ("local", "fedavg"):
-        ...     sections = {"algorithm": {"name": name}, "data": {"clients": 3}, "federation": {"rounds": 2}}
+        ...     sections = {"algorithm": {"name": name}, "data": {"clients": 3}}
+        ...     sections["federation"] = {"rounds": 2}
         ...     result = fedtailor.run(fedtailor.make_config(sections), out=f"runs/{name}")
         >>> comparison = compare(read_methods(["runs/local", "runs/fedavg"]))
         >>> comparison.reference, [each.label for each in comparison.groups[0].differences]

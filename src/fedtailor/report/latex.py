@@ -72,8 +72,8 @@ def to_latex(comparison: Comparison) -> str:
     r"""Return a comparison as LaTeX tables, which need the package ``booktabs``.
 
     The tables can be read into any document with ``\input``. Warnings and notes are comments.
-    Labels cannot change the document: characters with a meaning in LaTeX are escaped; those that LaTeX may not know are
-    written by their number, as ``[U+4E2D]``.
+    Labels cannot change the document: characters with a meaning in LaTeX are escaped; those that
+    LaTeX may not know are written by their number, as ``[U+4E2D]``.
     """
     lines = [r"% needs \usepackage{booktabs}"]
     lines += [f"% warning: {_ascii(sentence)}" for sentence in comparison.warnings]

@@ -1,12 +1,10 @@
-"""The methods of a comparison: run folders read back, by the labels under which they are shown. No
-torch.
-"""
+"""The methods of a comparison: run folders read back, by their labels. No torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +53,13 @@ class Method:
         return str(self.config["algorithm"]["name"])
 
     def split_of(self, seed: int) -> str:
-        """Return the digests of data and split of a run: who has which examples; empty if they are
-        not recorded.
-        """
+        """Return the digests of data and split of a run; empty if they are not recorded."""
         provenance = self.runs[seed].provenance
         data = provenance.get("data")
-        digests = (
-            data.get("sha256") if isinstance(data, Mapping) else None,
-            provenance.get("split_sha256"),
-        )
-        return " ".join(map(str, digests)) if all(digests) else ""
+        of_data = data.get("sha256") if isinstance(data, Mapping) else None
+        of_split = provenance.get("split_sha256")
+
+        return f"{of_data} {of_split}" if of_data and of_split else ""
 
 
 def read_methods(paths: Sequence[str | Path]) -> list[Method]:
@@ -85,29 +80,27 @@ def read_methods(paths: Sequence[str | Path]) -> list[Method]:
         >>> [(method.label, list(method.runs)) for method in read_methods(["runs/example"])]
         [('pfedfda', [0])]
     """
-    folders = [folder for path in paths for folder in _run_folders(Path(path))]
-    found = [read_run(folder) for folder in folders]
-    runs = [_runs(run) for run in found]
-    configs = [next(iter(own.values()), run).config for run, own in zip(found, runs, strict=True)]
-    for run, config in zip(found, configs, strict=True):
-        _check_name(config, run)
+    methods = []
+    for path in paths:
+        for folder in _run_folders(Path(path)):
+            run = read_run(folder)
+            by_seed = _runs_by_seed(run)
+            config = next(iter(by_seed.values()), run).config
+            _check_name(config, run)
+            methods.append(Method(label="", path=run.path, config=config, runs=by_seed))
 
-    labels = label_methods(configs)
-    return [
-        Method(label=label, path=run.path, config=config, runs=own)
-        for label, run, config, own in zip(labels, found, configs, runs, strict=True)
-    ]
+    labels = label_methods([method.config for method in methods])
+    return [replace(method, label=label) for method, label in zip(methods, labels, strict=True)]
 
 
 def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a label for every configuration: the algorithm, and in brackets the settings that tell
-    it from others.
+    """Return labels: the algorithm, and in brackets the settings that tell it from others.
 
     No label is given twice: one that came before has a number behind it.
 
     >>> label_methods([{"algorithm": {"name": "ditto"}}, {"algorithm": {"name": "fedavg"}}])
     ['ditto', 'fedavg']
-    >>> label_methods([{"algorithm": {"name": "ditto", "penalty": penalty}} for penalty in (0.1, 1.0)])
+    >>> label_methods([{"algorithm": {"name": "ditto", "penalty": value}} for value in (0.1, 1.0)])
     ['ditto (penalty=0.1)', 'ditto (penalty=1.0)']
     >>> label_methods([{"algorithm": {"name": "ditto"}}, {"algorithm": {"name": "ditto"}}])
     ['ditto', 'ditto #2']
@@ -115,15 +108,26 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [str(config["algorithm"]["name"]) for config in configs]
     settings = [settings_of(config) for config in configs]
     labels: list[str] = []
-    for name, own in zip(names, settings, strict=True):
+    for name, values in zip(names, settings, strict=True):
         others = [
             other for other, other_name in zip(settings, names, strict=True) if other_name == name
         ]
-        keys = [key for key in own if key not in _LEFT_OUT_OF_LABELS]
-        differing = [key for key in keys if any(other.get(key) != own[key] for other in others)]
-        words = [f"{key.removeprefix('algorithm.')}={show(own[key])}" for key in differing]
-        label = f"{name} ({', '.join(words)})" if words else name
-        labels.append(_numbered(one_line(label), labels))
+        words = []
+        for key, value in values.items():
+            differs = any(other.get(key) != value for other in others)
+            if differs and key not in _LEFT_OUT_OF_LABELS:
+                words.append(f"{key.removeprefix('algorithm.')}={show(value)}")
+
+        label = one_line(f"{name} ({', '.join(words)})" if words else name)
+
+        # A label that came before has a number behind it.
+        number = 1
+        numbered = label
+        while numbered in labels:
+            number += 1
+            numbered = f"{label} #{number}"
+
+        labels.append(numbered)
 
     return labels
 
@@ -143,16 +147,6 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _numbered(label: str, before: Sequence[str]) -> str:
-    """Return a label that did not come before: with a number behind it, if need be."""
-    number = 1
-    numbered = label
-    while numbered in before:
-        number += 1
-        numbered = f"{label} #{number}"
-    return numbered
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -182,7 +176,8 @@ def _run_folders(path: Path) -> list[Path]:
         if not _is_inside(name, path):
             raise damaged(file, f"'runs' names {show(name)}, which is no folder within '{path}'")
 
-    return [path / name for name in names if holds_run(path / name)]  # others have not begun
+    # The others have not begun.
+    return [path / name for name in names if holds_run(path / name)]
 
 
 def _is_inside(name: str, folder: Path) -> bool:
@@ -192,29 +187,24 @@ def _is_inside(name: str, folder: Path) -> bool:
         inside = Path(os.path.realpath(folder))
     except (OSError, ValueError):  # a null character
         return False
+
     return place != inside and place.is_relative_to(inside)
 
 
-def _runs(run: RunRecords) -> dict[int, RunRecords]:
-    """Return the runs of the single seeds."""
+def _runs_by_seed(run: RunRecords) -> dict[int, RunRecords]:
     if "seeds" in run.config:
         return dict(run.seeds)
+
     seed = run.config.get("seed", 0)
     if type(seed) is not int:
         raise damaged(run.path / "experiment.toml", "seed must be a whole number")
+
     return {seed: run}
 
 
 def _check_name(config: Mapping[str, Any], run: RunRecords) -> None:
-    """Check that a configuration names its algorithm.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Check that a configuration names its algorithm."""
     section = config.get("algorithm")
-    if (
-        not isinstance(section, Mapping)
-        or not isinstance(section.get("name"), str)
-        or not section["name"]
-    ):
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if not isinstance(name, str) or not name:
         raise damaged(run.path / "experiment.toml", "[algorithm] must hold a name")

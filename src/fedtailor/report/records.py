@@ -272,7 +272,7 @@ def number(value: Any) -> float | None:
 
 
 def training_counts(run: RunRecords) -> tuple[dict[int, dict[int, int]], list[str]]:
-    """Return the training examples by client and class, and the classes' names, from model cards."""
+    """Return the training examples by client and class, and class names, from model cards."""
     counts: dict[int, dict[int, int]] = {}
     class_names: list[str] = []
     for path in sorted((run.path / "models").glob("*.json")):

@@ -1,5 +1,4 @@
-"""Statistics of comparisons: means over seeds, and paired differences of clients within a seed. No
-torch.
+"""Statistics of comparisons: means over seeds, and paired differences in a seed. No torch.
 
 Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6). Holm
 1979, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
@@ -65,11 +64,10 @@ def mean(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of a mean: the unbiased standard deviation over the root of the
-    number of values.
+    """Return the standard error of a mean.
 
     Returns:
-        None for one value.
+        The unbiased standard deviation over the root of the number of values; None for one value.
 
     Example:
         >>> standard_error([1.0, 3.0]), standard_error([1.0])
@@ -77,10 +75,11 @@ def standard_error(values: Sequence[float]) -> float | None:
     """
     if len(values) < 2:
         return None
+
     center = mean(values)
-    return math.sqrt(
-        math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values)
-    )
+    squares = math.fsum((value - center) ** 2 for value in values)
+
+    return math.sqrt(squares / (len(values) - 1) / len(values))
 
 
 def worst_tenth(values: Sequence[float], *, higher_is_better: bool = True) -> float:
@@ -94,8 +93,7 @@ def worst_tenth(values: Sequence[float], *, higher_is_better: bool = True) -> fl
 
 
 def smallest_tenth(values: Sequence[float], num_train: Sequence[int]) -> float:
-    """Return the mean of the tenth of clients with the least training data: ``smallest10`` of a
-    result.
+    """Return the mean of the tenth of clients with the least training data: ``smallest10``.
 
     Args:
         values: of the clients, in the order of their ids, which decides between equal amounts.
@@ -110,8 +108,7 @@ def smallest_tenth(values: Sequence[float], num_train: Sequence[int]) -> float:
 
 
 def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Return the first value of every pair minus the second, rounded to ``DECIMALS`` so that ties
-    are ties.
+    """Return the first value of every pair minus the second, rounded so that ties are ties.
 
     >>> 0.3 - 0.2 == 0.2 - 0.1, differences([0.3, 0.2], [0.2, 0.1])
     (False, [0.1, 0.1])
@@ -120,8 +117,7 @@ def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
 
 
 def outcomes(gaps: Sequence[float]) -> Outcomes:
-    """Count the positive differences (wins), those that are 0 (ties), and the negative ones
-    (losses).
+    """Count the positive differences (wins), zeros (ties) and negative ones (losses).
 
     >>> outcomes([0.1, 0.0, 0.2])
     Outcomes(wins=2, ties=1, losses=0)
@@ -134,11 +130,11 @@ def outcomes(gaps: Sequence[float]) -> Outcomes:
 def bootstrap_interval(
     gaps: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval | None:
-    """Return the paired bootstrap interval of the mean difference: the 2.5 % and 97.5 % percentiles
-    of resampled means.
+    """Return the paired bootstrap interval of the mean difference.
 
-    Clients are drawn with replacement, each with both of its scores, so what is resampled are their
-    differences. The draws depend on ``seed`` and on the number of clients only.
+    Its ends are the 2.5 % and 97.5 % percentiles of resampled means. Clients are drawn with
+    replacement, each with both of its scores, so what is resampled are their differences. The
+    draws depend on ``seed`` and on the number of clients only.
 
     Args:
         gaps: the differences of the clients.
@@ -182,8 +178,7 @@ def _blocks(total: int, most: int) -> list[int]:
 
 
 def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
-    """Test whether the differences of clients are symmetric around 0: the two-sided Wilcoxon
-    signed-rank test.
+    """Test whether differences are symmetric around 0: the two-sided Wilcoxon signed-rank test.
 
     Differences of 0 are left out. Equal ones share the mean of their ranks. If at most
     ``MOST_EXACT`` differ from 0, the p-value is exact, with equal ones too: it counts every way to
@@ -207,8 +202,9 @@ def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
     if count > MOST_EXACT:
         from scipy import stats
 
-        found = stats.wilcoxon(different, method="asymptotic")  # type: ignore[call-overload]  # stubs lack this method
-        return Wilcoxon(float(found.statistic), float(found.pvalue), "normal", count)
+        # The stubs lack this method.
+        test = stats.wilcoxon(different, method="asymptotic")  # type: ignore[call-overload]
+        return Wilcoxon(float(test.statistic), float(test.pvalue), "normal", count)
 
     doubled = _doubled_ranks(np.abs(different))
     positive = int(doubled[different > 0].sum())
@@ -219,9 +215,7 @@ def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
 
 
 def _doubled_ranks(values: np.ndarray) -> np.ndarray:
-    """Return twice the ranks of values, which are whole numbers where equal values share the mean
-    of their ranks.
-    """
+    """Return twice the ranks of values: whole numbers, also where equal ones share a rank."""
     import numpy as np
     from scipy.stats import rankdata
 
@@ -230,9 +224,7 @@ def _doubled_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
-    """Return the probability of every sum of the doubled ranks that are positive, if every sign is
-    a fair coin.
-    """
+    """Return the probability of every sum of positive doubled ranks, if signs are fair coins."""
     import numpy as np
 
     probability = np.zeros(int(doubled.sum()) + 1)

@@ -1,4 +1,4 @@
-"""Figures with a mark per client: accuracy, gain against other methods, local data size, classes."""
+"""Figures with a mark per client: accuracy, gain against others, local data size, classes."""
 
 from __future__ import annotations
 

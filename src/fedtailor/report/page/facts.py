@@ -153,7 +153,7 @@ def _settings_tables(name: str, settings: Mapping[str, Mapping[str, Any]]) -> li
         values = [
             _as_text(of_method[key]) if key in of_method else "" for of_method in settings.values()
         ]
-        is_shared = len(set(values)) == 1 and all(key in each for each in settings.values())
+        is_shared = len(set(values)) == 1 and all(key in one for one in settings.values())
         if is_shared:
             shared.append([key, values[0]])
         else:

@@ -20,8 +20,7 @@ EVERY = 3.0
 _PAUSE = 9.0
 """Times as long as a look took, before the next one: the run needs the processor more."""
 REFRESH = 5
-"""Seconds after which a page loads itself again while its runs go on."""
-
+"""Seconds after which a page loads itself again while its runs continue."""
 _LOOKS_BETWEEN_RUNS = 5
 """Looks without a running run after which a comparison that is not complete counts as ended."""
 
@@ -30,9 +29,9 @@ Growth = tuple[tuple[str, str, int, int, bool], ...]
 
 
 def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
-    """Build and write a page whenever records grow, until no run goes on or Ctrl-C is pressed.
+    """Build and write a page whenever records grow, until no run continues or Ctrl-C is pressed.
 
-    Between two runs of a comparison none goes on for a moment. So there the end is awaited for some
+    Between two runs of a comparison there is a moment without one, so its end is awaited for some
     looks.
 
     Args:
@@ -53,40 +52,34 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
             began = time.monotonic()
             methods = read_methods(paths)
             if any(is_running(method.path) for method in methods):
-                patience = _LOOKS_BETWEEN_RUNS if _may_begin_another(paths) else 0
-                goes_on = True
+                patience = _LOOKS_BETWEEN_RUNS
+                continues = True
             else:
-                goes_on = patience > 0 and not _is_complete(paths, methods)
                 patience -= 1
+                continues = patience >= 0 and not _is_complete(paths, methods)
 
-            goes_on = goes_on and not stopped.is_set()
+            continues = continues and not stopped.is_set()
             growth = _growth(methods)
-            if growth != before or not goes_on:
-                page = build_page(methods, refresh=REFRESH if goes_on else 0)
+            if growth != before or not continues:
+                page = build_page(methods, refresh=REFRESH if continues else 0)
                 write(page)
                 before = growth
 
-            if not goes_on:
+            if not continues:
                 return page
 
             stopped.wait(max(EVERY, _PAUSE * (time.monotonic() - began)))
 
 
-def _may_begin_another(paths: Sequence[str | Path]) -> bool:
-    """Return whether a folder is that of several runs."""
-    return any(not holds_run(Path(path)) for path in paths)
-
-
 def _is_complete(paths: Sequence[str | Path], methods: Sequence[Method]) -> bool:
     """Return whether every run that belongs to the folders has finished."""
-    lists = [
-        read_object(Path(path) / COMPARISON_FILE) for path in paths if not holds_run(Path(path))
-    ]
-    single = sum(holds_run(Path(path)) for path in paths)
-    expected = single + sum(len(found.get("runs", ())) for found in lists)
-    return len(methods) == expected and all(
-        read_result(method.path) is not None for method in methods
-    )
+    expected = 0
+    for path in map(Path, paths):
+        runs = [path] if holds_run(path) else read_object(path / COMPARISON_FILE).get("runs", ())
+        expected += len(runs)
+
+    results = [read_result(method.path) for method in methods]
+    return len(methods) == expected and None not in results
 
 
 def _growth(methods: Sequence[Method]) -> Growth:
@@ -106,9 +99,7 @@ def _growth(methods: Sequence[Method]) -> Growth:
 
 @contextmanager
 def _stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """Turn Ctrl-C into an event while the block runs: the page that is being written is finished
-    first.
-    """
+    """Turn Ctrl-C into an event while the block runs, so that a page is finished first."""
     stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
