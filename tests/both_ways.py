@@ -31,9 +31,8 @@ def one_by_one(program, federation, clients, own):
 def stacked(program, federation, clients, own):
     """Return the same from one call under ``vmap``, with example lists padded to the longest."""
     parts = [examples(federation, client) for client in clients]
-    rows, weight = (
-        pad_sequence([part[column] for part in parts], batch_first=True) for column in (2, 3)
-    )
+    rows = pad_sequence([part.rows for part in parts], batch_first=True)
+    weight = pad_sequence([part.weight for part in parts], batch_first=True)
 
     def one(rows, weight, client, row):
         return program(ExampleSet(federation.x, federation.y, rows, weight), key_of(client), row)
@@ -45,17 +44,14 @@ def stacked(program, federation, clients, own):
 def both_ways(program, federation, clients, own=None, tolerance=1e-12):
     """Run both ways, assert that they agree in float64, and return the outputs of the loop."""
     own = own or [torch.tensor(0.0)] * len(clients)
-    loop, stack = (
-        one_by_one(program, federation, clients, own),
-        stacked(program, federation, clients, own),
-    )
+    loop = one_by_one(program, federation, clients, own)
+    stack = stacked(program, federation, clients, own)
     for client, one, other in zip(clients, loop, stack, strict=True):
-        first, second = tree.paths(one), tree.paths(other)
+        first = tree.paths(one)
+        second = tree.paths(other)
         assert list(first) == list(second)
         for path, leaf in first.items():
-            assert leaf.dtype == second[path].dtype and leaf.shape == second[path].shape, (
-                client,
-                path,
-            )
-            assert torch.allclose(leaf, second[path], rtol=0, atol=tolerance), (client, path)
+            place = f"client {client}, {path}"
+            assert leaf.dtype == second[path].dtype and leaf.shape == second[path].shape, place
+            assert torch.allclose(leaf, second[path], rtol=0, atol=tolerance), place
     return loop

@@ -1,8 +1,12 @@
-"""What a finished run holds that must not depend on interruptions, and a small run to interrupt."""
+"""A small run to interrupt, and what must not depend on interruptions, engines and attempts."""
 
 import json
+from dataclasses import replace
+
+from fedtailor.testing.runs import assert_same_bits
 
 ROUNDS = 3
+REPORTED = ("round", "cohort", "trained", "metrics", "events", "bytes_up", "bytes_down", "steps")
 
 
 def settings(algorithm, engine="reference", seed=1):
@@ -59,3 +63,25 @@ def server_state(path):
 def is_training(program):
     """Return whether an engine's program is a client's round."""
     return getattr(program, "func", program).__name__ == "train_program"
+
+
+def assert_same_reports(found, expected):
+    """Check that reports are equal: numbers bit for bit, all else as it is, only times may
+    differ."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name in REPORTED:
+            assert getattr(one, name) == getattr(other, name), name
+
+        assert len(one.evaluations) == len(other.evaluations)
+        for evaluation, same in zip(one.evaluations, other.evaluations, strict=True):
+            assert replace(evaluation, scores=[]) == replace(same, scores=[])
+            for scores, wanted in zip(evaluation.scores, same.scores, strict=True):
+                assert_same_bits(scores, wanted)
+
+        assert list(one.personal) == list(other.personal)
+        for client, personal in one.personal.items():
+            assert_same_bits(personal, other.personal[client])
+
+        assert_same_bits(one.state.server, other.state.server)
+        assert replace(one.state, server=()) == replace(other.state, server=())

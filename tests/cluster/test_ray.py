@@ -38,7 +38,7 @@ from fedtailor.simulation.report import describe
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.case import TRAINING
 from fedtailor.testing.runs import assert_same_bits, assert_same_runs, run
-from reports import assert_same_reports
+from finished_runs import assert_same_reports
 from simulation.engines import programs
 from simulation.engines.programs import TENSORS, data, job, same
 

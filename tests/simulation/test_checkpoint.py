@@ -19,7 +19,7 @@ from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.report import RunState
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits
-from reports import assert_same_reports
+from finished_runs import assert_same_reports
 
 SCHEDULE = Schedule(
     rounds=4,

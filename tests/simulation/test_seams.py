@@ -17,7 +17,7 @@ from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import federate, simulate
 from fedtailor.testing.runs import assert_same_bits
-from reports import assert_same_reports
+from finished_runs import assert_same_reports
 
 pytestmark = pytest.mark.usefixtures("float64")
 

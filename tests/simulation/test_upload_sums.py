@@ -18,7 +18,7 @@ from fedtailor.core.task import Training
 from fedtailor.simulation import clients
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
-from reports import assert_same_reports
+from finished_runs import assert_same_reports
 from simulation.in_places import InPlaces
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
