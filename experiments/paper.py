@@ -208,7 +208,10 @@ def build_section(cls: type[T], values: Any, section: str) -> T:
         raise ConfigError(f"[{section}] must be a section with keys.", key=section)
 
     # An unknown key may be a missing one with a typing error, so unknown keys are named first.
-    fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
+    fields = {
+        item.name: item
+        for item in dataclasses.fields(cls)  # type: ignore[arg-type]  # cls is a dataclass
+    }
     for key in values:
         find_name(f"key of [{section}]", key, fields, key=f"{section}.{key}")
 
