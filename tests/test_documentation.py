@@ -361,13 +361,7 @@ def test_the_locks_agree_with_the_project():
     files = ("requirements.lock", "requirements-test.lock", "requirements-ray.lock")
     run, test, ray = ((ROOT / name).read_text().splitlines() for name in files)
     extras = project["optional-dependencies"]
-    apart = {
-        "tensorboard",
-        "mlflow",
-        "wandb",
-        "ray",
-        "flower",
-    }  # tests have stand-ins of the trackers
+    apart = {*TRACKERS, "ray", "flower"}  # tests have stand-ins of the trackers
     needed = {name for extra in set(extras) - apart for name in names(extras[extra])}
     assert names(project["dependencies"]) <= names(run)
     assert needed <= names(test) and not needed & names(run)
