@@ -69,10 +69,15 @@ def with_curve(config: Config) -> Config:
     more new clients than others.
     """
     schedule = config.schedule
-    evaluate_every = schedule.evaluate_every or math.ceil(schedule.rounds / _EVALUATIONS)
+    evaluate_every = schedule.evaluate_every
+    if evaluate_every in (0, "auto"):
+        evaluate_every = math.ceil(schedule.rounds / _EVALUATIONS)
+
     personalized_every = schedule.personalized_every
-    if not personalized_every and not config.data.new_clients:
-        personalized_every = math.ceil(schedule.rounds / _PERSONALIZED_EVALUATIONS)
+    if personalized_every in (0, "auto"):
+        personalized_every = 0
+        if not config.data.new_clients:
+            personalized_every = math.ceil(schedule.rounds / _PERSONALIZED_EVALUATIONS)
 
     schedule = dataclasses.replace(
         schedule, evaluate_every=evaluate_every, personalized_every=personalized_every

@@ -48,6 +48,12 @@ class Participation:
             return self.probability
         return "all" if self.plan == "all" else f"fixed({self.count})"
 
+    def share(self, population: int) -> float:
+        """Return the share of the clients that take part in a round, on average."""
+        if self.plan == "fixed":
+            return min(1.0, self.count / population)
+        return self.probability if self.plan == "bernoulli" else 1.0
+
     def check(self, population: int) -> None:
         """Check the plan against the number of clients.
 

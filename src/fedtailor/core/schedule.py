@@ -46,11 +46,12 @@ class Schedule:
     robust_share: Annotated[float, Range(gt=0, lt=0.5)] = 0.25
     """Share of the clients of a round whose uploads may be wrong; ``trimmed_mean`` and ``krum``
     leave out as many."""
-    evaluate_every: Annotated[int, Range(ge=0)] = 10
+    evaluate_every: Annotated[int | Literal["auto"], Range(ge=0)] = "auto"
     """Rounds between evaluations of the global model and of local models; 0: after the last round
-    only."""
-    personalized_every: Annotated[int, Range(ge=0)] = 0
-    """Rounds between evaluations of personalized models; 0: after the last round only."""
+    only; auto: every tenth of the rounds, or fewer where that would take over 5 % of the time."""
+    personalized_every: Annotated[int | Literal["auto"], Range(ge=0)] = "auto"
+    """Rounds between evaluations of personalized models; 0: after the last round only; auto: as
+    ``every``, unless personalization trains."""
     select: Literal["last", "best"] = "last"
     """Which round gives the final models: the last one, or the one whose personalized models have
     the best mean accuracy on the clients' validation examples (the first of equal ones)."""
@@ -61,13 +62,13 @@ class Schedule:
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for name, key in _EVALUATION_KEYS.items()}
         check_options(self, owner="federation", keys=keys)
-        if self.watches_validation and self.personalized_every == 0:
+        if self.watches_validation and self.personalized_every in (0, "auto"):
             raise ConfigError(
                 f"{self._watching_option} needs evaluations of personalized models during the run: set "
                 "evaluation.personalized_every, such as 10.",
                 key="evaluation.personalized_every",
                 allowed="1 or more",
-                got=0,
+                got=self.personalized_every,
             )
 
     @property
@@ -132,9 +133,11 @@ class Schedule:
                 got=drawn,
             )
 
-    def evaluation_is_due(self, round: int, every: int) -> bool:
-        """Return whether an evaluation is due after a round."""
-        return round == self.rounds or (every > 0 and round % every == 0)
+    def evaluation_is_due(self, round: int, every: int | Literal["auto"]) -> bool:
+        """Return whether an evaluation is due after a round; ``auto`` counts as 0."""
+        if round == self.rounds:
+            return True
+        return every != "auto" and every > 0 and round % every == 0
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the sections of a configuration that :func:`read_schedule` reads back."""

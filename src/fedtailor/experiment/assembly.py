@@ -10,10 +10,13 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fedtailor.algorithms import load_algorithm
+from fedtailor.core.adaptation import WithoutTraining
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation
+from fedtailor.core.roster import Roster
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build, split_record
 from fedtailor.data.dataset import Dataset
@@ -33,6 +36,9 @@ from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import choose_device, choose_engine
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
 from fedtailor.simulation.rounds import check_run
+
+_EVALUATION_SHARE = 0.05
+"""Of the time of training, that evaluations during a run may take unless somebody asks for more."""
 
 
 class PreparedRun(NamedTuple):
@@ -97,7 +103,7 @@ def assemble(
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule, device)
     used = dataclasses.replace(
-        resolved(config, algorithm, model_name=model_name),
+        resolved(config, algorithm, model_name=model_name, roster=federation.roster),
         seeds=(seed,),
         data=_reusable(config.data, divided.division.options),
         engine=_resolved_engine(config.engine, choice, device),
@@ -127,11 +133,22 @@ def _resolved_engine(
     return dataclasses.replace(options, name=name, device=named)
 
 
-def resolved(config: Config, algorithm: Algorithm[Any, Any, Any], *, model_name: str) -> Config:
-    """Return a configuration with the values that are used, as far as model and algorithm decide
-    them.
+def resolved(
+    config: Config,
+    algorithm: Algorithm[Any, Any, Any],
+    *,
+    model_name: str,
+    roster: Roster | None = None,
+) -> Config:
+    """Return a configuration with the values that are used, as far as its parts decide them.
+
+    Args:
+        config: the configuration.
+        algorithm: made from it.
+        model_name: of the default model, if none is named.
+        roster: the clients; None: they are not known yet.
     """
-    schedule = config.schedule
+    schedule = _with_evaluations(config.schedule, algorithm, roster)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, name=model_name),
@@ -141,6 +158,50 @@ def resolved(config: Config, algorithm: Algorithm[Any, Any, Any], *, model_name:
             schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"
         ),
     )
+
+
+def _with_evaluations(
+    schedule: Schedule, algorithm: Algorithm[Any, Any, Any], roster: Roster | None
+) -> Schedule:
+    """Return a schedule that says after which rounds models are evaluated, where it says ``auto``.
+
+    It is every tenth of the rounds where that takes at most 5 % of the time, else every third, so
+    that a curve has three points, else after the last round only. Times are those of passes over
+    examples: a step of training counts as three, a test as one.
+    """
+    rounds = schedule.rounds
+    every = max(1, rounds // 10)
+    steps = [each for each in algorithm.adaptation if each]
+    is_plain = all(isinstance(each, WithoutTraining) for each in steps)
+    personalized = every if is_plain else 0
+    if roster is not None:
+        num_train = sum(roster.num_train[client] for client in roster.known)
+        num_test = sum(roster.num_test)
+        training = 3 * _passes(algorithm.training, num_train, len(roster.known))
+        training *= schedule.participation.share(len(roster.known))
+
+        # The global model, local models, personalized ones, and what makes the latter.
+        evaluation = 2 * num_test
+        if personalized:
+            evaluation += num_test + (sum(roster.num_train) if steps else 0)
+
+        intervals = [every, max(1, rounds // 3)]
+        cheap = [each for each in intervals if evaluation <= _EVALUATION_SHARE * training * each]
+        every = cheap[0] if cheap else 0
+        personalized = every if personalized else 0
+
+    if schedule.evaluate_every == "auto":
+        schedule = dataclasses.replace(schedule, evaluate_every=every)
+    if schedule.personalized_every == "auto":
+        schedule = dataclasses.replace(schedule, personalized_every=personalized)
+    return schedule
+
+
+def _passes(training: Training, num_train: int, clients: int) -> float:
+    """Return how many examples a round of all clients trains on, each as often as it is used."""
+    if training.steps:
+        return training.steps * training.batch_size * clients
+    return training.epochs * num_train
 
 
 def _preset_warnings(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> list[str]:
