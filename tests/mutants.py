@@ -7,23 +7,17 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from fedtailor import toolkit as ft
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.local import Local
-from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, ClientUpdate, ModelState, Onboarded
-from fedtailor.core.message import Field, Mean
-from fedtailor.core.options import Range
-from fedtailor.core.rng import new_key
-from fedtailor.core.task import LossOutput
-from fedtailor.training.blocks import train
-from fedtailor.training.losses import classification_loss
+from fedtailor.toolkit import tree
 
 
 def shifted(update, number):
     """Return an update whose uploaded bias of the head is larger by a number."""
     model, weight = update.upload["model"]
     name = list(model)[-1]
-    return update._replace(upload={"model": Mean({**model, name: model[name] + number}, weight)})
+    return update._replace(upload={"model": ft.Mean({**model, name: model[name] + number}, weight)})
 
 
 class Changed(FedAvg):
@@ -40,12 +34,12 @@ class Closure(FedAvg):
         center = download.shared.model["head.bias"]
 
         def loss(task, params, context, batch, key):
-            output = classification_loss(task, params, context, batch, key)
+            output = ft.classification_loss(task, params, context, batch, key)
             return output._replace(loss=output.loss + (params["head.bias"] - center).square().sum())
 
         model = download.shared.model
-        trained = train(task, loss, model, data=data.train, key=key)  # the line
-        return ClientUpdate(state, {"model": Mean(trained.params, data.info.num_train)})
+        trained = ft.train(task, loss, model, data=data.train, key=key)  # the line
+        return ft.ClientUpdate(state, {"model": ft.Mean(trained.params, data.info.num_train)})
 
 
 class InPlace(Changed):
@@ -72,13 +66,13 @@ class GlobalRandom(FedAvg):
         noise = tree.map(
             lambda leaf: leaf + 0.001 * torch.randn(leaf.shape), received["model"].value
         )
-        return ModelState(noise), ()
+        return ft.ModelState(noise), ()
 
 
 class Undeclared(Changed):
     def change(self, update, task, download, data, key):
         return update._replace(
-            upload={**update.upload, "extra": Mean(torch.zeros(3), data.info.num_train)}
+            upload={**update.upload, "extra": ft.Mean(torch.zeros(3), data.info.num_train)}
         )
 
 
@@ -86,13 +80,15 @@ class WrongShape(Changed):
     def change(self, update, task, download, data, key):
         model, weight = update.upload["model"]
         return update._replace(
-            upload={"model": Mean({**model, "head.bias": model["head.bias"][:, None]}, weight)}
+            upload={"model": ft.Mean({**model, "head.bias": model["head.bias"][:, None]}, weight)}
         )
 
 
 class WrongWeight(Changed):
     def change(self, update, task, download, data, key):
-        return update._replace(upload={"model": Mean(update.upload["model"].value, torch.ones(()))})
+        return update._replace(
+            upload={"model": ft.Mean(update.upload["model"].value, torch.ones(()))}
+        )
 
 
 class StateAppears(Changed):
@@ -123,7 +119,7 @@ class StateOfHiddenType(FedAvg):
         return Hidden(received["model"].value), ()
 
     def broadcast(self, server, cohort):
-        return ModelState(server.model)
+        return ft.ModelState(server.model)
 
 
 class ServerTypeChanges(FedAvg):
@@ -134,7 +130,7 @@ class ServerTypeChanges(FedAvg):
         return Counted(received["model"].value, torch.tensor(cohort.round)), ()
 
     def broadcast(self, server, cohort):
-        return ModelState(server.model)
+        return ft.ModelState(server.model)
 
 
 class Item(Changed):
@@ -152,21 +148,21 @@ def indexing_loss(task, params, context, batch, key):
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
     logits = task.model.head(params, z)
     loss = F.cross_entropy(logits[present], batch.y[present])  # the line
-    return LossOutput(loss, buffers)
+    return ft.LossOutput(loss, buffers)
 
 
 def unweighted_loss(task, params, context, batch, key):
     z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
-    return LossOutput(F.cross_entropy(task.model.head(params, z), batch.y), buffers)
+    return ft.LossOutput(F.cross_entropy(task.model.head(params, z), batch.y), buffers)
 
 
 class OtherLoss(FedAvg):
     def local_update(self, task, download, state, data, key):
         loss = partial(self.loss)
         model = download.shared.model
-        trained = train(task, loss, model, data=data.train, key=key, training=self.training)
-        upload = {"model": Mean(trained.params, data.info.num_train)}
-        return ClientUpdate(state, upload, trained.params, {"steps": trained.steps})
+        trained = ft.train(task, loss, model, data=data.train, key=key, training=self.training)
+        upload = {"model": ft.Mean(trained.params, data.info.num_train)}
+        return ft.ClientUpdate(state, upload, trained.params, {"steps": trained.steps})
 
 
 class Indexing(OtherLoss):
@@ -254,12 +250,14 @@ class Assigns(Changed):
 
 class Stands(Changed):
     def change(self, update, task, download, data, key):
-        return update._replace(upload={"model": Mean(download.shared.model, data.info.num_train)})
+        return update._replace(
+            upload={"model": ft.Mean(download.shared.model, data.info.num_train)}
+        )
 
 
 class Untrained(Local):
     def onboard(self, task, download, info, data, key):
-        return Onboarded(self.init_client(task, info, key), 0)
+        return ft.Onboarded(self.init_client(task, info, key), 0)
 
 
 class OtherOnboarding(Local):
@@ -276,13 +274,13 @@ class NotSentDown(FedAvg):
     def messages(self, task):
         return {
             **super().messages(task),
-            "rounds": Field(kind="counts", shapes=(), reduction="none"),
+            "rounds": ft.Field(kind="counts", shapes=(), reduction="none"),
         }
 
 
 class SameSeed(FedAvg):
     def init_server(self, task, key):
-        return ModelState(task.initial(new_key(0)))
+        return ft.ModelState(task.initial(ft.new_key(0)))
 
     def local_update(self, task, download, state, data, key):
         key = key._replace(seed=torch.zeros_like(key.seed))
@@ -291,50 +289,50 @@ class SameSeed(FedAvg):
 
 class NoBuffers(FedAvg):
     def messages(self, task):
-        return {"model": Field(kind="model", shapes=task.shapes("body", "head"))}
+        return {"model": ft.Field(kind="model", shapes=task.shapes("body", "head"))}
 
     def init_server(self, task, key):
-        return ModelState(task.initial(key, "body", "head"))
+        return ft.ModelState(task.initial(key, "body", "head"))
 
     def local_update(self, task, download, state, data, key):
         model = self.personalize(task, download, state, data, key)
-        trained = train(
-            task, classification_loss, model, data=data.train, key=key, training=self.training
+        trained = ft.train(
+            task, ft.classification_loss, model, data=data.train, key=key, training=self.training
         )
-        upload = {"model": Mean(task.pick(trained.params, "body", "head"), data.info.num_train)}
-        return ClientUpdate(state, upload, metrics={"steps": trained.steps})
+        upload = {"model": ft.Mean(task.pick(trained.params, "body", "head"), data.info.num_train)}
+        return ft.ClientUpdate(state, upload, metrics={"steps": trained.steps})
 
     def global_model(self, task, server):
         return None
 
     def personalize(self, task, download, state, data, key):
-        return {**task.pick(task.model.init(new_key(0)), "buffer"), **download.shared.model}
+        return {**task.pick(task.model.init(ft.new_key(0)), "buffer"), **download.shared.model}
 
 
 class RowsForNobody(FedAvg):
     def messages(self, task):
         return {
             **super().messages(task),
-            "own": Field(kind="statistics", shapes=(2,), reduction="none"),
+            "own": ft.Field(kind="statistics", shapes=(2,), reduction="none"),
         }
 
     def init_per_client(self, task, info, key):
         return torch.zeros(2)
 
     def aggregate(self, server, received, cohort):
-        return ModelState(received["model"].value), torch.zeros(len(cohort.ids) + 1, 2)
+        return ft.ModelState(received["model"].value), torch.zeros(len(cohort.ids) + 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadDefault(FedAvg):
-    share: Annotated[float, Range(ge=0, le=1)] = 2.0
+    share: Annotated[float, ft.Range(ge=0, le=1)] = 2.0
 
 
 class Undecorated(FedAvg):
     share: float = 0.5
 
 
-class Unfinished(Algorithm):
+class Unfinished(ft.Algorithm):
     def messages(self, task):
         return {}
 
@@ -356,7 +354,7 @@ class OtherArguments(FedAvg):
 
 class Misspelled(FedAvg):
     def onbaord(self, task, download, info, data, key):
-        return Onboarded((), 0)
+        return ft.Onboarded((), 0)
 
 
 class NotAnnotated(FedAvg):
@@ -371,14 +369,14 @@ class NoProperty(FedAvg):
 class TunesInSecret(FedAvg):
     def personalize(self, task, download, state, data, key):
         model = download.shared.model
-        return train(
-            task, classification_loss, model, data=data.train, key=key, training=self.training
+        return ft.train(
+            task, ft.classification_loss, model, data=data.train, key=key, training=self.training
         ).params
 
 
 class OnboardsInSecret(FedAvg):
     def onboard(self, task, download, info, data, key):
-        return Onboarded((), 3)
+        return ft.Onboarded((), 3)
 
 
 class OnboardsWithFewerSteps(Local):
@@ -400,7 +398,9 @@ class SinglePrecision(FedAvg):
 class SinglePrecisionSent(Changed):
     def change(self, update, task, download, data, key):
         model, weight = update.upload["model"]
-        return update._replace(upload={"model": Mean(tree.map(torch.Tensor.half, model), weight)})
+        return update._replace(
+            upload={"model": ft.Mean(tree.map(torch.Tensor.half, model), weight)}
+        )
 
 
 class Bare(Changed):

@@ -142,7 +142,10 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
         change = received["control"].value
 
         # eq. 5; buffers have no control, and take their mean
-        rates = {name: self.global_lr if name in server.control else 1.0 for name in server.model}
+        rates = {
+            **dict.fromkeys(server.model, 1.0),
+            **dict.fromkeys(server.control, self.global_lr),
+        }
         model = {name: value + rates[name] * delta[name] for name, value in server.model.items()}
 
         control = {

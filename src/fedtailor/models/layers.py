@@ -71,7 +71,8 @@ class LinearHeadModel(ABC):
             "head.weight": (num_classes, feature_dim),
             "head.bias": (num_classes,),
         }
-        self.groups = {name: "body" if name in body else "head" for name in self.shapes}
+        groups = dict.fromkeys(body, "body")
+        self.groups = {**groups, "head.weight": "head", "head.bias": "head"}
 
     def init(self, key: Key) -> Params:
         """Return fresh parameters in torch's default dtype."""

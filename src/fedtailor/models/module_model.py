@@ -21,12 +21,20 @@ from fedtailor.core.noise import unroll
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Params
 from fedtailor.models.structure import Owned, body_skeleton, owned_tensors
-from fedtailor.models.substitutes import Call, calling
+from fedtailor.models.substitutes import BATCH_NORMS, Call, calling
 
 T = TypeVar("T")
 Start = Literal["reset", "given"]
 
-NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+NORM_LAYERS = (
+    *BATCH_NORMS,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
 
 
 class _Skeletons(threading.local):
@@ -87,7 +95,8 @@ class ModuleModel:
         """
         if self._start == "given":
             return to_device(outside_transforms(self.values), current())
-        values = _FreshValues.apply(self._template, key.purpose, *key[:4])  # type: ignore[no-untyped-call]
+        words = key[:4]
+        values = _FreshValues.apply(self._template, key.purpose, *words)  # type: ignore[no-untyped-call]
         return to_device(dict(zip(self.groups, values, strict=True)), current())
 
     def features(

@@ -97,10 +97,11 @@ def body_skeleton(module: nn.Module, head: str) -> nn.Module:
         if replacement is not None:
             substitutes[layer] = replacement
 
-    for parent in list(root.modules()):
-        for name, child in parent._modules.items():
-            if child in substitutes:
-                parent._modules[name] = substitutes[child]
+    # A layer may be part of several others.
+    for path, layer in list(root.named_modules(remove_duplicate=False)):
+        if path and layer in substitutes:
+            parent, _, name = path.rpartition(".")
+            setattr(root.get_submodule(parent), name, substitutes[layer])
 
     # New layers start in training mode, but all must be in the same mode.
     return substitutes.get(root, root).eval()

@@ -21,7 +21,7 @@ from fedtailor.core.rng import Key
 from fedtailor.core.task import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-ENTRY_DROPOUTS = (nn.Dropout,)
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 _TRACKED = ("running_mean", "running_var", "num_batches_tracked")
@@ -92,7 +92,10 @@ class KeyedDropout(nn.Module):
             return x
         if self.rate == 1:
             return x * 0
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+
+        shape = tuple(x.shape)
+        if self.channels:
+            shape = (*shape[:2], *(1 for _ in shape[2:]))
         keep = uniform(current_call().next_key(self.name), shape) >= self.rate
         return x * keep / (1 - self.rate)
 
@@ -111,7 +114,7 @@ class WeightedBatchNorm(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, name: str, original: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, name: str, original: BatchNorm) -> None:
         super().__init__()
         self.prefix = f"{name}." if name else ""
         self.eps = original.eps
@@ -183,13 +186,13 @@ def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
 
 def substitute(name: str, layer: nn.Module) -> nn.Module | None:
     """Return the substitute for a layer; None if it can stay, as subclasses of these layers do."""
-    if type(layer) in ENTRY_DROPOUTS + CHANNEL_DROPOUTS:
-        assert isinstance(layer, nn.modules.dropout._DropoutNd)
-        return KeyedDropout(name, layer.p, channels=type(layer) in CHANNEL_DROPOUTS)
-    if is_batch_norm(layer):
-        assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    if type(layer) not in (nn.Dropout, *CHANNEL_DROPOUTS, *BATCH_NORMS):
+        return None
+    if isinstance(layer, BATCH_NORMS):
         return WeightedBatchNorm(name, layer)
-    return None
+
+    assert isinstance(layer, (nn.Dropout, *CHANNEL_DROPOUTS))
+    return KeyedDropout(name, layer.p, channels=isinstance(layer, CHANNEL_DROPOUTS))
 
 
 def is_batch_norm(layer: nn.Module) -> bool:

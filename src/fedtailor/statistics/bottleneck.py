@@ -74,7 +74,7 @@ class GaussianModel:
         self.feature_dim = 2 * latent_dim
         self.shapes = {**body, **layers}
         body_groups = {name: base.groups[name] for name in body}
-        new_groups = {name: "head" if name.startswith("head") else "body" for name in layers}
+        new_groups = {name: name.split(".")[0].replace("gaussian", "body") for name in layers}
         self.groups = {**body_groups, **new_groups}
         self.norm = frozenset(name for name in base.norm if name in body)
 

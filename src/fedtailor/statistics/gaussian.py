@@ -145,9 +145,10 @@ def mahalanobis(
     shrinkage: float = 0.0,
 ) -> Float64[Tensor, "n"]:
     """Return the distance of features from the nearest class mean, in standard deviations.
-    It is large for unusual inputs. ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the covariance S shrunk by ``shrinkage``
-    first. Directions without any variance do not count; after shrinking there are none. Where S is
-    not finite, the result is NaN.
+
+    It is large for unusual inputs. ``min_c sqrt((z - mean_c)^T S^-1 (z - mean_c))``, with the
+    covariance S shrunk by ``shrinkage`` first. Directions without any variance do not count; after
+    shrinking there are none. Where S is not finite, the result is NaN.
 
     Reference: Lee et al. 2018, "A simple unified framework for detecting out-of-distribution
     samples and adversarial attacks", NeurIPS.
