@@ -1,6 +1,4 @@
-"""The commands of ``fedtailor data``: list and fetch data sets, check your own, divide them among
-clients, draw.
-"""
+"""The commands of ``fedtailor data``: list, fetch, check, partition and plot."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ def list_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the known data sets: which are on this machine, their size and license, and how to get
-    them.
-    """
+    """List the known data sets: what is here, size and license, and how to get them."""
     from fedtailor.cli.show.data import show_dataset, show_inventory
     from fedtailor.data import data_folder
     from fedtailor.data.inventory import describe_dataset, inventory
@@ -157,8 +153,9 @@ def check_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read your own data as a run would, and list every problem. The exit code is 4 if the data
-    cannot be used.
+    """Read your own data as a run would, and list every problem.
+
+    The exit code is 4 if the data cannot be used.
     """
     from fedtailor.cli.show.data import show_check
     from fedtailor.cli.show.preparation import Preparation
@@ -198,9 +195,7 @@ def partition(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Divide data among clients, show what each of them has, and write the split to a file with
-    --out.
-    """
+    """Divide data among clients, and write the split to a file with --out."""
     from fedtailor.cli.show.data import show_partition
     from fedtailor.cli.show.preparation import Preparation
     from fedtailor.core.atomic import to_json, write_whole
@@ -251,7 +246,7 @@ def plot(
         str,
         typer.Option(
             metavar="FILE",
-            help="Picture to write: .html, .pdf, .png or .svg (default: KIND.html, or KIND-2.html).",
+            help="Picture: .html, .pdf, .png or .svg (default: KIND.html, or KIND-2.html).",
         ),
     ] = "",
     dataset: DatasetName = "",
@@ -351,9 +346,7 @@ def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
 
 
 def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) -> str:
-    """Return the command for a run on the split in ``out``, with the options that the split does
-    not decide.
-    """
+    """Return the command for a run on the split, with the options that it does not decide."""
     import shlex
 
     from fedtailor.data.options import DIVIDING

@@ -1,5 +1,4 @@
-"""Summaries of a table's columns: each site makes its own from its training rows, and the server
-merges them.
+"""Summaries of a table's columns: each site makes its own, and the server merges them.
 
 From the merged summaries follows how cells become features
 (:class:`fedtailor.data.columns.Columns`), the same at every site. A simulation makes them client by
@@ -193,9 +192,7 @@ def summarize(x: np.ndarray, raw: RawTable, rows: np.ndarray) -> ColumnSummaries
 
 
 def _counts_and_medians(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of cells (columns,) that are not empty, and their median, 0 if there are
-    none.
-    """
+    """Count the cells with a value (columns,), and return their median; 0 if there are none."""
     ordered = np.sort(cells, axis=0)  # NaN last
     counts = len(cells) - np.isnan(ordered).sum(axis=0)
     medians = np.zeros(cells.shape[1])
@@ -272,7 +269,10 @@ def _check_names(
     ):
         absent = [name for name in names if name not in others]
         if absent:
-            message = f"column {absent[0]!r} is in the table of site '{has}', but not in that of site '{lacks}'."
+            message = (
+                f"column {absent[0]!r} is in the table of site '{has}', but not in that of site "
+                f"'{lacks}'."
+            )
             raise DataError(
                 message,
                 key=absent[0],
@@ -311,7 +311,10 @@ def _is_text(
             kinds.setdefault(name in each.categories, site)
 
     if len(kinds) == 2:
-        message = f"column {name!r} holds numbers at site '{kinds[False]}' and text at site '{kinds[True]}'."
+        message = (
+            f"column {name!r} holds numbers at site '{kinds[False]}' and text at site "
+            f"'{kinds[True]}'."
+        )
         raise DataError(
             message, key=name, allowed="numbers or text, the same at all sites", got="both"
         )
@@ -320,8 +323,9 @@ def _is_text(
 
 
 def _weighted_medians(summaries: Sequence[ColumnSummaries]) -> np.ndarray:
-    """Return the weighted median (columns,) of the sites' medians, as float32; any number where no
-    cell has a value.
+    """Return the weighted median (columns,) of the sites' medians, float32.
+
+    It is any number where no cell has a value.
     """
     width = len(summaries[0].names)
     result = np.zeros(width, dtype=np.float32)

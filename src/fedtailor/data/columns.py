@@ -44,8 +44,9 @@ class Texts(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The features of a table, and how many cells were replaced, by column; columns without such
-    cells are left out.
+    """The features of a table, and how many cells were replaced.
+
+    By column; columns without such cells are left out.
     """
 
     x: np.ndarray  # (rows, features), float32
@@ -130,11 +131,12 @@ class Columns:
         DataError: there is no column, or a name appears twice.
 
     Example:
-        >>> plan = Columns((Column("age", "number", fill=60.0), Column("sex", "category", ("f", "m"), "missing")))
+        >>> age = Column("age", "number", fill=60.0)
+        >>> plan = Columns((age, Column("sex", "category", ("f", "m"), "missing")))
         >>> plan.feature_names
         ('age', 'sex=f', 'sex=m')
-        >>> age = np.array([50.0, np.nan])
-        >>> plan.encode({"age": age, "sex": Texts(np.array([1, 0]), ("diverse", "m"))})
+        >>> ages = np.array([50.0, np.nan])
+        >>> plan.encode({"age": ages, "sex": Texts(np.array([1, 0]), ("diverse", "m"))})
         Encoded(x=array([[50.,  0.,  1.],
                [60.,  0.,  0.]], dtype=float32), missing={'age': 1}, unseen={'sex': 1})
     """
@@ -272,8 +274,9 @@ def _fill_numbers(column: Column, cells: Any, feature: np.ndarray) -> int:
 
 
 def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[int, int]:
-    """Write a 1 to the feature of each cell's category (rows, categories); return how many are
-    empty, and unseen.
+    """Write a 1 to the feature of each cell's category (rows, categories).
+
+    Returns how many cells are empty, and how many are unseen.
     """
     position = {category: place for place, category in enumerate(column.categories)}
     texts = [*cells.texts, MISSING]  # an empty cell has the code -1, which is the last

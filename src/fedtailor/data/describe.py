@@ -1,9 +1,8 @@
-"""Descriptions of data, ready for JSON: a division among clients, and the findings about a user's
-own data.
-"""
+"""Descriptions of data, ready for JSON: a division, and findings about a user's data."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,10 @@ import numpy as np
 
 from fedtailor.data.division import Division
 from fedtailor.data.own.findings import Findings, OwnData
+from fedtailor.data.own.kinds import Severity
+from fedtailor.data.own.rules import KINDS
 
-_SEVERITIES = ("error", "skipped", "warning")
+_SEVERITIES: tuple[Severity, ...] = ("error", "skipped", "warning")
 _FIRST = 3
 """Problems of each kind that are listed in full."""
 
@@ -25,19 +26,14 @@ def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str,
         split: the record of the division, see :class:`fedtailor.data.split.SplitRecord`.
     """
     dataset = division.dataset
-    names = division.client_names
-    clients = [
-        {
-            "name": names[number] if names else str(number),
-            "train": len(rows.train),
-            "val": len(rows.val),
-            "test": len(rows.test),
-            "class_counts": count_by_name(dataset.y[rows.train], dataset.class_names),
-        }
-        for number, rows in enumerate(division.rows)
-    ]
-    sizes = [len(rows.train) for rows in division.rows]
+    clients = []
+    for number, rows in enumerate(division.rows):
+        name = division.client_names[number] if division.client_names else str(number)
+        lengths = {"train": len(rows.train), "val": len(rows.val), "test": len(rows.test)}
+        counts = _count_by_name(dataset.y[rows.train], dataset.class_names)
+        clients.append({"name": name, **lengths, "class_counts": counts})
 
+    sizes = [len(rows.train) for rows in division.rows]
     return {
         "dataset": dataset.name,
         "partition": division.options.partition or division.options.split,
@@ -50,65 +46,47 @@ def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str,
     }
 
 
-def count_by_name(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
-    """Return the count of every class that occurs in labels (n,), by its name or number.
-
-    >>> count_by_name(np.array([1, 0, 1]), ["no", "yes"])
-    {'no': 1, 'yes': 2}
-    """
-    found, counts = np.unique(labels, return_counts=True)
-    shown = [names[label] if names else str(label) for label in found]
-    return dict(zip(shown, counts.tolist(), strict=True))
+def _count_by_name(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
+    """Return the count of every class that occurs in labels (n,), by its name or number."""
+    classes, counts = np.unique(labels, return_counts=True)
+    named = [names[label] if names else str(label) for label in classes]
+    return dict(zip(named, counts.tolist(), strict=True))
 
 
 def describe_findings(path: str, own: OwnData) -> dict[str, Any]:
-    """Return the findings about a user's data, with problems grouped by severity and kind, errors
-    first.
-    """
+    """Return the findings about a user's data, by severity and kind, errors first."""
     findings = own.findings
-    sites = [
-        {
-            "name": site.name,
-            "train": dict(site.train),
-            "test": dict(site.test),
-            "problems": sum(problem.site == site.name for problem in findings.problems),
-        }
-        for site in findings.sites
-    ]
-    groups = _groups(findings)
+    problems = Counter(problem.site for problem in findings.problems)
+    sites = []
+    for site in findings.sites:
+        counts = {"train": dict(site.train), "test": dict(site.test)}
+        sites.append({"name": site.name, **counts, "problems": problems[site.name]})
 
     return {
         "path": path,
         "layout": findings.layout,
-        "usable": own.dataset is not None
-        and not any(group["severity"] == "error" for group in groups),
+        "usable": own.dataset is not None and not findings.has_errors,
         "sites": sites,
-        "problems": groups,
+        "problems": _groups(findings),
         "notes": list(findings.notes),
     }
 
 
 def _groups(findings: Findings) -> list[dict[str, Any]]:
     """Return each kind of problem with its count and the first few problems."""
-    kinds = sorted(findings.counts, key=lambda kind: (_SEVERITIES.index(kind[0]), kind[1]))
     groups = []
-    for severity, kind in kinds:
-        alike = [
-            problem
-            for problem in findings.problems
-            if (problem.severity, problem.kind) == (severity, kind)
-        ]
-        first = [
-            {"site": each.site, "path": each.path, "message": each.message}
-            for each in alike[:_FIRST]
-        ]
-        groups.append(
-            {
-                "severity": severity,
-                "kind": kind,
-                "count": findings.counts[severity, kind],
-                "first": first,
-            }
-        )
+    for severity in _SEVERITIES:
+        for kind in sorted(kind for of, kind in findings.counts if of == severity):
+            group = {"severity": severity, "kind": kind, "words": KINDS[kind].words}
+            alike = [
+                problem
+                for problem in findings.problems
+                if (problem.severity, problem.kind) == (severity, kind)
+            ]
+            first = [
+                {"site": problem.site, "path": problem.path, "message": problem.message}
+                for problem in alike[:_FIRST]
+            ]
+            groups.append({**group, "count": findings.counts[severity, kind], "first": first})
 
     return groups

@@ -1,6 +1,4 @@
-"""The encoding of a table as it was read: medians and categories of the training rows, and the
-features of all rows.
-"""
+"""The encoding of a table: its cells become features as the training rows say."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ _SHOWN = 5
 
 
 def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset, list[str]]:
-    """Return a data set with the features of all rows, and notes; other data sets are returned as
-    they are.
+    """Return a data set with the features of all rows, and notes.
+
+    Data sets that are not tables are returned as they are.
 
     A table of numbers without empty cells keeps its array.
 
@@ -51,22 +50,17 @@ def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset
     if is_plain:
         return dataclasses.replace(dataset, raw=None, columns=columns), []
 
-    cells = {
-        column.name: _cells(dataset.x[:, place], column.texts)
-        for place, column in enumerate(raw.columns)
-        if column.name not in left_out
-    }
-    encoded = columns.encode(cells)
+    encoded = columns.encode(_cells_of(dataset))
     notes = []
-
     if left_out:
-        shown = _listed([repr(name) for name in left_out])
-        notes.append(f"Left out, because no training example has a value: {shown}.")
+        names = _listed([repr(name) for name in left_out])
+        notes.append(f"Left out, because no training example has a value: {names}.")
 
     if encoded.unseen:
-        shown = _listed([f"{name!r} {count}" for name, count in encoded.unseen.items()])
+        counts = _listed([f"{name!r} {count}" for name, count in encoded.unseen.items()])
         notes.append(
-            f"Cells with a category that no training example has, by column: {shown}. All their features are 0."
+            f"Cells with a category that no training example has, by column: {counts}. All their "
+            "features are 0."
         )
 
     return dataclasses.replace(dataset, x=encoded.x, raw=None, columns=columns), notes
@@ -85,37 +79,45 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
     """
     assert dataset.raw is not None
     present = [column.name for column in dataset.raw.columns]
+    known = {*columns.names, *columns.unused}
     missing = [name for name in columns.names if name not in present]
-    extra = [name for name in present if name not in columns.names and name not in columns.unused]
-    if missing:
-        message = f"table '{dataset.name}' lacks columns that the data in training had: {_listed(missing)}."
+    extra = [name for name in present if name not in known]
+    if missing or extra:
+        names = _listed([repr(name) for name in missing or extra])
+        what = "lacks columns that the data in training had"
+        if not missing:
+            what = "has columns that the data in training did not have"
+
+        message = f"table '{dataset.name}' {what}: {names}."
         raise DataError(message, key="data", allowed=list(columns.names), got=present)
 
-    if extra:
-        message = f"table '{dataset.name}' has columns that the data in training did not have: {_listed(extra)}."
-        raise DataError(message, key="data", allowed=list(columns.names), got=present)
-
-    cells = {
-        column.name: _cells(dataset.x[:, place], column.texts)
-        for place, column in enumerate(dataset.raw.columns)
-    }
-
-    return columns.encode(cells).x
+    return columns.encode(_cells_of(dataset)).x
 
 
-def _cells(values: np.ndarray, texts: tuple[str, ...]) -> np.ndarray | Texts:
-    """Return a column as read (rows,) in the form that ``Columns.encode`` takes."""
-    if not texts:
-        return values
-    return Texts(np.where(np.isnan(values), -1, values).astype(np.int64), texts)
+def _cells_of(dataset: Dataset) -> dict[str, np.ndarray | Texts]:
+    """Return the columns of a table as read, in the form that ``Columns.encode`` takes."""
+    assert dataset.raw is not None
+    cells: dict[str, np.ndarray | Texts] = {}
+    for place, column in enumerate(dataset.raw.columns):
+        values = dataset.x[:, place]
+        if column.texts:
+            codes = np.where(np.isnan(values), -1, values).astype(np.int64)
+            cells[column.name] = Texts(codes, column.texts)
+        else:
+            cells[column.name] = values
+
+    return cells
 
 
-def _listed(shown: list[str]) -> str:
-    if len(shown) > _SHOWN:
-        return f"{', '.join(shown[:_SHOWN])} and {len(shown) - _SHOWN} more"
-    return ", ".join(shown)
+def _listed(parts: Sequence[str]) -> str:
+    """Return the first parts with commas between them, and the number of the others."""
+    text = ", ".join(parts[:_SHOWN])
+    return f"{text} and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else text
 
 
 def _refuse(dataset: Dataset, why: str) -> DataError:
-    message = f"data set '{dataset.name}': {why}, so empty cells and categories have no values to learn from."
+    message = (
+        f"data set '{dataset.name}': {why}, so empty cells and categories have no values to learn "
+        "from."
+    )
     return DataError(message, key="data.path", allowed="training examples with values", got="none")

@@ -1,5 +1,4 @@
-"""The specification of a model's inputs: what turns a picture, an array or a row of a table into
-numbers.
+"""The specification of a model's inputs: how data becomes numbers.
 
 It is stored beside the models of a run, as ``inputs.json`` and ``inputs.safetensors``, so that a
 model can be used where the training data are not.
@@ -134,12 +133,11 @@ def read_input_specification(folder: Path) -> InputSpecification:
         raise damaged(path, f"its version is {version!r:.40}")
 
     if version > INPUTS_VERSION:
-        raise DataError(
-            f"'{path}' was made by a newer fedtailor, version {version}; this one reads up to {INPUTS_VERSION}.",
-            path=str(path),
-            allowed=INPUTS_VERSION,
-            got=version,
+        message = (
+            f"'{path}' was made by a newer fedtailor, version {version}; this one reads up to "
+            f"{INPUTS_VERSION}."
         )
+        raise DataError(message, path=str(path), allowed=INPUTS_VERSION, got=version)
 
     raw = read_file(folder / _TENSORS, limit=_LARGEST, within=folder)
     if hashlib.sha256(raw).hexdigest() != record.get("sha256"):
@@ -164,8 +162,7 @@ def read_input_specification(folder: Path) -> InputSpecification:
 def specification_of(
     record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> InputSpecification:
-    """Return the specification of a record, which :meth:`InputSpecification.to_record` made, and of
-    mean and deviation.
+    """Return the specification of a record of ``to_record``, and of mean and deviation.
 
     Raises:
         ValueError: something in it is not as it must be. Other exceptions of wrong types are
@@ -188,32 +185,33 @@ def specification_of(
         else Columns.from_json(json.dumps(record["columns"])),
     )
 
-    if inputs.columns is not None and (len(inputs.columns.feature_names),) != inputs.shape:
-        raise ValueError(
-            f"{len(inputs.columns.feature_names)} features of columns for the shape {inputs.shape}"
-        )
+    _check_shapes(inputs)
+    are_finite = np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all()
+    if not are_finite or inputs.std.min() <= 0:
+        raise ValueError("a mean or deviation is not finite, or a deviation is not positive")
+
+    has_other_names = inputs.class_names and len(inputs.class_names) != inputs.num_classes
+    if not 1e-6 <= inputs.white <= 1e12 or has_other_names:
+        raise ValueError("white, or the number of class names, is impossible")
+
+    return inputs
+
+
+def _check_shapes(inputs: InputSpecification) -> None:
+    """Check that columns, mean and deviation fit the shape of an input."""
+    if inputs.columns is not None:
+        num_features = len(inputs.columns.feature_names)
+        if (num_features,) != inputs.shape:
+            raise ValueError(f"{num_features} features of columns for the shape {inputs.shape}")
 
     if len(inputs.shape) != (3 if inputs.kind == "images" else 1):
         raise ValueError(f"the shape of {inputs.kind} is {inputs.shape}")
 
     channels = inputs.shape[0]
-    if inputs.mean.shape != inputs.std.shape or inputs.mean.shape not in ((1,), (channels,)):
-        raise ValueError(
-            f"{inputs.mean.shape} means and {inputs.std.shape} deviations for {channels} channels"
-        )
-
-    if (
-        not (np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all())
-        or inputs.std.min() <= 0
-    ):
-        raise ValueError("a mean or deviation is not finite, or a deviation is not positive")
-
-    if not 1e-6 <= inputs.white <= 1e12 or (
-        inputs.class_names and len(inputs.class_names) != inputs.num_classes
-    ):
-        raise ValueError("white, or the number of class names, is impossible")
-
-    return inputs
+    mean = inputs.mean.shape
+    std = inputs.std.shape
+    if mean != std or mean not in ((1,), (channels,)):
+        raise ValueError(f"{mean} means and {std} deviations for {channels} channels")
 
 
 def _one_of(value: Any, allowed: tuple[Any, ...]) -> Any:

@@ -1,5 +1,6 @@
-"""The inventory of known data sets: description, and which files are in the data folder. No file is
-opened.
+"""The inventory of known data sets: what they are, and which files are there.
+
+No file is opened.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ def _state(known: KnownDataset, folder: Path, found: dict[str, dict[Path, int]])
 
 
 def _sizes(folder: Path, pattern: str) -> dict[Path, int]:
-    """Return the files that match and their sizes in bytes, without unfinished downloads and
-    archives.
+    """Return the files that match and their sizes in bytes.
+
+    Unfinished downloads and archives are left out.
     """
     sizes = {}
     for path in folder.glob(pattern):

@@ -1,5 +1,4 @@
-"""Mean and deviation of features over many sites: each site computes its own, and the server merges
-them.
+"""Mean and deviation over many sites: each computes its own, and the server merges them.
 
 The merged values are those of all examples at once but for rounding (Chan, Golub and LeVeque 1979,
 "Updating formulae and a pairwise algorithm for computing sample variances"). A simulation computes
@@ -34,9 +33,7 @@ _SMALLEST_DEVIATION = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Count, mean and squared deviations of every feature of a table, or of every channel of
-    images.
-    """
+    """Count, mean and squared deviations of every feature or channel."""
 
     count: int
     """Values of each feature: examples, times pixels."""
@@ -104,8 +101,7 @@ def _moments(values: np.ndarray) -> Moments:
 
 
 def merge_moments(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of all examples together, from those of each site, in the order of client
-    ids.
+    """Merge the moments of sites, in the order of client ids.
 
     Raises:
         ValueError: there are no parts.
@@ -139,8 +135,9 @@ def _merged(first: Moments, second: Moments) -> Moments:
 
 
 def normalization_of(moments: Moments, white: float) -> Normalization:
-    """Return mean and standard deviation of values scaled by ``white``; a constant feature gets the
-    deviation 1.
+    """Return mean and standard deviation of values that are scaled by ``white``.
+
+    A constant feature gets the deviation 1.
 
     Args:
         moments: of at least one example.

@@ -1,18 +1,18 @@
-"""What is computed over all sites before the first round, as messages that a real federation would
-exchange.
-"""
+"""What sites exchange before the first round, so that all have the same features."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from fedtailor.data.columns import Columns
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 
 
 class SetupField(NamedTuple):
-    """One value that every site sends before the first round. The server sees that of each; new
-    clients send none.
+    """One value that every site sends before the first round; new clients send none.
+
+    The server sees that of each site.
     """
 
     name: str
@@ -34,7 +34,8 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
 
     Example:
         >>> from fedtailor.data import load_dataset
-        >>> [field.name for field in setup_messages(load_dataset("digits"), DataOptions(normalize="training"))]
+        >>> options = DataOptions(normalize="training")
+        >>> [field.name for field in setup_messages(load_dataset("digits"), options)]
         ['count', 'means', 'squares']
     """
     fields = []
@@ -43,45 +44,46 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
         fields.append(SetupField("class names", content, (dataset.num_classes,)))
 
     if dataset.columns is not None:
-        fields += _of_columns(dataset)
+        fields += _of_columns(dataset.columns)
 
     if dataset.groups is not None and len(dataset.domain_names) > 1:
-        content = "the names of its groups (data.group), so that a group at several sites is on the same side at all"
+        content = (
+            "the names of its groups (data.group), so that a group at several sites is on the same "
+            "side at all"
+        )
         fields.append(SetupField("groups", content, (int(dataset.groups.max()) + 1,)))
 
-    if options.standardizes(is_table=dataset.x.ndim == 2):
-        values = dataset.x.shape[-1]
-        per = "feature" if dataset.x.ndim == 2 else "channel"
-        fields.append(
-            SetupField("count", f"how many values of every {per} its training examples have", (1,))
-        )
-        fields.append(
-            SetupField("means", f"the mean over its training examples of every {per}", (values,))
-        )
-        squares = f"the sum over its training examples of the squared difference from this mean, of every {per}"
-        fields.append(SetupField("squares", squares, (values,)))
+    is_table = dataset.x.ndim == 2
+    if options.standardizes(is_table=is_table):
+        width = dataset.x.shape[-1]
+        each = "every feature" if is_table else "every channel"
+        content = f"how many values of {each} its training examples have"
+        fields.append(SetupField("count", content, (1,)))
+        content = f"the mean over its training examples of {each}"
+        fields.append(SetupField("means", content, (width,)))
+        content = f"the sum of the squared differences from this mean, of {each}"
+        fields.append(SetupField("squares", content, (width,)))
 
     return fields
 
 
-def _of_columns(dataset: Dataset) -> list[SetupField]:
+def _of_columns(plan: Columns) -> list[SetupField]:
     """Return what the columns of a table need."""
-    assert dataset.columns is not None
-    columns = dataset.columns.columns
-    fields = [SetupField("columns", "the names of the columns of its table", (len(columns),))]
-    numbers = [column for column in columns if column.kind == "number"]
-    content = "how many training cells of every column have a value"
-    fields.append(SetupField("filled cells", content, (len(columns),)))
-    content = "whether a training cell of every column is empty"
-    fields.append(SetupField("empty cells", content, (len(columns),)))
-
+    columns = plan.columns
+    width = (len(columns),)
+    fields = [
+        SetupField("columns", "the names of the columns of its table", width),
+        SetupField("filled cells", "how many training cells of every column have a value", width),
+        SetupField("empty cells", "whether a training cell of every column is empty", width),
+    ]
+    numbers = sum(column.kind == "number" for column in columns)
     if numbers:
         content = "the median of its training cells of every column of numbers"
-        fields.append(SetupField("medians", content, (len(numbers),)))
+        fields.append(SetupField("medians", content, (numbers,)))
 
     categories = sum(len(column.categories) for column in columns)
     if categories:
-        texts = "the categories in its training rows of every column of text"
-        fields.append(SetupField("categories", texts, (categories,)))
+        content = "the categories in its training rows of every column of text"
+        fields.append(SetupField("categories", content, (categories,)))
 
     return fields

@@ -112,17 +112,20 @@ def show_fetched(record: Mapping[str, Any]) -> None:
 
 def show_check(record: Mapping[str, Any]) -> None:
     """Print what was found in a user's data: a row per site, then the problems by kind."""
-    from fedtailor.data.own.rules import KINDS  # imports numpy
-
     rows = []
     for site in record["sites"][:_MOST_ROWS]:
-        train = sum(site["train"].values())
-        test = sum(site["test"].values())
-        classes = len(
-            {name for part in ("train", "test") for name, count in site[part].items() if count}
+        classes = {
+            name for part in ("train", "test") for name, count in site[part].items() if count
+        }
+        rows.append(
+            [
+                shortened(site["name"]) or "(no sites)",
+                f"{sum(site['train'].values()):,}",
+                f"{sum(site['test'].values()):,}",
+                str(len(classes)),
+                str(site["problems"]),
+            ]
         )
-        name = shortened(site["name"]) or "(no sites)"
-        rows.append([name, f"{train:,}", f"{test:,}", str(classes), str(site["problems"])])
 
     hidden = len(record["sites"]) - len(rows)
     below = f"{hidden} more sites: --json lists all." if hidden else ""
@@ -137,13 +140,10 @@ def show_check(record: Mapping[str, Any]) -> None:
 
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
-        say(f"{group['severity']}: {KINDS[group['kind']].words} ({group['count']})", style=style)
+        say(f"{group['severity']}: {group['words']} ({group['count']})", style=style)
         for problem in group["first"]:
-            say(
-                f"  {problem['path']}: {problem['message']}"
-                if problem["path"]
-                else f"  {problem['message']}"
-            )
+            where = f"{problem['path']}: " if problem["path"] else ""
+            say(f"  {where}{problem['message']}")
 
     for note in record["notes"]:
         say(f"note: {note}")
@@ -166,8 +166,8 @@ def show_partition(record: Mapping[str, Any]) -> None:
     more = f"{hidden} more clients: --json lists all. " if hidden else ""
     sizes = record["sizes"]
     below = (
-        f"{more}{len(record['clients'])} clients, {record['new_clients']} of them new; training examples: "
-        f"{sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,.1f}. "
+        f"{more}{len(record['clients'])} clients, {record['new_clients']} of them new; training "
+        f"examples: {sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,.1f}. "
         f"SHA-256 of data: {record['data_sha256']}, of split: {record['split_sha256']}."
     )
     columns = ["client", "most frequent classes", "training", "validation", "test", "classes"]
@@ -207,8 +207,9 @@ def show_cleared(record: Mapping[str, Any]) -> None:
 
 
 class FetchLine:
-    """The progress of downloads: a line that changes on a terminal, some ten lines per file
-    elsewhere.
+    """The progress of downloads.
+
+    A line that changes on a terminal; elsewhere some ten lines for each file.
     """
 
     def __init__(self) -> None:

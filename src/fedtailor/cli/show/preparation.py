@@ -16,8 +16,9 @@ _SHORT = 1.0
 
 
 class Preparation:
-    """Counts images: a line that changes on a terminal; elsewhere a line every few seconds and
-    every tenth.
+    """The progress of reading or corrupting images.
+
+    A line that changes on a terminal; elsewhere a line every few seconds and every tenth.
     """
 
     def __init__(self) -> None:

@@ -49,8 +49,7 @@ class Scale(NamedTuple):
 def read_npz_sites(
     folder: Path, sites: list[tuple[str, dict[str, Path]]], options: DataOptions, findings: Findings
 ) -> Dataset | None:
-    """Read the arrays ``x`` and ``y`` of every site, and the text array ``class_names`` if a file
-    has it.
+    """Read the arrays ``x``, ``y`` and perhaps ``class_names`` of every site.
 
     ``x`` is (rows, height, width), (rows, height, width, channels) or (rows, features), numbers;
     ``y`` is (rows,), whole numbers from 0. ``rules.ARRAYS`` says what is not accepted.
@@ -97,9 +96,7 @@ def read_npz_sites(
 def _read_file(
     path: Path, folder: Path, place: Place, digests: dict[str, str], limit: int
 ) -> dict[str, np.ndarray] | None:
-    """Return the arrays of a file, at most ``limit`` bytes; None, with the problem added, without
-    ``x`` or ``y``.
-    """
+    """Return the arrays of a file; None, with the problem added, without ``x`` or ``y``."""
     try:
         raw = read_bytes(path, digests, folder=folder)
         arrays, present = read_archive(raw, _ARRAYS, limit=limit)
@@ -161,8 +158,7 @@ def combine_blocks(
     *,
     sources: Mapping[str, str],
 ) -> Dataset | None:
-    """Put the examples of all sites into one data set; None if there is an error, found here or
-    before.
+    """Put the examples of all sites into one data set; None if there is an error.
 
     Without ``class_names`` the classes are named by their numbers, from 0 to the largest label. The
     counts of all labels that could be read are added to ``findings`` in any case.
@@ -238,9 +234,7 @@ def _check_values(blocks: Sequence[Block]) -> bool:
 
 
 def _number_classes(blocks: Sequence[Block], findings: Findings) -> tuple[str, ...]:
-    """Return the numbers of the classes as names; warn of numbers without examples, refuse a likely
-    regression.
-    """
+    """Name the classes by their numbers; warn of gaps, and refuse a likely regression."""
     present = np.unique(np.concatenate([np.unique(block.y) for block in blocks]))
     examples = sum(len(block.y) for block in blocks)
     labels = Labels("y", [str(label) for label in present], examples)
@@ -258,8 +252,7 @@ def _number_classes(blocks: Sequence[Block], findings: Findings) -> tuple[str, .
 
 
 def _find_scale(blocks: Sequence[Block]) -> Scale | None:
-    """Return the scale that fits the examples of all blocks; None, with the problem added, if none
-    does.
+    """Return the scale of all examples; None, with the problem added, if none fits.
 
     * Tables: float32, as they are.
     * Images of whole numbers, none above 255: uint8, and 255 is white. None above 65,535: float32,

@@ -1,4 +1,4 @@
-"""The cells of one column of one table, whatever the file: few different texts, or plain numbers."""
+"""Tables in memory, whatever their file: a column is few different texts, or plain numbers."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ class Decoded(NamedTuple):
 
 @contextmanager
 def reading_images() -> Iterator[None]:
-    """Silence Pillow's logs and warnings, except its warning of decompression bombs, which becomes
-    an exception.
-    """
+    """Silence Pillow, except its warning of decompression bombs, which becomes an exception."""
     log = logging.getLogger("PIL")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)  # the exception reports a problem once
@@ -88,8 +86,9 @@ def decode(path: Path) -> Decoded:
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:
-    """Return the pixels (height, width, 1 or 3), uint8, of a picture in memory, converted as those
-    of a file.
+    """Return the pixels (height, width, 1 or 3), uint8, of a picture in memory.
+
+    It is converted as a file is.
 
     Raises:
         Unusable: the picture cannot be read.
@@ -108,7 +107,10 @@ def _decoding() -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _bomb("more") from error
     except UnidentifiedImageError as error:
-        message = f"Not a supported image format ({', '.join(FORMATS)}), or the beginning of the file is damaged."
+        formats = ", ".join(FORMATS)
+        message = (
+            f"Not a supported image format ({formats}), or the beginning of the file is damaged."
+        )
         raise Unusable("not_an_image", message) from error
     except (
         Exception
@@ -155,9 +157,7 @@ def _bomb(size: str) -> Unusable:
 
 
 def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Return pixels (height, width, 1 or 3), the conversions, and the largest 16-bit value or
-    -1.
-    """
+    """Return pixels (height, width, 1 or 3), conversions, and the largest 16-bit value or -1."""
     turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
     several = (
         getattr(image, "n_frames", 1) > 1 and image.format != "MPO"

@@ -79,7 +79,7 @@ def find_duplicates(
 
 
 def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-    """Return for every row (rows,) the first with the same keys; training rows come before others."""
+    """Return the first row with the keys of each row (rows,); training rows are before others."""
     order = np.lexsort((is_test, *keys))  # stable: equal rows stay in order
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)

@@ -120,8 +120,9 @@ def count_sites(
 
 
 def check_groups(dataset: Dataset, findings: Findings) -> bool:
-    """Return whether no group is in both parts; add the problem if not, and a warning if sites
-    share groups.
+    """Return whether no group is in both parts; add the problem if one is.
+
+    Groups at several sites are a warning.
     """
     if dataset.groups is None:
         return True

@@ -362,8 +362,9 @@ class Feature:
         return tuple(sorted(self.texts)) if self.is_text else ()
 
     def values(self) -> np.ndarray:
-        """Return the cells of all tables (rows,), float32: numbers, or positions in the categories;
-        NaN for empty cells.
+        """Return the cells of all tables (rows,), float32: numbers, or positions in the categories.
+
+        Empty cells are NaN.
         """
         if not self.is_text:
             return np.concatenate([cells.numbers for cells in self.cells])

@@ -1,6 +1,4 @@
-"""The features of the tables of all sites, joined: one list of columns, and one code for each
-category.
-"""
+"""The features of all tables: one list of columns, and one code for each category."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from fedtailor.data.own.names import counted, show
 def groups_of_paths(
     where: Sequence[Occurrence], pattern: str, findings: Findings
 ) -> np.ndarray | None:
-    """Return the number of the group of every file (rows,); None, with the problems added, if one
-    has none.
+    """Return the group of every file (rows,); None, with the problems added, if one has none.
 
     Args:
         where: the files.

@@ -1,6 +1,4 @@
-"""The reader of image files: one array of images of one size, gray or RGB, without unusable
-files.
-"""
+"""The reader of image files: one array of the images that can be used."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ class Pictures(NamedTuple):
 
 @dataclass
 class _Stack:
-    """One array for all images, allocated with the first image, with three channels once an image
-    has colors.
-    """
+    """One array for all images; it gets three channels once an image has colors."""
 
     capacity: int
     side: int
@@ -68,8 +64,7 @@ class _Stack:
     enlarged: int = 0
 
     def add(self, row: int, pixels: np.ndarray, path: str) -> None:
-        """Add an image (height, width, 1 or 3); an image of another size than the first is only
-        counted.
+        """Add an image (height, width, 1 or 3); one of another size is only counted.
 
         Raises:
             Unusable: ``too_large``, all images together would take too much memory.
@@ -178,8 +173,7 @@ def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def square(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Return the central square of an image (height, width, 1 or 3), resized bilinearly to ``side``
-    pixels.
+    """Return the central square of an image, resized bilinearly to ``side`` pixels.
 
     If the image shrinks, every pixel is a weighted mean of all pixels that it covers.
     """
@@ -215,9 +209,7 @@ def _digest(pixels: np.ndarray) -> bytes:
 
 
 def _have_one_size(stack: _Stack, findings: Findings) -> bool:
-    """Return whether all images have one size or are resized; the error names the sizes and a file
-    of each.
-    """
+    """Return whether all images get one size; the error names the sizes and files."""
     if stack.side or len(stack.sizes) <= 1:
         return True
 
@@ -237,9 +229,7 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
 
 
 def _check_peaks(peak_of_8: int, peak_of_16: int, findings: Findings) -> None:
-    """Warn of nearly black images, given the largest values of 8-bit and of 16-bit images; -1:
-    there are none.
-    """
+    """Warn of nearly black images, by the largest values; -1: there are no such images."""
     if peak_of_8 >= 0:
         warn_if_dark(peak_of_8, 255.0, findings)
 

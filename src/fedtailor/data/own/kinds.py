@@ -1,6 +1,4 @@
-"""The kinds of problems that only a reader can notice, such as a damaged file, and sentences that
-several of them share.
-"""
+"""The kinds of problems that readers report, and sentences that several share."""
 
 from __future__ import annotations
 
@@ -115,7 +113,7 @@ REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "broken_table": "tables with an unreadable line",
             "wrong_encoding": "files that are not UTF-8",
             "pyarrow_missing": "Parquet files without pyarrow, which reads them",
-            "missing_label_column": "tables without `data.label_column`, or without a column that is obviously the label",
+            "missing_label_column": "tables without the column of labels, or where none is obvious",
             "not_a_number": "text in place of numbers, or numbers with a comma",
             "no_features": "tables without features",
             "ragged_row": "rows with more or fewer cells than the header",
@@ -125,7 +123,7 @@ REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "skipped": {"empty_column": "columns without any value"},
         "warning, error": {
-            "missing_value": 'empty cells of a table to predict; in training only with `data.missing = "refuse"`'
+            "missing_value": "empty cells, in tables to predict or with `data.missing` refuse"
         },
         "warning": {"unseen_category": "categories that no training example has"},
     },

@@ -67,8 +67,7 @@ def _find(text: str, name: str, tables: Sequence[Table]) -> At:
 
 
 def guess_label(tables: Sequence[Table], group: str, findings: Findings) -> str | None:
-    """Return the column of the labels of all tables; None, with the problem added, if it is not
-    obvious.
+    """Return the column of the labels; None, with the problem added, if it is not obvious.
 
     It is obvious if exactly one name in all tables is like a label, and its column can hold labels.
     """
@@ -123,9 +122,7 @@ def _can_be_label(columns: Sequence[Cells]) -> bool:
 
 
 def _is_likely(columns: Sequence[Cells]) -> bool:
-    """Return whether a column whose name says nothing has few values that all appear several times
-    on average, and no empty cell.
-    """
+    """Return whether a column has few values that all appear several times on average."""
     if any(cells.is_full for cells in columns) or not _can_be_label(columns):
         return False
 

@@ -95,8 +95,9 @@ class Layout:
     """``package.module:function``."""
 
     def signature(self, options: DataOptions) -> str:
-        """Return a digest of the folder, every file's path, size, times and number, the options and
-        the readers.
+        """Return a digest of all that decides the data: files, options and readers.
+
+        Of every file, path, size, times and number count, not its content.
 
         It is empty if the files to read are not known in advance or one was changed just now: then
         nothing is cached.
@@ -118,8 +119,7 @@ class Layout:
 
 
 def recognize(path: str, findings: Findings) -> Layout | None:
-    """Return the layout of a folder, a file or a function; None, with the problem added, if none is
-    recognized.
+    """Return the layout of data; None, with the problem added, if none is recognized.
 
     Folders are searched for tables at the top, then for ``train.npz`` or ``test.npz`` in their
     folders, then for images. The depth with the most images decides, and images elsewhere are left
@@ -317,9 +317,7 @@ def _order(picture: Picture) -> tuple[bool, str, str, Path]:
 
 
 def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
-    """Return the layout by the folder names at each level above the images; empty, with the error
-    added, if there is none.
-    """
+    """Return the layout by the folder names at each level; empty, with an error, if none."""
     kinds = [_kind_of_level(names) for names in levels]
     if "validation" in kinds:
         names = sorted(_VALIDATION.intersection(levels[kinds.index("validation")]))
@@ -352,8 +350,9 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
 
 
 def _kind_of_level(names: Collection[str]) -> str:
-    """Return the kind of a level: parts (train, test), names, mixed, partial (one part and names)
-    or validation.
+    """Return the kind of a level: parts, names, mixed, partial or validation.
+
+    Parts are train and test; partial is one of them beside names.
     """
     parts = {_PARTS[name] for name in names if name in _PARTS}
     others = set(names) - _PARTS.keys()

@@ -1,6 +1,4 @@
-"""Tables to predict: read with the columns of the tables in training, so that equal cells give
-equal bits.
-"""
+"""Tables to predict: equal cells give equal bits to those in training."""
 
 from __future__ import annotations
 
@@ -44,7 +42,8 @@ def read_table_like(path: Path, columns: Columns) -> LikeTable:
 
     Example:
         >>> from fedtailor.data.columns import Column
-        >>> read_table_like(Path("missing.csv"), Columns((Column("age", "number"),))).problems[0].kind
+        >>> plan = Columns((Column("age", "number"),))
+        >>> read_table_like(Path("missing.csv"), plan).problems[0].kind
         'unreadable_file'
     """
     place = Place(Findings(), "", safe_name(path.name))
@@ -58,8 +57,7 @@ def read_table_like(path: Path, columns: Columns) -> LikeTable:
 
 
 def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
-    """Return the features of a data frame, such as one of pandas; as :func:`read_table_like` does
-    for a file.
+    """Return the features of a data frame, such as one of pandas.
 
     Args:
         frame: anything with ``columns``, and ``frame[name].to_numpy()``.

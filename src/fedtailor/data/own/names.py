@@ -124,7 +124,7 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
 
 
 def reasons_for_care(name: str) -> list[str]:
-    """Return why a name after :func:`safe_name` needs care in outputs, in words; usually nothing."""
+    """Return why a name after :func:`safe_name` needs care in outputs; usually nothing."""
     reasons = []
     if "\\x" in name or "\\u" in name:
         reasons.append("has control characters or bytes that are not UTF-8 (written as escapes)")

@@ -16,8 +16,7 @@ from fedtailor.data.own.names import show
 def read_archive(
     raw: bytes, names: Collection[str], *, limit: int
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the arrays ``names`` as far as the archive has them, and the names of all arrays in
-    it.
+    """Return those of the arrays ``names`` that are there, and the names of all arrays.
 
     Sizes are checked before anything is decompressed: the wanted arrays together may have at most
     ``limit`` bytes. Nothing is unpickled.
@@ -63,7 +62,10 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         )
 
     if kind.hasobject:
-        message = f"Array {name} holds Python objects, which are never read; store numbers, or text for class names."
+        message = (
+            f"Array {name} holds Python objects, which are never read; store numbers, or text for "
+            "class names."
+        )
         raise Unusable("object_array", message)
 
     size = stream.getbuffer().nbytes - stream.tell()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from fedtailor.data.own.names import safe_name
 
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?")
-"""Cells that are empty, in lower case. Among text, ``none`` is a category, such as no medication."""
+"""Words for an empty cell. Among text, ``none`` is a category, such as no medication."""
 
 MISSING_LABELS = ("", "nan")
 """Labels that mean a missing one; other words for an empty cell may be classes."""
@@ -90,8 +90,9 @@ def is_number(text: str) -> bool:
 
 
 def number_or_none(cell: str) -> float | None:
-    """Return the number in a cell: NaN for an empty cell, 1 and 0 for true and false, None for
-    other text.
+    """Return the number in a cell: NaN for an empty one, None for text.
+
+    True is 1 and false is 0.
     """
     word = cell.strip().lower()
     if word in MISSING_WORDS:

@@ -51,8 +51,7 @@ def read_own(path: str, options: DataOptions, report: Report = to_nobody) -> Own
 
 
 def load_own(path: str, options: DataOptions, report: Report = to_nobody) -> Dataset:
-    """Return a user's data like :func:`read_own`, but unchanged images and arrays from the cache of
-    decoded data.
+    """Return a user's data, from the cache of decoded data if nothing has changed.
 
     Raises:
         DataError: the data cannot be used; the message has the first errors.
@@ -128,9 +127,7 @@ def _dispatch(
 
 
 def _explain_tables(layout: Layout, findings: Findings) -> None:
-    """In a folder of images, add the reason why it is read as tables to the first error of a table
-    without images.
-    """
+    """Say to the first error of a table why a folder of images is read as tables."""
     if not any(file.suffix in SUFFIXES for file in layout.files):
         return
 
@@ -138,8 +135,8 @@ def _explain_tables(layout: Layout, findings: Findings) -> None:
         if problem.severity == "error" and problem.kind in _NO_LIST_OF_IMAGES:
             names = listed(safe_name(path.name) for _, path in layout.tables)
             message = (
-                f"{problem.message} The folder is read as tables because {names} is at its top, and "
-                f"{len(layout.files) - len(layout.tables)} other files are ignored; "
+                f"{problem.message} The folder is read as tables because {names} is at its top, "
+                f"and {len(layout.files) - len(layout.tables)} other files are ignored; "
                 "if the images are the data, move it out of the folder."
             )
             findings.problems[number] = problem._replace(message=message)

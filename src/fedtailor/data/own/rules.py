@@ -205,7 +205,8 @@ LABELS: Sequence[Rule[Labels]] = (
         "several_labels",
         "error",
         "several labels of an example, in one cell or as rows of `y`",
-        f"Column {{facts.name}} holds several labels in one cell, such as {{0.value}}. {SEVERAL_LABELS}",
+        "Column {facts.name} holds several labels in one cell, such as {0.value}. "
+        + SEVERAL_LABELS,
         lambda labels: labels.at(several_labels(labels.texts)),
     ),
     Rule(
@@ -245,7 +246,7 @@ ALL_LABELS: Sequence[Rule[Labels]] = (
         "too_many_classes",
         "error",
         f"more than {MAX_CLASSES:,} classes",
-        f"Column {{facts.name}} holds {{0}} different labels; at most {MAX_CLASSES} classes are read.",
+        f"Column {{facts.name}} holds {{0}} different labels; at most {MAX_CLASSES} are read.",
         lambda labels: labels.different > MAX_CLASSES and labels.different,
     ),
 )

@@ -75,7 +75,7 @@ def read_table(
 
 
 def read_header(header: Iterable[str], place: Place) -> tuple[str, ...] | None:
-    """Return the names of columns, safe to print; None, with the problem added, if they are wrong."""
+    """Return the names of columns, safe to print; None, with the problem added, if wrong."""
     names = tuple(safe_name(name.strip()) for name in header)
     return names if check(HEADER, names, place) else None
 

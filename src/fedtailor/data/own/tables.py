@@ -101,8 +101,9 @@ def read_tables(
     findings: Findings,
     report: Report = to_nobody,
 ) -> Dataset | None:
-    """Read one table per site: a label in the column ``options.label_column``, and features or
-    images.
+    """Read one table per site: labels, and features or the paths of images.
+
+    The labels are in the column ``options.label_column``.
 
     All other columns are features, the same at every site in any order: numbers (true and false are
     1 and 0), or text, which is a category. Or the column ``image`` has paths of images relative to
@@ -242,7 +243,7 @@ def _check_table(table: Table, header: Header) -> bool:
 
 
 def check_numbers(table: Table, names: Sequence[str]) -> bool:
-    """Return whether all numbers of some columns are finite; add the problem of each that is not."""
+    """Return whether all numbers of some columns are finite; add the problem of others."""
     usable = True
     for name in names:
         values = table.columns[name].numbers
@@ -254,9 +255,7 @@ def check_numbers(table: Table, names: Sequence[str]) -> bool:
 
 
 def _check_columns_alike(rows: _Rows) -> bool:
-    """Return whether all tables have the same columns; add differences at the smaller group of
-    tables.
-    """
+    """Return whether all tables have the same columns; the smaller group gets the problem."""
     columns = [dict.fromkeys(header.used) for header in rows.headers]
     having = Counter(name for names in columns for name in names)
     total = len(columns)

@@ -93,9 +93,7 @@ def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
 
 
 def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | None:
-    """Return the value of each site with a name; None, with the problem added, if the function
-    returned no mapping.
-    """
+    """Return the value of each site; None, with the problem added, if it is not a mapping."""
     if not isinstance(returned, Mapping):
         _refuse(Place(findings, "", name), returned)
         return None
@@ -124,9 +122,7 @@ def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] 
 
 
 def _read_blocks(place: Place, value: Any) -> list[Block]:
-    """Return the one or two parts of a site; none, with the problem added, if they are not pairs of
-    arrays.
-    """
+    """Return the parts of a site; none, with the problem added, if they are wrong."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         _refuse(place, value)
         return []

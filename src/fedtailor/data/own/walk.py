@@ -219,16 +219,14 @@ def is_dicom(raw: bytes) -> bool:
 
 
 def find_dicom(paths: Sequence[Path]) -> list[Path]:
-    """Return the DICOM files among files of no supported kind; only the first thousand without an
-    ending are opened.
-    """
+    """Return the DICOM files; only the first thousand without an ending are opened."""
     named = [path for path in paths if path.suffix.lower() in _DICOM_ENDINGS]
     unnamed = [path for path in paths if _UID.fullmatch(path.suffix)]
     return named + [path for path in unnamed[:_MOST_OPENED] if begins_like_dicom(path)]
 
 
 def begins_like_dicom(path: Path) -> bool:
-    """Return whether a regular file is DICOM; False if it cannot be read, which its reader reports."""
+    """Return whether a file is DICOM; False if it cannot be read, which its reader reports."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return is_dicom(file.read(_DICOM_MARK_AT + len(_DICOM_MARK)))
 
