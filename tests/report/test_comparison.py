@@ -400,7 +400,7 @@ def real_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
     settings = {
         "seeds": [0, 1],
-        "data": {"clients": 8, "new_clients": 2},
+        "data": {"clients": 5, "new_clients": 1},
         "federation": {"rounds": 1},
         "engine": {"name": "reference"},
     }

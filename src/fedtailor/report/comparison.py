@@ -423,33 +423,34 @@ def _correct_p_values(
     return corrected
 
 
-def _group_record(comparison: GroupComparison) -> dict[str, Any]:
+def _group_record(group: GroupComparison) -> dict[str, Any]:
     """Return the comparison of a group, ready for JSON."""
-    return {
-        "methods": [
+    methods = []
+    for summary in group.summaries:
+        estimates = {name: _estimate_record(one) for name, one in summary.figures.items()}
+        methods.append(
             {
-                "label": each.label,
-                "seeds": list(each.seeds),
-                "clients": _by_seed(each.num_clients),
-                "global_model": each.global_model,
-                "figures": {
-                    name: _estimate_record(figure) for name, figure in each.figures.items()
-                },
+                "label": summary.label,
+                "seeds": list(summary.seeds),
+                "clients": _by_seed(summary.num_clients),
+                "global_model": summary.global_model,
+                "figures": estimates,
             }
-            for each in comparison.summaries
-        ],
-        "differences": [
+        )
+
+    differences = []
+    for one in group.differences:
+        over_seeds = _estimate_record(one.over_seeds) if one.over_seeds is not None else None
+        differences.append(
             {
-                "label": each.label,
-                "over_seeds": None
-                if each.over_seeds is None
-                else _estimate_record(each.over_seeds),
-                "significant_seeds": each.significant_seeds,
-                "by_seed": {str(seed): _test_record(test) for seed, test in each.tests.items()},
+                "label": one.label,
+                "over_seeds": over_seeds,
+                "significant_seeds": one.significant_seeds,
+                "by_seed": {str(seed): _test_record(test) for seed, test in one.tests.items()},
             }
-            for each in comparison.differences
-        ],
-    }
+        )
+
+    return {"methods": methods, "differences": differences}
 
 
 def _estimate_record(estimate: Estimate) -> dict[str, Any]:
