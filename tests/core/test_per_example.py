@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtailor.cli.main import main
-from fedtailor.core.engine import ExampleIndices, Job
+from fedtailor.core.engine import ExampleRows, Job
 from fedtailor.core.per_example import PerExample, cut, holds_examples, present_first
 from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.batched import Batched
@@ -56,8 +56,8 @@ def test_other_things_pass_through():
 class Inputs(NamedTuple):
     """What a program of the test reads."""
 
-    train: ExampleIndices
-    test: ExampleIndices
+    train: ExampleRows
+    test: ExampleRows
 
 
 def remember(task, common, inputs):
@@ -88,7 +88,7 @@ def test_engines_return_the_rows_of_a_client(engine, wrap):
     parts = [
         torch.tensor(rows, dtype=torch.int64) for rows in ([3, 1, 4], [], [9], [5, 2, 6, 8, 7])
     ]
-    ragged = [ExampleIndices(rows, torch.ones(len(rows))) for rows in parts]
+    ragged = [ExampleRows(rows, torch.ones(len(rows))) for rows in parts]
     jobs = [
         Job(client, task, Inputs(part, part), len(part.rows)) for client, part in enumerate(ragged)
     ]

@@ -16,7 +16,7 @@ from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import MAX_CATEGORIES, Column, Columns, RawColumn, RawTable, Texts
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_table
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 
 AGE = Column("age", "number", fill=61.5)
 SEX = Column("sex", "category", ("f", "m", "missing"), "missing")
@@ -37,7 +37,7 @@ def raw_dataset(x, columns, **changes):
 
 def known(*train):
     nothing = np.zeros(0, np.int64)
-    return [ClientRows(np.array(rows, dtype=np.int64), nothing, nothing) for rows in train]
+    return [ClientPositions(np.array(rows, dtype=np.int64), nothing, nothing) for rows in train]
 
 
 def test_cells_become_features():

@@ -17,10 +17,10 @@ from fedtailor.data.build import split_record
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import ClientSplitter, Division, check_disjoint, divide
 from fedtailor.data.options import DataOptions
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 
 
-def split(positions: np.ndarray, seed: int = 42, **options: Any) -> ClientRows:
+def split(positions: np.ndarray, seed: int = 42, **options: Any) -> ClientPositions:
     return ClientSplitter(DataOptions(**options), seed).split(positions)
 
 
@@ -86,15 +86,15 @@ def test_the_subsampling_of_the_release_is_one_stream_over_the_clients() -> None
 @pytest.mark.parametrize("partition", ["iid", "dirichlet(alpha=0.3)"])
 def test_clients_share_no_example(partition: str) -> None:
     division = divide(DataOptions(partition=partition, clients=20, val_fraction=0.1), run_seed=0)
-    used = np.concatenate([positions for rows in division.rows for positions in rows])
+    used = np.concatenate([positions for rows in division.positions for positions in rows])
     assert len(np.unique(used)) == len(used) == 1797 and division.notes == []
 
 
 def test_an_example_used_twice_is_refused() -> None:
     nothing = np.empty(0, np.int64)
     rows = [
-        ClientRows(np.array([0, 1]), nothing, np.array([2])),
-        ClientRows(np.array([3]), nothing, np.array([2])),
+        ClientPositions(np.array([0, 1]), nothing, np.array([2])),
+        ClientPositions(np.array([3]), nothing, np.array([2])),
     ]
     check_disjoint(rows, 4, shared_test=True)
     with pytest.raises(DataError, match="example 2 "):
@@ -108,7 +108,7 @@ def test_the_seed_may_follow_the_run() -> None:
     def first(seed: Any, run_seed: int) -> list[int]:
         division = divide(DataOptions(seed=seed), run_seed=run_seed)
         assert division.seed == (run_seed if seed == "run" else seed)
-        return list(division.rows[0].train)
+        return list(division.positions[0].train)
 
     assert first(42, 1) == first(42, 2) == first("run", 42) != first("run", 1)
 
@@ -189,8 +189,8 @@ def test_official_test_examples_go_by_what_a_client_has(
 ) -> None:
     dataset = make_dataset()
     division = divide_six(test, dataset, partition=partition)
-    assert sum(len(part) for rows in division.rows for part in rows[:2]) == 500
-    for rows in division.rows:
+    assert sum(len(part) for rows in division.positions for part in rows[:2]) == 500
+    for rows in division.positions:
         used = np.concatenate(rows[:2])
         expected = np.arange(500, 600)
         if column:
@@ -203,7 +203,7 @@ def test_labels_are_looked_for_within_the_domains_of_a_client() -> None:
     dataset = make_dataset(domains=2)
     partition = "domains(per_domain=3, alpha=1, min_size=0)"
     assert dataset.domains is not None
-    for rows in divide_six("by_label", dataset, partition=partition).rows:
+    for rows in divide_six("by_label", dataset, partition=partition).positions:
         used = np.concatenate(rows[:2])
         assert set(dataset.domains[rows.test]) <= set(dataset.domains[used])
 
@@ -215,17 +215,17 @@ def test_sites_that_come_divided_keep_their_test_examples() -> None:
     assert (options.partition, options.test, options.clients) == ("natural", "given", 4)
     assert division.client_names == ("Bonn", "Lyon", "Oslo", "Porto")
     assert dataset.domains is not None
-    for site, rows in enumerate(division.rows):
+    for site, rows in enumerate(division.positions):
         assert set(dataset.domains[np.concatenate(rows)]) == {site}
         assert rows.train.max() < 500 <= rows.test.min()
     own = divide(DataOptions(test="own"), run_seed=0, dataset=dataset)
-    assert min(rows.test.min() for rows in own.rows) < 500
+    assert min(rows.test.min() for rows in own.positions) < 500
 
 
 def test_a_subset_is_the_same_number_of_every_class() -> None:
     dataset = make_dataset()
     division = divide_six("by_label", dataset, partition="iid", subset=120)
-    used = np.concatenate([part for rows in division.rows for part in rows[:2]])
+    used = np.concatenate([part for rows in division.positions for part in rows[:2]])
     assert np.bincount(dataset.y[used]).tolist() == [20] * 6 and used.max() < 500
     for wrong in (121, 600, 3):
         with pytest.raises(ConfigError, match=r"data\.subset .* a multiple of 6"):
@@ -236,7 +236,7 @@ def test_no_client_keeps_more_training_examples_than_asked_for() -> None:
     options = DataOptions(partition="dirichlet(alpha=0.5)")
     full = divide(options, run_seed=0)
     division = divide(dataclasses.replace(options, train_size=50), run_seed=0)
-    for rows, all_rows in zip(division.rows, full.rows, strict=True):
+    for rows, all_rows in zip(division.positions, full.positions, strict=True):
         assert np.array_equal(rows.test, all_rows.test)
         assert np.array_equal(rows.train, all_rows.train[:50])
 
@@ -278,7 +278,7 @@ def test_new_clients_by_name_come_last() -> None:
     division = divide(DataOptions(new_clients=("Lyon",), path="x"), run_seed=0, dataset=dataset)
     assert division.client_names == ("Bonn", "Oslo", "Lyon") and division.num_new == 1
     assert dataset.domains is not None
-    sites = [set(dataset.domains[rows.train]) for rows in division.rows]
+    sites = [set(dataset.domains[rows.train]) for rows in division.positions]
     assert sites == [{0}, {2}, {1}]
     again = divide(division.options, run_seed=0, dataset=dataset)
     assert split_record(again) == split_record(division)

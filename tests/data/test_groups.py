@@ -14,7 +14,7 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import ClientSplitter, divide
 from fedtailor.data.grouping import check_groups_together
 from fedtailor.data.options import DataOptions
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 
 
 def grouped(rows=400, num_groups=60, domains=0, **changes):
@@ -50,9 +50,9 @@ def test_a_partition_puts_a_group_at_one_client_and_on_one_side(partition, domai
     dataset = grouped(domains=domains)
     options = DataOptions(partition=partition, clients=4, val_fraction=0.2)
     division = divide(options, run_seed=0, dataset=dataset)
-    assert all(len(places) == 1 for places in places_of(dataset, division.rows))
-    assert all(len(client.train) for client in division.rows)
-    assert sum(len(client.test) for client in division.rows) > 50
+    assert all(len(places) == 1 for places in places_of(dataset, division.positions))
+    assert all(len(client.train) for client in division.positions)
+    assert sum(len(client.test) for client in division.positions) > 50
 
 
 @pytest.mark.parametrize("partition", ["natural", "domains(per_domain=2, min_size=1)"])
@@ -61,12 +61,12 @@ def test_groups_at_several_sites_are_on_the_same_side_at_all_of_them(partition):
     clients = 4 if partition == "natural" else 8
     options = DataOptions(partition=partition, clients=clients, val_fraction=0.2)
     division = divide(options, run_seed=0, dataset=dataset)
-    places = places_of(dataset, division.rows)
+    places = places_of(dataset, division.positions)
     assert max(map(len, places)) > 1
     assert all(len({side for _, side in group}) == 1 for group in places)
-    for client in division.rows:
+    for client in division.positions:
         assert len(np.unique(dataset.domains[np.concatenate(client)])) == 1
-    used = np.concatenate([part for client in division.rows for part in client])
+    used = np.concatenate([part for client in division.positions for part in client])
     assert np.array_equal(np.sort(used), np.arange(400))
 
 
@@ -103,13 +103,13 @@ def test_groups_are_divided_by_their_most_frequent_label():
     division = divide(options, run_seed=0, dataset=dataset)
     # of (0, 0), (1, 1), (1, 0): the smallest of two, (2, 2), (3, 3)
     majority = np.array([0, 1, 0, 2, 3] * 4)
-    for client in division.rows:
+    for client in division.positions:
         assert len(np.unique(majority[dataset.groups[client.train]])) == 1
 
 
 def test_more_clients_than_groups_are_refused_and_not_chosen():
     dataset = grouped()
-    assert len(divide(DataOptions(partition="iid"), run_seed=0, dataset=dataset).rows) == 3
+    assert len(divide(DataOptions(partition="iid"), run_seed=0, dataset=dataset).positions) == 3
     with pytest.raises(DataError, match=r"60 clients.*data\.group"):
         divide(DataOptions(partition="iid", clients=61), run_seed=0, dataset=dataset)
 
@@ -120,7 +120,7 @@ def test_a_fraction_and_the_stream_of_the_release_leave_the_test_part_alone():
     whole = divide(options, run_seed=0, dataset=dataset)
     for changes in ({"train_size": 20}, {"fraction": 0.3, "subsampling": "release"}):
         part = divide(dataclasses.replace(options, **changes), run_seed=0, dataset=dataset)
-        for client, full in zip(part.rows, whole.rows, strict=True):
+        for client, full in zip(part.positions, whole.positions, strict=True):
             assert np.array_equal(client.test, full.test)
             assert set(client.train) < set(full.train)
 
@@ -135,8 +135,8 @@ def test_a_division_that_comes_with_the_data_must_not_divide_groups():
     dataset = grouped(groups=groups, num_official_train=300)
     for test in ("given", "complete", "by_label"):
         division = divide(dataclasses.replace(options, test=test), run_seed=0, dataset=dataset)
-        assert min(client.test.min() for client in division.rows) >= 300
-        assert max(np.concatenate(client[:2]).max() for client in division.rows) < 300
+        assert min(client.test.min() for client in division.positions) >= 300
+        assert max(np.concatenate(client[:2]).max() for client in division.positions) < 300
 
 
 def test_a_split_file_must_not_divide_groups(tmp_path):
@@ -146,7 +146,7 @@ def test_a_split_file_must_not_divide_groups(tmp_path):
     path = tmp_path / "split.json"
     path.write_text(json.dumps(split_record(divided.division)))
     again = divide(DataOptions(split=str(path)), run_seed=0, dataset=dataset)
-    for client, expected in zip(again.rows, divided.rows, strict=True):
+    for client, expected in zip(again.positions, divided.positions, strict=True):
         assert all(map(np.array_equal, client, expected))
 
     without = dataclasses.replace(dataset, groups=None)
@@ -159,7 +159,7 @@ def test_a_split_file_must_not_divide_groups(tmp_path):
 
 def test_a_group_on_two_sides_is_found_on_any_two():
     groups = np.array([0, 0, 1, 2])
-    nothing = ClientRows(*[np.zeros(0, np.int64)] * 3)
+    nothing = ClientPositions(*[np.zeros(0, np.int64)] * 3)
     for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
         rows = nothing._replace(**{one: np.array([0]), other: np.array([1])})
         with pytest.raises(DataError, match="1 groups"):

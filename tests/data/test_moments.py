@@ -101,7 +101,8 @@ def test_a_run_merges_its_known_clients_in_the_order_of_their_ids():
         DataOptions(partition="iid", clients=5, new_clients=2), run_seed=0, dataset=dataset
     )
     known = [
-        moments_of(x[np.sort(rows.train)], np.arange(len(rows.train))) for rows in divided.rows[:3]
+        moments_of(x[np.sort(rows.train)], np.arange(len(rows.train)))
+        for rows in divided.positions[:3]
     ]
     sent = [Moments.from_record(json.loads(json.dumps(each.to_record())), 4) for each in known]
     assert normalization(divided) == normalization_of(merge_moments(sent), 1.0)

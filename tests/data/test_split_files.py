@@ -11,7 +11,7 @@ import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.split import ClientRows, split_digest, to_records
+from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.data.split_files import read_split_file, write_npz_split
 
 ROWS = 30
@@ -28,12 +28,12 @@ def dataset() -> Dataset:
 
 
 @pytest.fixture
-def rows() -> list[ClientRows]:
+def rows() -> list[ClientPositions]:
     parts = np.random.default_rng(0).permutation(ROWS).reshape(6, 5)
-    return [ClientRows(*parts[:3]), ClientRows(*parts[3:])]
+    return [ClientPositions(*parts[:3]), ClientPositions(*parts[3:])]
 
 
-def record_of(rows: list[ClientRows], data: Dataset, **changes: Any) -> dict[str, Any]:
+def record_of(rows: list[ClientPositions], data: Dataset, **changes: Any) -> dict[str, Any]:
     record = {
         "dataset": data.name,
         "data_sha256": data.digest,
@@ -52,14 +52,14 @@ def write(path: Path, record: Any) -> Path:
     return path
 
 
-def same(left: list[ClientRows], right: list[ClientRows]) -> bool:
+def same(left: list[ClientPositions], right: list[ClientPositions]) -> bool:
     return to_records(left) == to_records(right) and all(
         each.dtype == np.int64 for part in left for each in part
     )
 
 
 def test_our_own_split_is_read_back(
-    tmp_path: Path, dataset: Dataset, rows: list[ClientRows]
+    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
 ) -> None:
     changes: dict[str, Any] = {
         "new_clients": 1,
@@ -70,7 +70,7 @@ def test_our_own_split_is_read_back(
         write(tmp_path / "split.json", record_of(rows, dataset, **changes)), dataset
     )
     assert (
-        same(loaded.rows, rows)
+        same(loaded.positions, rows)
         and loaded.num_new == 1
         and loaded.client_names == ("Charité", "<b>")
     )
@@ -78,7 +78,7 @@ def test_our_own_split_is_read_back(
 
 
 def test_a_split_of_other_data_names_both_digests(
-    tmp_path: Path, dataset: Dataset, rows: list[ClientRows]
+    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
 ) -> None:
     path = write(
         tmp_path / "split.json",
@@ -119,7 +119,11 @@ def test_a_split_of_other_data_names_both_digests(
     ],
 )
 def test_what_a_split_must_not_hold(
-    tmp_path: Path, dataset: Dataset, rows: list[ClientRows], changes: dict[str, Any], part: str
+    tmp_path: Path,
+    dataset: Dataset,
+    rows: list[ClientPositions],
+    changes: dict[str, Any],
+    part: str,
 ) -> None:
     path = write(tmp_path / "split.json", record_of(rows, dataset, **changes))
     with pytest.raises(DataError) as caught:
@@ -145,13 +149,14 @@ def test_a_folder_is_read_in_the_order_of_numbers(tmp_path: Path, dataset: Datas
     rows, num_new, names, _, conditions, [note] = read_split_file(tmp_path, dataset)
     assert conditions is None and note.endswith("nothing checks that they divide 'toy'.")
     expected = [
-        ClientRows(np.array([c]), np.array([], np.int64), np.array([c + 12])) for c in range(12)
+        ClientPositions(np.array([c]), np.array([], np.int64), np.array([c + 12]))
+        for c in range(12)
     ]
     assert same(rows, expected) and num_new == 0 and names == ()
 
 
 def test_a_written_folder_is_read_back(
-    tmp_path: Path, dataset: Dataset, rows: list[ClientRows]
+    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
 ) -> None:
     folder = tmp_path / "out"
     folder.mkdir()  # empty: allowed
@@ -168,10 +173,10 @@ def test_a_written_folder_is_read_back(
 
 
 def test_what_a_folder_cannot_hold_is_refused_before_writing(
-    tmp_path: Path, rows: list[ClientRows]
+    tmp_path: Path, rows: list[ClientPositions]
 ) -> None:
     plain = [client._replace(val=client.val[:0]) for client in rows]
-    cases: list[tuple[list[ClientRows], dict[str, Any], str]] = [
+    cases: list[tuple[list[ClientPositions], dict[str, Any], str]] = [
         (rows, {}, "validation"),
         (plain, {"num_new": 2}, "new clients"),
         (plain, {"test": "by_label"}, "by_label"),

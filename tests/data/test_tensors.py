@@ -103,12 +103,12 @@ def test_a_split_from_a_file_is_the_same_run(tmp_path: Path) -> None:
     path.write_text(json.dumps(split_record(divided.division)))
     loaded = build(DataOptions(split=str(path)), run_seed=0)
     assert loaded.num_new == 1 and loaded.notes == divided.notes
-    for rows, others in zip(divided.rows, loaded.rows, strict=True):
+    for rows, others in zip(divided.positions, loaded.positions, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(rows, others, strict=True))
     again = split_record(loaded.division)
     assert again["split_sha256"] == split_record(divided.division)["split_sha256"]
     path.write_text(json.dumps(again))  # what a run with a split file writes is a split file itself
-    assert len(build(DataOptions(split=str(path)), run_seed=0).rows) == 4
+    assert len(build(DataOptions(split=str(path)), run_seed=0).positions) == 4
     with pytest.raises(ConfigError, match=r"data\.new_clients must be 1, as in the split file"):
         build(DataOptions(split=str(path), new_clients=2), run_seed=0)
 

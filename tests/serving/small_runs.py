@@ -107,7 +107,7 @@ def test_examples(config):
     divided = build(config.data, run_seed=config.seeds[0])
     dataset = divided.dataset
     names = np.array(dataset.class_names or range(dataset.num_classes))
-    return [(dataset.x[rows.test], names[dataset.y[rows.test]]) for rows in divided.rows]
+    return [(dataset.x[rows.test], names[dataset.y[rows.test]]) for rows in divided.positions]
 
 
 test_examples.__test__ = False

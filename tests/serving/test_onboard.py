@@ -51,7 +51,7 @@ def test_an_onboarded_site_has_the_bits_of_the_simulated_new_client(algorithm, d
     divided = parts_of(config).divided
     server = load_server(run.records)
     for client in run.clients[-2:]:
-        rows = divided.rows[client.number]
+        rows = divided.positions[client.number]
         both = np.concatenate([rows.train, rows.test])
         site = SiteData(divided.dataset.x[both], divided.dataset.y[both], len(rows.train), "site")
         made = onboard(server, site, number=client.number)
@@ -71,7 +71,7 @@ def test_the_best_round_is_what_new_sites_get(tmp_path):
     fedtailor.run(config, out=tmp_path / "run")
     run = fedtailor.load(tmp_path / "run")
     divided = parts_of(config).divided
-    rows = divided.rows[3]
+    rows = divided.positions[3]
     site = SiteData(
         divided.dataset.x[rows.train], divided.dataset.y[rows.train], len(rows.train), "site"
     )

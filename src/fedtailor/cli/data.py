@@ -225,7 +225,7 @@ def partition(
     if ending:
         write_whole(Path(out), to_json(split) + "\n")
     elif out:
-        write_npz_split(Path(out), division.rows, num_new=division.num_new, test=division.test)
+        write_npz_split(Path(out), division.positions, num_new=division.num_new, test=division.test)
 
     record = describe_division(division, split)
     record["notes"] = division.notes
@@ -394,7 +394,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     if kind == "bubbles":
         counts = data_plots.count_classes(
-            [rows.train for rows in division.rows], dataset.y, dataset.num_classes
+            [client.train for client in division.positions], dataset.y, dataset.num_classes
         )
         title = f"{dataset.name}: training examples per client and class, {shown}"
 
@@ -405,7 +405,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
     same_for_every_seed = options.split or (
         match_name(partition, ["natural"]) and not options.subset
     )
-    sizes = [len(rows.train) for rows in division.rows]
+    sizes = [len(client.train) for client in division.positions]
     if same_for_every_seed and len(sizes) <= data_plots.MOST_SIZE_BARS:
         return data_plots.size_bars(
             sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}"
@@ -414,7 +414,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
     divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     for seed in range(division.seed + 1, division.seed + divisions):
         other = divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset)
-        sizes += [len(rows.train) for rows in other.rows]
+        sizes += [len(client.train) for client in other.positions]
 
     over = "1 division" if divisions == 1 else f"{divisions} divisions"
     title = f"{dataset.name}: training examples of a client, {over}"

@@ -16,14 +16,18 @@ Program = Callable[[Task, Any, Any], Any]
 tensors."""
 
 
-class ExampleIndices(NamedTuple):
-    """Positions of a client's examples and their weights; an engine may pad both (weight 0)."""
+class ExampleRows(NamedTuple):
+    """Rows of a table that are a client's examples, and their weights.
+
+    The table is the data set, and the rows are positions in it, until an engine gives the program a
+    table of its own. An engine may pad both (weight 0).
+    """
 
     rows: Tensor  # (n,)
     weight: Tensor  # (n,)
 
     @classmethod
-    def of(cls, positions: Tensor) -> ExampleIndices:
+    def of(cls, positions: Tensor) -> ExampleRows:
         """Return the examples at the given positions (n,), each with weight 1."""
         return cls(positions, torch.ones(len(positions), device=positions.device))
 

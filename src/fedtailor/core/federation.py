@@ -26,8 +26,8 @@ check values."""
 
 
 class ExampleSet(NamedTuple):
-    """Some examples of a table: positions and weights. Building blocks gather the examples,
-    algorithms do not.
+    """Some examples of a table: rows and weights. Building blocks gather the examples, algorithms do
+    not.
 
     The table holds examples of this client, or of several; or it is made from such a table (cached
     features). Examples of weight 0 do not count: they are padding, or were left out by sampling.

@@ -15,7 +15,7 @@ from fedtailor.data.encoding import encode_table
 from fedtailor.data.folders import data_folder
 from fedtailor.data.options import DataOptions
 from fedtailor.data.preparing import CORRUPTING, Report, to_nobody
-from fedtailor.data.split import ClientRows, SplitRecord, split_digest, to_records
+from fedtailor.data.split import ClientPositions, SplitRecord, split_digest, to_records
 
 if TYPE_CHECKING:
     from fedtailor.data.corruptions.shift import CifarS, Pair
@@ -36,7 +36,7 @@ class DividedData(NamedTuple):
     dataset: Dataset
     """The division's data set with the features of tables, or followed by corrupted copies of
     images."""
-    rows: list[ClientRows]
+    positions: list[ClientPositions]
     """Positions in ``dataset``."""
     num_new: int
     client_names: tuple[str, ...]
@@ -67,19 +67,19 @@ def build(
 
     Example:
         >>> divided = build(DataOptions(partition="iid", clients=3), run_seed=0)
-        >>> [len(rows.train) for rows in divided.rows]
+        >>> [len(client.train) for client in divided.positions]
         [479, 479, 479]
     """
     division = divide(options, run_seed=run_seed, dataset=dataset, report=report)
     if options.shift.strip():
         return _corrupt(division, report)
 
-    not_new = division.rows[: len(division.rows) - division.num_new]
+    not_new = division.positions[: len(division.positions) - division.num_new]
     dataset, notes = encode_table(division.dataset, not_new)
     return DividedData(
         division=division,
         dataset=dataset,
-        rows=division.rows,
+        positions=division.positions,
         num_new=division.num_new,
         client_names=division.client_names,
         conditions=(),
@@ -94,10 +94,10 @@ def _corrupt(division: Division, report: Report) -> DividedData:
     shift = parse_shift(division.options.shift)
     assert shift is not None
     clients, pairs = conditions_of(division, shift)
-    rows = [division.rows[client] for client in clients]
+    positions = [division.positions[client] for client in clients]
     dataset, copies = apply_shift(
         division.dataset,
-        [np.concatenate(client) for client in rows],
+        [np.concatenate(client) for client in positions],
         pairs,
         seed=division.seed,
         frost_folder=data_folder(division.options.dir) / "frost",
@@ -106,14 +106,14 @@ def _corrupt(division: Division, report: Report) -> DividedData:
 
     # The copies of a client are in the order of its examples.
     corrupted = []
-    for client, positions in zip(rows, copies, strict=True):
+    for client, copied in zip(positions, copies, strict=True):
         ends = np.cumsum([len(client.train), len(client.val)])
-        corrupted.append(ClientRows(*np.split(positions, ends)))
+        corrupted.append(ClientPositions(*np.split(copied, ends)))
 
     # A new client appears once per condition, and each has its own name.
     conditions = tuple(CLEAN if pair is None else str(pair) for pair in pairs)
     names = []
-    num_known = len(division.rows) - division.num_new
+    num_known = len(division.positions) - division.num_new
     for number, condition in zip(clients, conditions, strict=True):
         name = division.client_names[number] if division.client_names else str(number)
         is_variant = number >= num_known and condition != CLEAN
@@ -122,8 +122,8 @@ def _corrupt(division: Division, report: Report) -> DividedData:
     return DividedData(
         division=division,
         dataset=dataset,
-        rows=corrupted,
-        num_new=len(rows) - num_known,
+        positions=corrupted,
+        num_new=len(positions) - num_known,
         client_names=tuple(names),
         conditions=conditions,
         notes=[
@@ -148,11 +148,11 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
         message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
         raise ConfigError(message, key="data.new_clients", allowed="> 0", got=0)
 
-    num_known = len(division.rows) - division.num_new
+    num_known = len(division.positions) - division.num_new
     clients = list(range(num_known))
     corruptions = list(pairs(shift, num_known))
     variants: tuple[Pair | None, ...] = (None, *NEW_PAIRS) if shift.new == "all" else (None,)
-    for client in range(num_known, len(division.rows)):
+    for client in range(num_known, len(division.positions)):
         clients += [client] * len(variants)
         corruptions += variants
 
@@ -172,14 +172,14 @@ def _other_conditions(division: Division, conditions: tuple[str, ...]) -> list[s
 
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
     """Return the record of a split; its positions are those in the published data set."""
-    clients = to_records(division.rows)
+    clients = to_records(division.positions)
     options: dict[str, Any] = {}
     for name, value in dataclasses.asdict(division.options).items():
         if name not in _LOCAL:
             options[name] = list(value) if isinstance(value, tuple) else value
 
     options["test"] = division.test
-    options["clients"] = len(division.rows)
+    options["clients"] = len(division.positions)
     return SplitRecord(
         dataset=division.dataset.name,
         data_sha256=division.dataset.digest,

@@ -27,13 +27,13 @@ def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str,
     """
     dataset = division.dataset
     clients = []
-    for number, rows in enumerate(division.rows):
+    for number, client in enumerate(division.positions):
         name = division.client_names[number] if division.client_names else str(number)
-        lengths = {"train": len(rows.train), "val": len(rows.val), "test": len(rows.test)}
-        counts = _count_by_name(dataset.y[rows.train], dataset.class_names)
+        lengths = {"train": len(client.train), "val": len(client.val), "test": len(client.test)}
+        counts = _count_by_name(dataset.y[client.train], dataset.class_names)
         clients.append({"name": name, **lengths, "class_counts": counts})
 
-    sizes = [len(rows.train) for rows in division.rows]
+    sizes = [len(client.train) for client in division.positions]
     return {
         "dataset": dataset.name,
         "partition": division.options.partition or division.options.split,

@@ -26,7 +26,7 @@ from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.domains import Natural
 from fedtailor.data.partitions.text import parse_partition
 from fedtailor.data.preparing import Report, to_nobody
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 
 if TYPE_CHECKING:
     pass
@@ -41,7 +41,7 @@ class Division(NamedTuple):
 
     dataset: Dataset
     """The data set as published, or as the user has it."""
-    rows: list[ClientRows]
+    positions: list[ClientPositions]
     num_new: int
     options: DataOptions
     """The options with the values that were used: number of clients, partition, test policy and
@@ -89,7 +89,7 @@ def divide(
 
     Example:
         >>> division = divide(DataOptions(partition="iid", clients=3), run_seed=0)
-        >>> [len(rows.train) for rows in division.rows]
+        >>> [len(client.train) for client in division.positions]
         [479, 479, 479]
     """
     if dataset is None:
@@ -102,10 +102,10 @@ def divide(
     else:
         division = _by_partition(dataset, options, seed)
 
-    check_disjoint(division.rows, len(dataset.y), shared_test=division.shared_test)
+    check_disjoint(division.positions, len(dataset.y), shared_test=division.shared_test)
     if dataset.groups is not None:
         key = "data.split" if options.split else "data.group"
-        check_groups_together(division.rows, dataset.groups, key=key)
+        check_groups_together(division.positions, dataset.groups, key=key)
 
     return division
 
@@ -143,14 +143,14 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
         )
 
     num_new = loaded.num_new or options.num_new
-    refuse_too_many_new(num_new, len(loaded.rows))
+    refuse_too_many_new(num_new, len(loaded.positions))
     return Division(
         dataset=dataset,
-        rows=loaded.rows,
+        positions=loaded.positions,
         num_new=num_new,
         options=dataclasses.replace(options, new_clients=num_new),
         client_names=loaded.client_names,
-        notes=[*_notes(dataset, loaded.rows), *loaded.notes],
+        notes=[*_notes(dataset, loaded.positions), *loaded.notes],
         test=loaded.test,
         conditions=loaded.conditions,
     )
@@ -179,13 +179,15 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         parts = divide_groups(partition, annotations, groups, clients=clients, seed=seed)
 
     splitter = ClientSplitter(options, seed, dataset.num_official_train, dataset.groups)
-    rows = [splitter.split(pool[part]) for part in parts]
+    positions = [splitter.split(pool[part]) for part in parts]
     if test not in ("own", "given"):
-        rows = [client._replace(test=_official_test(dataset, client, test)) for client in rows]
+        positions = [
+            client._replace(test=_official_test(dataset, client, test)) for client in positions
+        ]
 
     # Clients have names if they are sites; new ones come last.
     names: tuple[str, ...] = ()
-    notes = _notes(dataset, rows)
+    notes = _notes(dataset, positions)
     if isinstance(partition, Natural):
         sites = np.unique(cast(np.ndarray, annotations.domains)).tolist()
         names = tuple(dataset.domain_names[site] for site in sites[:clients])
@@ -195,7 +197,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
 
     if isinstance(options.new_clients, tuple):
         order = _order_with_new_last(names, options.new_clients)
-        rows = [rows[client] for client in order]
+        positions = [positions[client] for client in order]
         names = tuple(names[client] for client in order)
     elif options.new_clients and names:
         new = ", ".join(names[-options.new_clients :])
@@ -203,7 +205,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
 
     return Division(
         dataset=dataset,
-        rows=rows,
+        positions=positions,
         num_new=options.num_new,
         options=options,
         client_names=names,
@@ -249,7 +251,7 @@ def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -
 
 
 def _pool(dataset: Dataset, options: DataOptions, test: TestPolicy, seed: int) -> np.ndarray:
-    """Return the rows to be partitioned.
+    """Return the positions to be partitioned.
 
     These are all if clients test on examples of their own, else the official training part. With
     ``subset``, they are the same number of every class, the first in a random order (pFedVEM's |D|,
@@ -313,7 +315,7 @@ class ClientSplitter:
         if options.subsampling == "release":
             self._release = np.random.RandomState(0)
 
-    def split(self, positions: np.ndarray) -> ClientRows:
+    def split(self, positions: np.ndarray) -> ClientPositions:
         """Split the positions (n,) of the next client."""
         order = self._shuffle(positions)
         is_test = np.zeros(len(order), dtype=bool)
@@ -332,9 +334,9 @@ class ClientSplitter:
         train = train[:num_kept]
         num_val = math.floor(self._options.val_fraction * len(train))
         is_val = self._choose(train[::-1], num_val, "val")[::-1]
-        rows = ClientRows(train[~is_val], train[is_val], order[is_test])
-        self._note_sides(rows)
-        return rows
+        client = ClientPositions(train[~is_val], train[is_val], order[is_test])
+        self._note_sides(client)
+        return client
 
     def _shuffle(self, positions: np.ndarray) -> np.ndarray:
         """Return a client's examples in random order, those of a group side by side."""
@@ -355,14 +357,14 @@ class ClientSplitter:
         groups = self._groups[order]
         return np.isin(groups, choose_groups(groups, count, self._sides, side))
 
-    def _note_sides(self, rows: ClientRows) -> None:
+    def _note_sides(self, client: ClientPositions) -> None:
         if self._groups is not None:
             for side in SIDES:
-                for group in np.unique(self._groups[getattr(rows, side)]).tolist():
+                for group in np.unique(self._groups[getattr(client, side)]).tolist():
                     self._sides.setdefault(group, side)
 
 
-def _official_test(dataset: Dataset, rows: ClientRows, test: TestPolicy) -> np.ndarray:
+def _official_test(dataset: Dataset, positions: ClientPositions, test: TestPolicy) -> np.ndarray:
     """Return the official test examples of a client.
 
     These are all of them, or those with its labels or subclasses in its domains.
@@ -371,7 +373,7 @@ def _official_test(dataset: Dataset, rows: ClientRows, test: TestPolicy) -> np.n
     if test == "complete":
         return official
 
-    used = np.concatenate([rows.train, rows.val])
+    used = np.concatenate([positions.train, positions.val])
     column = cast(np.ndarray, dataset.subclasses if test == "by_subclass" else dataset.y)
     is_chosen = np.isin(column[official], column[used])
     if dataset.domains is not None:
@@ -380,19 +382,21 @@ def _official_test(dataset: Dataset, rows: ClientRows, test: TestPolicy) -> np.n
     return official[is_chosen]
 
 
-def check_disjoint(rows: Sequence[ClientRows], num_rows: int, *, shared_test: bool = False) -> None:
+def check_disjoint(
+    positions: Sequence[ClientPositions], num_rows: int, *, shared_test: bool = False
+) -> None:
     """Check that no example is used twice, by one client or by two.
 
     Args:
-        rows: the clients' examples.
+        positions: the clients' examples.
         num_rows: number of examples in the data set.
         shared_test: whether clients may share test examples.
 
     Raises:
         DataError: an example is used twice; the message names the first.
     """
-    training = np.concatenate([part for client in rows for part in (client.train, client.val)])
-    test = np.concatenate([client.test for client in rows])
+    training = np.concatenate([part for client in positions for part in (client.train, client.val)])
+    test = np.concatenate([client.test for client in positions])
     if shared_test:
         test = np.unique(test)
 
@@ -409,7 +413,7 @@ def check_disjoint(rows: Sequence[ClientRows], num_rows: int, *, shared_test: bo
         )
 
 
-def _notes(dataset: Dataset, rows: list[ClientRows]) -> list[str]:
+def _notes(dataset: Dataset, positions: list[ClientPositions]) -> list[str]:
     """Return notes on a subset of a known data set, and on clients that lack examples."""
     notes = list(dataset.notes)
     if dataset.subset and dataset.official_size >= 0:
@@ -418,10 +422,12 @@ def _notes(dataset: Dataset, rows: list[ClientRows]) -> list[str]:
 
     for part, what in (("train", "training"), ("test", "test")):
         empty = [
-            str(number) for number, client in enumerate(rows) if not len(getattr(client, part))
+            str(number) for number, client in enumerate(positions) if not len(getattr(client, part))
         ]
         if empty:
             numbers = ", ".join(empty[:10]) + (" and more" if len(empty) > 10 else "")
-            notes.append(f"{len(empty)} of {len(rows)} clients have no {what} examples: {numbers}.")
+            notes.append(
+                f"{len(empty)} of {len(positions)} clients have no {what} examples: {numbers}."
+            )
 
     return notes

@@ -11,13 +11,13 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 
 _SHOWN = 5
 """Columns that a note names; more are counted."""
 
 
-def encode_table(dataset: Dataset, known: Sequence[ClientRows]) -> tuple[Dataset, list[str]]:
+def encode_table(dataset: Dataset, known: Sequence[ClientPositions]) -> tuple[Dataset, list[str]]:
     """Return a data set with the features of all rows, and notes.
 
     Data sets that are not tables are returned as they are.

@@ -12,7 +12,7 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 
 Side = Literal["train", "val", "test"]
 
@@ -104,15 +104,17 @@ def choose_groups(
     return [*fixed, *free[:number]]
 
 
-def check_groups_together(rows: Sequence[ClientRows], groups: np.ndarray, *, key: str) -> None:
+def check_groups_together(
+    positions: Sequence[ClientPositions], groups: np.ndarray, *, key: str
+) -> None:
     """Check that the examples of a group are all on one side.
 
     Raises:
         DataError: a group is on two sides; the message counts them.
     """
     for one, other in combinations(SIDES, 2):
-        first = np.concatenate([getattr(client, one) for client in rows])
-        second = np.concatenate([getattr(client, other) for client in rows])
+        first = np.concatenate([getattr(client, one) for client in positions])
+        second = np.concatenate([getattr(client, other) for client in positions])
         both = np.intersect1d(groups[first], groups[second])
         if len(both):
             where = f"examples in {SIDES[one]} and in {SIDES[other]}"

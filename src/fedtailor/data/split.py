@@ -14,7 +14,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_object
 
 
-class ClientRows(NamedTuple):
+class ClientPositions(NamedTuple):
     """Positions of one client's examples in the data set."""
 
     train: np.ndarray  # (n,), int64
@@ -63,10 +63,10 @@ def split_digest(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def to_records(rows: list[ClientRows]) -> list[ClientRecord]:
+def to_records(positions: list[ClientPositions]) -> list[ClientRecord]:
     """Return the clients' positions as lists."""
     records = []
-    for client in rows:
+    for client in positions:
         parts = {side: part.tolist() for side, part in client._asdict().items()}
         records.append(cast(ClientRecord, parts))
 

@@ -24,7 +24,7 @@ from fedtailor.data.options import TestPolicy
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.names import show
 from fedtailor.data.own.npz import read_archive
-from fedtailor.data.split import ClientRows, SplitRecord, read_split
+from fedtailor.data.split import ClientPositions, SplitRecord, read_split
 
 _ARRAYS = ("train", "test")
 _NAME = re.compile(r"client_(0|[1-9][0-9]{0,5})\.npz")
@@ -33,7 +33,7 @@ _NAME = re.compile(r"client_(0|[1-9][0-9]{0,5})\.npz")
 class LoadedSplit(NamedTuple):
     """The clients' examples according to a file."""
 
-    rows: list[ClientRows]
+    positions: list[ClientPositions]
     num_new: int
     """How many of the last clients are new."""
     client_names: tuple[str, ...]
@@ -74,7 +74,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
         raise _other_data(path, record, dataset)
 
     # A digest holds what was written together, not that it makes sense.
-    rows = [_from_json(path, client, num_rows) for client in record["clients"]]
+    positions = [_from_json(path, client, num_rows) for client in record["clients"]]
     num_new = record["new_clients"]
     names = record["client_names"]
     conditions = record["conditions"]
@@ -82,10 +82,10 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     policies = get_args(TestPolicy)
     are_texts = all(type(text) is str and text.strip() for text in [*names, *conditions])
     checks = [
-        (0 <= num_new < len(rows), f"new_clients from 0 to {len(rows) - 1}", num_new),
+        (0 <= num_new < len(positions), f"new_clients from 0 to {len(positions) - 1}", num_new),
         (test in policies, f"options.test to be one of {', '.join(policies)}", test),
         (are_texts, "texts that are not empty as client_names and conditions", names),
-        (len(names) in (0, len(rows)), f"{len(rows)} client_names or none", names),
+        (len(names) in (0, len(positions)), f"{len(positions)} client_names or none", names),
         (len(set(map(str, names))) == len(names), "different client_names", names),
     ]
     for is_right, allowed, got in checks:
@@ -93,7 +93,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
             raise _refuse(path, allowed, show(got))
 
     return LoadedSplit(
-        rows=rows,
+        positions=positions,
         num_new=num_new,
         client_names=tuple(names),
         test=cast(TestPolicy, test),
@@ -103,13 +103,17 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
 
 
 def write_npz_split(
-    folder: Path, rows: Sequence[ClientRows], *, num_new: int = 0, test: TestPolicy = "own"
+    folder: Path,
+    positions: Sequence[ClientPositions],
+    *,
+    num_new: int = 0,
+    test: TestPolicy = "own",
 ) -> None:
     """Write a folder of ``client_*.npz`` that the release of pFedFDA can read; it appears whole.
 
     Args:
         folder: the folder to make.
-        rows: the clients' examples.
+        positions: the clients' examples.
         num_new: how many of the last clients are new.
         test: how test examples were chosen.
 
@@ -121,7 +125,7 @@ def write_npz_split(
     lost = []
     if num_new:
         lost.append(f"new clients (there are {num_new})")
-    if any(len(client.val) for client in rows):
+    if any(len(client.val) for client in positions):
         lost.append("validation examples")
     if test not in ("own", "given"):
         lost.append(f"test examples that clients share (data.test = '{test}')")
@@ -142,7 +146,7 @@ def write_npz_split(
 
     try:
         with whole_folder(folder) as unfinished:
-            for number, client in enumerate(rows):
+            for number, client in enumerate(positions):
                 path = unfinished / f"client_{number}.npz"
                 np.savez(path, train=client.train, test=client.test)
     except OSError as reason:
@@ -150,7 +154,7 @@ def write_npz_split(
         raise RunError(message, path=str(folder)) from reason
 
 
-def _read_folder(folder: Path, num_rows: int) -> list[ClientRows]:
+def _read_folder(folder: Path, num_rows: int) -> list[ClientPositions]:
     """Return the clients in the order of their numbers: 2 before 10."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith("client_")]
@@ -166,7 +170,7 @@ def _read_folder(folder: Path, num_rows: int) -> list[ClientRows]:
     return [_read_client(folder / f"client_{number}.npz", num_rows) for number in sorted(numbers)]
 
 
-def _read_client(path: Path, num_rows: int) -> ClientRows:
+def _read_client(path: Path, num_rows: int) -> ClientPositions:
     # Two arrays of at most all rows, 8 bytes each, and their headers: four times that.
     limit = 64 * num_rows + 2**16
     try:
@@ -179,30 +183,30 @@ def _read_client(path: Path, num_rows: int) -> ClientRows:
         got = ", ".join(map(show, names[:5])) or "none"
         raise _refuse(path, "the arrays 'train' and 'test'", got)
 
-    return ClientRows(
+    return ClientPositions(
         train=_positions(path, "train", arrays["train"], num_rows),
         val=np.zeros(0, np.int64),
         test=_positions(path, "test", arrays["test"], num_rows),
     )
 
 
-def _from_json(path: Path, record: Any, num_rows: int) -> ClientRows:
+def _from_json(path: Path, record: Any, num_rows: int) -> ClientPositions:
     """Return the positions of a client from its JSON, which may have any form."""
-    if type(record) is not dict or set(record) != set(ClientRows._fields):
-        raise _refuse(path, f"clients with {', '.join(ClientRows._fields)}", show(record))
+    if type(record) is not dict or set(record) != set(ClientPositions._fields):
+        raise _refuse(path, f"clients with {', '.join(ClientPositions._fields)}", show(record))
 
     parts = []
-    for name in ClientRows._fields:
+    for name in ClientPositions._fields:
         values = record[name]
         if type(values) is not list or not all(type(value) is int for value in values):
             raise _refuse(path, f"{name} to be a list of whole numbers", show(values))
         parts.append(_positions(path, name, np.array(values), num_rows))
 
-    return ClientRows(*parts)
+    return ClientPositions(*parts)
 
 
 def _positions(path: Path, name: str, values: np.ndarray, num_rows: int) -> np.ndarray:
-    """Return positions (n,) as int64 if all are rows of the data set."""
+    """Return positions (n,) as int64 if all are in the data set."""
     if values.shape == (0,):
         return np.zeros(0, np.int64)  # NumPy gives an empty list the type float64
 

@@ -41,7 +41,7 @@ def to_federation(
     return Federation(
         x=x,
         y=torch.from_numpy(dataset.y),
-        splits=Splits(Split(*map(torch.from_numpy, client)) for client in divided.rows),
+        splits=Splits(Split(*map(torch.from_numpy, client)) for client in divided.positions),
         common_task=task,
         num_new=divided.num_new,
         class_names=dataset.class_names,
@@ -61,7 +61,7 @@ def normalization(divided: DividedData) -> Normalization:
     (:mod:`fedtailor.data.moments`), as real sites would do it.
     """
     dataset = divided.dataset
-    not_new = divided.rows[: len(divided.rows) - divided.num_new]
+    not_new = divided.positions[: len(divided.positions) - divided.num_new]
     by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
     if not by_training or not any(len(client.train) for client in not_new):
         return dataset.normalize

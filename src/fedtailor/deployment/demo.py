@@ -113,8 +113,8 @@ def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     division = divide(options, run_seed=0)
     dataset = division.dataset
     parts = {}
-    for name, rows in zip(SITES, division.rows, strict=True):
-        examples = np.sort(np.concatenate(rows))
+    for name, client in zip(SITES, division.positions, strict=True):
+        examples = np.sort(np.concatenate(client))
         images = np.round(dataset.x[examples] * (255.0 / dataset.white)).astype(np.uint8)
         parts[name] = (images, dataset.y[examples])
 

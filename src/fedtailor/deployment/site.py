@@ -140,16 +140,18 @@ class DeployedSite:
             message = "the server asks for columns, and the data are not a table."
             raise DataError(message, key="site.data")
 
-        rows = divide_site(len(dataset.y), dataset.num_official_train, dataset.groups, data, seed)
-        _refuse_few(len(rows.train))
-        record = summarize(dataset.x, dataset.raw, rows.train).to_record()
+        positions = divide_site(
+            len(dataset.y), dataset.num_official_train, dataset.groups, data, seed
+        )
+        _refuse_few(len(positions.train))
+        record = summarize(dataset.x, dataset.raw, positions.train).to_record()
         contents = {"medians and categories of columns": len(str(record))}
         return SiteAnswer({"kind": "columns", "columns": record}, contents)
 
     def _begin(self, request: Envelope) -> SiteAnswer:
         """Say how many examples there are, and their mean and deviation if these are asked for."""
         prepared = self._run_of(request, request.head.get("client")).prepared
-        counts = {name: len(rows) for name, rows in prepared.rows._asdict().items()}
+        counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
         head: dict[str, Any] = {"kind": "begin", "counts": counts}
         contents = {"numbers of examples": 0}
 

@@ -21,7 +21,7 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.moments import Moments, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
-from fedtailor.data.split import ClientRows, split_digest, to_records
+from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.serving.site_data import SiteData, load_site
 
@@ -30,7 +30,7 @@ class PreparedData(NamedTuple):
     """A site's examples as inputs of the model, and their division."""
 
     site: SiteData
-    rows: ClientRows
+    positions: ClientPositions
     digest: str
     """SHA-256 of examples, labels and division."""
 
@@ -82,7 +82,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 def divide_site(
     count: int, num_official_train: int, groups: np.ndarray | None, data: DataOptions, seed: int
-) -> ClientRows:
+) -> ClientPositions:
     """Return the training, validation and test examples of a site, as a simulation divides those of
     a client.
     """
@@ -99,23 +99,23 @@ def prepare(
     """
     path = options_of(options, data, folder).path
     site = load_site(path, inputs, label_column=options.label_column, group=options.group)
-    rows = divide_site(len(site.y), site.num_train, site.groups, data, seed)
-    return PreparedData(site, rows, _digest(site, rows))
+    positions = divide_site(len(site.y), site.num_train, site.groups, data, seed)
+    return PreparedData(site, positions, _digest(site, positions))
 
 
 def counts_of(prepared: PreparedData, num_classes: int) -> list[int]:
     """Return the number of training examples of every class."""
-    labels = prepared.site.y[prepared.rows.train]
+    labels = prepared.site.y[prepared.positions.train]
     counts: list[int] = np.bincount(labels, minlength=num_classes).tolist()
     return counts
 
 
 def moments(prepared: PreparedData) -> Moments:
     """Return mean and deviation of the training examples, per feature or channel."""
-    return moments_of(prepared.site.x, prepared.rows.train)
+    return moments_of(prepared.site.x, prepared.positions.train)
 
 
-def _digest(site: SiteData, rows: ClientRows) -> str:
+def _digest(site: SiteData, positions: ClientPositions) -> str:
     """Return the SHA-256 of what a site trains and tests with."""
     dataset = Dataset(name="", x=site.x, y=site.y, num_classes=int(site.y.max(initial=0)) + 1)
-    return split_digest(to_records([rows]), 0, [dataset.digest])
+    return split_digest(to_records([positions]), 0, [dataset.digest])

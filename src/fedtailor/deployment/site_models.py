@@ -193,7 +193,7 @@ def _write_run(out: Path, made: MadeModel) -> None:
         "site": {"run": plan.run, "plan_sha256": plan.digest, "round": made.round},
     }
     folder = RunFolder.create(out, config=to_toml(plan.config), provenance=provenance)
-    clients = to_records([made.prepared.rows])
+    clients = to_records([made.prepared.positions])
     is_new = made.number >= plan.population
 
     with folder:

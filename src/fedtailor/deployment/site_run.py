@@ -86,7 +86,12 @@ class SiteRun:
         self._options = options
         self._algorithm = plan.algorithm
         self._federation = federation_of_one(
-            prepared.site, prepared.rows, plan.inputs, plan.task(client), client, plan.population
+            prepared.site,
+            prepared.positions,
+            plan.inputs,
+            plan.task(client),
+            client,
+            plan.population,
         )
         common_task = self._algorithm.bind(self._federation.common_task)
         self._messages: Messages = self._algorithm.messages(common_task)

@@ -228,7 +228,7 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
         facts={
             "algorithm": config.algorithm.name,
             "dataset": dataset,
-            "clients": len(prepared.divided.division.rows),
+            "clients": len(prepared.divided.division.positions),
             "seeds": list(config.seeds),
             "split_sha256": prepared.split_sha256,
             "engine": prepared.engine.name,

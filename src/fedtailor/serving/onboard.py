@@ -14,7 +14,7 @@ from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.federation import Cohort
 from fedtailor.core.metrics import per_client
 from fedtailor.core.reading import damaged
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.serving.load import Method, load_method
 from fedtailor.serving.one_site import federation_of_one
@@ -107,7 +107,7 @@ def onboard(
     config = server.method.config
     algorithm = server.method.algorithm
     train = np.arange(site.num_train) if rows is None else rows
-    division = ClientRows(train, train[:0], np.arange(site.num_train, len(site.y)))
+    division = ClientPositions(train, train[:0], np.arange(site.num_train, len(site.y)))
     method = server.method
     task = method.task(number)
     federation = federation_of_one(site, division, method.inputs, task, number, server.population)

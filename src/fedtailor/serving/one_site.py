@@ -10,14 +10,14 @@ from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.split import ClientRows
+from fedtailor.data.split import ClientPositions
 from fedtailor.data.tensors import tables
 from fedtailor.serving.site_data import SiteData
 
 
 def federation_of_one(
     site: SiteData,
-    rows: ClientRows,
+    positions: ClientPositions,
     inputs: InputSpecification,
     task: Task,
     number: int,
@@ -27,7 +27,7 @@ def federation_of_one(
 
     Args:
         site: its examples, on the scale of the model's training data.
-        rows: their division.
+        positions: their division.
         inputs: of the model.
         task: of the site.
         number: of the site.
@@ -46,7 +46,7 @@ def federation_of_one(
     x, scale = tables(dataset, normalize)
     nothing = torch.empty(0, dtype=torch.int64)
     empty = Split(nothing, nothing, nothing)
-    own = Split(*map(torch.from_numpy, rows))
+    own = Split(*map(torch.from_numpy, positions))
 
     return Federation(
         x=x,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
 from fedtailor.core.devices import HOST
-from fedtailor.core.engine import ExampleIndices, Program
+from fedtailor.core.engine import ExampleRows, Program
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
 from fedtailor.core.per_example import present_first
 from fedtailor.core.rng import Key
@@ -98,9 +98,9 @@ class ClientInputs(NamedTuple):
 
     client: Tensor
     info: ClientInfo
-    train: ExampleIndices
-    val: ExampleIndices
-    test: ExampleIndices
+    train: ExampleRows
+    val: ExampleRows
+    test: ExampleRows
     state: Any
     per_client: Any
 
@@ -132,15 +132,15 @@ def client_inputs(
     return ClientInputs(
         client=torch.tensor(client, device=HOST),
         info=info,
-        train=ExampleIndices.of(split.train),
-        val=ExampleIndices.of(split.val),
-        test=ExampleIndices.of(split.test),
+        train=ExampleRows.of(split.train),
+        val=ExampleRows.of(split.val),
+        test=ExampleRows.of(split.test),
         state=state,
         per_client=per_client,
     )
 
 
-def _visible(common: SharedInputs, part: ExampleIndices) -> ExampleSet:
+def _visible(common: SharedInputs, part: ExampleRows) -> ExampleSet:
     """Return training or validation examples, from the tables that an algorithm sees."""
     x, y = common.visible or Tables(common.x, common.y)
     return ExampleSet(x, y, part.rows, part.weight, common.scale)

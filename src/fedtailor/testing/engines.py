@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Engine, ExampleIndices, Failure, Job, Program, one_thread
+from fedtailor.core.engine import Engine, ExampleRows, Failure, Job, Program, one_thread
 from fedtailor.core.per_example import cut
 from fedtailor.simulation.engines.batched import Batched, run_stacked
 from fedtailor.testing.runs import Disagreement, assert_same_bits, program_name
@@ -94,7 +94,7 @@ class Padded:
         self.engine.close()
 
 
-def _pad(part: ExampleIndices, total: int) -> ExampleIndices:
+def _pad(part: ExampleRows, total: int) -> ExampleRows:
     """Return the examples at the places 1, 2, 4, 5, 7, 8, ..., with padding between them.
 
     Padding is examples of other clients, of weight 0.
@@ -105,7 +105,7 @@ def _pad(part: ExampleIndices, total: int) -> ExampleIndices:
     weight = torch.zeros(len(rows))
     rows[places] = part.rows
     weight[places] = part.weight
-    return ExampleIndices(rows, weight)
+    return ExampleRows(rows, weight)
 
 
 class Guarding:

@@ -29,7 +29,7 @@ class Amount(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The batches of a phase: positions in the example set, on the host."""
+    """The batches of a phase: rows of the client's examples, on the host."""
 
     batches: list[Tensor]
     last_epoch: int
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     """The moves of the images of each batch, (b, 3); None: images stay as they are."""
 
     def batch(self, number: int) -> tuple[Tensor, Tensor | None]:
-        """Return the positions of a batch, and the moves of its images."""
+        """Return the rows of a batch, and the moves of its images."""
         return self.batches[number], None if self.moves is None else self.moves[number]
 
 
@@ -140,13 +140,13 @@ class Batches:
         self.columns: list[tuple[Tensor, Tensor, Tensor]] = []
         """Rows, labels and weights of every batch."""
         if plan.batches:
-            positions = torch.cat(plan.batches).to(rows.device)
+            batch_rows = torch.cat(plan.batches).to(rows.device)
             sizes = [len(batch) for batch in plan.batches]
-            row_parts = torch.split(rows[positions], sizes)
-            label_parts = torch.split(data.labels()[positions], sizes)
+            row_parts = torch.split(rows[batch_rows], sizes)
+            label_parts = torch.split(data.labels()[batch_rows], sizes)
 
             # Copies are aligned alike; the bits of a sum depend on the alignment.
-            weight_parts = torch.split(data.weight[positions], sizes)
+            weight_parts = torch.split(data.weight[batch_rows], sizes)
             weights = [part.clone() for part in weight_parts]
             self.columns = list(zip(row_parts, label_parts, weights, strict=True))
 
@@ -178,9 +178,9 @@ def _normalize_first(data: ExampleSet, plan: Plan) -> bool:
     return used >= len(data.rows) and numbers <= _MOST_NUMBERS
 
 
-def gather(data: ExampleSet, positions: Tensor, moves: Tensor | None = None) -> Batch:
-    """Return the batch of one client at the given positions of its example set."""
-    rows = data.rows[positions]
-    weight = data.weight[positions]
+def gather(data: ExampleSet, batch_rows: Tensor, moves: Tensor | None = None) -> Batch:
+    """Return the batch of one client with the given rows of its examples."""
+    rows = data.rows[batch_rows]
+    weight = data.weight[batch_rows]
     values = to_values(take(data.x, rows, moves), data.scale, weight.dtype)
     return Batch(values, data.y[rows], weight)

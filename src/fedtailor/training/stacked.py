@@ -82,10 +82,10 @@ class StackedExamples(NamedTuple):
         """Return the example set of one client."""
         return ExampleSet(*(part.of_client(client_index) for part in self))
 
-    def gather(self, positions: Tensor, present: Tensor, moves: Tensor | None = None) -> Batch:
-        """Return batches (clients, b, ...) at positions (clients, b); ``present`` 0 is padding."""
-        rows = _pick(self.rows, positions)
-        weight = _pick(self.weight, positions) * present
+    def gather(self, batch_rows: Tensor, present: Tensor, moves: Tensor | None = None) -> Batch:
+        """Return batches (clients, b, ...) of rows (clients, b) of their examples; ``present`` 0: padding."""
+        rows = _pick(self.rows, batch_rows)
+        weight = _pick(self.weight, batch_rows) * present
         values = to_values(_pick(self.x, rows, moves), self.scale.tensor, weight.dtype)
         return Batch(values, _pick(self.y, rows), weight)
 
@@ -211,11 +211,11 @@ class _Run:
             rows = [rows for rows, _ in planned]
             ones = [torch.ones(len(own), device=HOST) for own in rows]
             padded = (pad_sequence(rows, batch_first=True), pad_sequence(ones, batch_first=True))
-            positions, present = to_device(padded, device)
+            batch_rows, present = to_device(padded, device)
 
             all_moves = [moves for _, moves in planned if moves is not None]
             moves = pad_sequence(all_moves, batch_first=True) if all_moves else None
-            batches.append(data.gather(positions, present.to(data.weight.tensor.dtype), moves))
+            batches.append(data.gather(batch_rows, present.to(data.weight.tensor.dtype), moves))
 
         return tuple(batches)
 
@@ -357,7 +357,7 @@ def forward_stack(
 
     with torch.no_grad():
         for start in range(0, max(total, 1), chunk):
-            positions = torch.arange(start, min(start + chunk, total)).expand(count, -1)
-            outputs.append(run_on(*tensors, data.gather(positions, present)))
+            batch_rows = torch.arange(start, min(start + chunk, total)).expand(count, -1)
+            outputs.append(run_on(*tensors, data.gather(batch_rows, present)))
 
     return torch.cat(outputs, 1)

@@ -162,9 +162,9 @@ def test_an_expression_finds_the_group_of_a_picture_in_its_path(folder, make):
     dataset, findings = read_own(str(folder), DataOptions(**options))
     assert len(np.unique(dataset.groups)) == 24 and not findings.errors
     divided = build(DataOptions(partition="iid", clients=3, **options), run_seed=0)
-    groups = [set(dataset.groups[np.concatenate(rows)]) for rows in divided.rows]
+    groups = [set(dataset.groups[np.concatenate(rows)]) for rows in divided.positions]
     assert sum(map(len, groups)) == 24
-    for rows in divided.rows:
+    for rows in divided.positions:
         assert not set(dataset.groups[rows.train]) & set(dataset.groups[rows.test])
 
 
@@ -203,7 +203,7 @@ def test_a_function_may_return_groups(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     options = DataOptions(path="with_groups:good", partition="iid", clients=2)
     divided = build(options, run_seed=0)
-    for rows in divided.rows:
+    for rows in divided.positions:
         assert not set(divided.dataset.groups[rows.train]) & set(divided.dataset.groups[rows.test])
 
     _, findings = read_own("with_groups:divided", options)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from fedtailor.algorithms.fedrep import FedRep
-from fedtailor.core.engine import ExampleIndices, Job
+from fedtailor.core.engine import ExampleRows, Job
 from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.step_runner import current_runner
 
@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
     """What these programs know of a client."""
 
     client: torch.Tensor
-    train: ExampleIndices
+    train: ExampleRows
     state: object
 
 
@@ -34,7 +34,7 @@ class Picky(Exception):
 
 def job(client, size=1, task=None, state=()):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
-    examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
+    examples = ExampleRows(torch.arange(1, size + 1), torch.ones(size))
     return Job(client, task, Inputs(torch.tensor(client), examples, state), size)
 
 

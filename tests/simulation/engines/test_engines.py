@@ -14,7 +14,7 @@ import torch
 
 import fedtailor.simulation.engines.batched as batched
 from federations import perceptron
-from fedtailor.core.engine import ExampleIndices, Failure, Job
+from fedtailor.core.engine import ExampleRows, Failure, Job
 from fedtailor.simulation import engines
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.build import build_engine
@@ -33,14 +33,14 @@ every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGI
 
 class Inputs(NamedTuple):
     client: torch.Tensor
-    train: ExampleIndices
+    train: ExampleRows
     state: dict
 
 
 def job(client, size=None, task=None):
     """Return a job whose examples are numbered 1 to ``size``, of weight 1."""
     size = client if size is None else size
-    examples = ExampleIndices(torch.arange(1, size + 1), torch.ones(size))
+    examples = ExampleRows(torch.arange(1, size + 1), torch.ones(size))
     return Job(
         client,
         task or TASK,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.engine import ExampleIndices, Failure, Job, Program, one_thread
+from fedtailor.core.engine import ExampleRows, Failure, Job, Program, one_thread
 from fedtailor.core.errors import describe_error
 from fedtailor.core.per_example import cut
 from fedtailor.simulation.engines.containment import (
@@ -129,8 +129,8 @@ def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]
 def _stack(trees: Sequence[Any]) -> Any:
     """Stack trees; lists of examples are padded at the end with position 0 and weight 0."""
     first = trees[0]
-    if isinstance(first, ExampleIndices):
-        return ExampleIndices(*(_pad(column) for column in zip(*trees, strict=True)))
+    if isinstance(first, ExampleRows):
+        return ExampleRows(*(_pad(column) for column in zip(*trees, strict=True)))
     if isinstance(first, Tensor):
         return torch.stack(list(trees))
     if isinstance(first, dict):
