@@ -49,6 +49,8 @@ class Metric(NamedTuple):
     """Whether it is between 0 and 1."""
     heading: str = ""
     """Over its column of the printed result; empty: it has none there."""
+    in_percent: bool = False
+    """Whether it is printed in percent."""
 
     @property
     def is_by_class(self) -> bool:
@@ -72,6 +74,7 @@ METRICS = {
         _ece,
         higher_is_better=False,
         heading="ECE",
+        in_percent=True,
     ),
     "auroc": Metric(
         "area under the ROC curve: the probability that an example of the class gets a higher "

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtailor.cli.show.console import percent, say, shortened, table
+from fedtailor.core.metrics import CLIENT_METRICS
 
+_HEADINGS = {metric.heading: key for key, metric in CLIENT_METRICS.items() if metric.heading}
+"""Of the metrics beside the accuracy, with their keys in a result."""
 _MOST_SITES = 30
 _FEW_EXAMPLES = 200
 """A pooled accuracy of fewer test examples is printed with its interval."""
@@ -25,7 +28,7 @@ def show_result(result: Mapping[str, Any]) -> None:
             for condition, part in metrics.get("conditions", {}).items()
         ]
 
-    columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", "loss", "ECE"]
+    columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", *_HEADINGS]
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
     _show_sites(result.get("sites", {}))
@@ -166,7 +169,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     """Return the cells of an evaluation."""
     accuracy = metrics.get("accuracy")
     if accuracy is None:
-        return [f"{name} (no test examples)", "0", *["-"] * 6]
+        return [f"{name} (no test examples)", "0", *["-"] * (4 + len(_HEADINGS))]
 
     errors = accuracy.get("sem", {})
     cells = []
@@ -177,13 +180,16 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     if _has_few_examples(metrics):
         cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"
 
-    return [
-        name,
-        scored_clients(metrics),
-        *cells,
-        f"{metrics['loss']['mean']:.3f}",
-        percent(metrics["ece"]["mean"]),
-    ]
+    others = [_mean_of(key, metrics) for key in _HEADINGS.values()]
+    return [name, scored_clients(metrics), *cells, *others]
+
+
+def _mean_of(key: str, metrics: Mapping[str, Any]) -> str:
+    """Return the mean of a metric over clients; a dash where no client has one."""
+    mean = metrics.get(key, {}).get("mean")
+    if mean is None:
+        return "-"
+    return percent(mean) if CLIENT_METRICS[key].in_percent else f"{mean:.3f}"
 
 
 def scored_clients(metrics: Mapping[str, Any]) -> str:
