@@ -38,7 +38,8 @@ def compare(
         typer.Argument(
             metavar="[RUN... | CONFIG.toml]",
             show_default=False,
-            help="Folders of runs or comparisons to read; or, with -a, a configuration that all methods share.",
+            help="Folders of runs or comparisons to read; or, with -a, a configuration that all methods "
+            "share.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -47,7 +48,8 @@ def compare(
             "--algorithm",
             "-a",
             metavar="METHOD",
-            help='Method to train, such as ditto or "fedavg_ft(finetune=head)". Give it two or more times.',
+            help='Method to train, such as ditto or "fedavg_ft(finetune=head)". '
+            "Give it two or more times.",
         ),
     ] = None,
     named: Named = NOTHING_NAMED,
@@ -106,7 +108,10 @@ def compare(
     else:
         _refuse_training_options({**named, "set": set_, "out": out})
         if not paths:
-            message = "name the methods to train, such as -a pfedfda -a ditto, or the folders of runs to read."
+            message = (
+                "name the methods to train, such as -a pfedfda -a ditto, or the folders of runs to "
+                "read."
+            )
             raise UsageError(message, key="inputs")
 
         folders = [Path(path) for path in paths]
@@ -214,7 +219,10 @@ def _refuse_training_options(given: dict[str, object]) -> None:
     for name, value in given.items():
         if value not in ("", None, []):
             option = name.rpartition(".")[2]
-            message = f"--{option} has no effect on runs that are only read: name methods with -a, or leave it out."
+            message = (
+                f"--{option} has no effect on runs that are only read: name methods with -a, or "
+                "leave it out."
+            )
             raise UsageError(message, key=option)
 
 

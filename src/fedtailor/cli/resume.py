@@ -64,7 +64,10 @@ def resume(
 
     if (path / PLAN_FILE).is_file():
         server = path.absolute().parent.parent
-        message = f"'{run}' is a run across sites: its server goes on with it. fedtailor serve {shlex.quote(str(server))}"
+        message = (
+            f"'{run}' is a run across sites: its server goes on with it. fedtailor serve "
+            f"{shlex.quote(str(server))}"
+        )
         raise ConfigError(message, key="run", allowed="a run on this machine", got=run)
 
     settings = load_config(path / "experiment.toml")

@@ -1,6 +1,4 @@
-"""Safe writing: files that appear whole or not at all, lines that survive a crash, names that stay
-in their folder.
-"""
+"""Safe writing: whole files or none, lines that survive a crash, names that stay inside."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ _SYNCHRONIZED_AT_ONCE = 16
 
 
 def safe_name(name: str) -> str:
-    """Return a file name for any text: letters, digits and ``_ - . ~`` stay, the rest is
-    percent-encoded.
+    """Return a file name for any text: what is no letter, digit or ``_-.~`` is percent-encoded.
 
     >>> safe_name("../etc")
     '%2E.%2Fetc'

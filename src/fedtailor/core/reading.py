@@ -1,9 +1,8 @@
-"""Guarded reading of our own files: whatever is at a path, the caller gets its content or one of
-our errors.
+"""Guarded reading of our own files: the caller gets their content or one of our errors.
 
 Files may be damaged, or come from a stranger. Only regular files are opened, so that a pipe or a
-device cannot stop the reader; lengths are limited, so that memory is; and a link may be refused that
-leads out of the folder which is read.
+device cannot stop the reader; lengths are limited, so that memory is; and a link that leads out of
+the folder may be refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The schedule of a run: its rounds, who takes part, who trains, and when models are evaluated. No
-torch.
-"""
+"""The schedule of a run: rounds, who takes part and trains, when models are tested. No torch."""
 
 from __future__ import annotations
 
@@ -64,8 +62,8 @@ class Schedule:
         check_options(self, owner="federation", keys=keys)
         if self.watches_validation and self.personalized_every in (0, "auto"):
             raise ConfigError(
-                f"{self._watching_option} needs evaluations of personalized models during the run: set "
-                "evaluation.personalized_every, such as 10.",
+                f"{self._watching_option} needs evaluations of personalized models during the run: "
+                "set evaluation.personalized_every, such as 10.",
                 key="evaluation.personalized_every",
                 allowed="1 or more",
                 got=self.personalized_every,
@@ -73,9 +71,7 @@ class Schedule:
 
     @property
     def watches_validation(self) -> bool:
-        """Whether scores on validation examples decide which round is selected, or when the run
-        stops.
-        """
+        """Whether scores on validation examples decide which round is selected, or the end."""
         return self.select == "best" or self.patience > 0
 
     @property
@@ -93,8 +89,9 @@ class Schedule:
         """
         if self.watches_validation and not validates:
             raise ConfigError(
-                f"{self._watching_option} needs validation examples, and no client has any: set data.val_fraction, "
-                "such as 0.2, or name a split with validation examples. Test examples never decide.",
+                f"{self._watching_option} needs validation examples, and no client has any: set "
+                "data.val_fraction, such as 0.2, or name a split with validation examples. Test "
+                "examples never decide.",
                 key="data.val_fraction",
                 allowed="more than 0",
                 got=0,
@@ -107,9 +104,7 @@ class Schedule:
 
     @property
     def fewest_uploads(self) -> int:
-        """How many uploads the robust rule needs: with fewer, it could not tell a bad client from
-        the others.
-        """
+        """How many uploads the robust rule needs to tell a bad client from the others."""
         if self.robust in ("trimmed_mean", "krum"):
             return max(3, math.ceil(1 / self.robust_share))
         return 1 if self.robust == "none" else 3
@@ -127,7 +122,8 @@ class Schedule:
 
         if self.robust != "none" and self.fewest_uploads > drawn:
             raise ConfigError(
-                f"federation.robust = '{self.robust}' needs {self.fewest_uploads} clients in a round, got {drawn}.",
+                f"federation.robust = '{self.robust}' needs {self.fewest_uploads} clients in a "
+                f"round, got {drawn}.",
                 key="federation.robust",
                 allowed=f"{self.fewest_uploads} clients in a round, or robust = 'none'",
                 got=drawn,

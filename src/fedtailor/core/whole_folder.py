@@ -62,8 +62,7 @@ class LockedError(Exception):
 
 
 def lock(folder: Path) -> int | None:
-    """Lock a folder and return a descriptor: the lock lasts until it is closed, or the process
-    ends.
+    """Lock a folder until the returned descriptor is closed, or the process ends.
 
     Returns:
         None if the system has no such locks.

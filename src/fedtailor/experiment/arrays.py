@@ -65,8 +65,8 @@ def _to_array(name: str, tensor: dict[str, Any], path: Path) -> np.ndarray:
         raise damaged(path, f"the tensor {name!r:.80}: {reason}") from reason
 
     raise DataError(
-        f"'{path}' holds the tensor {name!r:.80} of type {kind}, which NumPy does not have. Read the file with "
-        "fedtailor.core.codec.decode.",
+        f"'{path}' holds the tensor {name!r:.80} of type {kind}, which NumPy does not have. Read "
+        "the file with fedtailor.core.codec.decode.",
         path=str(path),
         allowed=[*_TYPES, "BF16"],
         got=kind,

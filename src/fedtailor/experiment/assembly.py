@@ -1,6 +1,4 @@
-"""The assembly of an experiment: the only place where algorithm, model, data and engine come
-together.
-"""
+"""Assembly: the only place where algorithm, model, data and engine come together."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ _EVALUATION_SHARE = 0.05
 
 
 class PreparedRun(NamedTuple):
-    """An experiment of one seed, ready to run: everything that can be wrong with a configuration
-    was checked.
+    """An experiment of one seed, ready to run.
+
+    Everything that can be wrong with a configuration was checked.
     """
 
     config: Config
@@ -234,8 +233,7 @@ def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
 
 
 def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
-    """Build the algorithm from its name, its preset and its options, which may be fields of
-    ``[training]`` too.
+    """Build the algorithm from its name, preset and options, which may be of ``[training]`` too.
 
     Raises:
         ConfigError: unknown algorithm, preset or option, or a value out of range.

@@ -238,7 +238,10 @@ def _check_type(values: object) -> None:
             if isinstance(values, str | Path)
             else f"an object of {type(values).__name__}"
         )
-        message = f"make_config needs sections and their options, such as {{'training': {{'lr': 0.1}}}}, got {got}."
+        message = (
+            f"make_config needs sections and their options, such as {{'training': {{'lr': 0.1}}}}, "
+            f"got {got}."
+        )
         raise ConfigError(f"{message} load_config reads a file.", key="config", got=got)
 
 
@@ -354,8 +357,9 @@ def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
 
 
 def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
-    """Return what an unknown name probably is: ``"; did you mean 'training.lr'?"`` if a section has
-    such an option.
+    """Return what an unknown name probably is, if a section has such an option.
+
+    For example ``"; did you mean 'training.lr'?"``.
     """
     if isinstance(values[name], dict):
         return _READ_BY_OTHERS.get(name, "")
@@ -418,9 +422,7 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value at ``section.key`` (or deeper) into nested dictionaries, which are made as
-    needed.
-    """
+    """Put a value at ``section.key``, or deeper, into nested dictionaries, made as needed."""
     *folders, name = key.split(".")
     if name in ("seed", "seeds") and not folders:
         values.pop("seed", None)

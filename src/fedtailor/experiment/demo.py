@@ -26,8 +26,9 @@ SETTINGS: dict[str, Any] = {
 """Training as in the pFedFDA paper, but for 20 rounds instead of 200."""
 
 INTRODUCTION = (
-    "20 clients hold real handwritten digits, each with a different mix of classes (Dirichlet 0.5). Each uses only a "
-    "quarter of its training data, 8 to 28 examples. Personalization is meant for such scarce data."
+    "20 clients hold real handwritten digits, each with a different mix of classes (Dirichlet "
+    "0.5). Each uses only a quarter of its training data, 8 to 28 examples. Personalization is "
+    "meant for such scarce data."
 )
 
 

@@ -16,8 +16,7 @@ from fedtailor.simulation.engines.workers import keep_pages
 
 
 def examine(data_dir: str = "") -> dict[str, Any]:
-    """Return versions, machine, folders, the engine that ``auto`` chooses for short runs, devices,
-    and the data sets.
+    """Return versions, machine, folders, devices, data sets, and what ``auto`` chooses.
 
     Args:
         data_dir: folder of the data sets; default: ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``.

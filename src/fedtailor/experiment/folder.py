@@ -206,7 +206,7 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write why the block ended early, if it did; the error of the block stays the one raised."""
+        """Write why the block ended early, if it did; its error stays the one that is raised."""
         if error is None:
             return
 

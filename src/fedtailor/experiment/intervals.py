@@ -13,8 +13,7 @@ _HALVINGS = 60
 
 
 def wilson_interval(share: float, num_examples: float) -> Interval:
-    """Return the 95 % interval of a share, such as an accuracy, that was measured on
-    ``num_examples`` test examples.
+    """Return the 95 % interval of a share, such as an accuracy.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22
     (158). The interval is about the examples only: it takes the model as given.
@@ -36,8 +35,7 @@ def wilson_interval(share: float, num_examples: float) -> Interval:
 def auroc_interval(
     auroc: float, positives: float, negatives: float, *, error: float = 0.0
 ) -> Interval:
-    """Return the 95 % interval of an AUROC that was measured on so many positive and negative test
-    examples.
+    """Return the 95 % interval of an AUROC.
 
     The interval holds the values from which the measured one is at most 1.96 standard errors away.
     The standard error is that of Hanley and McNeil 1982, "The meaning and use of the area under a
@@ -64,9 +62,7 @@ def auroc_interval(
 
 
 def _lower_bound(auroc: float, positives: float, negatives: float) -> float:
-    """Return the smallest value that is at most 1.96 of its standard errors below a measured
-    one.
-    """
+    """Return the smallest value that is at most 1.96 standard errors below a measured one."""
     low = 0.0
     high = auroc
     for _ in range(_HALVINGS):

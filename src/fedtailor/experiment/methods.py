@@ -1,6 +1,4 @@
-"""Methods as a user writes them: an algorithm, and options in brackets, such as
-``fedavg_ft(finetune=head)``.
-"""
+"""Methods as a user writes them, such as ``fedavg_ft(finetune=head)``."""
 
 from __future__ import annotations
 
@@ -38,7 +36,8 @@ def read_method(text: str) -> AlgorithmOptions:
         value = after.strip()
         if not (key and value) or key in options:
             raise ConfigError(
-                f"options of a method must be OPTION=VALUE, each once and with commas between them, got '{text}'.",
+                "options of a method must be OPTION=VALUE, each once and with commas between "
+                f"them, got '{text}'.",
                 key="algorithm",
                 allowed=_FORM,
                 got=text,

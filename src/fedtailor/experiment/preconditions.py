@@ -61,7 +61,8 @@ def notes_on_device(device: torch.device) -> list[str]:
     if device == HOST:
         return []
     return [
-        f"the device {device} was not tried before this version came out: compare some rounds with --device cpu."
+        f"the device {device} was not tried before this version came out: compare some rounds with "
+        "--device cpu."
     ]
 
 
@@ -77,8 +78,8 @@ def notes_on_idle_training(
         return []
 
     return [
-        "with federation.train 'all', the training of clients outside the cohort has no effect: with this method, "
-        "clients keep nothing from round to round."
+        "with federation.train 'all', the training of clients outside the cohort has no effect: "
+        "with this method, clients keep nothing from round to round."
     ]
 
 
@@ -94,6 +95,7 @@ def notes_on_unprotected_fields(
     what = "is not a mean" if len(fields) == 1 else "are not means"
     them = "it" if len(fields) == 1 else "them"
     return [
-        f"federation.robust = '{schedule.robust}' protects means over clients. {names} of {type(algorithm).__name__} "
-        f"{what}, so one client can still corrupt {them}; 'krum' looks at whole uploads."
+        f"federation.robust = '{schedule.robust}' protects means over clients. {names} of "
+        f"{type(algorithm).__name__} {what}, so one client can still corrupt {them}; 'krum' looks "
+        "at whole uploads."
     ]

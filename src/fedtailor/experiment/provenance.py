@@ -49,9 +49,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts that the speed and the exact bits of a run depend on: system, processor,
-    build of torch.
-    """
+    """Return the facts that the speed and the exact bits of a run depend on."""
     import torch
 
     from fedtailor.simulation.engines.workers import physical_cores
@@ -70,8 +68,9 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the source code, with ``+changes`` if files differ from it; None outside
-    a repository.
+    """Return the commit of the source code, None outside a repository.
+
+    ``+changes`` follows it if files differ.
     """
     folder = Path(__file__).resolve().parents[1]
 

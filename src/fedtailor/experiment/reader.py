@@ -1,8 +1,8 @@
 """Run folders read back, whatever state the run is in. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
-``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``models/CLIENT.safetensors``
-with ``CLIENT.json``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json``
+``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, and with their cards
+``models/CLIENT.safetensors``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json``
 once it has finished. A run of several seeds holds one such folder per seed: ``seed-0`` and so on.
 :mod:`fedtailor.experiment.writer` writes it.
 """
@@ -69,7 +69,7 @@ class RunRecords:
     status: Record
     split: Record
     rounds: list[Record]
-    """The lines of ``rounds.jsonl``; with several seeds those of all, each line with its ``seed``."""
+    """The lines of ``rounds.jsonl``; with several seeds those of all, each with its ``seed``."""
     events: list[Record]
     """The lines of ``events.jsonl``, in the same way."""
     result: Record | None

@@ -1,6 +1,4 @@
-"""Resuming: whether a run folder holds the run that a configuration describes, and what the first
-start has settled.
-"""
+"""Resuming: whether a folder holds the run that a configuration describes."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ _MOST_DIFFERENCES = 3
 
 
 def begun_config(path: Path) -> Config | None:
-    """Return the configuration of the run in a folder; None if there is nothing, or an empty
-    folder.
+    """Return the configuration of the run in a folder; None if it is empty or missing.
 
     Raises:
         ConfigError: the folder holds something else, or its configuration cannot be read.
@@ -37,8 +34,7 @@ def begun_config(path: Path) -> Config | None:
 
 
 def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
-    """Return a configuration with what the first start of its run has chosen: engine, device, order
-    of seeds.
+    """Return a configuration with the engine, device and order of seeds of the first start.
 
     Args:
         config: as it was given now.
@@ -78,8 +74,7 @@ def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
 
 
 def refuse_other_configuration(config: Config, begun: Config, path: Path) -> None:
-    """Check that a resolved configuration is that of the run in a folder, but for what changes no
-    result.
+    """Check that a configuration is that of the run in a folder, but for what changes no result.
 
     Raises:
         ConfigError: it is not; the message names the keys.
@@ -92,8 +87,7 @@ def refuse_other_configuration(config: Config, begun: Config, path: Path) -> Non
 def refuse_other_values(
     now: Mapping[str, Any], begun: Mapping[str, Any], path: Path, *, what: str
 ) -> None:
-    """Check that the values of nested tables are those with which a folder was begun, but for what
-    changes no result.
+    """Check that nested tables are those of a folder, but for what changes no result.
 
     Args:
         now: the tables as they are given now.
@@ -119,7 +113,8 @@ def refuse_other_values(
     more = ", ..." if len(different) > _MOST_DIFFERENCES else ""
     differences = f"{', '.join(shown)}{more}"
     raise ConfigError(
-        f"'{path}' holds {what} with another configuration: {differences}. Choose another folder with --out.",
+        f"'{path}' holds {what} with another configuration: {differences}. Choose another folder "
+        "with --out.",
         key=different[0],
         allowed=_show(there, different[0]),
         got=_show(here, different[0]),
@@ -143,7 +138,8 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
     for what, (before, today) in digests.items():
         if before != today:
             raise DataError(
-                f"'{path}' cannot be resumed: its {what} had the digest {before}, and has {today} now.",
+                f"'{path}' cannot be resumed: its {what} had the digest {before}, and has {today} "
+                "now.",
                 path=str(path),
                 allowed=before,
                 got=today,
@@ -151,9 +147,7 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
 
 
 def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return what differs between the software of two provenances and can change bits, in words;
-    empty if nothing.
-    """
+    """Return in words what differs between two provenances and can change bits."""
     versions = begun.get("versions", {})
     changes = [
         f"{name} {versions.get(name, 'unknown')} then, {version} now"

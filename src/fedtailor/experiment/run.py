@@ -46,7 +46,9 @@ def run(
     progress: Progress | None = None,
     track: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Run an experiment, once per seed, and return its result: what ``fedtailor run --json`` prints.
+    """Run an experiment, once per seed, and return its result.
+
+    The result is what ``fedtailor run --json`` prints.
 
     If the folder already holds a run of the same configuration, that run is resumed. If it has
     finished, its result is returned. Seeds that it does not have are added to a run of several

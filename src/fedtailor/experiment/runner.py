@@ -46,8 +46,7 @@ class Outcome(NamedTuple):
 
 
 def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[Outcome]:
-    """Run experiments in their order, and yield what comes of each; one that fails does not stop
-    the others.
+    """Run experiments in their order, and yield what comes of each, failures included.
 
     Args:
         jobs: folders that hold finished or interrupted runs of the same configuration are read or
@@ -74,8 +73,7 @@ def is_finished(job: Job) -> bool:
 
 
 def make_jobs(configs: Sequence[Config], folder: Path) -> list[Job]:
-    """Return a job for every configuration, with a folder below ``folder`` that depends on the
-    configuration only.
+    """Return a job for every configuration, in a folder that depends on the configuration only.
 
     Raises:
         ConfigError: an option of an algorithm is wrong, which must not come up after hours of other

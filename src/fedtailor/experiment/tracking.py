@@ -51,7 +51,7 @@ class TrackedRun(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The configuration by dotted name, such as ``training.lr``: numbers, truth values, texts."""
+        """The configuration by dotted name, such as ``training.lr``: numbers, booleans, texts."""
         return dict(_dotted(self.configuration))
 
 

@@ -112,7 +112,10 @@ def what_leaves_run(path: Path, changes: Sequence[tuple[str, Any]] = ()) -> dict
         DataError: the folder is not a run, or the data cannot be found.
     """
     if read_run(path).is_across_sites:
-        message = f"'{path}' is a run across sites, and each says what has left it: fedtailor site leaves FOLDER."
+        message = (
+            f"'{path}' is a run across sites, and each says what has left it: fedtailor site "
+            "leaves FOLDER."
+        )
         raise ConfigError(message, key="subject", allowed="a run on this machine", got=str(path))
 
     config = load_config(path / "experiment.toml", [*changes, *_WITHOUT_ENGINE])

@@ -4,7 +4,7 @@ Simulations and the server of real sites write through it::
 
     with RunWriter(path, plan, observer) as writer:
         start = writer.restore()
-        for report in simulate(..., storage=writer.storage, resume=start.state, events=start.events):
+        for report in simulate(..., storage=writer.storage, resume=start.state):
             writer.add_round(report)
         return writer.finish(report)
 

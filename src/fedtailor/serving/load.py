@@ -81,7 +81,8 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
     number = card.get("number")
     if type(number) is not int:
         raise DataError(
-            f"'{path}' is of an older fedtailor, whose models cannot be loaded: run the experiment again.",
+            f"'{path}' is of an older fedtailor, whose models cannot be loaded: run the experiment "
+            "again.",
             path=str(path),
         )
 

@@ -213,9 +213,7 @@ class Run:
         return Clients(found)
 
     def _scores(self) -> dict[int, dict[str, ClientScores]]:
-        """Return the scores of every client in the last evaluation of each point, up to the round
-        of the models.
-        """
+        """Return every client's scores in the last evaluation of each point, up to the final round."""
         found: dict[int, dict[str, ClientScores]] = {}
         selected = (self.records.result or {}).get("selected", {})
         last = selected.get("round", math.inf)

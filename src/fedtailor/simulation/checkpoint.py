@@ -153,9 +153,7 @@ class Checkpoints:
             store.keep([number for files in self._files.values() for number in files[name]])
 
     def close(self) -> None:
-        """Remove files that no checkpoint needs, as far as possible; the stores cannot be used any
-        more.
-        """
+        """Remove files that no checkpoint needs, as far as possible, and close the stores."""
         if self._is_open:
             with contextlib.suppress(RunError):
                 self.keep(_KEPT)
@@ -166,8 +164,7 @@ class Checkpoints:
     def restore(
         self, objection: Callable[[Mapping[str, Any]], str]
     ) -> tuple[Restored | None, list[str]]:
-        """Go back to the last checkpoint that can be used: fill the stores, and remove what came
-        after it.
+        """Go back to the last checkpoint that can be used, and remove what came after it.
 
         Args:
             objection: is given the notes of a checkpoint; returns why it cannot be used, or an
@@ -333,8 +330,7 @@ class FinalState(NamedTuple):
 
 
 def read_final_state(folder: Path, *, modules: Collection[str]) -> FinalState:
-    """Read the server state from the last checkpoint of a run; of the best round, if validation
-    examples chose one.
+    """Read the server state of the final models from the last checkpoint of a run.
 
     Nothing in the folder changes.
 
@@ -347,7 +343,10 @@ def read_final_state(folder: Path, *, modules: Collection[str]) -> FinalState:
     """
     rounds = sorted(int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
     if not rounds:
-        message = f"'{folder}' holds no checkpoint, so the state of the server is not known: set checkpoint.every to 1."
+        message = (
+            f"'{folder}' holds no checkpoint, so the state of the server is not known: set "
+            "checkpoint.every to 1."
+        )
         raise DataError(message, path=str(folder), allowed="a checkpoint", got="none")
 
     checkpoints = Checkpoints(folder, {}, modules=modules)
@@ -467,7 +466,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if is_missing(error):
             raise damaged(
                 path,
-                "it is missing. Either it was deleted, or the run was killed while it wrote this checkpoint",
+                "it is missing. Either it was deleted, or the run was killed while it wrote this "
+                "checkpoint",
             ) from error
 
         raise

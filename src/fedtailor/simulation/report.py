@@ -1,6 +1,4 @@
-"""The report of a round: evaluations, metrics, events, and the state from which a run can be
-resumed.
-"""
+"""The report of a round, and the state from which a run can be resumed."""
 
 from __future__ import annotations
 
@@ -57,8 +55,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunState:
-    """The server's side of a run between two rounds: ``federate(..., resume=state)`` continues from
-    it.
+    """The server's side of a run between two rounds.
+
+    ``federate(..., resume=state)`` continues from it.
 
     What clients keep is not in it.
     """

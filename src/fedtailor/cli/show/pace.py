@@ -15,9 +15,7 @@ left."""
 
 
 class Pace:
-    """Whether a line about long work is due: at the end, and at most every few seconds and every
-    tenth.
-    """
+    """Whether a line about long work is due: at the end, and every few seconds and every tenth."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()
@@ -80,9 +78,7 @@ class TimeLeft:
             self._times[kind] += 1
 
     def of_rounds(self, rounds: int) -> float:
-        """Return the seconds that so many more rounds will take; at least one must have been
-        counted.
-        """
+        """Return the seconds that more rounds will take; at least one must have been counted."""
         each = statistics.median(self._rounds)
         for kind, seconds in self._evaluations.items():
             each += statistics.median(seconds) * self._times[kind] / self._seen

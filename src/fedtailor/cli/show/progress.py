@@ -1,4 +1,4 @@
-"""The progress of a run, on stderr: a line that changes on a terminal, about ten lines elsewhere."""
+"""Progress of a run, on stderr: a line that changes on a terminal, about ten lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _REDRAWN = 4
 
 
 class PlainProgress:
-    """About ten lines in all, for logs and pipes: the first round, then rounds at equal distances
-    to the last one.
+    """About ten lines in all, for logs and pipes: rounds at equal distances.
 
     The distances are those of all rounds of all runs. Up to ten runs have a line at the end of
     each.
@@ -74,9 +73,7 @@ class PlainProgress:
         return done_in_all * self._lines // (self._runs * self._rounds)
 
     def describe(self, done: int) -> str:
-        """Return the number of a round, and the time that is left: of its run, and of this run and
-        all after it.
-        """
+        """Return the number of a round, and the time left: of its run, and of all after it."""
         place = f"{self._title}: round {done}/{self._rounds}"
         if done == self._rounds:
             return place
@@ -95,9 +92,7 @@ class PlainProgress:
         self._preparation(what, done, total)
 
     def note(self, text: str) -> None:
-        """Print something that a user should know; after some notes, only where to read the
-        others.
-        """
+        """Print what a user should know; after some notes, only where to read the others."""
         self._notes += 1
         if self._notes < _MOST_NOTES:
             self.line(f"note: {text}")
@@ -179,8 +174,7 @@ class LiveProgress(PlainProgress):
 
 
 def make_progress(runs: int = 1) -> PlainProgress:
-    """Return what changes in place where stderr is a terminal that can do so, plain lines
-    elsewhere.
+    """Return what changes in place on a terminal that can do so, plain lines elsewhere.
 
     Args:
         runs: how many runs it is for, such as one per seed.
@@ -195,7 +189,10 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     accuracy = evaluation["metrics"].get("accuracy")
     if accuracy is None:
         return ""
-    return f"{name_of(evaluation)} {percent(accuracy['mean'])} % (worst tenth {percent(accuracy['worst10'])} %)"
+    return (
+        f"{name_of(evaluation)} {percent(accuracy['mean'])} % (worst tenth "
+        f"{percent(accuracy['worst10'])} %)"
+    )
 
 
 def name_of(evaluation: Mapping[str, Any]) -> str:

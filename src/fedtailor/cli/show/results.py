@@ -105,8 +105,8 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         )
         columns += ["AUROC", "sensi-\ntivity", "speci-\nficity"]
         below += (
-            f" AUROC (0 to 1), sensitivity and specificity (in %) are of the class {shortened(positive)}; "
-            f"result.json holds them for both classes{intervals}."
+            " AUROC (0 to 1), sensitivity and specificity (in %) are of the class "
+            f"{shortened(positive)}; result.json holds them for both classes{intervals}."
         )
 
     if len(sites) > _MOST_SITES:
@@ -126,9 +126,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the last of two classes; empty if there are more, or no site has test
-    examples.
-    """
+    """Return the name of the last of two classes; empty if there are more, or no scores."""
     for site in sites.values():
         classes = site.get("by_class", {})
         if len(classes) == 2:
@@ -137,9 +135,7 @@ def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
-    """Return AUROC, sensitivity and specificity of the last of two classes; a dash where there is
-    none.
-    """
+    """Return AUROC, sensitivity and specificity of the last of two classes, or dashes."""
     found = site.get("by_class", {}).get("1", {})
     area = found.get("auroc")
     shares = [found.get(name) for name in ("sensitivity", "specificity")]
@@ -148,9 +144,7 @@ def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
 
 
 def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
-    """Return the accuracy of a site and its interval; a dash where there is none, as for a mean
-    over seeds.
-    """
+    """Return the accuracy of a site and its interval, or dashes."""
     if "accuracy" not in site:
         return ["-", "-"]
     interval = _interval(site["accuracy_interval"]) if "accuracy_interval" in site else "-"
@@ -193,9 +187,7 @@ def _mean_of(key: str, metrics: Mapping[str, Any]) -> str:
 
 
 def scored_clients(metrics: Mapping[str, Any]) -> str:
-    """Return the number of clients that the figures are over. A mean over seeds need not be
-    whole.
-    """
+    """Return the number of clients that figures are over; a mean over seeds need not be whole."""
     return f"{metrics['clients']['evaluated']:.1f}".removesuffix(".0")
 
 
