@@ -1,3 +1,4 @@
-"""Core types, on which everything else builds: algorithm, task, message, federation, keys, trees,
-scores, errors.
+"""Core types, on which everything else builds.
+
+Algorithm, task, message, federation, keys, trees, scores, errors.
 """

@@ -31,8 +31,9 @@ _PARTS: dict[TrainedPart, str] = {
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Gradient steps on a client's training data: so many epochs, steps or rounds. None at all if
-    all three are 0.
+    """Gradient steps on a client's training data: so many epochs, steps or rounds.
+
+    None at all if all three are 0.
     """
 
     layers: TrainedPart = "all"
@@ -51,8 +52,9 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class RoundOfTraining:
-    """A new client trains as the others did: for a single round, or for as many rounds as they
-    trained on average.
+    """A new client trains as the others did.
+
+    For a single round, or for as many rounds as they trained on average.
     """
 
     layers: TrainedPart = "all"
@@ -79,8 +81,9 @@ class ProximalSolve:
 
 @dataclass(frozen=True)
 class NearestNeighbors:
-    """A search among the client's training examples; ``validated``: only where validation examples
-    favor it.
+    """A search among the client's training examples.
+
+    ``validated``: only where validation examples favor it.
     """
 
     neighbors: int
@@ -94,8 +97,9 @@ class NearestNeighbors:
 
 @dataclass(frozen=True)
 class ChoiceOfModel:
-    """A choice among several models by the loss on the client's training data. No choice if there
-    is only one.
+    """A choice among several models by the loss on the client's training data.
+
+    No choice if there is only one.
     """
 
     models: int
@@ -109,8 +113,9 @@ class ChoiceOfModel:
 
 @dataclass(frozen=True)
 class WithoutTraining:
-    """A computation on the client's data that takes no gradient steps; ``words`` name it, such as
-    ``closed form``.
+    """A computation on the client's data that takes no gradient steps.
+
+    ``words`` name it, such as ``closed form``.
     """
 
     words: str

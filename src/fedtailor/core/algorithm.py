@@ -54,9 +54,7 @@ class ClientUpdate(NamedTuple):
 
 
 class Onboarded(NamedTuple):
-    """The result of onboarding: the state of a client that never took part, and the gradient steps
-    that it took.
-    """
+    """The result of onboarding: the state of a new client, and the gradient steps that it took."""
 
     state: Any
     steps: Tensor | int
@@ -114,8 +112,9 @@ class Algorithm(ABC, Generic[S, C, P]):
         return [option.name for option in dataclasses.fields(cls) if option.name != "training"]
 
     def bind(self, task: Task) -> Task:
-        """Return the task with this algorithm's training options: the one that a client's program
-        receives.
+        """Return the task with this algorithm's training options.
+
+        The one that a client's program receives.
         """
         return task._replace(training=self.training)
 
@@ -126,27 +125,31 @@ class Algorithm(ABC, Generic[S, C, P]):
 
     @property
     def onboarding(self) -> Sequence[Adaptation]:
-        """What ``onboard`` does with the data of a client that never took part, in order; empty:
-        nothing.
+        """What ``onboard`` does with the data of a client that never took part, in order.
+
+        Empty: nothing.
         """
         return ()
 
     def adaptation_summary(self, *, new: bool) -> str:
-        """Put into words how a client's data is used before it predicts; ``new``: it never took
-        part.
+        """Put into words how a client's data is used before it predicts.
+
+        ``new``: it never took part.
         """
         onboarding = self.onboarding if new else ()
         return describe([*onboarding, *self.adaptation])
 
     def warnings(self, task: Task) -> list[str]:
-        """Return sentences about the options: for example, that a value makes the method a simpler
-        one.
+        """Return sentences about the options.
+
+        For example, that a value makes the method a simpler one.
         """
         return []
 
     def messages(self, task: Task) -> Messages:
-        """Declare every field of download and upload; by default a whole model, averaged by numbers
-        of examples.
+        """Declare every field of download and upload.
+
+        By default a whole model, averaged by numbers of examples.
         """
         return {"model": Field(kind="model", shapes=task.shapes(*ALL))}
 
@@ -175,8 +178,9 @@ class Algorithm(ABC, Generic[S, C, P]):
     def aggregate(
         self, server: S, received: Mapping[str, Reduced], cohort: Cohort
     ) -> tuple[S, Tree]:
-        """Return the new server state, and new values of ``Download.per_client`` by ``cohort.ids``
-        (() for none).
+        """Return the new server state, and new values of ``Download.per_client`` (() for none).
+
+        The values are in the order of ``cohort.ids``.
 
         By default the server state is a NamedTuple, and every received field replaces its field of
         the same name.
@@ -187,23 +191,25 @@ class Algorithm(ABC, Generic[S, C, P]):
         fields = getattr(server, "_fields", None)
         if fields is None or not set(received) <= set(fields):
             raise TypeError(
-                f"{type(self).__name__} must define aggregate, or keep a server state that is a NamedTuple with the "
-                f"fields {sorted(received)}"
+                f"{type(self).__name__} must define aggregate, or keep a server state that is a "
+                f"NamedTuple with the fields {sorted(received)}"
             )
         new = {name: field.or_else(getattr(server, name)) for name, field in received.items()}
         return server._replace(**new), ()  # type: ignore[attr-defined]  # a NamedTuple
 
     def global_model(self, task: Task, server: S) -> P | None:
-        """Return the model that the server itself would predict with; None if the method has
-        none.
+        """Return the model that the server itself would predict with.
+
+        None if the method has none.
         """
         return None
 
     def onboard(
         self, task: Task, download: Download[Any], info: ClientInfo, data: ClientData, key: Key
     ) -> Onboarded:
-        """Return the state of a client that never took part, from its own data, and the gradient
-        steps.
+        """Return the state of a client that never took part, and the gradient steps.
+
+        It is made from the client's own data.
         """
         return Onboarded(self.init_client(task, info, key), 0)
 
@@ -224,8 +230,9 @@ class Algorithm(ABC, Generic[S, C, P]):
         return predict_logits(task, self._whole_model(personal, "predict"), x)
 
     def features(self, task: Task, personal: P, x: Tensor) -> Tensor:
-        """Return the features (n, d) of inputs that a personal model predicts from: what its head
-        receives.
+        """Return the features (n, d) of inputs that a personal model predicts from.
+
+        What its head receives.
 
         By default a personal model is one that the default of ``predict`` takes. A method that
         defines ``predict`` has features only if it defines this too.
@@ -244,19 +251,22 @@ class Algorithm(ABC, Generic[S, C, P]):
         model = getattr(personal, "model", personal)
         if not isinstance(model, Mapping):
             raise TypeError(
-                f"{type(self).__name__} must define {method}: its personal model is not a dict of parameters"
+                f"{type(self).__name__} must define {method}: its personal model is not a dict of "
+                "parameters"
             )
         return dict(model)
 
     def ood_score(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
-        """Return how far inputs lie from what a personal model knows (n,), larger for stranger
-        ones; None: unknown.
+        """Return how far inputs lie from what a personal model knows (n,); None: unknown.
+
+        It is larger for stranger inputs.
         """
         return None
 
     def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
-        """Return numbers (0-d tensors) worth recording about a personal model; ``steps``: those it
-        took to make it.
+        """Return numbers (0-d tensors) worth recording about a personal model.
+
+        ``steps``: those it took to make it.
         """
         if isinstance(personal, FineTuned):
             return {"steps": personal.steps}

@@ -79,8 +79,9 @@ def _tenth(count: int) -> int:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Return the unbiased standard deviation: 0 for one value, infinite if any value is
-    infinite.
+    """Return the unbiased standard deviation.
+
+    0 for one value, infinite if any value is infinite.
     """
     if len(values) == 1:
         return 0.0

@@ -1,5 +1,6 @@
-"""Trees of tensors as bytes, and back: one form for checkpoints, stores of client states, and
-models.
+"""Trees of tensors as bytes, and back.
+
+One form for checkpoints, stores of client states, and models.
 
 The bytes are a safetensors file. It holds the leaves under their paths, such as
 ``body/conv1.weight``, so that every reader of safetensors can use it. Its metadata holds the
@@ -113,8 +114,7 @@ def decode(data: bytes, *, modules: Collection[str] = (), limits: Limits = LIMIT
 
 
 def compact(value: tree.Tree) -> tree.Tree:
-    """Return the tree with every leaf in memory of its own, dense and aligned, as if it had just
-    been decoded.
+    """Return the tree with every leaf in memory of its own, as if it had just been decoded.
 
     A leaf may be a view into something larger, which it would keep in memory, or begin at an odd
     address, on which the last bit of a result can depend.
@@ -164,8 +164,8 @@ class _Writer:
         name = _name_of(type(value))
         if self._modules is not None and _find_class(name, self._modules) is not type(value):
             raise TypeError(
-                f"'{path or '.'}' is a {name.replace(':', '.')}, which cannot be read back: define it at the top level "
-                "of the method's module, or of a module that this one imports"
+                f"'{path or '.'}' is a {name.replace(':', '.')}, which cannot be read back: define "
+                "it at the top level of the method's module, or of a module that this one imports"
             )
 
         children = {
@@ -186,7 +186,8 @@ class _Writer:
             or leaf.device.type != "cpu"
         ):
             raise TypeError(
-                f"'{path or '.'}' is a tensor of layout {leaf.layout} and type {leaf.dtype} on {leaf.device}"
+                f"'{path or '.'}' is a tensor of layout {leaf.layout} and type {leaf.dtype} on "
+                f"{leaf.device}"
             )
 
         if len(self.leaves) == self._limits.leaves:
@@ -212,7 +213,8 @@ class _Writer:
 def _key(key: Any, path: str) -> str | int:
     if not isinstance(key, str | int) or isinstance(key, bool):
         raise TypeError(
-            f"'{path or '.'}' has a key of type {type(key).__name__}; keys are text or whole numbers"
+            f"'{path or '.'}' has a key of type {type(key).__name__}; keys are text or whole "
+            "numbers"
         )
     return key
 
@@ -326,9 +328,7 @@ def _name_of(cls: type) -> str:
 
 
 def _find_class(name: str, modules: Collection[str]) -> Any:
-    """Return a class of NamedTuples by module and name, or None if it is not allowed or not
-    there.
-    """
+    """Return a class of NamedTuples by module and name; None if it is not allowed or not there."""
     module, _, qualified = name.partition(":")
     if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in modules):
         return None
@@ -367,9 +367,7 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor that lies in the order of its axes, as PyTorch gives them to a
-    new one.
-    """
+    """Return the strides that PyTorch gives to a new tensor with this order of axes."""
     return tuple(
         math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape))
     )

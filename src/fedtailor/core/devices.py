@@ -36,9 +36,7 @@ def current() -> torch.device:
 
 
 def placed(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which PyTorch's functions without tensors among their arguments create
-    them on a device.
-    """
+    """Return a context in which PyTorch's functions create new tensors on a device."""
     if device == HOST and current() == HOST:
         return _NOTHING
     _others.add(device)
@@ -56,8 +54,9 @@ def _placed(device: torch.device) -> Iterator[None]:
 
 
 def to_device(value: T, device: torch.device) -> T:
-    """Return nested mappings, tuples and lists with their tensors on a device; what lies there is
-    not copied.
+    """Return nested mappings, tuples and lists with their tensors on a device.
+
+    What lies there is not copied.
     """
     if device == HOST and not _others:
         return value
@@ -69,8 +68,9 @@ def to_device(value: T, device: torch.device) -> T:
 
 
 def to_host(value: T, why: str) -> T:
-    """Return nested mappings, tuples and lists with their tensors on the host, each in its layout
-    in memory.
+    """Return nested mappings, tuples and lists with their tensors on the host.
+
+    Each keeps its layout in memory.
 
     Args:
         value: may hold other values than tensors, which stay as they are. On the CPU it is returned
@@ -103,8 +103,8 @@ def find(name: str) -> torch.device:
 
     if name == "mps":
         message = (
-            "engine.device = 'mps' cannot be used: Apple's MPS has no float64, in which sums over clients and scores "
-            f"are computed; here there is {_listed(there)}."
+            "engine.device = 'mps' cannot be used: Apple's MPS has no float64, in which sums over "
+            f"clients and scores are computed; here there is {_listed(there)}."
         )
         raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
 
@@ -163,8 +163,9 @@ def _replaced(value: T, leaves: Iterator[Tensor]) -> T:
 
 
 def _copied_at_once(leaves: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Return tensors on a device. The bytes of those elsewhere are put together where they lie, and
-    copied once.
+    """Return tensors on a device.
+
+    The bytes of those elsewhere are put together where they lie, and copied once.
     """
     far = [number for number, leaf in enumerate(leaves) if leaf.device != device]
     far.sort(

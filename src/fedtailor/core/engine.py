@@ -49,15 +49,14 @@ class ProgramError(Exception):
 
 
 class NoAnswer(ProgramError):
-    """A client gave no answer. Whether that happens may depend on time or memory, so it is not
-    repeatable.
+    """A client gave no answer.
+
+    Whether that happens may depend on time or memory, so it is not repeatable.
     """
 
 
 class Failure(NamedTuple):
-    """What an engine returns in place of an output if a client's program raised, or gave no
-    answer.
-    """
+    """What an engine returns if a client's program raised, or gave no answer."""
 
     reason: BaseException
 
@@ -79,13 +78,15 @@ class Engine(Protocol):
         """The name in the table of engines."""
 
     def begin_run(self) -> None:
-        """Forget what serves one run only: what programs use besides their inputs may have changed
-        since the last.
+        """Forget what serves one run only.
+
+        What programs use besides their inputs may have changed since the last.
         """
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job, in the order of ``jobs``; :class:`Failure` where there is
-        none.
+        """Return the output of every job, in the order of ``jobs``.
+
+        :class:`Failure` where there is none.
 
         Whatever a program raises, returns or changes, the other programs run and their outputs are
         the same, as far as one process can ensure that; an interruption of the run (Ctrl-C) is
@@ -100,9 +101,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GatheringEngine(Engine, Protocol):
-    """Runs programs in several places, and can make less of their outputs before they leave a
-    place.
-    """
+    """Runs programs in several places, and can reduce their outputs before they leave a place."""
 
     def map_gathered(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge

@@ -95,8 +95,9 @@ LONGEST_REASON = 500
 
 
 def one_line(text: str) -> str:
-    """Return a text that can be recorded and printed: one line, at most ``LONGEST_REASON``
-    characters.
+    """Return a text that can be recorded and printed.
+
+    One line, at most ``LONGEST_REASON`` characters.
 
     >>> one_line("no   luck")
     'no luck'
@@ -120,8 +121,9 @@ def describe_error(error: BaseException) -> str:
 
 @contextmanager
 def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
-    """Take every step when the block ends, even if the block or a step before raises; the first
-    error is raised.
+    """Take every step when the block ends, even if the block or a step before raises.
+
+    The first error is raised.
     """
     first: BaseException | None = None
     try:
@@ -140,8 +142,9 @@ def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
 
 
 def match_name(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that a name stands for: case does not matter, and a hyphen is an
-    underscore.
+    """Return the choice that a name stands for.
+
+    Case does not matter, and a hyphen is an underscore.
 
     Returns:
         None if there is no such choice.
@@ -186,8 +189,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 def unknown_name(
     what: str, name: str, choices: Iterable[str], *, key: str | None = None
 ) -> ConfigError:
-    """Return the error for a name that is not in a table. It lists the names that are, and the
-    nearest.
+    """Return the error for a name that is not in a table.
+
+    It lists the names that are, and the nearest.
     """
     allowed = sorted(choices)
     hint = did_you_mean(name, allowed) or "."

@@ -1,5 +1,6 @@
-"""A federation: its roster and its data, and the part of the data that a client's program sees:
-never the test set.
+"""A federation: its roster and its data, and the part of the data that a client's program sees.
+
+Never the test set.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ check values."""
 
 
 class ExampleSet(NamedTuple):
+<<<<<<< HEAD
     """Some examples of a table: rows and weights. Building blocks gather the examples, algorithms do
     not.
+=======
+    """Some examples of a table: positions and weights.
+
+    Building blocks gather the examples, algorithms do not.
+>>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
 
     The table holds examples of this client, or of several; or it is made from such a table (cached
     features). Examples of weight 0 do not count: they are padding, or were left out by sampling.
@@ -105,9 +112,7 @@ _BLOCK = 4096
 
 
 class Splits(Sequence[Split]):
-    """The splits of all clients in three tensors, where 100,000 clients would else have 300,000
-    small ones.
-    """
+    """The splits of all clients in three tensors, not in 300,000 small ones."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
         positions = [[torch.empty(0, dtype=torch.int64)] for _ in Split._fields]
@@ -220,8 +225,9 @@ class Federation:
         return self.roster.new
 
     def on(self, device: torch.device) -> Federation:
-        """Return the same federation with its data on a device; values of 8 bits stay such. On the
-        CPU it is itself.
+        """Return the same federation with its data on a device; values of 8 bits stay such.
+
+        On the CPU it is itself.
         """
         if self.x.device == device:
             return self

@@ -1,5 +1,4 @@
-"""Messages: what a client uploads, how the server may see it, and the checks at the server's
-border.
+"""Messages: what a client uploads, how the server may see it, and the checks at its border.
 
 ``Algorithm.messages`` declares every field once. The declaration is the single source for
 validation of uploads, byte counts, documentation and disclosure.
@@ -37,8 +36,9 @@ class Mean(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The server sees the sum over the cohort. ``rows``: 1 for the rows that are sent, or () for
-    all.
+    """The server sees the sum over the cohort.
+
+    ``rows``: 1 for the rows that are sent, or () for all.
     """
 
     value: tree.Tree
@@ -94,8 +94,9 @@ BYTES_PER_SCALAR = 4
 
 
 class Reduced(NamedTuple):
-    """A reduced field at the server: the mean with its total weight, or the sum, or the single
-    values.
+    """A reduced field at the server.
+
+    The mean with its total weight, or the sum, or the single values.
     """
 
     value: tree.Tree
@@ -117,8 +118,9 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
 
 
 class PartialSum(NamedTuple):
-    """The sum of one field over some clients, in float64. It can be sent, and added where the other
-    clients are.
+    """The sum of one field over some clients, in float64.
+
+    It can be sent, and added where the other clients are.
     """
 
     is_mean: bool
@@ -132,8 +134,9 @@ class PartialSum(NamedTuple):
 
 
 class FieldSum:
-    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order; none of
-    them is kept.
+    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order.
+
+    None of them is kept.
 
     Means and sums are added in a binary tree over client ids (:mod:`fedtailor.core.reduction`), so
     their bits depend on who sent the field and on nothing else. A leaf comes back in its own dtype.
@@ -144,8 +147,7 @@ class FieldSum:
         self._total = ArrivingSum[PartialSum](clients, _joined)
 
     def add(self, client: int, entry: Mean | Sum | PartialSum) -> None:
-        """Add what a client sent, or one of the :meth:`parts` of another sum under the id that it
-        has there.
+        """Add what a client sent, or one of the :meth:`parts` of another sum under its id.
 
         What a client sent stays as it is, and can be dropped. The memory of a part is used. The
         other clients that are in the part must be skipped.
@@ -208,8 +210,9 @@ def _weighted(entry: Mean | Sum) -> PartialSum:
 
 
 def _joined(left: PartialSum, right: PartialSum) -> PartialSum:
-    """Return the sum of two parts, in the memory of the left one, whose clients have the lower
-    ids.
+    """Return the sum of two parts, in the memory of the left one.
+
+    Its clients have the lower ids.
     """
     for path, leaf in left.leaves.items():
         leaf.add_(right.leaves[path])
@@ -250,8 +253,9 @@ def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:
 
 
 class Problem(NamedTuple):
-    """Why something that a client returns cannot be used; ``str`` of it is a sentence without its
-    period.
+    """Why something that a client returns cannot be used.
+
+    ``str`` of it is a sentence without its period.
     """
 
     kind: Literal[
@@ -282,8 +286,9 @@ LARGEST_VALUE = 1e30
 
 
 def problem_with(upload: Any, messages: Messages, num_train: int | None = None) -> Problem | None:
-    """Return why an upload must not be used, or None if it can be; whatever the upload holds is no
-    error.
+    """Return why an upload must not be used, or None if it can be.
+
+    Whatever the upload holds is no error.
 
     Args:
         upload: anything.
@@ -329,8 +334,9 @@ def _problem_with_upload(upload: Any, messages: Messages, num_train: int | None)
 
 
 def _problem_between_weights(numbers: Mapping[str, _Numbers], messages: Messages) -> Problem | None:
-    """Return what is wrong if fields of one kind of weight have different weights: the weight is
-    sent once.
+    """Return what is wrong if fields of one kind of weight have different weights.
+
+    The weight is sent once.
     """
     first: dict[str, tuple[str, Tensor]] = {}
     for name, found in numbers.items():
@@ -392,12 +398,16 @@ def _problem_with_form(name: str, entry: Mean | Sum | Each, field: Field) -> Pro
 
 
 def _fault_of_containers(value: tree.Tree, shapes: Shapes) -> str:
-    """Return in what the containers of a value, which the server's arithmetic gets, differ from the
-    declaration.
+    """Return in what the containers of a value differ from the declaration.
+
+    The server's arithmetic gets them.
     """
     if isinstance(shapes, Mapping):
         if not isinstance(value, Mapping) or set(value) != set(shapes):
-            return f"sent as {type(value).__name__}, declared as a mapping with the keys {list(shapes)}"
+            return (
+                f"sent as {type(value).__name__}, declared as a mapping with the keys "
+                f"{list(shapes)}"
+            )
 
         faults = [_fault_of_containers(value[key], shapes[key]) for key in shapes]
     elif hasattr(shapes, "_fields"):
@@ -430,7 +440,10 @@ def _fault_of_form(what: Literal["weight", "rows"], weight: Any, field: Field) -
         fits = fits and len(shape) == axes.get(field.weight, len(shape))
 
     if not fits:
-        return f"{what} of shape {shape} does not fit the leading axes of the value, or the declaration"
+        return (
+            f"{what} of shape {shape} does not fit the leading axes of the value, or the "
+            "declaration"
+        )
     if not weight.is_floating_point():
         return f"{what} of type {weight.dtype} instead of floating point"
 
@@ -456,8 +469,9 @@ class _Numbers(NamedTuple):
 
 
 def _numbers_of(entry: Mean | Sum | Each, field: Field) -> _Numbers:
-    """Return what is checked of the numbers of an entry, where they lie: nothing is looked at
-    yet.
+    """Return what is checked of the numbers of an entry, where they lie.
+
+    Nothing is looked at yet.
     """
     leaves = {}
     for path, leaf in tree.paths(entry.value).items():
@@ -543,9 +557,7 @@ def _fault_of_weight(weight: Tensor, field: Field) -> str:
 
 
 def _fault_of_count(weight: Tensor, field: Field, num_train: int) -> str:
-    """Return in what a weight disagrees with the number of a client's training examples, or an
-    empty string.
-    """
+    """Return in what a weight disagrees with the client's number of training examples, or ""."""
     expected = float(torch.tensor(float(num_train), dtype=weight.dtype, device=HOST))
     if field.weight == "num_train" and float(weight) != expected:
         return f"weight is {float(weight):g}, but the client has {num_train} training examples"
@@ -560,8 +572,9 @@ def _fault_of_count(weight: Tensor, field: Field, num_train: int) -> str:
 
 
 def _are_covariances(matrices: Tensor) -> Tensor:
-    """Return whether matrices (..., d, d) are symmetric and positive semi-definite up to rounding,
-    ().
+    """Return whether matrices (..., d, d) are symmetric and positive semi-definite, ().
+
+    Both up to rounding.
     """
     matrices = matrices.double()
     tolerance = 1e-5 * matrices.abs().amax((-2, -1), keepdim=True).clamp(min=1e-30)

@@ -60,8 +60,9 @@ def upload_bytes(upload: Upload, messages: Messages) -> int:
 
 
 def bytes_of_rows(shape: tuple[int, ...]) -> int:
-    """Return the bytes of the mask that says which rows a sum holds: a bit for each, in whole
-    bytes.
+    """Return the bytes of the mask that says which rows a sum holds.
+
+    A bit for each, in whole bytes.
     """
     if not shape:
         return 1

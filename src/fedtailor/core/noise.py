@@ -82,9 +82,7 @@ def _draw_into(
     *,
     out: Tensor,
 ) -> Tensor:
-    """Draw for one client into ``out``, a contiguous tensor of this shape and of the type that is
-    drawn.
-    """
+    """Draw for one client into ``out``, a contiguous tensor of the right shape and type."""
     key = (int(seed), int(round), int(client), int(step), purpose)
     count = math.prod(shape)
     flat = out.view(-1)
@@ -129,8 +127,9 @@ def _draw_stacked(
     purpose: int,
     *where: Tensor,
 ) -> tuple[Tensor, int]:
-    """Draw for every client of a stack; ``where`` is (seed, round, client, step), stacked or the
-    same for all.
+    """Draw for every client of a stack.
+
+    ``where`` is (seed, round, client, step), stacked or the same for all.
     """
     dims = in_dims[3:]
     words = [unroll(word, dim, info.batch_size) for word, dim in zip(where, dims, strict=True)]
@@ -142,9 +141,7 @@ def _draw_stacked(
 
 
 def unroll(tensor: Tensor, dim: int | None, count: int) -> list[Tensor]:
-    """Return the ``count`` slices of a stacked tensor, or the same tensor ``count`` times if it is
-    not stacked.
-    """
+    """Return the ``count`` slices of a stacked tensor; one that is not stacked ``count`` times."""
     return list(tensor.unbind(dim)) if dim is not None else [tensor] * count
 
 

@@ -30,8 +30,9 @@ _LARGEST_INTEGER = 10**100
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number: ``ge``/``gt`` from below, ``le``/``lt`` from above. NaN is never
-    inside.
+    """Bounds of a number: ``ge``/``gt`` from below, ``le``/``lt`` from above.
+
+    NaN is never inside.
     """
 
     ge: float | None = None
@@ -116,8 +117,9 @@ def check_options(
 
 
 def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None) -> Any:
-    """Return ``value`` if it fits the annotation ``hint`` (an int becomes a float where one is
-    due).
+    """Return ``value`` if it fits the annotation ``hint``.
+
+    An int becomes a float where one is due.
 
     ``bounds`` hold for every number within the value, unless the annotation has closer ones.
     """
@@ -156,8 +158,9 @@ def _check_number(value: int | float, kind: Any, key: str, bounds: Range | None)
 
 
 def _as_choice(value: Any, kinds: Iterable[Any]) -> Any:
-    """Return the choice that a text stands for, where the annotation lists choices; any other value
-    as it is.
+    """Return the choice that a text stands for, where the annotation lists choices.
+
+    Any other value as it is.
     """
     if not isinstance(value, str):
         return value
@@ -224,8 +227,9 @@ def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
 
 
 def show(value: Any) -> str:
-    """Return a value as messages show it: about as a configuration file would write it, and cut if
-    it is long.
+    """Return a value as messages show it.
+
+    About as a configuration file would write it, and cut if it is long.
     """
     shown = _written(value, depth=0)
     return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]} ..."

@@ -1,5 +1,6 @@
-"""Participation: the clients that take part in a round. Checking a plan imports no torch; drawing a
-cohort does.
+"""Participation: the clients that take part in a round. Checking a plan imports no torch.
+
+Drawing a cohort does.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Participation:
         )
 
     def as_value(self) -> float | str:
-        """Return the plan as ``federation.participation`` writes it: a probability, ``"all"`` or
-        ``"fixed(k)"``.
+        """Return the plan as ``federation.participation`` writes it.
+
+        A probability, ``"all"`` or ``"fixed(k)"``.
         """
         if self.plan == "bernoulli":
             return self.probability
@@ -67,7 +69,8 @@ class Participation:
         for name, number in wanted.items():
             if number > population:
                 raise ConfigError(
-                    f"federation.{name} asks for {number} clients a round, but there are only {population}.",
+                    f"federation.{name} asks for {number} clients a round, but there are only "
+                    f"{population}.",
                     key=f"federation.{name}",
                     allowed=f"at most {population}",
                     got=number,
@@ -75,7 +78,8 @@ class Participation:
 
         if self.plan == "fixed" and self.count < self.min_clients:
             raise ConfigError(
-                f"federation.min_clients is {self.min_clients}, but federation.participation draws {self.count}.",
+                f"federation.min_clients is {self.min_clients}, but federation.participation draws "
+                f"{self.count}.",
                 key="federation.min_clients",
                 allowed=f"at most {self.count}",
                 got=self.min_clients,
@@ -84,8 +88,9 @@ class Participation:
     def cohort(
         self, seed: int, round: int, rounds: int, population: int, attempt: int = 0
     ) -> Tensor:
-        """Return the ids of a round's clients in increasing order; another attempt at the round is
-        another draw.
+        """Return the ids of a round's clients in increasing order.
+
+        Another attempt at the round is another draw.
 
         Raises:
             RunError: no draw reached ``min_clients``.
@@ -117,8 +122,9 @@ class Participation:
 
 
 def _lowest(words: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the lowest words in increasing order, without sorting all; of equal
-    ones, the first.
+    """Return the places of the lowest words in increasing order, without sorting all.
+
+    Of equal ones, the first.
     """
     import numpy as np
 
@@ -129,8 +135,9 @@ def _lowest(words: np.ndarray, count: int) -> np.ndarray:
 
 
 def parse_participation(value: Any, **limits: Any) -> Participation:
-    """Read ``federation.participation``: a probability, ``"all"``, ``"fixed(k)"`` or
-    ``"bernoulli(q)"``.
+    """Read ``federation.participation``.
+
+    A probability, ``"all"``, ``"fixed(k)"`` or ``"bernoulli(q)"``.
 
     Args:
         value: what the configuration holds.

@@ -17,8 +17,9 @@ from fedtailor.core import tree
 
 
 class PerExample(NamedTuple):
-    """Marks a part of a personal model: the first axis of every leaf is the client's training
-    examples, in order.
+    """Marks a part of a personal model.
+
+    The first axis of every leaf is the client's training examples, in order.
 
     Rows of examples of weight 0 must not influence predictions; they are not kept.
     """
@@ -27,8 +28,9 @@ class PerExample(NamedTuple):
 
 
 def present_first(value: Any, weight: Tensor) -> Any:
-    """Move marked rows whose example has a positive weight (n,) to the front; both kinds keep their
-    order.
+    """Move marked rows whose example has a positive weight (n,) to the front.
+
+    Both kinds keep their order.
     """
 
     def reorder(leaf: Tensor) -> Tensor:
@@ -52,8 +54,9 @@ def holds_examples(value: Any) -> bool:
 
 
 def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to the marked leaves; all other parts of a program's output stay as they
-    are.
+    """Apply a function to the marked leaves.
+
+    All other parts of a program's output stay as they are.
     """
     if isinstance(value, PerExample):
         return tree.map(function, value)

@@ -21,8 +21,9 @@ REDUCTION_VERSION = 2
 
 
 class _Segment(NamedTuple, Generic[Part]):
-    """A part of the tree from whose clients nothing more can come: neighbors among those who are
-    expected.
+    """A part of the tree from whose clients nothing more can come.
+
+    Neighbors among those who are expected.
     """
 
     start: int
@@ -166,8 +167,9 @@ _ROOT = 2**16
 
 
 def tree_sum(values: Mapping[int, Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape by client, in the order of the tree; they stay as they
-    are.
+    """Return the sum of tensors of one shape by client, in the order of the tree.
+
+    They stay as they are.
     """
     total = ArrivingSum[Tensor](values, Tensor.add_)
     for client in sorted(values):

@@ -46,8 +46,9 @@ class Key(NamedTuple):
         return self._replace(step=step)
 
     def common(self, purpose: str) -> Key:
-        """Return a key that depends on the seed and ``purpose`` alone: the same for every client
-        and round.
+        """Return a key that depends on the seed and ``purpose`` alone.
+
+        The same for every client and round.
         """
         zero = torch.zeros((), dtype=torch.int64, device=HOST)
         return Key(self.seed, zero, zero, zero, 0).fold(f"common/{purpose}")
@@ -68,8 +69,9 @@ def new_key(seed: int, *, round: int = 0, client: int = 0, purpose: str = "") ->
 
 
 def join_key(where: Sequence[Tensor], purpose: int) -> Key:
-    """Return the key of (seed, round, client, step) and a purpose; the inverse of ``key[:4],
-    key.purpose``.
+    """Return the key of (seed, round, client, step) and a purpose.
+
+    The inverse of ``key[:4], key.purpose``.
     """
     seed, round, client, step = where
     return Key(seed, round, client, step, purpose)

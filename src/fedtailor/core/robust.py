@@ -84,8 +84,9 @@ def unprotected_fields(rule: RobustRule, messages: Messages) -> list[str]:
 
 
 def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
-    """Return what a broadcast holds in every field that clients upload; None where it holds no such
-    field.
+    """Return what a broadcast holds in every field that clients upload.
+
+    None where it holds no such field.
     """
     values: dict[str, tree.Tree | None] = {}
     for name, field in messages.items():
@@ -139,8 +140,9 @@ def _norm(entry: Mean, sent: tree.Tree | None) -> float:
 
 
 def _change(leaf: Tensor, old: Tensor | None, weight: Tensor) -> Tensor:
-    """Return a change in float64; 0 where the weight, which fits the leaf, says that nothing was
-    sent.
+    """Return a change in float64.
+
+    0 where the weight, which fits the leaf, says that nothing was sent.
     """
     change = leaf.double()
     if old is not None:
@@ -253,8 +255,9 @@ def _median(ordered: Tensor, count: Tensor) -> Tensor:
 
 
 def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
-    """Return the mean of the first ``count`` values without a share at either end; 0 where there
-    are none.
+    """Return the mean of the first ``count`` values without a share at either end.
+
+    0 where there are none.
     """
     count = count.expand(ordered.shape[1:])
     trimmed = (share * count).long()
@@ -283,8 +286,9 @@ def positive_definite(matrices: Tensor) -> Tensor:
 def left_out_by_krum(
     uploads: Mapping[int, Upload], sent: Mapping[str, tree.Tree | None], share: float
 ) -> dict[int, float]:
-    """Return the clients whose uploads are farthest from those nearest to them, and how far,
-    relative to the median of all.
+    """Return the clients whose uploads are farthest from those nearest to them, and how far.
+
+    Distances are relative to the median of all.
 
     Args:
         uploads: by client.

@@ -77,8 +77,9 @@ def score(
     *,
     rank: bool = True,
 ) -> Scores:
-    """Score predictions. Weights are 1, or 0 for rows that do not count. Runs under
-    ``torch.func.vmap``.
+    """Score predictions. Weights are 1, or 0 for rows that do not count.
+
+    Runs under ``torch.func.vmap``.
 
     Log-probabilities are logits too. A row whose logits are NaN counts as wrong, with infinite loss
     and confidence 0, the lowest score for its class and the highest one for the others. Without
@@ -131,8 +132,9 @@ def _ranks(
     valid: Bool[Tensor, "n"],
     member: Float[Tensor, "n classes"],
 ) -> Float[Tensor, "classes n"]:
-    """Return the score of every example for every class, in steps; precise also where a probability
-    is nearly 1.
+    """Return the score of every example for every class, in steps.
+
+    Precise also where a probability is nearly 1.
     """
     log_odds = (
         log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1], log_probs.device)).log()
@@ -143,9 +145,7 @@ def _ranks(
 
 @functools.cache
 def _all_others(classes: int, device: torch.device) -> Tensor:
-    """Return the matrix that adds up the values of all other classes for every class, (classes,
-    classes).
-    """
+    """Return the matrix that adds up all other classes for every class, (classes, classes)."""
     return 1.0 - torch.eye(classes, dtype=torch.float64, device=device)
 
 
@@ -178,9 +178,7 @@ def _pairs_won(
 
 
 def _won_in_order(counts: Real[Tensor, "groups classes values"]) -> Float[Tensor, "classes"]:
-    """Count the pairs that positive examples win, from the counts of positive and negative ones by
-    ascending score.
-    """
+    """Count the pairs that positive examples win, from the counts by ascending score."""
     positives, negatives = counts
     fewer_twice = (
         2 * negatives.cumsum(1) - negatives
@@ -226,9 +224,7 @@ def add(first: Scores, second: Scores) -> Scores:
 
 
 def total(scores: Sequence[Scores]) -> Scores:
-    """Return the scores of several sets of examples together, with a histogram that is not
-    packed.
-    """
+    """Return the scores of several sets of examples together, with an unpacked histogram."""
     histogram = _full_histogram(scores)
     plain = [each._replace(histogram=histogram[:0]) for each in scores]
     return Scores(*(torch.stack(column).sum(0) for column in zip(*plain, strict=True)))._replace(
@@ -237,17 +233,16 @@ def total(scores: Sequence[Scores]) -> Scores:
 
 
 def across(scores: Scores) -> Scores:
-    """Return the same scores with all pairs of examples, whichever client they are of, counted from
-    the histogram.
+    """Return the scores with all pairs of examples, also of different clients.
+
+    They are counted from the histogram.
     """
     counts = _full_histogram([scores])
     return scores._replace(pairs=counts.sum(2).prod(0).double(), pairs_won=_won_in_order(counts))
 
 
 def auroc_error(scores: Scores) -> list[float | None]:
-    """Return the most by which the AUROC of every class can be wrong that was counted from the
-    histogram.
-    """
+    """Return the most by which an AUROC that was counted from the histogram can be wrong."""
     positives, negatives = _full_histogram([scores])
     undecided = (positives * negatives).sum(1) / 2
     pairs = positives.sum(1) * negatives.sum(1)
@@ -271,8 +266,9 @@ class ClassShares(NamedTuple):
 
 
 def by_class(scores: Scores) -> list[ClassShares]:
-    """Return the counts behind sensitivity and specificity of every class. NaN is no prediction, so
-    it is wrong.
+    """Return the counts behind sensitivity and specificity of every class.
+
+    NaN is no prediction, so it is wrong.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0]])
@@ -292,8 +288,9 @@ def by_class(scores: Scores) -> list[ClassShares]:
 
 
 def reliability(scores: Scores) -> list[list[int | float]]:
-    """Return the bins of confidence that hold examples: number of the bin, examples, sum of
-    confidence, correct ones.
+    """Return the bins of confidence that hold examples.
+
+    Number of the bin, examples, sum of confidence, correct ones.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])

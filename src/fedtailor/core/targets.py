@@ -11,8 +11,9 @@ from fedtailor.core.errors import ConfigError, did_you_mean
 
 
 def find_target(target: str, *, what: str, key: str) -> Any:
-    """Import the function or class that ``package.module:name`` names, from installed packages or
-    the current folder.
+    """Import the function or class that ``package.module:name`` names.
+
+    It is in an installed package or the current folder.
 
     Args:
         target: the text.

@@ -43,15 +43,14 @@ class Training:
         check_options(self, owner="training")
 
     def plain(self) -> Training:
-        """Return the section without what plain SGD leaves out: momentum, weight decay, clipping,
-        Adam.
+        """Return the section without what plain SGD leaves out.
+
+        Momentum, weight decay, clipping, Adam.
         """
         return replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
 
     def not_used(self, *names: str) -> list[str]:
-        """Return a sentence that names those of the given options that were set, for methods that
-        ignore them.
-        """
+        """Return a sentence that names the options that were set and that a method ignores."""
         given = [
             f"training.{name}" for name in names if getattr(self, name) != getattr(Training(), name)
         ]

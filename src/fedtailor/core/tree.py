@@ -68,7 +68,8 @@ def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     columns = [paths(tree), *(paths(other) for other in others)]
     if any(column.keys() != columns[0].keys() for column in columns):
         raise ValueError(
-            f"trees differ in structure: {[len(column) for column in columns]} leaves, {_difference(columns)}"
+            f"trees differ in structure: {[len(column) for column in columns]} leaves, "
+            f"{_difference(columns)}"
         )
     return rebuild(
         tree, iter([function(*(column[path] for column in columns)) for path in columns[0]])
@@ -81,8 +82,9 @@ def copy(tree: Tree) -> Tree:
 
 
 def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
-    """Return the first tree where a condition () holds, else the other one; both are of one
-    structure.
+    """Return the first tree where a condition () holds, else the other one.
+
+    Both are of one structure.
     """
     return map(lambda first, second: torch.where(condition, first, second), tree, other)
 

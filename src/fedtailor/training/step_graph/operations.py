@@ -1,5 +1,6 @@
-"""The operations that a recording may hold: their results depend on the values of their tensors
-alone.
+"""The operations that a recording may hold.
+
+Their results depend on the values of their tensors alone.
 
 Each gives the same bits whether it is watched or not, and whatever memory it writes to. The shape
 of its results does not depend on values; where it refuses values, it does so in a replay too. All
