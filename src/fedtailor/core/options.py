@@ -246,7 +246,8 @@ def _written(value: Any, depth: int) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_written(item, depth + 1) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {_written(item, depth + 1)}' for key, item in value.items())}}}"
+        items = [f"{key} = {_written(item, depth + 1)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
 
     return str(value)
 

@@ -70,7 +70,7 @@ def squared_distance(params: Mapping[str, Tensor], center: Mapping[str, Tensor])
 def proximal_loss(
     task: Task, params: Params, center: Params, batch: Batch, key: Key, *, penalty: float
 ) -> LossOutput:
-    """Cross-entropy of a model, plus half the penalty times the squared distance from ``center``."""
+    """Cross-entropy of a model, plus half the penalty times the squared distance from a center."""
     output = classification_loss(task, params, {}, batch, key)
     return output._replace(loss=output.loss + 0.5 * penalty * squared_distance(params, center))
 

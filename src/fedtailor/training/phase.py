@@ -45,7 +45,7 @@ class Phase:
 
     @functools.cached_property
     def buffers(self) -> list[bool]:
-        """Whether each leaf of the parameters is a buffer: it is never trained, losses update it."""
+        """Whether each leaf of the parameters is a buffer: never trained, updated by losses."""
         groups = self.task.model.groups
         return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
 

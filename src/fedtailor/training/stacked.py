@@ -31,7 +31,7 @@ from fedtailor.training.step_runner import separate_from, write
 
 
 class Stacked(NamedTuple):
-    """A tensor with a leading client axis (``dim`` 0), or the same for all clients (``dim`` None)."""
+    """A tensor with a client axis in front (``dim`` 0), or one for all clients (``dim`` None)."""
 
     tensor: Tensor
     dim: int | None

@@ -52,7 +52,7 @@ def _copy_to_train(leaf: Tensor) -> Tensor:
 
 
 def _with_standard_layout(leaf: Tensor) -> Tensor:
-    """Return a tensor that lies in memory as a copy would: the bits of sums depend on the layout."""
+    """Return a tensor that lies in memory as a copy would: bits of sums depend on the layout."""
     dense = leaf.is_contiguous()
     if leaf.dim() == 4:
         dense = dense or leaf.is_contiguous(memory_format=torch.channels_last)

@@ -20,8 +20,8 @@ _ELEMENTWISE = """
 abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil
 clamp clamp_max clamp_min copy cos cosh div elu eq erf exp exp2 expm1 fill floor ge gelu gt hardtanh
 isnan le leaky_relu lerp log log10 log1p log2 log_sigmoid_forward logaddexp logical_and logical_not
-logical_or logical_xor lt masked_fill maximum minimum mul nan_to_num ne neg pow reciprocal relu round
-rsqrt rsub sgn sigmoid sign silu sin sinh softplus sqrt sub tan tanh trunc where zero
+logical_or logical_xor lt masked_fill maximum minimum mul nan_to_num ne neg pow reciprocal relu
+round rsqrt rsub sgn sigmoid sign silu sin sinh softplus sqrt sub tan tanh trunc where zero
 """
 _BACKWARD = """
 _log_softmax_backward_data _softmax_backward_data avg_pool2d_backward convolution_backward

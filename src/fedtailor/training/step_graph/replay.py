@@ -85,7 +85,7 @@ class ReplayRunner:
 
 
 class ReplayBuffers(StepBuffers):
-    """Buffers that serve one phase after the other, so that recordings of them can be used again."""
+    """Buffers that serve one phase after the other, so that their recordings can be used again."""
 
     def __init__(self, params: Sequence[Tensor], context: Sequence[Tensor]) -> None:
         super().__init__(params, [leaf.detach().clone() for leaf in context])
@@ -107,7 +107,7 @@ class ReplayBuffers(StepBuffers):
         write(self.context, context)
 
     def prepare(self, function: StepFunction) -> StepFunction:
-        """Return a function that gives what ``function`` gives, from a recording if there is one."""
+        """Return a function that does what ``function`` does, from a recording if there is one."""
         return partial(self._run, function)
 
     def result(self) -> list[Tensor]:
