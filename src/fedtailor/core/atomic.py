@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Safe writing: whole files or none, lines that survive a crash, names that stay inside."""
-=======
-"""Safe writing: files that appear whole or not at all, and lines that survive a crash."""
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
 
 from __future__ import annotations
 
@@ -27,13 +23,7 @@ _SYNCHRONIZED_AT_ONCE = 16
 
 
 def safe_name(name: str) -> str:
-<<<<<<< HEAD
     """Return a file name for any text: what is no letter, digit or ``_-.~`` is percent-encoded.
-=======
-    """Return a file name for any text.
-
-    Letters, digits and ``_ - . ~`` stay, the rest is percent-encoded.
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
 
     >>> safe_name("../etc")
     '%2E.%2Fetc'

@@ -27,14 +27,9 @@ check values."""
 
 
 class ExampleSet(NamedTuple):
-<<<<<<< HEAD
-    """Some examples of a table: rows and weights. Building blocks gather the examples, algorithms do
-    not.
-=======
-    """Some examples of a table: positions and weights.
+    """Some examples of a table: rows and weights.
 
     Building blocks gather the examples, algorithms do not.
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
 
     The table holds examples of this client, or of several; or it is made from such a table (cached
     features). Examples of weight 0 do not count: they are padding, or were left out by sampling.

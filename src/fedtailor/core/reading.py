@@ -1,10 +1,4 @@
-<<<<<<< HEAD
 """Guarded reading of our own files: the caller gets their content or one of our errors.
-=======
-"""Guarded reading of our own files.
-
-Whatever is at a path, the caller gets its content or one of our errors.
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
 
 Files may be damaged, or come from a stranger. Only regular files are opened, so that a pipe or a
 device cannot stop the reader; lengths are limited, so that memory is; and a link that leads out of

@@ -1,11 +1,4 @@
-<<<<<<< HEAD
 """The schedule of a run: rounds, who takes part and trains, when models are tested. No torch."""
-=======
-"""The schedule of a run: its rounds, who takes part, who trains, and when models are evaluated.
-
-No torch.
-"""
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
 
 from __future__ import annotations
 
@@ -78,11 +71,7 @@ class Schedule:
 
     @property
     def watches_validation(self) -> bool:
-<<<<<<< HEAD
         """Whether scores on validation examples decide which round is selected, or the end."""
-=======
-        """Whether validation scores decide which round is selected, or when the run stops."""
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
         return self.select == "best" or self.patience > 0
 
     @property
@@ -115,14 +104,7 @@ class Schedule:
 
     @property
     def fewest_uploads(self) -> int:
-<<<<<<< HEAD
         """How many uploads the robust rule needs to tell a bad client from the others."""
-=======
-        """How many uploads the robust rule needs.
-
-        With fewer, it could not tell a bad client from the others.
-        """
->>>>>>> 1aa32e7 (core: summaries on one line, lines of 100 columns)
         if self.robust in ("trimmed_mean", "krum"):
             return max(3, math.ceil(1 / self.robust_share))
         return 1 if self.robust == "none" else 3
