@@ -300,7 +300,7 @@ def wrong(here, tmp_path):
         (["export", RUN, "--client", "Osla", *onnx], "did you mean 'Oslo'"),
         (
             ["export", RUN, *mayo, "--format", "onnx", "--out", str(tmp_path / "text.txt")],
-            "cannot make",
+            "text.txt",
         ),
         (["export", DIGITS, "--all", *onnx], "--with-examples"),
         (["export", str(damaged), *mayo, *onnx], "SHA-256"),

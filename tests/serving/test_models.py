@@ -322,7 +322,7 @@ def test_a_damaged_or_missing_model_is_an_error(shelf, tmp_path):
     broken = fedtailor.load(copy)
     with pytest.raises(DataError, match=r"SHA-256 does not match"):
         broken.model(0)
-    with pytest.raises(DataError, match="older fedtailor"):
+    with pytest.raises(DataError, match="number of the client"):
         broken.model(1)
     with pytest.raises(DataError, match="cannot read"):
         broken.model(2)

@@ -11,7 +11,7 @@ import fedtailor
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError, RunError
-from fedtailor.serving.onboard import load_server, onboard
+from fedtailor.serving.onboard import load_finished_run, onboard
 from fedtailor.serving.site_data import SiteData, load_site
 from fedtailor.serving.validate import cross_validate, folds_of, paired_interval
 from serving.small_runs import (
@@ -49,7 +49,7 @@ def test_an_onboarded_site_has_the_bits_of_the_simulated_new_client(algorithm, d
     fedtailor.run(config, out=tmp_path / "run")
     run = fedtailor.load(tmp_path / "run")
     divided = parts_of(config).divided
-    server = load_server(run.records)
+    server = load_finished_run(run.records)
     for client in run.clients[-2:]:
         rows = divided.positions[client.number]
         both = np.concatenate([rows.train, rows.test])
@@ -76,7 +76,7 @@ def test_the_best_round_is_what_new_sites_get(tmp_path):
         divided.dataset.x[rows.train], divided.dataset.y[rows.train], len(rows.train), "site"
     )
     raw, card = run.records.model_file(3)
-    assert encode(onboard(load_server(run.records), site, number=3).personal) == raw
+    assert encode(onboard(load_finished_run(run.records), site, number=3).personal) == raw
     assert card["round"] == run.result["selected"]["round"] < 6
     assert run.clients[3].personalized.accuracy == card["scores"]["accuracy"]
 
@@ -176,7 +176,7 @@ def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):
     generator = np.random.default_rng(0)
     x = generator.integers(0, 17, (200, 8, 8, 1), dtype=np.uint8)
     y = generator.integers(0, 2, 200)
-    validation = cross_validate(load_server(run.records), SiteData(x, y, 200, "noise"))
+    validation = cross_validate(load_finished_run(run.records), SiteData(x, y, 200, "noise"))
     for candidate in validation.candidates:
         assert candidate.low <= 0.5, "noise cannot be predicted"
     assert "No clear difference" in validation.advice
@@ -257,7 +257,7 @@ def test_a_damaged_or_unfinished_run_cannot_onboard(shelf, tmp_path):
 
 def test_few_examples_cannot_be_cross_validated(shelf, tmp_path):
     run, _ = make_run("fedavg", "pictures", shelf)
-    server = load_server(run.records)
+    server = load_finished_run(run.records)
     write_pictures(tmp_path / "data", sites=("Porto",), each=2)
     site = load_site(str(tmp_path / "data" / "Porto"), server.method.inputs)
     with pytest.raises(DataError, match="at least 5 examples"):
@@ -266,7 +266,7 @@ def test_few_examples_cannot_be_cross_validated(shelf, tmp_path):
 
 def test_a_method_that_fails_is_an_error_of_the_run(shelf, monkeypatch):
     run, tests = make_run("pfedfda", "digits", shelf)
-    server = load_server(run.records)
+    server = load_finished_run(run.records)
 
     def broken(*arguments):
         raise ValueError("out of luck")
@@ -286,7 +286,7 @@ def test_500_pictures_are_onboarded_quickly(algorithm, tmp_path, capsys):
     generator = np.random.default_rng(0)
     config = settings(algorithm, {"path": "serving.test_export:sites_32"}, "cifar_cnn")
     fedtailor.run(config, out=tmp_path / "run")
-    server = load_server(fedtailor.load(tmp_path / "run").records)
+    server = load_finished_run(fedtailor.load(tmp_path / "run").records)
     x = generator.integers(0, 256, (500, 32, 32, 3), dtype=np.uint8)
     site = SiteData(x, np.arange(500) % 3, 500, "site")
     start = time.perf_counter()

@@ -25,7 +25,7 @@ from fedtailor.data.input_specification import InputSpecification, specification
 from fedtailor.deployment.wire import MOST_SITES, whole
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config, to_toml
-from fedtailor.serving.load import Method
+from fedtailor.serving.load import TrainedMethod
 
 PROTOCOL = 1
 """Of the messages between server and sites. Both must have the same."""
@@ -63,13 +63,18 @@ class DeploymentPlan:
         return config.seeds[0] if config.data.seed == "run" else config.data.seed
 
     @cached_property
+    def method(self) -> TrainedMethod:
+        """What the run trains."""
+        return TrainedMethod(self.config, self.algorithm, self.inputs)
+
+    @cached_property
     def algorithm(self) -> Algorithm[Any, Any, Any]:
-        """The method."""
+        """The algorithm, with its options."""
         return make_algorithm(self.config)
 
     def task(self, client: int) -> Task:
         """Return the task of a site by its number."""
-        return Method(self.config, self.algorithm, self.inputs).task(client)
+        return self.method.task(client)
 
     @cached_property
     def raw(self) -> bytes:

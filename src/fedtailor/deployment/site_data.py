@@ -103,13 +103,6 @@ def prepare(
     return PreparedData(site, positions, _digest(site, positions))
 
 
-def counts_of(prepared: PreparedData, num_classes: int) -> list[int]:
-    """Return the number of training examples of every class."""
-    labels = prepared.site.y[prepared.positions.train]
-    counts: list[int] = np.bincount(labels, minlength=num_classes).tolist()
-    return counts
-
-
 def moments(prepared: PreparedData) -> Moments:
     """Return mean and deviation of the training examples, per feature or channel."""
     return moments_of(prepared.site.x, prepared.positions.train)

@@ -13,17 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import synchronize_folder, unwritable
-from fedtailor.core.codec import encode
 from fedtailor.core.errors import DataError
-from fedtailor.data.input_specification import write_input_specification
-from fedtailor.data.split import split_digest, to_records
 from fedtailor.deployment.plan import DeploymentPlan
-from fedtailor.deployment.site_data import PreparedData, counts_of
-from fedtailor.experiment.config import to_toml
-from fedtailor.experiment.folder import RunFolder
-from fedtailor.experiment.model_card import model_card
-from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import RunRecords, holds_run, read_run
+from fedtailor.serving.model_folder import ClientModel, write_model_folder
 
 IN_USE = "model"
 """The link to the version in use."""
@@ -37,27 +30,6 @@ class ModelVersion(NamedTuple):
     number: int
     path: Path
     in_use: bool
-
-
-class MadeModel(NamedTuple):
-    """A personal model that a site has made, and what is known of it."""
-
-    personal: Any
-    name: str
-    """Of the site."""
-    plan: DeploymentPlan
-    prepared: PreparedData
-    """The site's data."""
-    number: int
-    """Of the site."""
-    round: int
-    """After which the model was made."""
-    participated: bool
-    """Whether the server has ever used the site's work."""
-    scores: dict[str, float]
-    """On the site's test examples."""
-    calibration: dict[str, Any]
-    """Of the model."""
 
 
 def versions(folder: Path) -> list[ModelVersion]:
@@ -130,12 +102,13 @@ def in_use(folder: Path) -> RunRecords:
     return read_run(folder / IN_USE)
 
 
-def write_version(folder: Path, made: MadeModel) -> ModelVersion:
+def write_version(folder: Path, model: ClientModel, plan: DeploymentPlan) -> ModelVersion:
     """Write a personal model and put it in use; made again in the same round, it is replaced.
 
     Args:
         folder: of the site.
-        made: the model, and what is known of it.
+        model: of the site.
+        plan: of the run that made it.
 
     Raises:
         RunError: a file cannot be written.
@@ -143,16 +116,18 @@ def write_version(folder: Path, made: MadeModel) -> ModelVersion:
     existing = versions(folder)
     number = existing[-1].number + 1 if existing else 1
     for version in existing:
-        if _made_in(version.path) == (made.plan.run, made.round):
+        if _made_in(version.path) == (plan.run, model.round):
             number = version.number
 
     # The folder appears whole, under its name.
     place = folder / _FOLDER / f"{number:04d}"
     unfinished = folder / _FOLDER / f".{place.name}.tmp"
+    origin = {"run": plan.run, "plan_sha256": plan.digest, "round": model.round}
+    result = {"site": model.name, "round": model.round}
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(mode=0o700, exist_ok=True)
-        _write_run(unfinished, made)
+        write_model_folder(unfinished, model, provenance={"site": origin}, result=result)
         if place.exists():
             shutil.rmtree(place)
 
@@ -182,54 +157,6 @@ def describe_version(version: ModelVersion) -> dict[str, Any]:
         "round": result.get("round"),
         "accuracy": scores.get("accuracy"),
     }
-
-
-def _write_run(out: Path, made: MadeModel) -> None:
-    """Write the folder of a run with one client."""
-    plan = made.plan
-    dataset = made.prepared.site.name
-    provenance = {
-        **describe(),
-        "site": {"run": plan.run, "plan_sha256": plan.digest, "round": made.round},
-    }
-    folder = RunFolder.create(out, config=to_toml(plan.config), provenance=provenance)
-    clients = to_records([made.prepared.positions])
-    is_new = made.number >= plan.population
-
-    with folder:
-        folder.write_split(
-            {
-                "dataset": dataset,
-                "split_sha256": split_digest(clients, int(is_new)),
-                "new_clients": int(is_new),
-                "client_names": [made.name],
-                "conditions": [],
-                "clients": clients,
-            }
-        )
-        write_input_specification(out, plan.inputs)
-        card = model_card(
-            made.personal,
-            config=plan.config,
-            algorithm=plan.algorithm,
-            task=plan.task(made.number),
-            inputs=plan.inputs,
-            dataset=dataset,
-            number=made.number,
-            new=is_new,
-            round=made.round,
-            participated=made.participated,
-            class_counts=counts_of(made.prepared, plan.inputs.num_classes),
-            scores=made.scores,
-            calibration=made.calibration,
-        )
-        folder.write_models([(made.name, encode(made.personal), card)])
-        result: dict[str, Any] = {"run": str(out), "algorithm": plan.config.algorithm.name}
-        result |= {"site": made.name, "round": made.round}
-        if made.scores:
-            result["metrics"] = {"personalized": made.scores}
-
-        folder.finish(result)
 
 
 def _made_in(path: Path) -> tuple[str, int] | None:

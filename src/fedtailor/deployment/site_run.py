@@ -23,10 +23,11 @@ from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.site_data import PreparedData, prepare
-from fedtailor.deployment.site_models import MadeModel, write_version
+from fedtailor.deployment.site_models import write_version
 from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, wrong
-from fedtailor.serving.one_site import federation_of_one
+from fedtailor.serving.model_folder import ClientModel
+from fedtailor.serving.site_data import federation_of_one
 from fedtailor.simulation.calibration import calibrate
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import LocalClients, PersonalizeReply
@@ -220,18 +221,20 @@ class SiteRun:
         task = self._algorithm.bind(self._federation.task(self.client))
         validation = self._federation.data(self.client).val
         calibration = calibrate(self._algorithm, task, personal, validation)
-        made = MadeModel(
+        model = ClientModel(
             personal,
             name=self._options.name,
-            plan=self.plan,
-            prepared=self.prepared,
+            method=self.plan.method,
+            site=self.prepared.site,
+            positions=self.prepared.positions,
             number=self.client,
+            new=self.client >= self.plan.population,
             round=work.round,
             participated=work.base is not None,
             scores=per_client(reply.scores["clients"]),
             calibration=calibration._asdict(),
         )
-        version = write_version(self._folder, made)
+        version = write_version(self._folder, model, self.plan)
         log.info("model: version %s is in use", version.number)
 
     def _failed(self, failure: Failure) -> SiteAnswer:

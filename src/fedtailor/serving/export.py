@@ -1,6 +1,4 @@
-"""Personal models as files for other programs: ONNX, ``torch.export`` or safetensors, each with a
-card.
-"""
+"""Personal models as files for other programs: ONNX, torch.export or safetensors, with a card."""
 
 from __future__ import annotations
 
@@ -15,18 +13,29 @@ import safetensors.numpy
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, RunError, find_name, one_line
+from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
+from fedtailor.core.errors import ConfigError, RunError, describe_error, find_name
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.serving.model import PersonalModel
-from fedtailor.serving.onnx_file import OPSET, require_onnx, to_onnx
-from fedtailor.serving.trace import traced
+from fedtailor.serving.trace import OPSET, require_onnx, to_onnx, traced
 
 Format = Literal["onnx", "torch-export", "safetensors"]
 
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
 """The formats, and the endings of their files."""
+_CARD_KEYS = (
+    "client",
+    "algorithm",
+    "model",
+    "dataset",
+    "seed",
+    "round",
+    "adaptation",
+    "holds_examples",
+    "scores",
+)
+"""What the card of an exported model repeats of the card in the run."""
 
 
 def export_model(
@@ -52,7 +61,8 @@ def export_model(
 
     Example:
         >>> import fedtailor
-        >>> run = fedtailor.from_dataset("digits", clients=3).fit("fedavg", rounds=1, out="runs/export")
+        >>> study = fedtailor.from_dataset("digits", clients=3)
+        >>> run = study.fit("fedavg", rounds=1, out="runs/export")
         >>> export_model(run.model("0"), Path("exported"), "safetensors").name
         '0.safetensors'
     """
@@ -65,25 +75,18 @@ def export_model(
     try:
         data = _WRITERS[format](model)
     except Exception as reason:  # PyTorch's exporters raise anything
-        why = one_line(str(reason))
-        message = f"the model of client '{model.client}' cannot be exported as {format}: {type(reason).__name__}: {why}"
-        raise RunError(f"{message[:500].rstrip('.')}.") from reason
+        message = f"the model of client '{model.client}' cannot be exported as {format}"
+        raise RunError(f"{message}: {describe_error(reason).rstrip('.')}.") from reason
 
-    name = safe_name(model.client)
-    path = folder / f"{name}{SUFFIXES[format]}"
+    path = folder / f"{safe_name(model.client)}{SUFFIXES[format]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        raise RunError(
-            f"cannot make '{folder}': {reason.strerror or reason}.", path=str(folder)
-        ) from reason
+        raise unwritable(folder, reason) from reason
 
+    digest = hashlib.sha256(data).hexdigest()
+    card = {**export_card(model, format), "file": path.name, "sha256": digest}
     write_whole(path, data)
-    card = {
-        **export_card(model, format),
-        "file": path.name,
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
     write_whole(card_path(path), to_json(card, indent=2) + "\n")
 
     return path
@@ -102,31 +105,18 @@ def refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
     """
     if model.card.get("holds_examples") and not with_examples:
         method = model.card.get("algorithm")
-        raise ConfigError(
-            f"a model of {method} holds features of the client's training examples, and labels: whoever has the file "
-            "has them. Add --with-examples if that is meant.",
-            key="with_examples",
-            allowed=True,
-            got=False,
+        message = (
+            f"a model of {method} holds features of the client's training examples, and labels: "
+            "whoever has the file has them. Add --with-examples if that is meant."
         )
+        raise ConfigError(message, key="with_examples", allowed=True, got=False)
 
 
 def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
     """Return what somebody who has only the exported file must know."""
     inputs = model.inputs
-    kept = (
-        "client",
-        "algorithm",
-        "model",
-        "dataset",
-        "seed",
-        "round",
-        "adaptation",
-        "holds_examples",
-        "scores",
-    )
-    card: dict[str, Any] = {name: model.card.get(name) for name in kept}
-    card |= {
+    return {
+        **{key: model.card.get(key) for key in _CARD_KEYS},
         "format": format,
         "fedtailor": __version__,
         "torch": torch.__version__,
@@ -138,31 +128,38 @@ def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
             "mean": inputs.mean.tolist(),
             "std": inputs.std.tolist(),
         },
-        "outputs": {
-            "logits": "logits or log-probabilities, up to a term that all classes share, (batch, classes)",
-            "probabilities": "softmax of logits / temperature, (batch, classes)",
-        },
+        "outputs": _outputs(format),
         "classes": [str(name) for name in model.classes_],
         "temperature": model.temperature,
         "calibrated": model.is_calibrated,
+        **({"opset": OPSET} if format == "onnx" else {}),
     }
-    if format == "onnx":
-        card["opset"] = OPSET
-    if format == "safetensors":
-        card["outputs"] = "none: the file holds the tensors of the model only"
 
-    return card
+
+def _outputs(format: str) -> Any:
+    """Put into words what a file gives for a batch of inputs."""
+    if format == "safetensors":
+        return "none: the file holds the tensors of the model only"
+
+    shape = "(batch, classes)"
+    return {
+        "logits": f"logits or log-probabilities, up to a term that all classes share, {shape}",
+        "probabilities": f"softmax of logits / temperature, {shape}",
+    }
 
 
 def _meaning(inputs: InputSpecification) -> str:
     """Put into words what the values of an input are."""
     if inputs.kind == "table":
         return "features as in the training tables, not normalized; the graph normalizes them"
+
     channels, height, width = inputs.shape
     colors = {1: "gray", 3: "RGB"}.get(channels, f"{channels} channels")
-    sentence = f"images of {width} x {height} pixels, {colors}, {inputs.white:g} is white; the graph normalizes them"
+    sentence = f"images of {width} x {height} pixels, {colors}, {inputs.white:g} is white"
+    sentence += "; the graph normalizes them"
     if inputs.image_size:
-        sentence += f"; larger pictures: the central square, resized bilinearly to {inputs.image_size} pixels"
+        size = f"{inputs.image_size} pixels"
+        sentence += f"; larger pictures: the central square, resized bilinearly to {size}"
     return sentence
 
 
@@ -179,16 +176,14 @@ def _torch_export(model: PersonalModel) -> bytes:
 def _safetensors(model: PersonalModel) -> bytes:
     """Return the tensors of the model, and those of its preprocessing."""
     tensors = {
-        name: np.ascontiguousarray(value.numpy())
-        for name, value in model.module.personal.state_dict().items()
-    }
-    preprocessing = {
         "preprocessing.white": np.array(model.inputs.white),
         "preprocessing.mean": model.inputs.mean,
         "preprocessing.std": model.inputs.std,
     }
-    data: bytes = safetensors.numpy.save({**tensors, **preprocessing})
+    for name, value in model.module.personal.state_dict().items():
+        tensors[name] = np.ascontiguousarray(value.numpy())
 
+    data: bytes = safetensors.numpy.save(tensors)
     return data
 
 

@@ -1,6 +1,4 @@
-"""Conversion of what users have, such as arrays, pictures and paths, to values as the training data
-hold them.
-"""
+"""Arrays, pictures, paths and tables of users, as values that the training data hold."""
 
 from __future__ import annotations
 
@@ -48,9 +46,8 @@ def _is_picture(value: Any) -> bool:
     """Return whether a value is a path, or a picture of Pillow, which need not be imported."""
     if isinstance(value, str | os.PathLike):
         return True
-    return any(
-        kind.__module__ == "PIL.Image" and kind.__name__ == "Image" for kind in type(value).__mro__
-    )
+    classes = [(cls.__module__, cls.__name__) for cls in type(value).__mro__]
+    return ("PIL.Image", "Image") in classes
 
 
 def _to_array(inputs: Any) -> np.ndarray:
@@ -59,35 +56,34 @@ def _to_array(inputs: Any) -> np.ndarray:
     Raises:
         DataError: they are no numbers.
     """
+    allowed = "numbers in an array, or pictures"
     try:
         array = np.asarray(inputs)
     except (TypeError, ValueError, RuntimeError) as reason:
-        raise _refuse(
-            "numbers in an array, or pictures", f"{type(inputs).__name__} ({reason})"
-        ) from reason
+        raise _refuse(allowed, f"{type(inputs).__name__} ({reason})") from reason
 
     if array.dtype.kind not in "iuf":
-        raise _refuse("numbers in an array, or pictures", f"an array of type {array.dtype}")
+        raise _refuse(allowed, f"an array of type {array.dtype}")
     return array
 
 
 def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """Return rows of features (n, features) as float32."""
     (features,) = specification.shape
-    if specification.columns is not None:
-        table = None
-        if isinstance(inputs, str | os.PathLike):
-            table = read_table_like(Path(inputs), specification.columns)
-        elif hasattr(inputs, "columns"):
-            table = read_frame_like(inputs, specification.columns)
+    columns = specification.columns
+    table = None
+    if columns is not None and isinstance(inputs, str | os.PathLike):
+        table = read_table_like(Path(inputs), columns)
+    elif columns is not None and hasattr(inputs, "columns"):
+        table = read_frame_like(inputs, columns)
 
-        if table is not None:
-            x = features_of(table)
-            for problem in table.problems:
-                warnings.warn(problem.message, UserWarning, stacklevel=4)
+    if table is not None:
+        x = features_of(table)
+        for problem in table.problems:
+            warnings.warn(problem.message, UserWarning, stacklevel=4)
+        return x
 
-            return x
-
+    # Without names of columns, numbers must come in their order.
     array = _to_array(inputs)
     if array.shape == (features,):
         array = array[None]
@@ -108,21 +104,20 @@ def features_of(table: LikeTable) -> np.ndarray:
         DataError: it cannot be used; the message has the first error.
     """
     if table.x is None:
-        problem = next(each for each in table.problems if each.severity == "error")
+        problem = next(problem for problem in table.problems if problem.severity == "error")
         where = f"'{problem.path}': " if problem.path else ""
-        raise DataError(
-            f"{where}{problem.message}", key="inputs", path=problem.path, got=problem.kind
-        )
+        message = f"{where}{problem.message}"
+        raise DataError(message, key="inputs", path=problem.path, got=problem.kind)
     return table.x
 
 
 def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarray:
-    """Return images (n, height, width, channels) from an array of one image or several, with or
-    without channels.
-    """
+    """Return images (n, height, width, channels) from one image or several in some layout."""
     channels, height, width = specification.shape
     image = (height, width, channels)
     shape = array.shape
+
+    # One image; gray ones without channels; channels first, where that is unambiguous.
     if shape in {image, image[:2]} and (len(shape) == 3 or channels == 1):
         array = array.reshape(1, *image)
     elif shape[1:] == image[:2] and channels == 1:
@@ -132,9 +127,8 @@ def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarr
 
     if array.shape[1:] != image:
         size = f"{height} x {width} pixels and {channels} channel{'s' if channels > 1 else ''}"
-        raise _refuse(
-            f"images of {size}, as (n, height, width, channels)", f"an array of shape {shape}"
-        )
+        allowed = f"images of {size}, as (n, height, width, channels)"
+        raise _refuse(allowed, f"an array of shape {shape}")
 
     return _with_stored_values(array, specification)
 
@@ -149,29 +143,19 @@ def _with_stored_values(array: np.ndarray, specification: InputSpecification) ->
 
     low = float(array.min())
     high = float(array.max())
+    span = f"from {low:g} to {high:g}"
     if specification.stored == "uint8" and not 0 <= low <= high <= 255:
-        raise _refuse("values from 0 to 255", f"values from {low:g} to {high:g}")
-
+        raise _refuse("values from 0 to 255", f"values {span}")
     if array.dtype.kind == "f" and white == PICTURE_WHITE and 0 < high <= 1:
-        raise _refuse(
-            "values from 0 to 255, where 255 is white",
-            f"floats from {low:g} to {high:g}: multiply by 255",
-        )
+        allowed = "values from 0 to 255, where 255 is white"
+        raise _refuse(allowed, f"floats {span}: multiply by 255")
 
-    # with white 1, only the default normalization tells that the values in training were within 0
-    # and 1
-    is_from_black_to_white = white != 1 or bool(
-        (specification.mean == 0.5).all() and (specification.std == 0.5).all()
-    )
-    if (
-        specification.stored == "float32"
-        and is_from_black_to_white
-        and not 0 <= low <= high <= white
-    ):
-        raise _refuse(
-            f"values from 0 to {white:g}, where {white:g} is white",
-            f"values from {low:g} to {high:g}",
-        )
+    # With white 1, only the default normalization tells that the values in training were between
+    # 0 and 1.
+    is_default = bool((specification.mean == 0.5).all() and (specification.std == 0.5).all())
+    has_range = specification.stored == "float32" and (white != 1 or is_default)
+    if has_range and not 0 <= low <= high <= white:
+        raise _refuse(f"values from 0 to {white:g}, where {white:g} is white", f"values {span}")
 
     if specification.stored == "uint8" and array.dtype.kind == "f":
         array = np.rint(array)
@@ -191,8 +175,9 @@ def _pictures(pictures: Sequence[Any], specification: InputSpecification) -> np.
 def read_picture(
     picture: str | os.PathLike[str] | Image.Image, specification: InputSpecification
 ) -> np.ndarray:
-    """Return a picture (height, width, channels) with stored values; call it within
-    ``reading_images``.
+    """Return a picture (height, width, channels) with stored values.
+
+    Call it within ``reading_images``.
 
     Raises:
         DataError: it cannot be decoded, or has another size and the model's pictures are not
@@ -210,9 +195,8 @@ def read_picture(
         else:
             pixels = from_pillow(picture)
     except Unusable as reason:
-        raise DataError(
-            f"{name}: {reason.message}", key="inputs", path=name, got=reason.kind
-        ) from reason
+        message = f"{name}: {reason.message}"
+        raise DataError(message, key="inputs", path=name, got=reason.kind) from reason
 
     channels, height, width = specification.shape
     if specification.image_size:
@@ -221,9 +205,8 @@ def read_picture(
     if pixels.shape[:2] != (height, width):
         size = f"{width} x {height} pixels"
         got = f"{pixels.shape[1]} x {pixels.shape[0]}"
-        raise DataError(
-            f"{name}: pictures must have {size}, got {got}.", key="inputs", allowed=size, got=got
-        )
+        message = f"{name}: pictures must have {size}, got {got}."
+        raise DataError(message, key="inputs", allowed=size, got=got)
 
     pixels = with_channels(pixels, channels)
     if specification.stored == "uint8":
@@ -242,6 +225,5 @@ def _refuse_not_finite(values: np.ndarray) -> None:
 
 
 def _refuse(allowed: str, got: str) -> DataError:
-    return DataError(
-        f"inputs must be {allowed}, got {got}.", key="inputs", allowed=allowed, got=got
-    )
+    message = f"inputs must be {allowed}, got {got}."
+    return DataError(message, key="inputs", allowed=allowed, got=got)

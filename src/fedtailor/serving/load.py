@@ -21,7 +21,7 @@ from fedtailor.serving.module import PersonalModule
 from fedtailor.simulation.checkpoint import readable_modules
 
 
-class Method(NamedTuple):
+class TrainedMethod(NamedTuple):
     """What a run trained, without its tensors."""
 
     config: Config
@@ -37,16 +37,15 @@ class Method(NamedTuple):
         return self.algorithm.bind(Task(model, self.inputs.num_classes, self.inputs.shape))
 
 
-def load_method(records: RunRecords) -> Method:
+def load_method(records: RunRecords) -> TrainedMethod:
     """Return what a run trained.
 
     Raises:
-        ConfigError: its configuration cannot be used here: for example, a module of the user is
-            missing.
+        ConfigError: its configuration cannot be used here; a module of the user may be missing.
         DataError: a file is damaged.
     """
     config = make_config(records.config)
-    return Method(config, make_algorithm(config), read_input_specification(records.path))
+    return TrainedMethod(config, make_algorithm(config), read_input_specification(records.path))
 
 
 def load_model(records: RunRecords, client: str | int) -> PersonalModel:
@@ -58,62 +57,54 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
     """
     raw, card = records.model_file(client)
     method = load_method(records)
-    path = records.path / "models"
     try:
         personal = decode(raw, modules=readable_modules(method.algorithm))
     except DataError as reason:
-        raise damaged(path / str(card.get("file")), reason.message) from reason
+        place = records.path / "models" / str(card.get("file"))
+        raise damaged(place, reason.message) from reason
 
-    inputs_path = records.path / "inputs.json"
-    if card.get("inputs_sha256") not in (None, method.inputs.digest):
-        raise damaged(
-            inputs_path,
-            f"it is not the one with which the model of client '{card.get('client')}' was made",
-        )
-
-    names = (method.config.model.name, *method.config.model.others)
-    if card.get("algorithm") != method.config.algorithm.name or card.get("model") not in names:
-        raise damaged(
-            path / str(card.get("file")), "it is a model of another method, or of another network"
-        )
-
-    check_calibration(card, path)
-    number = card.get("number")
-    if type(number) is not int:
-        raise DataError(
-            f"'{path}' is of an older fedtailor, whose models cannot be loaded: run the experiment "
-            "again.",
-            path=str(path),
-        )
-
-    return make_model(method, number, personal, card)
+    _check_card(records, card, method)
+    return make_model(method, int(card["number"]), personal, card)
 
 
-def check_calibration(card: Mapping[str, Any], path: Path) -> None:
-    """Check what a card says of the calibration.
+def _check_card(records: RunRecords, card: Mapping[str, Any], method: TrainedMethod) -> None:
+    """Check that a card is of a model of this run.
 
     Raises:
-        DataError: it is not what was written.
+        DataError: it is not.
     """
-    found = card.get("calibration", {})
+    config = method.config
+    place = records.path / "models" / str(card.get("file"))
+    if card.get("inputs_sha256") not in (None, method.inputs.digest):
+        what = f"the one with which the model of client '{card.get('client')}' was made"
+        raise damaged(records.path / "inputs.json", f"it is not {what}")
+
+    names = (config.model.name, *config.model.others)
+    if card.get("algorithm") != config.algorithm.name or card.get("model") not in names:
+        raise damaged(place, "it is a model of another method, or of another network")
+    if type(card.get("number")) is not int:
+        raise damaged(place, "its card does not say the number of the client")
+
+    _check_calibration(card, records.path / "models")
+
+
+def _check_calibration(card: Mapping[str, Any], place: Path) -> None:
+    calibration = card.get("calibration", {})
     try:
-        temperature = found.get("temperature", 1.0)
-        threshold = found.get("threshold")
-        examples = found.get("examples", 0)
+        temperature = calibration.get("temperature", 1.0)
+        threshold = calibration.get("threshold")
+        examples = calibration.get("examples", 0)
         numbers = [temperature] if threshold is None else [temperature, threshold]
-        are_numbers = all(
-            isinstance(value, int | float) and not isinstance(value, bool) for value in numbers
-        )
+        are_numbers = all(type(value) in (int, float) for value in numbers)
         if not are_numbers or type(examples) is not int or not 1e-3 <= temperature <= 1e3:
             raise ValueError(f"{temperature!r:.40}, {threshold!r:.40}, {examples!r:.40}")
     except (AttributeError, ValueError) as reason:
-        raise damaged(
-            path / f"{card.get('client')!s:.80}.json", f"its calibration is impossible: {reason}"
-        ) from reason
+        path = place / f"{card.get('client')!s:.80}.json"
+        raise damaged(path, f"its calibration is impossible: {reason}") from reason
 
 
 def make_model(
-    method: Method, client: int, personal: Any, card: Mapping[str, Any]
+    method: TrainedMethod, client: int, personal: Any, card: Mapping[str, Any]
 ) -> PersonalModel:
     """Return a personal model from its tree of tensors."""
     module = PersonalModule(method.algorithm, method.task(client), personal, method.inputs)

@@ -66,15 +66,13 @@ class PersonalModel:
 
     @property
     def ood_threshold(self) -> float | None:
-        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; None: not
-        known.
-        """
+        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; None: unknown."""
         threshold = self._calibration().get("threshold")
         return None if threshold is None else float(threshold)
 
     def _calibration(self) -> Mapping[str, Any]:
-        found = self.card.get("calibration")
-        return found if isinstance(found, Mapping) else {}
+        calibration = self.card.get("calibration")
+        return calibration if isinstance(calibration, Mapping) else {}
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the predicted classes (n,): names, or numbers if the classes have none.
@@ -86,9 +84,8 @@ class PersonalModel:
         Raises:
             DataError: the inputs are not what the model was trained for.
         """
-        labels: np.ndarray = self.classes_[
-            self._over_batches(self.module, inputs).argmax(1).numpy()
-        ]
+        numbers = self._over_batches(self.module, inputs).argmax(1).numpy()
+        labels: np.ndarray = self.classes_[numbers]
         return labels
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
@@ -153,13 +150,13 @@ class PersonalModel:
     def __sklearn_tags__(self) -> Any:
         from sklearn.linear_model import LogisticRegression
 
-        return (
-            LogisticRegression().__sklearn_tags__()
-        )  # those of a classifier that gives probabilities
+        # Those of a classifier that gives probabilities.
+        return LogisticRegression().__sklearn_tags__()
 
     def __repr__(self) -> str:
         method = self.card.get("algorithm", "?")
-        return f"PersonalModel(client={self.client!r}, algorithm={method!r}, classes={len(self.classes_)})"
+        classes = len(self.classes_)
+        return f"PersonalModel(client={self.client!r}, algorithm={method!r}, classes={classes})"
 
     def _over_batches(self, function: Any, inputs: Any) -> Tensor:
         """Apply a function of stored values to all inputs, in batches, with one thread."""
@@ -172,10 +169,9 @@ class PersonalModel:
 
 
 def batches(stored: np.ndarray) -> Iterator[Tensor]:
-    """Yield stored values in batches: images (n, channels, height, width), channels last in memory,
-    or tables.
+    """Yield stored values in the batches of an evaluation; one is empty if there are no examples.
 
-    The batches are those of an evaluation. Without examples there is one empty batch.
+    Images are (n, channels, height, width), with channels last in memory.
     """
     size = max(50, min(1000, _CHUNK_NUMBERS // max(stored[:1].size, 1)))
     for start in range(0, max(len(stored), 1), size):

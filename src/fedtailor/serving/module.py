@@ -86,16 +86,12 @@ class PersonalModule(nn.Module):
         return self.algorithm.features(self.task, self.tree(), self.normalize(x))
 
     def ood_score(self, x: Tensor) -> Tensor | None:
-        """Return how far stored values lie from what the model knows (n,); None if the method does
-        not say.
-        """
+        """Return how far stored values lie from what the model knows (n,); None: not said."""
         return self.algorithm.ood_score(self.task, self.tree(), self.normalize(x))
 
 
 def _register(root: nn.Module, path: str, leaf: Tensor) -> tuple[nn.Module, str]:
-    """Put a tensor into a module, in branches by the parts of its path; return its branch and its
-    name there.
-    """
+    """Put a tensor into branches by the parts of its path; return the last one and its name."""
     *names, last = path.replace("/", ".").split(".")
     owner = root
     for name in names:
@@ -110,12 +106,8 @@ def _register(root: nn.Module, path: str, leaf: Tensor) -> tuple[nn.Module, str]
     return owner, last
 
 
-def _free_name(owner: nn.Module, name: str, wanted: type[nn.Module] | None) -> str:
-    """Return the name, with underscores behind it if something else of the module has it
-    already.
-    """
-    while hasattr(owner, name) and not (
-        wanted is not None and isinstance(getattr(owner, name), wanted)
-    ):
+def _free_name(owner: nn.Module, name: str, kind: type[nn.Module] | None) -> str:
+    """Return the name, with underscores behind it if something of another kind has it already."""
+    while hasattr(owner, name) and not (kind and isinstance(getattr(owner, name), kind)):
         name += "_"
     return name or "_"

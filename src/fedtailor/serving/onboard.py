@@ -1,34 +1,38 @@
-"""The model of a site that never took part, from a run folder and the site's own data; the run
-stays as it is.
+"""The model of a site that never took part, from a run folder and the site's own data.
+
+The run stays as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fedtailor.core.engine import Failure, one_thread
-from fedtailor.core.errors import DataError, RunError
+from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.federation import Cohort
 from fedtailor.core.metrics import per_client
 from fedtailor.core.reading import damaged
 from fedtailor.data.split import ClientPositions
-from fedtailor.experiment.reader import RunRecords
-from fedtailor.serving.load import Method, load_method
-from fedtailor.serving.one_site import federation_of_one
-from fedtailor.serving.site_data import SiteData
+from fedtailor.experiment.folder import refuse_existing
+from fedtailor.experiment.reader import RunRecords, refuse_inside_run
+from fedtailor.serving.load import TrainedMethod, load_method
+from fedtailor.serving.model_folder import ClientModel, write_model_folder
+from fedtailor.serving.site_data import SiteData, federation_of_one, load_site
 from fedtailor.simulation.checkpoint import FinalState, read_final_state, readable_modules
 from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.programs import PersonalizeRequest
 
 
-class Server(NamedTuple):
+class FinishedRun(NamedTuple):
     """What a finished run offers to a new site."""
 
-    method: Method
+    method: TrainedMethod
     state: FinalState
     population: int
     """Clients that could take part in training."""
@@ -37,8 +41,13 @@ class Server(NamedTuple):
     next_number: int
     """The first number that no client of the run has."""
 
+    def global_model(self) -> Any | None:
+        """Return the model that the server itself would predict with; None if there is none."""
+        task = self.method.task(0)
+        return self.method.algorithm.global_model(task, self.state.server)
 
-class Onboarded(NamedTuple):
+
+class OnboardedModel(NamedTuple):
     """The model of a new site."""
 
     personal: Any
@@ -48,92 +57,177 @@ class Onboarded(NamedTuple):
     """On test examples; empty if the site has none."""
 
 
-def load_server(records: RunRecords) -> Server:
+def onboard_site(
+    records: RunRecords,
+    data: str | Path,
+    out: Path,
+    *,
+    name: str,
+    label_column: str,
+    validate: bool,
+) -> None:
+    """Make the model of a new site and write its folder.
+
+    See :meth:`fedtailor.serving.run.Run.onboard`.
+
+    Args:
+        records: of a run of one seed.
+        data: of the site.
+        out: the folder to write.
+        name: of the site; empty: the name of the data.
+        label_column: of a table; empty: the one of the run.
+        validate: whether to compare the model with others.
+    """
+    from fedtailor.serving.validate import cross_validate, summary  # it imports this module
+
+    refuse_existing(out)
+    refuse_inside_run(out)
+    run = load_finished_run(records)
+    method = run.method
+
+    # A table needs the column of the groups in any case, because it is not a feature.
+    options = method.config.data
+    needs_groups = validate or method.inputs.kind == "table"
+    site = load_site(
+        str(data),
+        method.inputs,
+        label_column=label_column or options.label_column,
+        group=options.group if needs_groups else "",
+    )
+    name = name or site.name
+    names = records.split.get("client_names")
+    if isinstance(names, list) and name in names:
+        message = f"the run has a client '{name}' already: choose another --name."
+        raise ConfigError(message, key="name", allowed="a new name", got=name)
+
+    onboarded = onboard(run, site)
+    result: dict[str, Any] = {
+        "onboarded": name,
+        "steps": onboarded.steps,
+        "examples": site.num_train,
+    }
+    calibration: dict[str, Any] = {"examples": 0}
+    if validate:
+        validation = cross_validate(run, site)
+        result["validation"] = summary(validation)
+        calibration = validation.calibration._asdict()
+
+    model = ClientModel(
+        onboarded.personal,
+        name=name,
+        method=method,
+        site=site,
+        positions=_all_positions(site),
+        number=run.next_number,
+        new=True,
+        round=run.state.round,
+        participated=False,
+        scores=onboarded.scores,
+        calibration=calibration,
+    )
+    origin = {"onboarded": _origin(records)}
+    write_model_folder(out, model, provenance=origin, result=result, card={"onboarded": True})
+
+
+def load_finished_run(records: RunRecords) -> FinishedRun:
     """Read from a run what a new site needs.
 
     Raises:
         ConfigError: the configuration of the run cannot be used here.
         DataError: the run has not finished, has no checkpoint, or a file is damaged.
     """
+    path = records.path
     if "onboarded" in records.provenance:
         origin = records.provenance["onboarded"]
         name = origin.get("run") if isinstance(origin, dict) else None
-        message = f"'{records.path}' holds one onboarded site: new sites need the run that it comes from ('{name}')."
-        raise DataError(message, path=str(records.path), allowed="a run", got="an onboarded site")
+        hint = f"new sites need the run that it comes from ('{name}')"
+        message = f"'{path}' holds one onboarded site: {hint}."
+        raise DataError(message, path=str(path), allowed="a run", got="an onboarded site")
 
-    if records.status["state"] != "finished":
-        message = f"'{records.path}' is {records.status['state']}: a new site needs a run that has finished."
-        raise DataError(
-            message, path=str(records.path), allowed="finished", got=records.status["state"]
-        )
+    state = records.status["state"]
+    if state != "finished":
+        message = f"'{path}' is {state}: a new site needs a run that has finished."
+        raise DataError(message, path=str(path), allowed="finished", got=state)
 
     method = load_method(records)
-    state = read_final_state(
-        records.path / "checkpoints", modules=readable_modules(method.algorithm)
-    )
+    modules = readable_modules(method.algorithm)
+    final = read_final_state(path / "checkpoints", modules=modules)
     try:
-        parts = list(records.split["clients"])
+        clients = list(records.split["clients"])
         num_new = records.split["new_clients"]
-        if type(num_new) is not int or not 0 <= num_new < len(parts):
-            raise ValueError(f"{num_new!r:.40} of {len(parts)} clients are new")
+        if type(num_new) is not int or not 0 <= num_new < len(clients):
+            raise ValueError(f"{num_new!r:.40} of {len(clients)} clients are new")
 
-        known = parts[: len(parts) - num_new]
-        trainable = sum(len(part["train"]) > 0 for part in known)
+        population = len(clients) - num_new
+        trainable = sum(len(client["train"]) > 0 for client in clients[:population])
     except (KeyError, TypeError, ValueError) as reason:
-        raise damaged(records.path / "split.json", f"{type(reason).__name__}: {reason}") from reason
+        raise damaged(path / "split.json", f"{type(reason).__name__}: {reason}") from reason
 
-    return Server(method, state, len(known), trainable, len(parts))
+    return FinishedRun(method, final, population, trainable, len(clients))
 
 
 def onboard(
-    server: Server, site: SiteData, *, number: int | None = None, rows: np.ndarray | None = None
-) -> Onboarded:
+    run: FinishedRun, site: SiteData, *, number: int | None = None, positions: np.ndarray | None = None
+) -> OnboardedModel:
     """Make the personal model of a site, by the rule of the run's method for new clients.
 
     The result has the bits of a new client of the simulation with the same number, training
     examples and normalization.
 
     Args:
-        server: of the run.
+        run: which the site joins.
         site: its examples.
         number: of the new client, on which its random numbers depend; None: the first that the run
             does not use.
-        rows: of the training examples; None: all of them.
+        positions: of the training examples; None: all of them.
 
     Raises:
         RunError: the method failed.
     """
-    number = server.next_number if number is None else number
-    config = server.method.config
-    algorithm = server.method.algorithm
-    train = np.arange(site.num_train) if rows is None else rows
-    division = ClientPositions(train, train[:0], np.arange(site.num_train, len(site.y)))
-    method = server.method
-    task = method.task(number)
-    federation = federation_of_one(site, division, method.inputs, task, number, server.population)
+    number = run.next_number if number is None else number
+    division = _all_positions(site)
+    if positions is not None:
+        division = division._replace(train=positions)
+    method = run.method
+    config = method.config
+    federation = federation_of_one(
+        site, division, method.inputs, method.task(number), number, run.population
+    )
     cohort = Cohort(
         ids=torch.tensor([number]),
-        population=server.population,
-        round=server.state.round,
+        population=run.population,
+        round=run.state.round,
         rounds=config.schedule.rounds,
-        rounds_trained=server.state.client_rounds / max(server.trainable, 1),
+        rounds_trained=run.state.client_rounds / max(run.trainable, 1),
     )
 
     with one_thread():
-        shared = algorithm.broadcast(server.state.server, cohort)
-        clients = LocalClients(algorithm, federation, Reference(), seed=config.seeds[0])
+        shared = method.algorithm.broadcast(run.state.server, cohort)
+        clients = LocalClients(method.algorithm, federation, Reference(), seed=config.seeds[0])
         request = PersonalizeRequest(new=True, validate=False, keep=True)
-        ((_, reply),) = clients.personalize(request, shared, [number], server.state.round)
+        ((_, reply),) = clients.personalize(request, shared, [number], run.state.round)
 
     if isinstance(reply, Failure) or reply.problem:
         reason = reply.reason if isinstance(reply, Failure) else reply.problem
         raise RunError(f"{config.algorithm.name} could not make a model for the site: {reason}")
 
     steps = int(reply.diagnostics.get("steps", 0))
-    return Onboarded(clients.personal[number], steps, per_client(reply.scores["clients"]))
+    return OnboardedModel(clients.personal[number], steps, per_client(reply.scores["clients"]))
 
 
-def global_model(server: Server) -> Any | None:
-    """Return the model that the server itself would predict with; None if the method has none."""
-    task = server.method.task(0)
-    return server.method.algorithm.global_model(task, server.state.server)
+def _all_positions(site: SiteData) -> ClientPositions:
+    """Return the examples of a site without validation examples, the training ones first."""
+    positions = np.arange(len(site.y))
+    train = positions[: site.num_train]
+    return ClientPositions(train, positions[:0], positions[site.num_train :])
+
+
+def _origin(records: RunRecords) -> dict[str, Any]:
+    """Return which run the model comes from."""
+    config = (records.path / "experiment.toml").read_bytes()
+    return {
+        "run": records.path.name,
+        "experiment_sha256": hashlib.sha256(config).hexdigest(),
+        "data": records.provenance.get("data"),
+        "commit": records.provenance.get("commit"),
+    }

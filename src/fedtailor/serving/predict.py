@@ -12,7 +12,7 @@ import torch
 from fedtailor.core.engine import one_thread
 from fedtailor.data.own.names import inert
 from fedtailor.serving.model import PersonalModel, batches
-from fedtailor.serving.sources import Named
+from fedtailor.serving.sources import NamedExamples
 
 
 class Prediction(NamedTuple):
@@ -29,7 +29,7 @@ class Prediction(NamedTuple):
     """Whether it is stranger than 95 % of the client's validation examples; None: not known."""
 
 
-def predictions(model: PersonalModel, named: Named) -> Iterator[Prediction]:
+def predictions(model: PersonalModel, named: NamedExamples) -> Iterator[Prediction]:
     """Yield the prediction for every input of a batch."""
     threshold = model.ood_threshold
     start = 0
@@ -39,14 +39,16 @@ def predictions(model: PersonalModel, named: Named) -> Iterator[Prediction]:
             scores = model.module.ood_score(batch) if model.scores_strangers else None
 
         labels = logits.argmax(1)
-        chosen = model.probabilities(logits).gather(1, labels[:, None])[:, 0]
-        for row, (label, probability) in enumerate(
-            zip(labels.tolist(), chosen.tolist(), strict=True)
-        ):
+        probabilities = model.probabilities(logits).gather(1, labels[:, None])[:, 0]
+        for row, label in enumerate(labels.tolist()):
             score = None if scores is None else float(scores[row])
             unusual = None if score is None or threshold is None else score > threshold
             yield Prediction(
-                named.names[start + row], str(model.classes_[label]), probability, score, unusual
+                named.names[start + row],
+                str(model.classes_[label]),
+                float(probabilities[row]),
+                score,
+                unusual,
             )
 
         start += len(batch)
@@ -61,14 +63,9 @@ def to_csv(model: PersonalModel, rows: Sequence[Prediction]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     has_scores = model.scores_strangers
     has_threshold = model.ood_threshold is not None
-    header = [
-        "input",
-        "class",
-        "probability" if model.is_calibrated else "uncalibrated_probability",
-    ]
-    header += ["ood_score"] * has_scores + ["unusual"] * has_threshold
-    writer.writerow(header)
-
+    probability = "probability" if model.is_calibrated else "uncalibrated_probability"
+    header = ["input", "class", probability]
+    writer.writerow(header + ["ood_score"] * has_scores + ["unusual"] * has_threshold)
     for row in rows:
         cells: list[Any] = [inert(row.input), inert(row.label), f"{row.probability:.6g}"]
         if has_scores:
@@ -90,14 +87,15 @@ def to_record(model: PersonalModel, rows: Sequence[Prediction]) -> dict[str, Any
         "calibrated": model.is_calibrated,
         "temperature": model.temperature,
         "ood_threshold": model.ood_threshold,
-        "predictions": [
-            {
-                "input": row.input,
-                "class": row.label,
-                "probability": row.probability,
-                "ood_score": row.ood_score,
-                "unusual": row.unusual,
-            }
-            for row in rows
-        ],
+        "predictions": [_row_record(row) for row in rows],
+    }
+
+
+def _row_record(row: Prediction) -> dict[str, Any]:
+    return {
+        "input": row.input,
+        "class": row.label,
+        "probability": row.probability,
+        "ood_score": row.ood_score,
+        "unusual": row.unusual,
     }

@@ -52,7 +52,7 @@ class Client:
         return self.scores.get("personalized")
 
 
-class Clients(Sequence[Client]):
+class RunClients(Sequence[Client]):
     """The clients of a run, in order; an index is a number or a name."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
@@ -89,12 +89,12 @@ class Clients(Sequence[Client]):
             return IndexError(f"client {which}: the run has {len(self)} clients")
 
         names = self.names
-        known = ", ".join(names[:_MOST_NAMES])
+        listed = ", ".join(names[:_MOST_NAMES])
         if len(names) > _MOST_NAMES:
-            known += f" and {len(names) - _MOST_NAMES} more"
+            listed += f" and {len(names) - _MOST_NAMES} more"
 
         hint = did_you_mean(str(which), names) or "."
-        message = f"the run has no client {str(which)!r:.80}{hint} It has {known}."
+        message = f"the run has no client {str(which)!r:.80}{hint} It has {listed}."
         return ConfigError(message, key="client", allowed=names, got=str(which))
 
     def _repr_html_(self) -> str:
@@ -102,7 +102,7 @@ class Clients(Sequence[Client]):
 
 
 @dataclass(frozen=True)
-class Table:
+class ClientTable:
     """A table to look at: it prints as text, and as HTML in a notebook."""
 
     columns: tuple[str, ...]
@@ -110,30 +110,24 @@ class Table:
 
     def records(self) -> list[dict[str, str | int | float | None]]:
         """Return the rows as dicts, as ``pandas.DataFrame`` takes them."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return [dict(zip(self.columns, row, strict=True)) for row in self.positions]
 
     def __str__(self) -> str:
-        cells = [[*self.columns], *([_show(value) for value in row] for row in self.rows)]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
+        cells = [self.columns, *(tuple(map(_show, row)) for row in self.positions)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
         for row in cells:
-            lines.append(
-                "  ".join(
-                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-                ).rstrip()
-            )
+            padded = map(str.ljust, row, widths)
+            lines.append("  ".join(padded).rstrip())
 
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(_show(value))}</td>' for value in row)}</tr>"
-            for row in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        head = _html_row("th", self.columns)
+        body = "".join(_html_row("td", row) for row in self.positions)
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 class Run:
@@ -179,7 +173,7 @@ class Run:
         return Run(self.records.of_seed(seed))
 
     @cached_property
-    def clients(self) -> Clients:
+    def clients(self) -> RunClients:
         """The clients with their counts, and their scores after the last round.
 
         Raises:
@@ -188,13 +182,14 @@ class Run:
         """
         records = self.records.of_seed(None)
         split = records.split
+        clients = []
         try:
             parts = split["clients"]
-            names = split["client_names"] or [str(number) for number in range(len(parts))]
+            names = split["client_names"] or range(len(parts))
             first_new = len(parts) - int(split["new_clients"])
             scores = self._scores()
-            found = [
-                Client(
+            for number, part in enumerate(parts):
+                client = Client(
                     number=number,
                     name=str(names[number]),
                     is_new=number >= first_new,
@@ -203,34 +198,28 @@ class Run:
                     num_test=len(part["test"]),
                     scores=scores.get(number, {}),
                 )
-                for number, part in enumerate(parts)
-            ]
+                clients.append(client)
         except (KeyError, TypeError, IndexError, ValueError) as reason:
-            raise damaged(
-                records.path / "split.json", f"{type(reason).__name__}: {reason}"
-            ) from reason
+            path = records.path / "split.json"
+            raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
-        return Clients(found)
+        return RunClients(clients)
 
     def _scores(self) -> dict[int, dict[str, ClientScores]]:
-        """Return every client's scores in the last evaluation of each point, up to the final round."""
-        found: dict[int, dict[str, ClientScores]] = {}
+        """Return the scores of every client at each point, in the last evaluation that counts."""
+        scores: dict[int, dict[str, ClientScores]] = {}
+        # With `select`, the models are those of an earlier round.
         selected = (self.records.result or {}).get("selected", {})
         last = selected.get("round", math.inf)
         for line in self.records.clients:
-            if (
-                line.get("test_set") != "clients"
-                or line.get("accuracy") is None
-                or line["round"] > last
-            ):
-                continue
+            is_scored = line.get("test_set") == "clients" and line.get("accuracy") is not None
+            if is_scored and line["round"] <= last:
+                metrics = {name: line.get(name) for name in CLIENT_METRICS}
+                scores.setdefault(line["client"], {})[line["point"]] = ClientScores(**metrics)
 
-            scores = ClientScores(**{name: line.get(name) for name in CLIENT_METRICS})
-            found.setdefault(line["client"], {})[line["point"]] = scores
+        return scores
 
-        return found
-
-    def table(self) -> Table:
+    def table(self) -> ClientTable:
         """Return a table of the clients: examples, and accuracies in percent after the last round.
 
         Raises:
@@ -281,7 +270,7 @@ class Run:
             DataError: the data does not fit the run, or the run has no final state.
             RunError: the method failed, or the folder cannot be written.
         """
-        from fedtailor.serving.onboarded_run import onboard_site
+        from fedtailor.serving.onboard import onboard_site
 
         records = self.records.of_seed(seed)
         onboard_site(
@@ -331,20 +320,22 @@ def load(path: str | Path) -> Run:
     return Run(read_run(path))
 
 
-def _table_of(clients: Sequence[Client]) -> Table:
-    points = [
-        point
-        for point in ("global", "local", "personalized")
-        if any(point in c.scores for c in clients)
-    ]
+def _table_of(clients: Sequence[Client]) -> ClientTable:
+    scored = {point for client in clients for point in client.scores}
+    points = [point for point in ("global", "local", "personalized") if point in scored]
     rows = []
-
     for client in clients:
         name = f"{client.name} (new)" if client.is_new else client.name
+        counts = (client.num_train, client.num_validation, client.num_test)
         accuracies = [_percent(client.scores.get(point)) for point in points]
-        rows.append((name, client.num_train, client.num_validation, client.num_test, *accuracies))
+        rows.append((name, *counts, *accuracies))
 
-    return Table(("client", "train", "validation", "test", *points), tuple(rows))
+    return ClientTable(("client", "train", "validation", "test", *points), tuple(rows))
+
+
+def _html_row(tag: str, values: Sequence[str | int | float | None]) -> str:
+    cells = [f"<{tag}>{html.escape(_show(value))}</{tag}>" for value in values]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _percent(scores: ClientScores | None) -> float | None:

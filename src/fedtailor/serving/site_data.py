@@ -1,4 +1,4 @@
-"""The labelled data of one site, read for a model that exists: its classes, its kind of inputs."""
+"""The labelled data of one site, read for a model that exists, and the federation of this site."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import os
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 
 from fedtailor.core.errors import DataError, did_you_mean
-from fedtailor.data.dataset import Dataset
+from fedtailor.core.federation import Federation, Split
+from fedtailor.core.task import Task
+from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
+from fedtailor.data.split import ClientPositions
+from fedtailor.data.tensors import tables
+
+_MOST_NAMES = 20
+"""Classes that a message names."""
 
 
 class SiteData(NamedTuple):
@@ -53,11 +61,11 @@ def load_site(
         group=group,
     )
     dataset = load_own(os.path.expanduser(path), options)
-
-    if len(dataset.domain_names) > 1:
-        names = ", ".join(dataset.domain_names[:5])
-        message = f"'{path}' holds {len(dataset.domain_names)} sites ({names}): give the folder or the table of one."
-        raise DataError(message, key="data", path=path, allowed=1, got=len(dataset.domain_names))
+    count = len(dataset.domain_names)
+    if count > 1:
+        what = f"{count} sites ({', '.join(dataset.domain_names[:5])})"
+        message = f"'{path}' holds {what}: give the folder or the table of one."
+        raise DataError(message, key="data", path=path, allowed=1, got=count)
 
     stored = _stored(dataset, inputs, path)
     labels = _labels(dataset, inputs, path)
@@ -66,21 +74,21 @@ def load_site(
 
 def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarray:
     """Return the labels as numbers of the model's classes, by name."""
-    here = dataset.class_names or tuple(str(label) for label in range(dataset.num_classes))
-    known = inputs.names
-    used = sorted({here[label] for label in np.unique(dataset.y)})
-    unknown = [name for name in used if name not in known]
+    class_names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    numbers = {name: number for number, name in enumerate(inputs.names)}
+    used = sorted({class_names[label] for label in np.unique(dataset.y)})
+    unknown = [name for name in used if name not in numbers]
     if unknown:
-        hint = did_you_mean(unknown[0], list(known)) or "."
-        message = f"'{path}' has a class {unknown[0]!r:.80} that the model does not know{hint} Its classes are "
-        message += f"{', '.join(known[:20])}{' and more' if len(known) > 20 else ''}."
-        raise DataError(message, key="data", path=path, allowed=list(known), got=unknown)
+        allowed = list(inputs.names)
+        hint = did_you_mean(unknown[0], allowed) or "."
+        message = f"'{path}' has a class {unknown[0]!r:.80} that the model does not know{hint}"
+        more = " and more" if len(allowed) > _MOST_NAMES else ""
+        message += f" Its classes are {', '.join(allowed[:_MOST_NAMES])}{more}."
+        raise DataError(message, key="data", path=path, allowed=allowed, got=unknown)
 
-    numbers = np.array(
-        [known.index(name) if name in known else -1 for name in here], dtype=np.int64
-    )
-    labels: np.ndarray = numbers[dataset.y]
-
+    # Names that no example has need no number.
+    translated = [numbers.get(name, -1) for name in class_names]
+    labels: np.ndarray = np.array(translated, dtype=np.int64)[dataset.y]
     return labels
 
 
@@ -89,24 +97,65 @@ def _stored(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
     if dataset.raw is not None and inputs.columns is not None:
         return encode_like(dataset, inputs.columns)
 
-    if dataset.input_shape != inputs.shape:
-        message = (
-            f"'{path}' holds inputs of shape {dataset.input_shape}; the model takes {inputs.shape}."
-        )
-        raise DataError(
-            message, key="data", path=path, allowed=inputs.shape, got=dataset.input_shape
-        )
+    shape = dataset.input_shape
+    if shape != inputs.shape:
+        message = f"'{path}' holds inputs of shape {shape}; the model takes {inputs.shape}."
+        raise DataError(message, key="data", path=path, allowed=inputs.shape, got=shape)
 
     if inputs.kind == "table":
         return dataset.x.astype(np.float32)
 
-    if inputs.stored == "uint8" or dataset.white == inputs.white:
-        if dataset.white != inputs.white or (
-            inputs.stored == "uint8" and dataset.x.dtype != np.uint8
-        ):
-            message = f"'{path}' holds images in which {dataset.white:g} is white; the model takes {inputs.white:g}."
-            raise DataError(message, key="data", path=path, allowed=inputs.white, got=dataset.white)
-
+    # Whole numbers cannot be scaled.
+    has_same_white = dataset.white == inputs.white
+    fits = has_same_white and (inputs.stored != "uint8" or dataset.x.dtype == np.uint8)
+    if inputs.stored == "uint8" and not fits:
+        white = f"{dataset.white:g} is white; the model takes {inputs.white:g}"
+        message = f"'{path}' holds images in which {white}."
+        raise DataError(message, key="data", path=path, allowed=inputs.white, got=dataset.white)
+    if fits:
         return dataset.x.astype(inputs.stored, copy=False)
 
     return (dataset.x.astype(np.float32) / np.float32(dataset.white)) * np.float32(inputs.white)
+
+
+def federation_of_one(
+    site: SiteData,
+    positions: ClientPositions,
+    inputs: InputSpecification,
+    task: Task,
+    number: int,
+    population: int,
+) -> Federation:
+    """Return a federation in which only the site with this number has data.
+
+    Args:
+        site: its examples, on the scale of the model's training data.
+        positions: their division.
+        inputs: of the model.
+        task: of the site.
+        number: of the site, whose programs run as those of the client with this number.
+        population: number of sites that can take part in training; a site with a number from here
+            on is new.
+    """
+    normalize = Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist()))
+    dataset = Dataset(
+        name=site.name,
+        x=site.x,
+        y=site.y,
+        num_classes=inputs.num_classes,
+        normalize=normalize,
+        white=inputs.white,
+    )
+    x, scale = tables(dataset, normalize)
+    nothing = torch.empty(0, dtype=torch.int64)
+    empty = Split(nothing, nothing, nothing)
+    split = Split(*map(torch.from_numpy, positions))
+
+    return Federation(
+        x=x,
+        y=torch.from_numpy(site.y),
+        splits=[*([empty] * number), split],
+        common_task=Task(task.model, task.num_classes, task.input_shape),
+        num_new=max(number + 1 - population, 0),
+        scale=scale,
+    )

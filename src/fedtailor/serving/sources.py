@@ -1,6 +1,4 @@
-"""Files to predict, read in batches of bounded memory: pictures, folders of pictures, arrays and
-tables.
-"""
+"""Files to predict, read in batches of bounded memory: pictures, folders, arrays and tables."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _LARGEST = 2**32
 """Bytes of a file of arrays."""
 
 
-class Named(NamedTuple):
+class NamedExamples(NamedTuple):
     """Some examples, each with a name."""
 
     names: list[str]
@@ -70,9 +68,10 @@ class Sources:
         """The number of files."""
         return len(self._pictures) + len(self._arrays) + len(self._tables)
 
-    def batches(self, done: Callable[[int], None] = lambda count: None) -> Iterator[Named]:
-        """Yield the examples in batches, arrays and tables first; unreadable pictures are left out
-        and listed.
+    def batches(self, done: Callable[[int], None] = lambda count: None) -> Iterator[NamedExamples]:
+        """Yield the examples in batches, arrays and tables first.
+
+        Unreadable pictures are left out and listed.
 
         Args:
             done: is called with the number of files read so far.
@@ -102,13 +101,8 @@ class Sources:
             self._pictures.append((path, safe_name(str(path))))
         else:
             allowed = "a picture, a folder of pictures, a CSV or Parquet table, or a .npz file"
-            raise DataError(
-                f"'{path}' must be {allowed}.",
-                key="path",
-                path=str(path),
-                allowed=allowed,
-                got=suffix,
-            )
+            message = f"'{path}' must be {allowed}."
+            raise DataError(message, key="path", path=str(path), allowed=allowed, got=suffix)
 
     def _add_folder(self, folder: Path) -> None:
         """Add all pictures of a folder, in the order of their names."""
@@ -118,26 +112,20 @@ class Sources:
         tree = walk(folder, Findings())
         files = [] if tree is None else [file for file in tree.files if file.suffix in SUFFIXES]
         if tree is None or not files:
-            raise DataError(
-                f"'{folder}' holds no pictures.",
-                key="path",
-                path=str(folder),
-                allowed="pictures",
-                got=0,
-            )
+            message = f"'{folder}' holds no pictures."
+            raise DataError(message, key="path", path=str(folder), allowed="pictures", got=0)
 
-        self._pictures += [
-            (tree.path(file), f"{safe_name(str(folder))}/{file.shown}") for file in files
-        ]
+        for file in files:
+            name = f"{safe_name(str(folder))}/{file.shown}"
+            self._pictures.append((tree.path(file), name))
 
     def _refuse_pictures(self, path: Path) -> None:
         if self._inputs.kind == "table":
             allowed = "tables of features"
-            raise DataError(
-                f"the model takes {allowed}, not pictures ('{path}').", key="path", allowed=allowed
-            )
+            message = f"the model takes {allowed}, not pictures ('{path}')."
+            raise DataError(message, key="path", allowed=allowed)
 
-    def _of_pictures(self, done: Callable[[int], None]) -> Iterator[Named]:
+    def _of_pictures(self, done: Callable[[int], None]) -> Iterator[NamedExamples]:
         from fedtailor.data.own.decode import reading_images
 
         names: list[str] = []
@@ -152,57 +140,49 @@ class Sources:
                 self.unreadable.append(Unreadable(name, reason.message))
 
             if len(rows) == BATCH:
-                yield Named(names, np.stack(rows))
+                yield NamedExamples(names, np.stack(rows))
                 names = []
                 rows = []
 
             done(self.count - len(self._pictures) + number)
 
         if rows:
-            yield Named(names, np.stack(rows))
+            yield NamedExamples(names, np.stack(rows))
 
-    def _of_arrays(self, path: Path) -> Iterator[Named]:
+    def _of_arrays(self, path: Path) -> Iterator[NamedExamples]:
         """Yield the examples of an archive; they are named by the file and their index."""
+        raw = read_file(path, limit=_LARGEST)
         try:
-            arrays, present = read_archive(read_file(path, limit=_LARGEST), ["x"], limit=_LARGEST)
-        except Unusable as reason:
+            arrays, present = read_archive(raw, ["x"], limit=_LARGEST)
+            stored = to_stored(arrays["x"], self._inputs) if "x" in arrays else None
+        except (Unusable, DataError) as reason:
             raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
 
-        if "x" not in arrays:
+        if stored is None:
             got = ", ".join(present[:5]) or "none"
-            raise DataError(
-                f"'{path}' must hold an array x, got: {got}.",
-                key="path",
-                path=str(path),
-                allowed="x",
-            )
+            message = f"'{path}' must hold an array x, got: {got}."
+            raise DataError(message, key="path", path=str(path), allowed="x")
 
-        try:
-            stored = to_stored(arrays["x"], self._inputs)
-        except DataError as reason:
-            raise DataError(f"'{path}': {reason.message}", key="path", path=str(path)) from reason
+        file = safe_name(path.name)
+        yield from _in_batches([f"{file}[{row}]" for row in range(len(stored))], stored)
 
-        yield from _in_batches(
-            [f"{safe_name(path.name)}[{row}]" for row in range(len(stored))], stored
-        )
-
-    def _of_table(self, path: Path) -> Iterator[Named]:
+    def _of_table(self, path: Path) -> Iterator[NamedExamples]:
         """Yield the rows of a table; they are named by the file and their line."""
         columns = self._inputs.columns
         if columns is None:
-            allowed = (
-                "pictures" if self._inputs.kind == "images" else "arrays without names of columns"
-            )
+            is_table = self._inputs.kind == "table"
+            allowed = "arrays without names of columns" if is_table else "pictures"
             message = f"the model takes {allowed}, not tables ('{path}')."
             raise DataError(message, key="path", path=str(path), allowed=allowed)
 
+        file = safe_name(path.name)
         table = read_table_like(path, columns)
         features = features_of(table)
-        self.notes += [f"{safe_name(path.name)}: {problem.message}" for problem in table.problems]
-        yield from _in_batches([f"{safe_name(path.name)}:{line}" for line in table.lines], features)
+        self.notes += [f"{file}: {problem.message}" for problem in table.problems]
+        yield from _in_batches([f"{file}:{line}" for line in table.lines], features)
 
 
-def _in_batches(names: Sequence[str], stored: np.ndarray) -> Iterator[Named]:
+def _in_batches(names: Sequence[str], stored: np.ndarray) -> Iterator[NamedExamples]:
     for start in range(0, len(stored), BATCH):
         part = stored[start : start + BATCH]
-        yield Named(list(names[start : start + BATCH]), part)
+        yield NamedExamples(list(names[start : start + BATCH]), part)

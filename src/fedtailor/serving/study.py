@@ -57,22 +57,7 @@ class Study:
             DataError: the data cannot be used.
             RunError: the run could not continue.
         """
-        given = config or {}
-        if not isinstance(given, Mapping) or not all(
-            isinstance(section, Mapping) for section in given.values()
-        ):
-            message = "config must hold sections, such as {'training': {'lr': 0.05}}."
-            raise ConfigError(
-                message, key="config", allowed="a mapping of sections", got=type(config).__name__
-            )
-
-        sections: dict[str, Any] = {name: dict(section) for name, section in given.items()}
-        if "data" in sections:
-            raise ConfigError(
-                "the data was given when the study was made: leave out config['data'].",
-                key="config",
-            )
-
+        sections = _sections({} if config is None else config)
         federation = sections.setdefault("federation", {})
         for key, value in (("rounds", rounds), ("participation", participation)):
             if value is not None:
@@ -89,6 +74,23 @@ class Study:
 
     def __repr__(self) -> str:
         return f"Study({', '.join(f'{key}={value!r}' for key, value in self.data.items())})"
+
+
+def _sections(config: Any) -> dict[str, dict[str, Any]]:
+    """Return a copy of the sections of a configuration.
+
+    Raises:
+        ConfigError: it does not hold sections, or names data.
+    """
+    is_mapping = isinstance(config, Mapping)
+    if not is_mapping or not all(isinstance(section, Mapping) for section in config.values()):
+        message = "config must hold sections, such as {'training': {'lr': 0.05}}."
+        allowed = "a mapping of sections"
+        raise ConfigError(message, key="config", allowed=allowed, got=type(config).__name__)
+    if "data" in config:
+        message = "the data was given when the study was made: leave out config['data']."
+        raise ConfigError(message, key="config")
+    return {name: dict(section) for name, section in config.items()}
 
 
 def from_folder(path: str | Path, **data: Any) -> Study:

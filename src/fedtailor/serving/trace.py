@@ -1,9 +1,8 @@
-"""A personal model as a graph of PyTorch's own operators: traced, with fixed draws, ready to leave
-Python.
-"""
+"""A personal model as a graph of PyTorch's own operators or of ONNX, ready to leave Python."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.torch_private import cdist_operator
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.serving.module import PersonalModule
 
+OPSET = 20
+"""The version of ONNX's operators."""
+_ONNX_PACKAGES = ("onnx", "onnxscript")
 _TRACED = 3
 """Examples in the batch with which a model is traced; the graph takes any number."""
 
@@ -79,10 +82,51 @@ def example_input(inputs: InputSpecification) -> Tensor:
     return torch.zeros((_TRACED, *inputs.shape), dtype=dtype)
 
 
-def _with_centered_heads(personal: Any) -> Any:
-    """Return a personal model whose linear heads, NamedTuples of a weight (classes, d) and a bias,
-    are centered.
+def to_onnx(program: ExportedProgram) -> bytes:
+    """Return a traced model as the bytes of an ONNX file, with the outputs ``logits`` and
+    ``probabilities``.
+
+    Raises:
+        ConfigError: the packages of the extra ``onnx`` are missing.
     """
+    require_onnx()
+    decompositions = torch.export.default_decompositions()
+    decompositions[torch.ops.aten.sort.stable] = _sort
+    with quiet():
+        converted: Any = torch.onnx.export(
+            program.run_decompositions(decompositions),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["inputs"],
+            output_names=["logits", "probabilities"],
+            verbose=False,
+        )
+
+    model = converted.model_proto
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
+    # Shapes of intermediate values call the batch by another name.
+    del model.graph.value_info[:]
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def require_onnx() -> None:
+    """Check that the packages of the extra ``onnx`` are installed.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        message = f"the format onnx needs {' and '.join(missing)}: pip install 'fedtailor[onnx]'."
+        allowed = list(_ONNX_PACKAGES)
+        raise ConfigError(message, key="format", allowed=allowed, got="not installed")
+
+
+def _with_centered_heads(personal: Any) -> Any:
+    """Center the linear heads of a model: NamedTuples of a weight (classes, d) and a bias."""
     if isinstance(personal, Mapping):
         return {name: _with_centered_heads(part) for name, part in personal.items()}
     if not isinstance(personal, tuple):
@@ -121,9 +165,7 @@ def _distances(x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tens
 
 
 def _fix_draws(graph: GraphModule) -> bool:
-    """Replace random draws, whose keys are constants, by their numbers; return whether there were
-    any.
-    """
+    """Replace random draws, whose keys are constants, by their numbers; tell if there are any."""
     draws = [node for node in graph.graph.nodes if node.target is torch.ops.fedtailor.draw.default]
     for number, node in enumerate(draws):
         name = f"draw_{number}"
@@ -159,3 +201,10 @@ def _evaluate(graph: GraphModule, node: Any) -> Any:
 
     values = {name: _evaluate(graph, value) for name, value in node.kwargs.items()}
     return node.target(*_evaluate(graph, node.args), **values)
+
+
+def _sort(
+    values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Sort with ``TopK``, which is stable in ONNX: the first of equal values comes first."""
+    return torch.topk(values, values.shape[dim], dim, largest=descending, sorted=True)

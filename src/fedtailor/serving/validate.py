@@ -14,13 +14,13 @@ from fedtailor.core import rng
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.intervals import NORMAL_975, wilson_interval
 from fedtailor.serving.load import make_model
-from fedtailor.serving.onboard import Server, global_model, onboard
+from fedtailor.serving.onboard import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
 from fedtailor.simulation.calibration import FEWEST_EXAMPLES, Calibration, fit_temperature
 from fedtailor.simulation.checkpoint import FinalState
 
 FOLDS = 5
-_OWN_STEPS = 500
+_FEWEST_STEPS = 500
 """Gradient steps, at least, of a model of its own."""
 
 
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
     difference_high: float
 
 
-class Validation(NamedTuple):
+class CrossValidation(NamedTuple):
     """The result of a cross-validation."""
 
     examples: int
@@ -53,13 +53,19 @@ class Validation(NamedTuple):
     """Of the onboarded model, from examples that it was not made from."""
 
 
-def cross_validate(server: Server, site: SiteData, *, number: int | None = None) -> Validation:
-    """Compare the three models that a site could use, by 5-fold cross-validation on its training
-    examples.
+def cross_validate(
+    run: FinishedRun, site: SiteData, *, number: int | None = None
+) -> CrossValidation:
+    """Compare the three models that a site could use, by 5-fold cross-validation.
 
     The model of its own is trained on the site's data alone: as long as a client of the run, and
     for at least 500 gradient steps. Folds hold the classes in equal shares, and never divide a
     group. Where there are groups, intervals count them, not examples.
+
+    Args:
+        run: which the site would join.
+        site: its data; only the training examples are used.
+        number: of the new client; None: the first that the run does not use.
 
     Raises:
         DataError: there are fewer examples than folds.
@@ -69,64 +75,63 @@ def cross_validate(server: Server, site: SiteData, *, number: int | None = None)
         message = f"--validate needs at least {FOLDS} examples, got {site.num_train}."
         raise DataError(message, key="data", allowed=f">= {FOLDS}", got=site.num_train)
 
-    number = server.next_number if number is None else number
-    alone = _alone(server, site)
-    shared = global_model(server)
+    number = run.next_number if number is None else number
+    name = run.method.config.algorithm.name
+    alone = _alone(run, site)
+    shared = run.global_model()
     labels = torch.from_numpy(site.y[: site.num_train])
-    logits = torch.zeros(len(labels), server.method.inputs.num_classes)
+    logits = torch.zeros(len(labels), run.method.inputs.num_classes)
     right: dict[str, np.ndarray] = {}
 
     for train, held_out in folds_of(site):
-        examples = site.x[held_out]
-        own = {
-            server.method.config.algorithm.name: (
-                server,
-                onboard(server, site, number=number, rows=train).personal,
-            )
-        }
+        onboarded = onboard(run, site, number=number, positions=train).personal
+        models = {name: make_model(run.method, number, onboarded, {})}
         if shared is not None:
-            own["the global model"] = (server, shared)
+            models["the global model"] = make_model(run.method, number, shared, {})
+        own = onboard(alone, site, number=number, positions=train).personal
+        models["a model of its own"] = make_model(alone.method, number, own, {})
 
-        own["a model of its own"] = (
-            alone,
-            onboard(alone, site, number=number, rows=train).personal,
-        )
-        for place, (name, (of, personal)) in enumerate(own.items()):
-            found = torch.from_numpy(make_model(of.method, number, personal, {}).logits(examples))
-            if place == 0:
-                logits[torch.from_numpy(held_out)] = found
+        for candidate, model in models.items():
+            predicted = torch.from_numpy(model.logits(site.x[held_out]))
+            if candidate == name:
+                logits[torch.from_numpy(held_out)] = predicted
 
-            correct = right.setdefault(name, np.zeros(len(labels), dtype=bool))
-            correct[held_out] = found.argmax(1).numpy() == site.y[held_out]
+            correct = right.setdefault(candidate, np.zeros(len(labels), dtype=bool))
+            correct[held_out] = predicted.argmax(1).numpy() == site.y[held_out]
 
-    temperature = fit_temperature(logits, labels) if len(labels) >= FEWEST_EXAMPLES else 1.0
-    groups = (
-        None
-        if site.groups is None
-        else np.unique(site.groups[: site.num_train], return_inverse=True)[1]
+    groups = None
+    if site.groups is not None:
+        _, groups = np.unique(site.groups[: site.num_train], return_inverse=True)
+    candidates = [_candidate(candidate, right, groups) for candidate in right]
+    enough = len(labels) >= FEWEST_EXAMPLES
+    temperature = fit_temperature(logits, labels) if enough else 1.0
+
+    return CrossValidation(
+        len(labels),
+        None if groups is None else int(groups.max()) + 1,
+        candidates,
+        _advice(candidates),
+        Calibration(len(labels), temperature),
     )
-    candidates = [_candidate(name, right, groups) for name in right]
-    num_groups = None if groups is None else int(groups.max()) + 1
-    calibration = Calibration(len(labels), temperature)
-
-    return Validation(len(labels), num_groups, candidates, _advice(candidates), calibration)
 
 
-def _alone(server: Server, site: SiteData) -> Server:
-    """Return a server whose method trains every client on its own data."""
-    method = server.method
+def _alone(run: FinishedRun, site: SiteData) -> FinishedRun:
+    """Return a run whose method trains every client on its own data."""
+    method = run.method
+    seed = method.config.seeds[0]
     algorithm = load_algorithm("local").from_preset("reference", training=method.config.training)
     task = algorithm.bind(method.task(0))
-    nothing = algorithm.init_server(
-        task, rng.new_key(method.config.seeds[0], purpose="init_server")
-    )
+    server = algorithm.init_server(task, rng.new_key(seed, purpose="init_server"))
+
+    # As many rounds as a client of the run, or more if these have few steps.
     training = algorithm.training
     batches = math.ceil(site.num_train / (training.batch_size or site.num_train))
     steps = training.steps or batches * max(int(training.epochs), 1)
-    rounds = max(server.state.client_rounds / max(server.trainable, 1), _OWN_STEPS / steps)
-    state = FinalState(nothing, server.state.round, math.ceil(rounds * max(server.trainable, 1)))
+    clients = max(run.trainable, 1)
+    rounds = max(run.state.client_rounds / clients, _FEWEST_STEPS / steps)
+    state = FinalState(server, run.state.round, math.ceil(rounds * clients))
 
-    return server._replace(method=method._replace(algorithm=algorithm), state=state)
+    return run._replace(method=method._replace(algorithm=algorithm), state=state)
 
 
 def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -144,25 +149,29 @@ def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
         try:
             return list(folds.split(rows, labels, groups))
         except ValueError as reason:  # every class has fewer
-            message = (
-                f"--validate needs a class with at least {FOLDS} examples, and {FOLDS} groups."
-            )
+            needed = f"a class with at least {FOLDS} examples, and {FOLDS} groups"
+            message = f"--validate needs {needed}."
             raise DataError(message, key="data", allowed=f">= {FOLDS} of a class") from reason
 
 
 def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | None) -> Candidate:
-    """Return the figures of a candidate, from which examples every candidate has right (n,), and
-    their groups.
-    """
-    mine = right[name].astype(float)
-    rival = max((other for other in right if other != name), key=lambda other: right[other].mean())
-    interval = wilson_interval(float(mine.mean()), _effective_number(mine, groups))
-    paired = mine - right[rival]
-    low, high = paired_interval(paired, groups)
-    difference = float(paired.mean())
+    """Return the figures of a candidate.
 
+    Args:
+        name: of the candidate.
+        right: which examples (n,) every candidate has right.
+        groups: of the examples (n,).
+    """
+    correct = right[name].astype(float)
+    accuracy = float(correct.mean())
+    interval = wilson_interval(accuracy, _effective_number(correct, groups))
+
+    others = [other for other in right if other != name]
+    rival = max(others, key=lambda other: right[other].mean())
+    paired = correct - right[rival]
+    low, high = paired_interval(paired, groups)
     return Candidate(
-        name, float(mine.mean()), interval["low"], interval["high"], rival, difference, low, high
+        name, accuracy, interval["low"], interval["high"], rival, float(paired.mean()), low, high
     )
 
 
@@ -187,17 +196,17 @@ def paired_interval(paired: np.ndarray, groups: np.ndarray | None) -> tuple[floa
 
 
 def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
-    """Return how many independent examples give as narrow an interval as these (Kish 1965, design
-    effect).
-    """
+    """Return how many independent examples give an equal interval (Kish 1965, design effect)."""
     count = len(right)
     if groups is None:
         return count
+
     share = right.mean()
     if share in (0.0, 1.0):
         return float(groups.max()) + 1
-    over_groups = (_sums(right - share, groups) ** 2).sum() / count**2
-    return float(min(count, share * (1 - share) / over_groups)) if over_groups > 0 else count
+
+    variance = (_sums(right - share, groups) ** 2).sum() / count**2
+    return float(min(count, share * (1 - share) / variance)) if variance > 0 else count
 
 
 def _sums(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
@@ -207,7 +216,7 @@ def _sums(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
 
 def _advice(candidates: list[Candidate]) -> str:
     """Say which model to use."""
-    best = max(candidates, key=lambda each: each.accuracy)
+    best = max(candidates, key=lambda candidate: candidate.accuracy)
     interval = f"{100 * best.difference_low:+.1f} to {100 * best.difference_high:+.1f}"
     points = f"{100 * best.difference:+.1f} points ({interval})"
     if best.difference_low > 0:
@@ -215,12 +224,12 @@ def _advice(candidates: list[Candidate]) -> str:
     return f"No clear difference between {best.name} and {best.rival}: {points}."
 
 
-def summary(validation: Validation) -> dict[str, Any]:
+def summary(validation: CrossValidation) -> dict[str, Any]:
     """Return the result, ready for JSON."""
     return {
         "folds": FOLDS,
         "examples": validation.examples,
         "groups": validation.groups,
-        "candidates": [each._asdict() for each in validation.candidates],
+        "candidates": [candidate._asdict() for candidate in validation.candidates],
         "advice": validation.advice,
     }

@@ -1,0 +1,109 @@
+"""The folder of a run with one client: of an onboarded site, or a version of a site's own model.
+
+It can be loaded as any other run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtailor.core.codec import encode
+from fedtailor.data.input_specification import write_input_specification
+from fedtailor.data.split import ClientPositions, split_digest, to_records
+from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.folder import RunFolder
+from fedtailor.experiment.model_card import model_card
+from fedtailor.experiment.provenance import describe
+from fedtailor.serving.load import TrainedMethod
+from fedtailor.serving.site_data import SiteData
+
+
+class ClientModel(NamedTuple):
+    """A personal model, and what is known of it."""
+
+    personal: Any
+    name: str
+    """Of the client."""
+    method: TrainedMethod
+    site: SiteData
+    positions: ClientPositions
+    """The division of the site's examples."""
+    number: int
+    """Of the client."""
+    new: bool
+    """Whether the client never takes part in training."""
+    round: int
+    """After which the model was made."""
+    participated: bool
+    """Whether the client's work was used at least once."""
+    scores: Mapping[str, float]
+    """On the client's test examples; empty if it has none."""
+    calibration: Mapping[str, Any]
+
+
+def write_model_folder(
+    out: Path,
+    model: ClientModel,
+    *,
+    provenance: Mapping[str, Any],
+    result: Mapping[str, Any],
+    card: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the folder of a run with one client.
+
+    Args:
+        out: the folder, which must not exist.
+        model: of the client.
+        provenance: where the model comes from, beside what every run says.
+        result: what the result says beside the name of the method and the scores.
+        card: what the card says beside what every card says.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    method = model.method
+    config = method.config
+    clients = to_records([model.positions])
+    split = {
+        "dataset": model.site.name,
+        "split_sha256": split_digest(clients, int(model.new)),
+        "new_clients": int(model.new),
+        "client_names": [model.name],
+        "conditions": [],
+        "clients": clients,
+    }
+    facts: dict[str, Any] = {"run": str(out), "algorithm": config.algorithm.name, **result}
+    if model.scores:
+        facts["metrics"] = {"personalized": dict(model.scores)}
+
+    origin = {**describe(), **provenance}
+    with RunFolder.create(out, config=to_toml(config), provenance=origin) as folder:
+        folder.write_split(split)
+        write_input_specification(out, method.inputs)
+        full_card = {**_card(model), **(card or {})}
+        folder.write_models([(model.name, encode(model.personal), full_card)])
+        folder.finish(facts)
+
+
+def _card(model: ClientModel) -> dict[str, Any]:
+    method = model.method
+    labels = model.site.y[model.positions.train]
+    return model_card(
+        model.personal,
+        config=method.config,
+        algorithm=method.algorithm,
+        task=method.task(model.number),
+        inputs=method.inputs,
+        dataset=model.site.name,
+        number=model.number,
+        new=model.new,
+        round=model.round,
+        participated=model.participated,
+        class_counts=np.bincount(labels, minlength=method.inputs.num_classes).tolist(),
+        scores=model.scores,
+        calibration=model.calibration,
+    )
