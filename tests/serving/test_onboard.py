@@ -11,7 +11,7 @@ import fedtailor
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError, RunError
-from fedtailor.serving.onboard import load_finished_run, onboard
+from fedtailor.serving.new_client import load_finished_run, onboard
 from fedtailor.serving.site_data import SiteData, load_site
 from fedtailor.serving.validate import cross_validate, folds_of, paired_interval
 from serving.small_runs import (

@@ -14,7 +14,7 @@ from fedtailor.core import rng
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.intervals import NORMAL_975, wilson_interval
 from fedtailor.serving.load import make_model
-from fedtailor.serving.onboard import FinishedRun, onboard
+from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
 from fedtailor.simulation.calibration import FEWEST_EXAMPLES, Calibration, fit_temperature
 from fedtailor.simulation.checkpoint import FinalState

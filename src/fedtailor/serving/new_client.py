@@ -1,0 +1,144 @@
+"""The model of a client that never took part: made from the final state of a run and its data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedtailor.core.engine import Failure, one_thread
+from fedtailor.core.errors import DataError, RunError
+from fedtailor.core.federation import Cohort
+from fedtailor.core.metrics import per_client
+from fedtailor.core.reading import damaged
+from fedtailor.data.split import ClientPositions
+from fedtailor.experiment.reader import RunRecords
+from fedtailor.serving.load import TrainedMethod, load_method
+from fedtailor.serving.site_data import SiteData, federation_of_one
+from fedtailor.simulation.checkpoint import FinalState, read_final_state, readable_modules
+from fedtailor.simulation.clients import LocalClients
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.programs import PersonalizeRequest
+
+
+class FinishedRun(NamedTuple):
+    """What a finished run offers to a new site."""
+
+    method: TrainedMethod
+    state: FinalState
+    population: int
+    """Clients that could take part in training."""
+    trainable: int
+    """Those of them that had training examples."""
+    next_number: int
+    """The first number that no client of the run has."""
+
+    def global_model(self) -> Any | None:
+        """Return the model that the server itself would predict with; None if there is none."""
+        task = self.method.task(0)
+        return self.method.algorithm.global_model(task, self.state.server)
+
+
+class OnboardedModel(NamedTuple):
+    """The model of a new site."""
+
+    personal: Any
+    steps: int
+    """Gradient steps that it took."""
+    scores: dict[str, float]
+    """On test examples; empty if the site has none."""
+
+
+def load_finished_run(records: RunRecords) -> FinishedRun:
+    """Read from a run what a new site needs.
+
+    Raises:
+        ConfigError: the configuration of the run cannot be used here.
+        DataError: the run has not finished, has no checkpoint, or a file is damaged.
+    """
+    path = records.path
+    if "onboarded" in records.provenance:
+        origin = records.provenance["onboarded"]
+        name = origin.get("run") if isinstance(origin, dict) else None
+        hint = f"new sites need the run that it comes from ('{name}')"
+        message = f"'{path}' holds one onboarded site: {hint}."
+        raise DataError(message, path=str(path), allowed="a run", got="an onboarded site")
+
+    state = records.status["state"]
+    if state != "finished":
+        message = f"'{path}' is {state}: a new site needs a run that has finished."
+        raise DataError(message, path=str(path), allowed="finished", got=state)
+
+    method = load_method(records)
+    modules = readable_modules(method.algorithm)
+    final = read_final_state(path / "checkpoints", modules=modules)
+    try:
+        clients = list(records.split["clients"])
+        num_new = records.split["new_clients"]
+        if type(num_new) is not int or not 0 <= num_new < len(clients):
+            raise ValueError(f"{num_new!r:.40} of {len(clients)} clients are new")
+
+        population = len(clients) - num_new
+        trainable = sum(len(client["train"]) > 0 for client in clients[:population])
+    except (KeyError, TypeError, ValueError) as reason:
+        raise damaged(path / "split.json", f"{type(reason).__name__}: {reason}") from reason
+
+    return FinishedRun(method, final, population, trainable, len(clients))
+
+
+def onboard(
+    run: FinishedRun, site: SiteData, *, number: int | None = None, positions: np.ndarray | None = None
+) -> OnboardedModel:
+    """Make the personal model of a site, by the rule of the run's method for new clients.
+
+    The result has the bits of a new client of the simulation with the same number, training
+    examples and normalization.
+
+    Args:
+        run: which the site joins.
+        site: its examples.
+        number: of the new client, on which its random numbers depend; None: the first that the run
+            does not use.
+        positions: of the training examples; None: all of them.
+
+    Raises:
+        RunError: the method failed.
+    """
+    number = run.next_number if number is None else number
+    division = all_positions(site)
+    if positions is not None:
+        division = division._replace(train=positions)
+
+    method = run.method
+    config = method.config
+    federation = federation_of_one(
+        site, division, method.inputs, method.task(number), number, run.population
+    )
+    cohort = Cohort(
+        ids=torch.tensor([number]),
+        population=run.population,
+        round=run.state.round,
+        rounds=config.schedule.rounds,
+        rounds_trained=run.state.client_rounds / max(run.trainable, 1),
+    )
+
+    with one_thread():
+        shared = method.algorithm.broadcast(run.state.server, cohort)
+        clients = LocalClients(method.algorithm, federation, Reference(), seed=config.seeds[0])
+        request = PersonalizeRequest(new=True, validate=False, keep=True)
+        ((_, reply),) = clients.personalize(request, shared, [number], run.state.round)
+
+    if isinstance(reply, Failure) or reply.problem:
+        reason = reply.reason if isinstance(reply, Failure) else reply.problem
+        raise RunError(f"{config.algorithm.name} could not make a model for the site: {reason}")
+
+    steps = int(reply.diagnostics.get("steps", 0))
+    return OnboardedModel(clients.personal[number], steps, per_client(reply.scores["clients"]))
+
+
+def all_positions(site: SiteData) -> ClientPositions:
+    """Return the examples of a site without validation examples, the training ones first."""
+    positions = np.arange(len(site.y))
+    train = positions[: site.num_train]
+    return ClientPositions(train, positions[:0], positions[site.num_train :])
