@@ -129,7 +129,7 @@ def test_tables_with_text_are_encoded_as_in_the_run(shelf, tmp_path):
     )
     table = tmp_path / "data" / "Porto.csv"
     table.write_text(table.read_text().replace("sugar", "glucose"))
-    with pytest.raises(DataError, match="lacks columns that the data in training had: sugar"):
+    with pytest.raises(DataError, match="sugar"):
         run.onboard(table, tmp_path / "other")
 
 

@@ -88,7 +88,11 @@ def load_finished_run(records: RunRecords) -> FinishedRun:
 
 
 def onboard(
-    run: FinishedRun, site: SiteData, *, number: int | None = None, positions: np.ndarray | None = None
+    run: FinishedRun,
+    site: SiteData,
+    *,
+    number: int | None = None,
+    positions: np.ndarray | None = None,
 ) -> OnboardedModel:
     """Make the personal model of a site, by the rule of the run's method for new clients.
 

@@ -110,10 +110,10 @@ class ClientTable:
 
     def records(self) -> list[dict[str, str | int | float | None]]:
         """Return the rows as dicts, as ``pandas.DataFrame`` takes them."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.positions]
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def __str__(self) -> str:
-        cells = [self.columns, *(tuple(map(_show, row)) for row in self.positions)]
+        cells = [self.columns, *(tuple(map(_show, row)) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
         for row in cells:
@@ -126,7 +126,7 @@ class ClientTable:
 
     def _repr_html_(self) -> str:
         head = _html_row("th", self.columns)
-        body = "".join(_html_row("td", row) for row in self.positions)
+        body = "".join(_html_row("td", row) for row in self.rows)
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
