@@ -176,6 +176,7 @@ def test_partition_says_the_conditions_of_a_run_without_making_images(data, fold
     assert read_split(folder / "split.json") == expected and len(expected["conditions"]) == 3 + 11
 
 
+@pytest.mark.slow
 def test_partition_is_that_of_a_run(data, folder):
     options = ["--clients", "3", "--partition", "dirichlet(alpha=1.0)"]
     as_json(data("partition", *options, "--out", "split.json", "--json"))

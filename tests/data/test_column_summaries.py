@@ -13,7 +13,7 @@ from fedtailor.data import column_summaries as module
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries, summarize
 from fedtailor.data.columns import MAX_CATEGORIES, Column, Columns, RawColumn, RawTable
 
-laws = settings(max_examples=20, deadline=None)
+laws = settings(max_examples=10, deadline=None)
 RAW = RawTable((RawColumn("age"), RawColumn("sex", ("d", "f", "m")), RawColumn("bmi")), ("label",))
 NONE = np.nan
 

@@ -386,7 +386,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     dataset = division.dataset
     partition = division.options.partition or division.options.split
-    shown = "one site per client" if match_name(partition, ["natural"]) else partition
+    division_name = "one site per client" if match_name(partition, ["natural"]) else partition
     if kind == "corruptions":
         return data_plots.corruption_sheet(
             dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost"
@@ -396,7 +396,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
         counts = data_plots.count_classes(
             [client.train for client in division.positions], dataset.y, dataset.num_classes
         )
-        title = f"{dataset.name}: training examples per client and class, {shown}"
+        title = f"{dataset.name}: training examples per client and class, {division_name}"
 
         return data_plots.bubbles(
             counts, client_names=division.client_names, class_names=dataset.class_names, title=title
@@ -408,7 +408,9 @@ def _draw(kind: str, options: DataOptions) -> Figure:
     sizes = [len(client.train) for client in division.positions]
     if same_for_every_seed and len(sizes) <= data_plots.MOST_SIZE_BARS:
         return data_plots.size_bars(
-            sizes, division.client_names, title=f"{dataset.name}: training examples, {shown}"
+            sizes,
+            division.client_names,
+            title=f"{dataset.name}: training examples, {division_name}",
         )
 
     divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
@@ -418,4 +420,4 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     over = "1 division" if divisions == 1 else f"{divisions} divisions"
     title = f"{dataset.name}: training examples of a client, {over}"
-    return data_plots.sizes({shown: np.array(sizes)}, title=title)
+    return data_plots.sizes({division_name: np.array(sizes)}, title=title)

@@ -42,7 +42,7 @@ class ColumnSummaries:
     names: tuple[str, ...]
     """Of the columns."""
     categories: Mapping[str, tuple[str, ...]]
-    """Columns of text: the categories that were found, sorted. All other columns hold numbers."""
+    """Columns of text: the categories that occur, sorted. All other columns hold numbers."""
     counts: np.ndarray  # (columns,), int64
     """Cells with a value."""
     medians: np.ndarray  # (columns,), float64
@@ -183,8 +183,8 @@ def summarize(x: np.ndarray, raw: RawTable, rows: np.ndarray) -> ColumnSummaries
     for place, (name, texts) in enumerate(raw.columns):
         if texts:
             codes = x[rows, place]
-            found = np.unique(codes[~np.isnan(codes)]).astype(np.int64)
-            categories[name] = tuple(sorted({texts[code] for code in found}))
+            present = np.unique(codes[~np.isnan(codes)]).astype(np.int64)
+            categories[name] = tuple(sorted({texts[code] for code in present}))
             medians[place] = 0.0
 
     names = tuple(column.name for column in raw.columns)
@@ -225,11 +225,11 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
     for other, site in zip(summaries[1:], sites[1:], strict=True):
         _check_names(first, other, sites[0], site)
 
-    aligned = [_aligned(each, first.names) for each in summaries]
+    aligned = [_aligned(summary, first.names) for summary in summaries]
     fills = _weighted_medians(aligned)
-    filled = np.any([each.counts > 0 for each in aligned], axis=0)
-    empty = np.any([each.empty for each in aligned], axis=0)
-    with_text = {name for each in summaries for name in each.categories}
+    filled = np.any([summary.counts > 0 for summary in aligned], axis=0)
+    empty = np.any([summary.empty for summary in aligned], axis=0)
+    with_text = {name for summary in summaries for name in summary.categories}
     columns = []
     left_out = []
 
@@ -237,18 +237,21 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
         if not filled[place]:
             left_out.append(name)
         elif name in with_text and _is_text(name, place, aligned, sites):
-            found = {category for each in aligned for category in each.categories.get(name, ())}
-            if empty[place]:
-                found.add(MISSING)
+            categories: set[str] = set()
+            for summary in aligned:
+                categories.update(summary.categories.get(name, ()))
 
-            columns.append(Column(name, "category", tuple(sorted(found)), MISSING))
+            if empty[place]:
+                categories.add(MISSING)
+
+            columns.append(Column(name, "category", tuple(sorted(categories)), MISSING))
         else:
             columns.append(Column(name, "number", fill=float(fills[place])))
 
     if not columns:
         return MergedColumns(None, tuple(left_out))
 
-    unused = dict.fromkeys(name for each in summaries for name in each.unused)
+    unused = dict.fromkeys(name for summary in summaries for name in summary.unused)
     return MergedColumns(Columns(tuple(columns), (*unused, *left_out)), tuple(left_out))
 
 
@@ -306,9 +309,9 @@ def _is_text(
         DataError: it holds numbers at one site and text at another.
     """
     kinds: dict[bool, str] = {}
-    for each, site in zip(summaries, sites, strict=True):
-        if each.counts[place]:
-            kinds.setdefault(name in each.categories, site)
+    for summary, site in zip(summaries, sites, strict=True):
+        if summary.counts[place]:
+            kinds.setdefault(name in summary.categories, site)
 
     if len(kinds) == 2:
         message = (
@@ -332,8 +335,8 @@ def _weighted_medians(summaries: Sequence[ColumnSummaries]) -> np.ndarray:
     step = max(_CHUNK // len(summaries), 1)
     for start in range(0, width, step):
         part = slice(start, start + step)
-        values = np.stack([each.medians[part] for each in summaries])
-        weights = np.stack([each.counts[part] for each in summaries])
+        values = np.stack([summary.medians[part] for summary in summaries])
+        weights = np.stack([summary.counts[part] for summary in summaries])
         order = np.argsort(values, axis=0, kind="stable")
         values = np.take_along_axis(values, order, axis=0)
         passed = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)

@@ -323,9 +323,9 @@ def require(is_allowed: bool, what: str, allowed: str, got: object, key: str = "
     if is_allowed:
         return
 
-    shown = repr(got)
-    if len(shown) > 80:
-        shown = f"{shown[:79]}…"
+    text = repr(got)
+    if len(text) > 80:
+        text = f"{text[:79]}…"
 
-    message = f"{what} must be {allowed}, got {shown}."
-    raise DataError(message, key=key, allowed=allowed, got=shown)
+    message = f"{what} must be {allowed}, got {text}."
+    raise DataError(message, key=key, allowed=allowed, got=text)

@@ -17,7 +17,7 @@ _SHOWN = 5
 """Columns that a note names; more are counted."""
 
 
-def encode_table(dataset: Dataset, known: Sequence[ClientPositions]) -> tuple[Dataset, list[str]]:
+def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[Dataset, list[str]]:
     """Return a data set with the features of all rows, and notes.
 
     Data sets that are not tables are returned as they are.
@@ -26,9 +26,9 @@ def encode_table(dataset: Dataset, known: Sequence[ClientPositions]) -> tuple[Da
 
     Args:
         dataset: the data set as it was read.
-        known: the examples of all clients that are not new. Medians and categories are merged from
-            those of the training rows of each (:mod:`fedtailor.data.column_summaries`), as real
-            sites would do it.
+        clients: the examples of all clients that are not new. Medians and categories are merged
+            from those of the training rows of each, as real sites would do it; see
+            :mod:`fedtailor.data.column_summaries`.
 
     Raises:
         DataError: there are no training rows, or no column has a value in them.
@@ -38,13 +38,13 @@ def encode_table(dataset: Dataset, known: Sequence[ClientPositions]) -> tuple[Da
         return dataset, []
 
     is_plain = not any(column.texts for column in raw.columns) and not np.isnan(dataset.x).any()
-    if not any(len(each.train) for each in known):
+    if not any(len(rows.train) for rows in clients):
         if is_plain:
             return dataclasses.replace(dataset, raw=None), []
         raise _refuse(dataset, "no client that is not new has training examples")
 
-    summaries = [summarize(dataset.x, raw, each.train) for each in known]
-    columns, left_out = merge_summaries(summaries, [str(client) for client in range(len(known))])
+    summaries = [summarize(dataset.x, raw, rows.train) for rows in clients]
+    columns, left_out = merge_summaries(summaries, [str(client) for client in range(len(clients))])
     if columns is None:
         raise _refuse(dataset, "no column has a value in the training examples")
     if is_plain:
@@ -79,11 +79,11 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
     """
     assert dataset.raw is not None
     present = [column.name for column in dataset.raw.columns]
-    known = {*columns.names, *columns.unused}
+    expected = {*columns.names, *columns.unused}
     missing = [name for name in columns.names if name not in present]
-    extra = [name for name in present if name not in known]
+    extra = [name for name in present if name not in expected]
     if missing or extra:
-        names = _listed([repr(name) for name in missing or extra])
+        names = _listed(missing or extra)
         what = "lacks columns that the data in training had"
         if not missing:
             what = "has columns that the data in training did not have"

@@ -37,16 +37,16 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
     """
     name = find_name("dataset", name, DATASETS, key="dataset")
     known = DATASETS[name]
-    found = {pattern: _sizes(folder, pattern) for pattern in known.files}
+    files = {pattern: _sizes(folder, pattern) for pattern in known.files}
     together: dict[Path, int] = {}
-    for sizes in found.values():
+    for sizes in files.values():
         together |= sizes  # a file may match several patterns
 
     return {
         "name": name,
         "description": known.description,
         "examples": known.examples if known.examples >= 0 else None,
-        "state": _state(known, folder, found),
+        "state": _state(known, folder, files),
         "files": len(together),
         "bytes": sum(together.values()),
         "license": known.license,
@@ -58,14 +58,14 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _state(known: KnownDataset, folder: Path, found: dict[str, dict[Path, int]]) -> State:
-    if not found:
+def _state(known: KnownDataset, folder: Path, files: dict[str, dict[Path, int]]) -> State:
+    if not files:
         return "included"
-    if not any(found.values()):
+    if not any(files.values()):
         return "absent"
     complete = [is_there(download, folder) for download in known.downloads]
     if known.elsewhere:  # files that cannot be fetched have patterns of their own
-        complete += [bool(sizes) for sizes in found.values()]
+        complete += [bool(sizes) for sizes in files.values()]
     return "present" if all(complete) else "partial"
 
 

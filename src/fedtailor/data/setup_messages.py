@@ -56,12 +56,12 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
     is_table = dataset.x.ndim == 2
     if options.standardizes(is_table=is_table):
         width = dataset.x.shape[-1]
-        each = "every feature" if is_table else "every channel"
-        content = f"how many values of {each} its training examples have"
+        values = "every feature" if is_table else "every channel"
+        content = f"how many values of {values} its training examples have"
         fields.append(SetupField("count", content, (1,)))
-        content = f"the mean over its training examples of {each}"
+        content = f"the mean over its training examples of {values}"
         fields.append(SetupField("means", content, (width,)))
-        content = f"the sum of the squared differences from this mean, of {each}"
+        content = f"the sum of the squared differences from this mean, of {values}"
         fields.append(SetupField("squares", content, (width,)))
 
     return fields

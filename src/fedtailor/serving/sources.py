@@ -116,7 +116,7 @@ class Sources:
             raise DataError(message, key="path", path=str(folder), allowed="pictures", got=0)
 
         for file in files:
-            name = f"{safe_name(str(folder))}/{file.shown}"
+            name = f"{safe_name(str(folder))}/{file.printable}"
             self._pictures.append((tree.path(file), name))
 
     def _refuse_pictures(self, path: Path) -> None:

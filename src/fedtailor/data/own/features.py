@@ -91,10 +91,10 @@ def _refuse_missing(x: np.ndarray, features: Sequence[Feature], tables: Sequence
     """Add an error for every column of a table with empty cells."""
     start = 0
     for table in tables:
-        own = x[start : start + len(table.lines)]
+        cells_of_table = x[start : start + len(table.lines)]
         start += len(table.lines)
-        for place in np.flatnonzero(np.isnan(own).any(axis=0)).tolist():
-            cells = ColumnNumbers(features[place].name, own[:, place], table.lines)
+        for place in np.flatnonzero(np.isnan(cells_of_table).any(axis=0)).tolist():
+            cells = ColumnNumbers(features[place].name, cells_of_table[:, place], table.lines)
             check(FILLED_CELLS, cells, table.place)
 
 

@@ -218,8 +218,8 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
     if tables:
         _leave_out([*arrays, *others], findings)
         if images:
-            found = counted(len(images), "image")
-            findings.note(f"{found} of the folder will be read if a table names them.")
+            number = counted(len(images), "image")
+            findings.note(f"{number} of the folder will be read if a table names them.")
 
         return _of_tables(layout, tree, tables, findings)
 
@@ -235,7 +235,7 @@ def _leave_out(files: Iterable[File], findings: Findings) -> None:
     """Add the problem of every file of another kind."""
     for file in sorted(files):
         site = file.folders[0] if file.folders else ""
-        findings.add("stray_file", "This kind of file is not read.", site=site, path=file.shown)
+        findings.add("stray_file", "This kind of file is not read.", site=site, path=file.printable)
 
 
 def _part_of_npz(file: File) -> str:
@@ -299,7 +299,7 @@ def _of_images(
         if len(file.folders) != depth:
             message = f"Most images are {depth} folders deep ({words}); this one is elsewhere."
             site = file.parts[0] if file.folders else ""
-            findings.add("misplaced_file", message, site=site, path=file.shown)
+            findings.add("misplaced_file", message, site=site, path=file.printable)
 
     sites = _top_folders(tree) if words.startswith("SITE") else []
     if not _are_distinct(sites, findings):
@@ -374,7 +374,7 @@ def _picture(tree: Tree, file: File, words: str) -> Picture:
     level = {SITE_PART_CLASS: 1, PART_CLASS: 0}.get(words)
     part = "train" if level is None else _PARTS[file.folders[level].lower()]
     label = safe_name(file.folders[-1])
-    return Picture(tree.path(file), Occurrence(site, part, label, file.shown))
+    return Picture(tree.path(file), Occurrence(site, part, label, file.printable))
 
 
 def _top_folders(tree: Tree) -> list[str]:

@@ -100,13 +100,15 @@ def _encode(table: Table | None, columns: Columns, place: Place) -> LikeTable:
 
     cells: dict[str, np.ndarray | Texts] = {}
     for column in columns.columns:
-        own = table.columns[column.name]
+        column_cells = table.columns[column.name]
         if column.kind == "number":
-            cells[column.name] = own.numbers
+            cells[column.name] = column_cells.numbers
         else:
-            categories = tuple(category_in(text) for text in own.texts)
+            categories = tuple(category_in(text) for text in column_cells.texts)
             codes = [code if text else -1 for code, text in enumerate(categories)]
-            cells[column.name] = Texts(np.array(codes, dtype=np.int64)[own.codes], categories)
+            cells[column.name] = Texts(
+                np.array(codes, dtype=np.int64)[column_cells.codes], categories
+            )
 
     encoded = columns.encode(cells)
     for name, count in encoded.missing.items():

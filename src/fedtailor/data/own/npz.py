@@ -28,13 +28,13 @@ def read_archive(
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            wanted = {name: members[name] for name in names if name in members}
-            size = sum(info.file_size for info in wanted.values())
+            chosen = {name: members[name] for name in names if name in members}
+            size = sum(info.file_size for info in chosen.values())
             if size > limit:
                 message = f"The arrays would take {size} bytes; at most {limit} can be read."
                 raise Unusable("too_large", message)
 
-            return {name: _read_member(archive, info) for name, info in wanted.items()}, sorted(
+            return {name: _read_member(archive, info) for name, info in chosen.items()}, sorted(
                 members
             )
     except Unusable:

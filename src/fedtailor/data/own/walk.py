@@ -60,7 +60,7 @@ class File(NamedTuple):
         return os.path.splitext(self.parts[-1])[1].lower()
 
     @property
-    def shown(self) -> str:
+    def printable(self) -> str:
         """Its path within the folder, safe to print."""
         return safe_name("/".join(self.parts))
 
