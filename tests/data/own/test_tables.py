@@ -584,7 +584,7 @@ def test_a_column_of_groups_is_no_feature_and_keeps_patients_together(tmp_path):
     assert [each.name for each in dataset.raw.columns] == ["n"] and "patient" in dataset.raw.unused
     assert dataset.groups.tolist() == [number // 3 for number in range(120)]
     for changes in ({}, {"partition": "iid", "clients": 5}):
-        for rows in build(DataOptions(**options, **changes), run_seed=0).rows:
+        for rows in build(DataOptions(**options, **changes), run_seed=0).positions:
             used = [set(dataset.groups[part]) for part in rows]
             assert all(used) and sum(map(len, used)) == len(set.union(*used))
 
@@ -619,7 +619,7 @@ def test_groups_at_several_sites_are_a_warning_and_on_one_side_at_all(tmp_path):
     folder = write(tmp_path / "d", a=[HEAD, *patients(30)], b=[HEAD, *patients(30, start=7)])
     dataset, findings = read(folder, group="patient")
     assert ("warning", "group_at_several_sites") in findings.counts
-    rows = build(DataOptions(path=str(folder), group="patient"), run_seed=0).rows
+    rows = build(DataOptions(path=str(folder), group="patient"), run_seed=0).positions
     train = set(dataset.groups[np.concatenate([client.train for client in rows])])
     test = set(dataset.groups[np.concatenate([client.test for client in rows])])
     assert train and test and not train & test
