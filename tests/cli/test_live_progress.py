@@ -14,10 +14,9 @@ from PIL import Image
 from rich.console import Console
 
 from fedtailor.cli.main import main
-from fedtailor.cli.show import pace, preparation
-from fedtailor.cli.show.pace import TimeLeft
-from fedtailor.cli.show.preparation import Preparation
-from fedtailor.cli.show.progress import LiveProgress, PlainProgress, make_progress
+from fedtailor.cli.show import pace
+from fedtailor.cli.show.pace import Preparation
+from fedtailor.cli.show.progress import LiveProgress, PlainProgress, TimeLeft, make_progress
 from fedtailor.core.errors import FedtailorError
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
@@ -145,7 +144,7 @@ def test_the_line_that_counts_images_goes_when_something_fails(monkeypatch):
         assert started.is_started
         raise ValueError
     assert not started.is_started
-    assert preparation.Preparation()._live is None and pace.Pace().is_due(1, 1)
+    assert pace.Preparation()._live is None and pace.Pace().is_due(1, 1)
 
 
 @pytest.mark.slow
@@ -189,7 +188,7 @@ def own_pictures(tmp_path, monkeypatch):
     """A folder ``own`` with ten pictures of two classes at two sites each, and lines also about
     short work."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preparation, "_SHORT", 0.0)
+    monkeypatch.setattr(pace, "_SHORT", 0.0)
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     for number in range(40):
         path = (

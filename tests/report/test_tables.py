@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.cli.show.comparison import show_comparison
+from fedtailor.cli.show.results import show_comparison
 from fedtailor.report import compare, read_methods
 from fedtailor.report.comparison import FIGURES
 from fedtailor.report.latex import escape_latex, to_latex

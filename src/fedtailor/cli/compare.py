@@ -31,15 +31,15 @@ KIND = "comparison"
 """What the folder of a comparison says that it holds."""
 
 
-@with_config_flags
+@with_config_flags()
 def compare(
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[RUN... | CONFIG.toml]",
             show_default=False,
-            help="Folders of runs or comparisons to read; or, with -a, a configuration that all methods "
-            "share.",
+            help="Folders of runs or comparisons to read; or, with -a, a configuration that all "
+            "methods share.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -96,21 +96,19 @@ def compare(
 
     if algorithm:
         if len(paths) > 1:
-            raise UsageError(
-                "with -a, give one configuration or none; without -a, give runs to read.",
-                key="inputs",
-            )
+            message = "with -a, give one configuration or none; without -a, give runs to read."
+            raise UsageError(message, key="inputs")
 
         _check_choices(metric, point)
         settings = read_config(paths[0] if paths else "", named, set_)
         folder, failures = _train(settings, algorithm, out)
         folders = [folder]
     else:
-        _refuse_training_options({**named, "set": set_, "out": out})
+        _refuse_training_options(named, set_, out)
         if not paths:
             message = (
-                "name the methods to train, such as -a pfedfda -a ditto, or the folders of runs to "
-                "read."
+                "name the methods to train, such as -a pfedfda -a ditto, "
+                "or the folders of runs to read."
             )
             raise UsageError(message, key="inputs")
 
@@ -210,18 +208,21 @@ def _check_choices(metric: str, point: str) -> None:
     find_name("evaluation point", point, POINTS, key="point")
 
 
-def _refuse_training_options(given: dict[str, object]) -> None:
-    """Check that nothing is given that only belongs to training.
+def _refuse_training_options(named: Named, assignments: list[str] | None, out: str) -> None:
+    """Check that no option is there that only belongs to training.
 
     Raises:
-        UsageError: something is.
+        UsageError: one is.
     """
-    for name, value in given.items():
+    from fedtailor.experiment.config import config_flags
+
+    values = {flag.option: named[key] for key, flag in config_flags().items()}
+    values |= {"--set": assignments, "--out": out}
+    for option, value in values.items():
         if value not in ("", None, []):
-            option = name.rpartition(".")[2]
             message = (
-                f"--{option} has no effect on runs that are only read: name methods with -a, or "
-                "leave it out."
+                f"{option} has no effect on runs that are only read: "
+                "name methods with -a, or leave it out."
             )
             raise UsageError(message, key=option)
 
@@ -258,10 +259,8 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
 
     for place, job in enumerate(jobs):
         if job.folder in [other.folder for other in jobs[:place]]:
-            raise UsageError(
-                f"'{methods[place]}' is the same as a method before it: leave it out.",
-                key="algorithm",
-            )
+            message = f"'{methods[place]}' is the same as a method before it: leave it out."
+            raise UsageError(message, key="algorithm")
 
     refuse_other_kind(folder, KIND)
     refuse_fewer_seeds(jobs)
@@ -273,8 +272,8 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
     with exclusive(folder):
         left_out = set(listed_runs(folder)) - {job.folder for job in jobs}
         if left_out:
-            kept = f"runs of an earlier comparison ({len(left_out)})"
-            say(f"note: left out of the tables, but kept in '{folder}': {kept}.")
+            runs = f"runs of an earlier comparison ({len(left_out)})"
+            say(f"note: left out of the tables, but kept in '{folder}': {runs}.")
 
         begin(folder, KIND, jobs)
         return folder, run_missing(jobs, folder)
@@ -300,10 +299,10 @@ def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
     runs = sum(len(job.config.seeds) for job in missing)
     failures = []
     errors: list[FedtailorError] = []
+
+    # All jobs, because the data of finished runs is checked too.
     try:
-        for outcome in run_jobs(
-            jobs, make_progress(runs=max(runs, 1))
-        ):  # the data of finished runs is checked too
+        for outcome in run_jobs(jobs, make_progress(runs=max(runs, 1))):
             if outcome.error is not None:
                 errors.append(outcome.error)
                 failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
@@ -311,6 +310,7 @@ def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
         message = f"interrupted. To resume: fedtailor resume {shlex.quote(str(folder))}"
         raise Interrupted(message, path=str(folder)) from None
 
+    # One mistake that stops all methods keeps its own kind and exit code.
     if len(errors) == len(jobs) and len({error.message for error in errors}) == 1:
         raise errors[0]
     if len(jobs) - len(failures) < 2:
@@ -331,12 +331,8 @@ def _write_tables(folder: Path, comparison: Comparison) -> None:
     from fedtailor.report.latex import to_latex
     from fedtailor.report.tables import to_csv, to_json, to_markdown
 
-    for ending, write in {
-        "md": to_markdown,
-        "tex": to_latex,
-        "csv": to_csv,
-        "json": to_json,
-    }.items():
+    writers = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}
+    for ending, write in writers.items():
         write_whole(folder / f"table.{ending}", write(comparison))
 
 
@@ -346,8 +342,9 @@ def _show(comparison: Comparison, format_: Format) -> None:
     from fedtailor.report.tables import to_csv, to_markdown
 
     writers = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
+
     if format_ == "table":
-        from fedtailor.cli.show.comparison import show_comparison
+        from fedtailor.cli.show.results import show_comparison
 
         show_comparison(comparison)
     else:

@@ -1,4 +1,4 @@
-"""The commands of ``fedtailor data``: list, fetch, check, partition and plot."""
+"""The commands ``fedtailor data ...``: list, fetch, check, divide and draw data."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.cli.options import (
-    Clients,
-    DataDir,
-    DatasetName,
+    NOTHING_NAMED,
     Debug,
     Json,
-    OwnData,
-    PartitionText,
+    Named,
     read_assignments,
     refuse_two_data_sets,
     whole_number,
+    with_config_flags,
 )
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json
@@ -41,6 +39,8 @@ data_app = make_app()
 
 PLOTS = ("bubbles", "sizes", "corruptions")
 _DIVISIONS_OF_A_PLOT = 20
+_DIVISION_KEYS = ("data.dataset", "data.path", "data.dir", "data.partition", "data.clients")
+"""What the options of ``partition`` and ``plot`` set."""
 
 Seed = Annotated[
     int | None,
@@ -67,6 +67,7 @@ def _root(context: typer.Context, help_: Help = False) -> None:
 
 
 @data_app.command("list", cls=Command)
+@with_config_flags("data.dir")
 def list_(
     name: Annotated[
         str,
@@ -76,16 +77,19 @@ def list_(
             help="Show everything about this data set, with citation.",
         ),
     ] = "",
-    data_dir: DataDir = "",
+    named: Named = NOTHING_NAMED,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the known data sets: what is here, size and license, and how to get them."""
+    """List the known data sets.
+
+    Each row says whether it is on this machine, its size and license, and how to get it.
+    """
     from fedtailor.cli.show.data import show_dataset, show_inventory
     from fedtailor.data import data_folder
     from fedtailor.data.inventory import describe_dataset, inventory
 
-    folder = data_folder(data_dir)
+    folder = data_folder(named["data.dir"] or "")
     if folder.exists() and not folder.is_dir():
         message = f"'{folder}' is a file; name a folder with --data-dir or FEDTAILOR_DATA."
         raise DataError(message, key="data.dir", path=str(folder), allowed="a folder", got="a file")
@@ -100,11 +104,12 @@ def list_(
 
 
 @data_app.command("fetch", cls=Command)
+@with_config_flags("data.dir")
 def fetch_(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Data set (see: fedtailor data list).")
     ],
-    data_dir: DataDir = "",
+    named: Named = NOTHING_NAMED,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -114,7 +119,7 @@ def fetch_(
     from fedtailor.data.datasets.known import DATASETS
     from fedtailor.data.fetch import fetch
 
-    folder = data_folder(data_dir)
+    folder = data_folder(named["data.dir"] or "")
 
     try:
         with FetchLine() as line:
@@ -124,10 +129,10 @@ def fetch_(
             "interrupted; run the same command again to resume the download.", path=str(folder)
         ) from None
 
-    files = [
-        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size}
-        for path in paths
-    ]
+    files: list[dict[str, Any]] = []
+    for path in paths:
+        files.append({"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size})
+
     record = {
         "dataset": name,
         "folder": str(folder),
@@ -158,7 +163,7 @@ def check_(
     The exit code is 4 if the data cannot be used.
     """
     from fedtailor.cli.show.data import show_check
-    from fedtailor.cli.show.preparation import Preparation
+    from fedtailor.cli.show.pace import Preparation
     from fedtailor.data.describe import describe_findings
     from fedtailor.data.own.read import read_own
 
@@ -177,6 +182,7 @@ def check_(
 
 
 @data_app.command(cls=Command)
+@with_config_flags(*_DIVISION_KEYS)
 def partition(
     out: Annotated[
         str,
@@ -185,39 +191,31 @@ def partition(
             help="File to write, NAME.json, or folder for client_*.npz; for fedtailor run --split.",
         ),
     ] = "",
-    dataset: DatasetName = "",
-    data: OwnData = "",
-    data_dir: DataDir = "",
-    partition: PartitionText = "",
-    clients: Clients = None,
+    named: Named = NOTHING_NAMED,
     seed: Seed = None,
     set_: Assignments = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Divide data among clients, and write the split to a file with --out."""
+    """Divide data among clients, and show what each of them has; --out writes the split."""
     from fedtailor.cli.show.data import show_partition
-    from fedtailor.cli.show.preparation import Preparation
+    from fedtailor.cli.show.pace import Preparation
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
     from fedtailor.data.division import divide
     from fedtailor.data.split_files import write_npz_split
 
+    # What can be refused is refused before anything is read.
     ending = Path(out).suffix
-
     if ending and ending.lower() != ".json":
-        allowed = (
-            "a name that ends in .json for a file, or has no ending for a folder of client_*.npz"
-        )
-        raise ConfigError(
-            f"--out must be {allowed}, got '{out}'.", key="out", allowed=allowed, got=out
-        )
+        allowed = "a name that ends in .json, or has no ending for a folder of client_*.npz"
+        message = f"--out must be {allowed}, got '{out}'."
+        raise ConfigError(message, key="out", allowed=allowed, got=out)
 
     _check_is_new(out)
-    named = _named_options(dataset, data, data_dir, partition, clients, seed)
-    assignments = read_assignments(set_)
-    options = _options(named, assignments)
+    values = _values(named, seed)
+    options = _options(values, read_assignments(set_))
     with Preparation() as preparation:
         division = divide(options, run_seed=0, report=preparation)
 
@@ -230,7 +228,7 @@ def partition(
     record = describe_division(division, split)
     record["notes"] = division.notes
     record["out"] = out or None
-    record["use"] = _run_command(out, named, set_ or []) if out else None
+    record["use"] = _run_command(out, values, set_ or []) if out else None
     if json:
         print_json(record)
     else:
@@ -238,6 +236,7 @@ def partition(
 
 
 @data_app.command(cls=Command)
+@with_config_flags(*_DIVISION_KEYS)
 def plot(
     kind: Annotated[
         str, typer.Argument(metavar="KIND", help="One of: bubbles, sizes, corruptions.")
@@ -246,14 +245,10 @@ def plot(
         str,
         typer.Option(
             metavar="FILE",
-            help="Picture: .html, .pdf, .png or .svg (default: KIND.html, or KIND-2.html).",
+            help="Picture to write: .html, .pdf, .png or .svg (default: KIND.html or KIND-2.html).",
         ),
     ] = "",
-    dataset: DatasetName = "",
-    data: OwnData = "",
-    data_dir: DataDir = "",
-    partition: PartitionText = "",
-    clients: Clients = None,
+    named: Named = NOTHING_NAMED,
     seed: Seed = None,
     set_: Assignments = None,
     json: Json = False,
@@ -273,8 +268,7 @@ def plot(
         raise UsageError(message, key="kind", allowed=list(PLOTS), got=kind)
 
     _check_is_new(out)
-    named = _named_options(dataset, data, data_dir, partition, clients, seed)
-    picture = _draw(name, _options(named, read_assignments(set_)))
+    picture = _draw(name, _options(_values(named, seed), read_assignments(set_)))
 
     from fedtailor.report.page.files import write_figure
 
@@ -286,32 +280,23 @@ def plot(
         say(f"The picture is in {path}")
 
 
-def _named_options(
-    dataset: str, data: str, data_dir: str, partition: str, clients: int | None, seed: int | None
-) -> dict[str, Any]:
-    """Return the options that were given, by key."""
-    refuse_two_data_sets(dataset, data)
-    values = {
-        "data.dataset": dataset,
-        "data.path": data,
-        "data.dir": data_dir,
-        "data.partition": partition,
-        "data.clients": clients,
-        "data.seed": seed,
-    }
-
-    return {key: value for key, value in values.items() if value is not None and value != ""}
+def _values(named: Named, seed: int | None) -> dict[str, Any]:
+    """Return the values that the user gave by options, by key."""
+    refuse_two_data_sets(named)
+    values = {**named, "data.seed": seed}
+    return {key: value for key, value in values.items() if value not in (None, "")}
 
 
-def _options(named: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> DataOptions:
-    """Build the section from the named options and the assignments, which win."""
+def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> DataOptions:
+    """Build the section from the values of options and the assignments, which win."""
     from fedtailor.experiment.config import make_config
 
     for key, _ in assignments:
         if not key.startswith("data."):
             message = f"--set takes options of data here, such as data.fraction, got '{key}'."
             raise ConfigError(message, key=key, allowed="data.NAME", got=key)
-    return make_config({}, [*named.items(), *assignments]).data
+
+    return make_config({}, [*values.items(), *assignments]).data
 
 
 def _check_is_new(out: str) -> None:
@@ -345,22 +330,23 @@ def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
     return tuple(CLEAN if pair is None else str(pair) for pair in conditions_of(division, shift)[1])
 
 
-def _run_command(out: str, named: dict[str, Any], assignments: Sequence[str]) -> str:
-    """Return the command for a run on the split, with the options that it does not decide."""
+def _run_command(out: str, values: dict[str, Any], assignments: Sequence[str]) -> str:
+    """Return the command for a run on the split, with options that the split does not decide."""
     import shlex
 
     from fedtailor.data.options import DIVIDING
-    from fedtailor.experiment.config import parse_assignment
+    from fedtailor.experiment.config import config_flags, parse_assignment
 
     decided = {f"data.{name}" for name in ("split", "new_clients", *DIVIDING)}
-    options = {"data.dataset": "--dataset", "data.path": "--data", "data.dir": "--data-dir"}
+    flags = config_flags()
     words = ["fedtailor", "run", "--split", out]
 
-    for key, value in named.items():
+    for key, value in values.items():
         if key in decided:
             continue
 
-        words += [options[key], value] if key in options else ["--set", f"{key}={value}"]
+        # The seed of the data has no option of its own in a run.
+        words += [flags[key].option, value] if key in flags else ["--set", f"{key}={value}"]
 
     for text in assignments:
         key, _ = parse_assignment(text)
@@ -376,7 +362,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     import numpy as np
 
-    from fedtailor.cli.show.preparation import Preparation
+    from fedtailor.cli.show.pace import Preparation
     from fedtailor.data import data_folder
     from fedtailor.data.division import divide
     from fedtailor.report import data_plots
@@ -386,7 +372,9 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     dataset = division.dataset
     partition = division.options.partition or division.options.split
-    division_name = "one site per client" if match_name(partition, ["natural"]) else partition
+    is_natural = match_name(partition, ["natural"]) is not None
+    label = "one site per client" if is_natural else partition
+
     if kind == "corruptions":
         return data_plots.corruption_sheet(
             dataset, seed=division.seed, frost_folder=data_folder(options.dir) / "frost"
@@ -396,22 +384,17 @@ def _draw(kind: str, options: DataOptions) -> Figure:
         counts = data_plots.count_classes(
             [client.train for client in division.positions], dataset.y, dataset.num_classes
         )
-        title = f"{dataset.name}: training examples per client and class, {division_name}"
-
+        title = f"{dataset.name}: training examples per client and class, {label}"
         return data_plots.bubbles(
             counts, client_names=division.client_names, class_names=dataset.class_names, title=title
         )
 
-    same_for_every_seed = options.split or (
-        match_name(partition, ["natural"]) and not options.subset
-    )
+    # A division that chance does not change is drawn once, by the names of its clients if they fit.
+    same_for_every_seed = options.split or (is_natural and not options.subset)
     sizes = [len(client.train) for client in division.positions]
     if same_for_every_seed and len(sizes) <= data_plots.MOST_SIZE_BARS:
-        return data_plots.size_bars(
-            sizes,
-            division.client_names,
-            title=f"{dataset.name}: training examples, {division_name}",
-        )
+        title = f"{dataset.name}: training examples, {label}"
+        return data_plots.size_bars(sizes, division.client_names, title=title)
 
     divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
     for seed in range(division.seed + 1, division.seed + divisions):
@@ -420,4 +403,4 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     over = "1 division" if divisions == 1 else f"{divisions} divisions"
     title = f"{dataset.name}: training examples of a client, {over}"
-    return data_plots.sizes({division_name: np.array(sizes)}, title=title)
+    return data_plots.sizes({label: np.array(sizes)}, title=title)

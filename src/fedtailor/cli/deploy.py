@@ -1,6 +1,4 @@
-"""The commands ``fedtailor deploy ...``: the folder of a server, who may connect, and the demo with
-sites.
-"""
+"""The commands ``fedtailor deploy ...``: the server's folder, its sites, and the demo."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json, whole_number
+from fedtailor.cli.options import Debug, Json, Out, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import print_json
 
@@ -53,7 +51,7 @@ def init(
     debug: Debug = False,
 ) -> None:
     """Make the folder of a server: its configuration, its keys and its certificates."""
-    from fedtailor.cli.show.deploy import show_server
+    from fedtailor.cli.show.sites import show_server
     from fedtailor.deployment.init import CERTIFICATE, KEYS, init_server
 
     made = init_server(Path(folder), host, port, Path(experiment) if experiment else None)
@@ -90,7 +88,7 @@ def add(
     debug: Debug = False,
 ) -> None:
     """Register a site, so that it can connect. It belongs to the runs that begin afterwards."""
-    from fedtailor.cli.show.deploy import show_added
+    from fedtailor.cli.show.sites import show_added
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.init import add_site
 
@@ -112,8 +110,9 @@ def remove(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Remove a site: it belongs to no further run, and cannot connect once the server has been
-    started again.
+    """Remove a site: it belongs to no further run.
+
+    It cannot connect once the server has been started again.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
@@ -128,7 +127,7 @@ def remove(
 @deploy_app.command("sites", cls=Command)
 def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
     """List the registered sites, and when each was last heard of."""
-    from fedtailor.cli.show.deploy import show_sites
+    from fedtailor.cli.show.sites import show_sites
     from fedtailor.deployment.federation_folder import FederationFolder, read_attendance
 
     place = FederationFolder(Path(folder))
@@ -136,19 +135,20 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
     attendance = read_attendance(place.path)
 
     if json:
-        listed = [
-            {"name": site.name, "new": site.new, **attendance.get(site.name, {})}
-            for site in registered
-        ]
-        print_json({"sites": listed})
+        records = []
+        for site in registered:
+            records.append({"name": site.name, "new": site.new, **attendance.get(site.name, {})})
+
+        print_json({"sites": records})
     else:
         show_sites(registered, attendance)
 
 
 @deploy_app.command("renew", cls=Command)
 def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
-    """Make a new certificate for the server, for the host that federation.toml names. Sites need
-    nothing new.
+    """Make a new certificate for the server, for the host that federation.toml names.
+
+    Sites need nothing new.
     """
     import shlex
 
@@ -161,18 +161,14 @@ def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
     if json:
         print_json({"folder": folder, "days": days})
     else:
-        say(
-            f"The new certificate is valid for {days:.0f} days. It is used from the next start of the server:"
-        )
+        say(f"The new certificate is valid for {days:.0f} days.")
+        say("It is used from the next start of the server:")
         say(f"fedtailor serve {shlex.quote(folder)}")
 
 
 @deploy_app.command("demo", cls=Command)
 def demo(
-    out: Annotated[
-        str,
-        typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/)."),
-    ] = "",
+    out: Out = "",
     rounds: Annotated[
         int,
         typer.Option(
@@ -182,23 +178,19 @@ def demo(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Start a server and three sites on this machine, and train on digits. It takes about two
-    minutes.
+    """Start a server and three sites on this machine, and train on digits.
+
+    It takes about two minutes.
     """
-    from fedtailor.cli.show.deploy import show_demo
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.sites import show_sites_demo
     from fedtailor.deployment.demo import run_demo
     from fedtailor.experiment.run import unused_folder
 
     folder = Path(out) if out else unused_folder("sites-demo")
-    result = run_demo(folder, rounds=rounds, say=_say)
+    result = run_demo(folder, rounds=rounds, say=say)
 
     if json:
         print_json(result)
     else:
-        show_demo(folder, result)
-
-
-def _say(text: str) -> None:
-    from fedtailor.cli.show.console import say
-
-    say(text)
+        show_sites_demo(folder, result)

@@ -33,22 +33,24 @@ def list_(
     debug: Debug = False,
 ) -> None:
     """List the algorithms, data sets, models, partitions, engines or metrics."""
-    found = match_name(kind, KINDS)
-    if found is None:
+    name = match_name(kind, KINDS)
+    if name is None:
+        kinds = ", ".join(KINDS)
         if kind:
-            message = f"unknown list '{kind}'{did_you_mean(kind, KINDS) or '.'} Known: {', '.join(KINDS)}."
+            hint = did_you_mean(kind, KINDS) or "."
+            message = f"unknown list '{kind}'{hint} Known: {kinds}."
         else:
-            message = f"say what to list: {', '.join(KINDS)}. Example: fedtailor list algorithms."
+            message = f"say what to list: {kinds}. Example: fedtailor list algorithms."
 
         raise UsageError(message, key="kind", allowed=list(KINDS), got=kind)
 
     from fedtailor.cli.show.lists import show_algorithms, show_list
     from fedtailor.experiment.catalog import list_algorithms, list_table
 
-    entries = list_algorithms(model) if found == "algorithms" else list_table(found)
+    entries = list_algorithms(model) if name == "algorithms" else list_table(name)
     if json:
-        print_json({found: entries})
-    elif found == "algorithms":
+        print_json({name: entries})
+    elif name == "algorithms":
         show_algorithms(entries, model)
     else:
-        show_list(found, entries)
+        show_list(name, entries)

@@ -39,7 +39,7 @@ class _Commands(LazyGroup):
         ),
         "report": LazyCommand(
             "report:report",
-            "Write a report of runs as one HTML file that needs no network: figures, tables, settings.",
+            "Write a report of runs as one HTML file that needs no network.",
         ),
         "predict": LazyCommand(
             "predict:predict",
@@ -60,7 +60,7 @@ class _Commands(LazyGroup):
         ),
         "doctor": LazyCommand(
             "doctor:doctor",
-            "Show versions, processor, engine, devices, folders, and the data sets on this machine.",
+            "Show versions, processor, engine, devices, folders and the data sets on this machine.",
         ),
         "data": LazyCommand(
             "data:data_app",
@@ -91,7 +91,7 @@ def _root(
     Start with: fedtailor demo
     """
     if version:
-        print(f"fedtailor {__version__}")  # noqa: T201  # what was asked for
+        print(f"fedtailor {__version__}")  # noqa: T201
         raise typer.Exit
     show_help(context, help_)
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: default: those of the process.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    with command_line(given) as ending:
-        ending.code = int(app(given, prog_name="fedtailor", standalone_mode=False) or 0)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with command_line(words) as ending:
+        ending.code = int(app(words, prog_name="fedtailor", standalone_mode=False) or 0)
     return ending.code

@@ -47,13 +47,13 @@ def onboard(
 
     The run stays as it is.
     """
-    from fedtailor.cli.show.onboard import show_onboarded
+    from fedtailor.cli.show.results import show_onboarded
     from fedtailor.serving.run import load
 
-    made = load(run).onboard(
+    onboarded = load(run).onboard(
         data, out, name=name, label_column=label_column, validate=validate, seed=seed
     )
-    result = made.result or {}
+    result = onboarded.result or {}
 
     if json:
         print_json(result)

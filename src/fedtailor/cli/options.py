@@ -21,35 +21,6 @@ Json = Annotated[
     typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
-DataDir = Annotated[
-    str,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
-    ),
-]
-DatasetName = Annotated[
-    str,
-    typer.Option(
-        "--dataset", "-d", metavar="NAME", help="Data set (see: fedtailor list datasets)."
-    ),
-]
-OwnData = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="PATH",
-        help="Your own data: a folder, a table, or package.module:function.",
-    ),
-]
-PartitionText = Annotated[
-    str,
-    typer.Option(
-        "--partition",
-        metavar="TEXT",
-        help='How examples are divided among clients, such as "dirichlet(alpha=0.5)".',
-    ),
-]
 Out = Annotated[
     str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")
 ]
@@ -91,12 +62,9 @@ Track = Annotated[
     typer.Option(
         "--track",
         metavar="NAME",
-        help="Also log the run with tensorboard, mlflow or wandb (offline), in its folder. May be repeated.",
+        help="Also log the run with tensorboard, mlflow or wandb (offline), in its folder. "
+        "May be repeated.",
     ),
-]
-Clients = Annotated[
-    int | None,
-    typer.Option(parser=whole_number("--clients"), metavar="NUMBER", help="Number of clients."),
 ]
 CommandFunction = Callable[..., None]
 Named = Mapping[str, Any]
@@ -104,34 +72,41 @@ Named = Mapping[str, Any]
 NOTHING_NAMED: Named = MappingProxyType({})
 
 
-def with_config_flags(command: CommandFunction) -> CommandFunction:
-    """Give a command the options that set values of a configuration.
+def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Give a command options that set values of a configuration.
 
     The fields of the configuration declare them; see :class:`fedtailor.core.options.Flag`. They
     take the place of the command's parameter ``named``, which receives what the user wrote: a
     value by key, such as ``data.clients``, and None for an option that is not there.
+
+    Args:
+        keys: of the options, in the order of the help; none: all.
     """
     from fedtailor.experiment.config import config_flags
 
-    flags = {_parameter_name(flag): (key, flag) for key, flag in config_flags().items()}
+    declared = config_flags()
+    flags = {_parameter_name(declared[key]): (key, declared[key]) for key in keys or declared}
 
-    def call(**values: Any) -> None:
-        named = {key: values.pop(name) for name, (key, _) in flags.items()}
-        command(named=named, **values)
+    def decorate(command: CommandFunction) -> CommandFunction:
+        def call(**values: Any) -> None:
+            named = {key: values.pop(name) for name, (key, _) in flags.items()}
+            command(named=named, **values)
 
-    # typer reads the options from the signature.
-    signature = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        if parameter.name == "named":
-            parameters += [_make_parameter(name, flag) for name, (_, flag) in flags.items()]
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        # typer reads the options from the signature.
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            if parameter.name == "named":
+                parameters += [_make_parameter(name, flag) for name, (_, flag) in flags.items()]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
-    functools.update_wrapper(call, command)
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return call
+        functools.update_wrapper(call, command)
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return call
+
+    return decorate
 
 
 def _parameter_name(flag: Flag) -> str:
@@ -209,7 +184,7 @@ def read_overrides(
     """
     from fedtailor.experiment.config import parse_value
 
-    refuse_two_data_sets(named["data.dataset"], named["data.path"])
+    refuse_two_data_sets(named)
     overrides: list[tuple[str, Any]] = []
     for key, value in named.items():
         if key == "seeds" and value is not None:
@@ -258,11 +233,11 @@ def read_seeds(text: str) -> list[int]:
     return seeds
 
 
-def refuse_two_data_sets(dataset: str, data: str) -> None:
-    """Check that not both a known data set and own data are named.
+def refuse_two_data_sets(named: Named) -> None:
+    """Check that the options do not name both a known data set and own data.
 
     Raises:
-        UsageError: both are.
+        UsageError: they do.
     """
-    if dataset and data:
+    if named["data.dataset"] and named["data.path"]:
         raise UsageError("give --dataset or --data, not both.", key="data")

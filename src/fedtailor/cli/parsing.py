@@ -27,9 +27,11 @@ class Command(TyperCommand):
         """
         try:
             _, surplus, order = self.make_parser(ctx).parse_args(args=list(args))
-        except Exception as error:  # the parser's, which does not always know its command
+        except Exception as error:
+            # The parser's own error, which does not always know its command.
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
+
             raise
 
         for parameter, count in Counter(order).items():
@@ -64,13 +66,14 @@ class Group(TyperGroup):
             UsageError: there is no such command.
         """
         name = args[0]
-        known = self.list_commands(ctx)
-        found = match_name(name, known)
-        if found is None and not name.startswith("-"):
-            hint = did_you_mean(name, known) or "."
-            message = f"unknown command '{name}'{hint} Known: {', '.join(known)}."
-            raise UsageError(message, key="command", allowed=known, got=name)
-        return super().resolve_command(ctx, [found or name, *args[1:]])
+        commands = self.list_commands(ctx)
+        command = match_name(name, commands)
+        if command is None and not name.startswith("-"):
+            hint = did_you_mean(name, commands) or "."
+            message = f"unknown command '{name}'{hint} Known: {', '.join(commands)}."
+            raise UsageError(message, key="command", allowed=commands, got=name)
+
+        return super().resolve_command(ctx, [command or name, *args[1:]])
 
 
 class LazyGroup(Group):
@@ -131,8 +134,10 @@ def show_help(context: typer.Context, asked: bool) -> None:
     """Print the help of a group, if the user asked for it or gave no command."""
     if asked or context.invoked_subcommand is None:
         text = context.get_help()
-        if text:  # empty where rich has printed it
-            print(text)  # noqa: T201  # what was asked for
+        # Empty where rich has printed it.
+        if text:
+            print(text)  # noqa: T201
+
     if asked:
         raise typer.Exit
 
@@ -160,13 +165,16 @@ def translate(error: Any) -> UsageError:
     return UsageError(f"the command line cannot be understood: {error.format_message()}{where}")
 
 
-def _nearest_option(option: str, known: Sequence[str]) -> str:
+def _nearest_option(option: str, options: Sequence[str]) -> str:
     """Return ``"; did you mean '--x'?"`` for the nearest option, or a full stop."""
-    names = {other.lstrip("-"): other for other in known}
-    found = did_you_mean(option.lstrip("-"), names)
+    names = {other.lstrip("-"): other for other in options}
+    hint = did_you_mean(option.lstrip("-"), names)
+
+    # Options are compared without their hyphens, and shown with them.
     for name, other in names.items():
-        found = found.replace(f"'{name}'", f"'{other}'")
-    return found or "."
+        hint = hint.replace(f"'{name}'", f"'{other}'")
+
+    return hint or "."
 
 
 def _see(context: Any) -> str:

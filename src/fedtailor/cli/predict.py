@@ -35,7 +35,8 @@ def predict(
         typer.Argument(
             metavar="PATH...",
             show_default=False,
-            help="Pictures, folders of pictures, .npz files with an array x, CSV or Parquet tables.",
+            help="Pictures, folders of pictures, .npz files with an array x, "
+            "CSV or Parquet tables.",
         ),
     ],
     client: ClientName,
@@ -56,28 +57,27 @@ def predict(
     if out:
         refuse_inside_run(Path(out))
         if any(Path(out).resolve() == Path(path).resolve() for path in paths):
-            raise ConfigError(
-                f"--out '{out}' is one of the inputs: choose another file.", key="out", got=out
-            )
+            message = f"--out '{out}' is one of the inputs: choose another file."
+            raise ConfigError(message, key="out", got=out)
 
     model = load(run).model(client, seed=seed)
     sources = Sources(paths, model.inputs)
     pace = Pace()
 
-    def done(count: int) -> None:
+    def show_pace(count: int) -> None:
         if pace.is_due(count, sources.count) and count < sources.count:
             say(f"predicted {count:,} of {sources.count:,} files")
 
-    rows = [row for named in sources.batches(done) for row in predictions(model, named)]
+    rows = [row for named in sources.batches(show_pace) for row in predictions(model, named)]
     if not rows and sources.unreadable:
         count = len(sources.unreadable)
         first = sources.unreadable[0].reason
-        raise DataError(
-            f"none of the {count} pictures can be read; the first: {first}", key="path", got=count
-        )
+        message = f"none of the {count} pictures can be read; the first: {first}"
+        raise DataError(message, key="path", got=count)
 
     record = to_record(model, rows)
-    record |= {"unreadable": [one._asdict() for one in sources.unreadable], "notes": sources.notes}
+    record["unreadable"] = [picture._asdict() for picture in sources.unreadable]
+    record["notes"] = sources.notes
     text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows)
     if out:
         write_whole(Path(out), text)
@@ -90,11 +90,12 @@ def predict(
     for note in sources.notes:
         say(f"note: {note}")
 
-    for one in sources.unreadable[:_MOST_LISTED]:
-        say(f"left out: {one.reason}")
+    for picture in sources.unreadable[:_MOST_LISTED]:
+        say(f"left out: {picture.reason}")
 
-    if len(sources.unreadable) > _MOST_LISTED:
-        say(f"left out: {len(sources.unreadable) - _MOST_LISTED} more; --json lists all")
+    more = len(sources.unreadable) - _MOST_LISTED
+    if more > 0:
+        say(f"left out: {more} more; --json lists all")
 
     if not model.is_calibrated:
         reason = "the client had fewer than 30 validation examples."

@@ -39,16 +39,16 @@ def report(
         typer.Option(
             "--watch",
             metavar="",
-            help="Write the report again whenever a run goes on, until it ends.",
+            help="Write the report again after every round, until the runs end.",
         ),
     ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a report of runs as one HTML file that needs no network: figures, tables, settings.
+    """Write a report of runs as one HTML file that needs no network.
 
-    It is made from the records alone, so it can be made again at any time, also while a run goes
-    on.
+    It holds figures, tables and settings. It is made from the records alone, so it can be made
+    again at any time, also while a run continues.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.data import size
@@ -72,11 +72,11 @@ def report(
     if figures:
         check_figures_folder(Path(figures))
 
-    written = []
+    sizes = []
 
     def write(page: Page) -> None:
-        written.append(write_page(page, target))
-        if watch and len(written) == 1 and not json:
+        sizes.append(write_page(page, target))
+        if watch and len(sizes) == 1 and not json:
             say(f"{target} follows the run; Ctrl-C ends this, and the report stays.")
 
     if watch:
@@ -92,7 +92,7 @@ def report(
         print_json(
             {
                 "report": str(target),
-                "bytes": written[-1],
+                "bytes": sizes[-1],
                 "figures": names,
                 "files": paths_written,
             }
@@ -100,6 +100,6 @@ def report(
         return
 
     count = len(page.figures)
-    say(f"{target}: {count} figures, {size(written[-1])}. Open it in any browser.")
+    say(f"{target}: {count} figures, {size(sizes[-1])}. Open it in any browser.")
     if figures:
         say(f"The figures as {ending.upper()}, and their numbers as CSV, are in {figures}")

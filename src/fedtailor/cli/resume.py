@@ -39,7 +39,6 @@ def resume(
     from fedtailor.experiment.tracking import check_trackers
 
     path = Path(run)
-
     if track and (path / COMPARISON_FILE).is_file():
         message = (
             "--track works with single runs only, not with a comparison or a sweep. Leave it out."
@@ -65,8 +64,8 @@ def resume(
     if (path / PLAN_FILE).is_file():
         server = path.absolute().parent.parent
         message = (
-            f"'{run}' is a run across sites: its server goes on with it. fedtailor serve "
-            f"{shlex.quote(str(server))}"
+            f"'{run}' is a run across sites: its server continues it. "
+            f"fedtailor serve {shlex.quote(str(server))}"
         )
         raise ConfigError(message, key="run", allowed="a run on this machine", got=run)
 
@@ -76,11 +75,11 @@ def resume(
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.cli.show.results import show_result
     from fedtailor.experiment.run import count_unfinished
-    from fedtailor.experiment.run import run as go_on
+    from fedtailor.experiment.run import run as continue_run
 
     progress = make_progress(runs=count_unfinished(path, settings))
     with guarded(run, resumable=True):
-        result = go_on(settings, out=path, progress=progress, track=trackers)
+        result = continue_run(settings, out=path, progress=progress, track=trackers)
 
     if json:
         print_json(result)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
 
 
-@with_config_flags
+@with_config_flags()
 def run_(
     config: Annotated[
         str,
@@ -70,8 +70,8 @@ def run_(
     If the folder holds the same run, interrupted or killed, it is resumed.
     """
     # Before torch is imported: a mistake is reported at once.
-    own = {"algorithm.name": algorithm, "seed": seed}
-    settings = read_config(config, {**named, **own}, set_)
+    values = {**named, "algorithm.name": algorithm, "seed": seed}
+    settings = read_config(config, values, set_)
 
     from fedtailor.experiment.tracking import check_trackers
 
@@ -109,6 +109,7 @@ def _print_resolved(settings: Config, *, as_json: bool) -> None:
     prepared = assemble(settings, settings.seeds[0], progress=progress)
     prepared.engine.close()
     progress.end()
+
     for note in prepared.notes:
         progress.note(note)
 

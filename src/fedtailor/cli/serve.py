@@ -36,10 +36,9 @@ def serve(
     try:
         result = run_server(Path(folder), messages, new=new)
     except KeyboardInterrupt:
-        again = (
-            " --new" if new and has_finished(Path(folder)) else ""
-        )  # stopped before the new run began
-        message = f"stopped. To go on: fedtailor serve {shlex.quote(folder)}{again}"
+        # Where the new run has not begun yet, the next command must ask for it again.
+        again = " --new" if new and has_finished(Path(folder)) else ""
+        message = f"stopped. To continue: fedtailor serve {shlex.quote(folder)}{again}"
         raise Interrupted(message, path=folder) from None
     finally:
         messages.close()

@@ -59,8 +59,8 @@ def command_line(arguments: list[str]) -> Iterator[Ending]:
 
         signals.over = True
         if signals.came and not isinstance(error, Interrupted):
-            # a library or the parser may have turned the interruption into another exception or an
-            # exit code
+            # A library or the parser may have turned the interruption into another exception or
+            # an exit code.
             error = Interrupted("interrupted.")
 
         if error is None:
@@ -93,18 +93,19 @@ class _Signals:
 
     def __init__(self) -> None:
         self.came = False
-        self.over = False  # true once only the report is left to do, which a further signal must not cut off
+        # True once only the report is left to do, which a further signal must not cut off.
+        self.over = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # handlers cannot be set elsewhere
-            for number in _ENDING:
-                if (
-                    signal.getsignal(number) is not signal.SIG_IGN
-                ):  # ignored on purpose, as in a background job
-                    self._before[number] = signal.signal(number, self._interrupt)
+        # Handlers cannot be set in another thread.
+        if threading.current_thread() is not threading.main_thread():
+            return self
+
+        for number in _ENDING:
+            # A background job ignores signals on purpose.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._interrupt)
 
         return self
 
@@ -152,16 +153,16 @@ def guarded(folder: str, *, resumable: bool = False) -> Iterator[None]:
 
 def _report(error: BaseException, *, as_json: bool) -> int:
     """Print an error as one sentence or as JSON; return its exit code."""
-    known = _translate(error)
+    translated = _translate(error)
     if as_json:
-        print_json({"error": known.as_record()})
+        print_json({"error": translated.as_record()})
     else:
         from fedtailor.cli.show.console import say
 
-        label = "" if isinstance(known, Interrupted) else "error: "
-        say(f"{label}{known.message}", style="bold red")
+        label = "" if isinstance(translated, Interrupted) else "error: "
+        say(f"{label}{translated.message}", style="bold red")
 
-    return known.exit_code
+    return translated.exit_code
 
 
 def _translate(error: BaseException) -> FedtailorError:
@@ -170,7 +171,9 @@ def _translate(error: BaseException) -> FedtailorError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted.")
-    if hasattr(error, "format_message"):  # the parser's
+
+    # The parser's errors have this method.
+    if hasattr(error, "format_message"):
         return translate(error)
     if isinstance(error, OSError):
         return RunError(f"{error.strerror or error}: '{error.filename}'.", path=str(error.filename))

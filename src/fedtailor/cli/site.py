@@ -49,12 +49,13 @@ def init(
     debug: Debug = False,
 ) -> None:
     """Make the folder of a site: its configuration and its key."""
-    from fedtailor.cli.show.site import show_made
+    from fedtailor.cli.show.sites import show_made
     from fedtailor.deployment.init import init_site
 
+    # The site may be started from another folder. "package.module:function" is no path.
     is_path = ":" not in data and data.strip()
-    given = str(Path(data).expanduser().absolute()) if is_path else data
-    made = init_site(Path(folder), name, given, server)
+    source = str(Path(data).expanduser().absolute()) if is_path else data
+    made = init_site(Path(folder), name, source, server)
 
     if json:
         print_json(
@@ -70,31 +71,30 @@ def init(
 
 @site_app.command("check", cls=Command)
 def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
-    """Check data, key, certificate, server, log and versions. Nothing about the data leaves the
-    site.
+    """Check data, key, certificate, server, log and versions.
+
+    Nothing about the data leaves the site.
     """
-    from fedtailor.cli.show.site import show_check
+    from fedtailor.cli.show.sites import show_site_check
     from fedtailor.deployment.site_check import check_site
 
-    found = []
-    for each in check_site(Path(folder)):
-        found.append(each)
+    # A check may take seconds: each is printed when it ends.
+    checks = []
+    for site_check in check_site(Path(folder)):
+        checks.append(site_check)
         if not json:
-            show_check(each)
+            show_site_check(site_check)
 
-    problems = [each for each in found if not each.ok]
+    problems = [site_check.what for site_check in checks if not site_check.ok]
     if json:
-        print_json({"ok": not problems, "checks": [each._asdict() for each in found]})
-
-    if problems:
-        if json:
+        print_json({"ok": not problems, "checks": [one._asdict() for one in checks]})
+        if problems:
             raise typer.Exit(RunError.exit_code)
 
+    elif problems:
         what = "problem" if len(problems) == 1 else "problems"
-        raise RunError(
-            f"{len(problems)} {what} to put right: {', '.join(each.what for each in problems)}.",
-            key="site",
-        )
+        message = f"{len(problems)} {what} to put right: {', '.join(problems)}."
+        raise RunError(message, key="site")
 
 
 @site_app.command("start", cls=Command)
@@ -103,7 +103,7 @@ def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     import functools
     import shlex
 
-    from fedtailor.cli.show.site import show_sentence
+    from fedtailor.cli.show.sites import show_sentence
     from fedtailor.deployment.run_site import run_site
 
     try:
@@ -132,17 +132,17 @@ def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
 @site_app.command("models", cls=Command)
 def models(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """List the versions of the site's personal model."""
-    from fedtailor.cli.show.site import show_models
+    from fedtailor.cli.show.sites import show_models
     from fedtailor.deployment.options import load_site
     from fedtailor.deployment.site_models import describe_version, versions
 
     name = load_site(Path(folder)).name
-    found = [describe_version(each) for each in versions(Path(folder))]
+    records = [describe_version(version) for version in versions(Path(folder))]
 
     if json:
-        print_json({"versions": found})
+        print_json({"versions": records})
     else:
-        show_models(folder, name, found)
+        show_models(folder, name, records)
 
 
 @site_app.command("restore", cls=Command)

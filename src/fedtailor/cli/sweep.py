@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from fedtailor.experiment.sweep_options import SweepOptions
 
 _RUNS_PER_TEN_LINES = 10
-"""So many runs make the progress print a line at the end of each."""
+"""With this number of runs, the progress prints a line at the end of each."""
 
 
-@with_config_flags
+@with_config_flags()
 def sweep(
     config: Annotated[
         str,
@@ -92,17 +92,18 @@ def sweep(
 ) -> None:
     """Try values of options, and choose the best on validation examples.
 
-    Test examples never decide. If the folder holds the same sweep, interrupted or killed, it is resumed.
+    Test examples never decide. If the folder holds the same sweep, interrupted or killed, it is
+    resumed.
     """
     from fedtailor.experiment.sweep_options import load_sweep
 
-    own = {
+    sweep_values = {
         "sweep.sampler": sampler,
         "sweep.trials": trials,
         "sweep.halving": halving,
         "sweep.methods": algorithm,
     }
-    overrides = [*read_overrides({**named, **own}, set_), *_read_values(values)]
+    overrides = [*read_overrides({**named, **sweep_values}, set_), *_read_values(values)]
 
     # Before torch is imported: a mistake is reported at once.
     settings, options = load_sweep(config, overrides)
@@ -151,8 +152,7 @@ def _read_values(texts: list[str] | None) -> list[tuple[str, Any]]:
     pairs = [parse_assignment(text) for text in texts or []]
     for place, (key, _) in enumerate(pairs):
         if key in dict(pairs[:place]):
-            raise UsageError(
-                f"--values gives '{key}' twice; give it once.", key="--values", got=key
-            )
+            message = f"--values gives '{key}' twice; give it once."
+            raise UsageError(message, key="--values", got=key)
 
     return [(f"sweep.values.{key}", value) for key, value in pairs]

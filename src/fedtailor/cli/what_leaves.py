@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from fedtailor.cli.options import (
-    DataDir,
-    DatasetName,
+    NOTHING_NAMED,
     Debug,
     Json,
-    OwnData,
+    Named,
     read_assignments,
     refuse_two_data_sets,
+    with_config_flags,
 )
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError
@@ -27,7 +27,6 @@ Subject = Annotated[
         help="Folder of a run, or an algorithm (see: fedtailor list algorithms).",
     ),
 ]
-ModelName = Annotated[str, typer.Option(metavar="NAME", help="Model (see: fedtailor list models).")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any option of a run. May be repeated."),
@@ -37,12 +36,10 @@ AsMarkdown = Annotated[
 ]
 
 
+@with_config_flags("data.dataset", "data.path", "data.dir", "model.name")
 def what_leaves(
     subject: Subject,
-    dataset: DatasetName = "",
-    data: OwnData = "",
-    data_dir: DataDir = "",
-    model: ModelName = "",
+    named: Named = NOTHING_NAMED,
     set_: Settings = None,
     markdown: AsMarkdown = False,
     json: Json = False,
@@ -66,10 +63,9 @@ def what_leaves(
     if json and markdown:
         raise UsageError("give --json or --markdown, not both.", key="--markdown")
 
-    named = {"data.dataset": dataset, "data.path": data, "data.dir": data_dir, "model.name": model}
+    refuse_two_data_sets(named)
     changes: list[tuple[str, Any]] = [(key, value) for key, value in named.items() if value]
     changes += read_assignments(set_)
-    refuse_two_data_sets(dataset, data)
 
     if holds_run(Path(subject)):
         if any(key != "data.dir" for key, _ in changes):

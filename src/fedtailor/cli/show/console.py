@@ -52,14 +52,13 @@ def table(
     if not is_limited:
         console.width = _WIDTH_OF_A_FILE
 
-    widest = [
-        max([*map(len, name.split("\n")), *(Text(line[number]).cell_len for line in lines)])
-        for number, name in enumerate(columns)
-    ]
-    least = [
-        min(width, _NARROWEST_TEXT) if 0 < number < left else width
-        for number, width in enumerate(widest)
-    ]
+    # Columns of text may be folded, numbers and names may not.
+    least = []
+    for number, name in enumerate(columns):
+        widths = [len(line) for line in name.split("\n")]
+        widths += [Text(line[number]).cell_len for line in lines]
+        may_fold = 0 < number < left
+        least.append(min(max(widths), _NARROWEST_TEXT) if may_fold else max(widths))
 
     if is_limited:
         least[0] = min(least[0], max(_NARROWEST_TEXT, console.width // 2))
@@ -88,9 +87,7 @@ def table(
 
 
 def _blocks(least: Sequence[int], width: int) -> list[list[int]]:
-    """Return the numbers of the columns of each block, as many as fit; every block begins with the
-    first column.
-    """
+    """Return the columns of each block, as many as fit; every block begins with the first one."""
     blocks = [[0]]
     for number in range(1, len(least)):
         tried = [*blocks[-1], number]
@@ -102,9 +99,8 @@ def _blocks(least: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _width_of(widths: Sequence[int]) -> int:
-    """Return the width of a table from those of its columns: each has two blanks beside it, and the
-    table one more.
-    """
+    """Return the width of a table whose columns have these widths."""
+    # Each has two blanks beside it, and the table has one more.
     return sum(widths) + 2 * len(widths) + 1
 
 
@@ -127,8 +123,10 @@ def duration(seconds: float) -> str:
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
+
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
+
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"

@@ -35,17 +35,12 @@ def size(number: int) -> str:
 
 def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Print the known data sets."""
-    rows = [
-        [
-            record["name"],
-            record["description"],
-            _state(record),
-            _way_to_get(record),
-            record["license"],
-            size(record["bytes"]) if record["files"] else "-",
-        ]
-        for record in records
-    ]
+    rows = []
+    for record in records:
+        on_disk = size(record["bytes"]) if record["files"] else "-"
+        words = [record["name"], record["description"], _state(record), _way_to_get(record)]
+        rows.append([*words, record["license"], on_disk])
+
     below = "fetch: fedtailor data fetch NAME. by hand: fedtailor data fetch NAME tells you how. "
     below += "Citation: fedtailor data list NAME."
     synthetic = [record["name"] for record in records if record["tested_on"] == "synthetic"]
@@ -72,17 +67,18 @@ def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
     """Print everything that is known about a data set."""
     name = record["name"]
     examples = record["examples"]
+    files = f"{record['files']:,} ({size(record['bytes'])})" if record["files"] else "none"
+    way = record["elsewhere"] or "nothing to get"
+    if record["fetchable"]:
+        way = f"fedtailor data fetch {name}"
+
     facts = {
         "description": record["description"],
         "examples": "not known" if examples is None else f"{examples:,}",
         "state": _state(record),
         "looked for in": folder,
-        "files there": f"{record['files']:,} ({size(record['bytes'])})"
-        if record["files"]
-        else "none",
-        "get it": f"fedtailor data fetch {name}"
-        if record["fetchable"]
-        else record["elsewhere"] or "nothing to get",
+        "files there": files,
+        "get it": way,
         "published at": "\n".join(record["urls"]) or "-",
         "license": record["license"],
         "citation": record["citation"],
@@ -114,29 +110,20 @@ def show_check(record: Mapping[str, Any]) -> None:
     """Print what was found in a user's data: a row per site, then the problems by kind."""
     rows = []
     for site in record["sites"][:_MOST_ROWS]:
-        classes = {
-            name for part in ("train", "test") for name, count in site[part].items() if count
-        }
-        rows.append(
-            [
-                shortened(site["name"]) or "(no sites)",
-                f"{sum(site['train'].values()):,}",
-                f"{sum(site['test'].values()):,}",
-                str(len(classes)),
-                str(site["problems"]),
-            ]
-        )
+        classes = set()
+        for part in ("train", "test"):
+            classes |= {name for name, count in site[part].items() if count}
+
+        examples = [f"{sum(site[part].values()):,}" for part in ("train", "test")]
+        name = shortened(site["name"]) or "(no sites)"
+        rows.append([name, *examples, str(len(classes)), str(site["problems"])])
 
     hidden = len(record["sites"]) - len(rows)
     below = f"{hidden} more sites: --json lists all." if hidden else ""
     title = f"{record['path']}: {record['layout'] or 'no layout recognized'}"
     if rows:
-        table(
-            title,
-            ["site", "training\nexamples", "test\nexamples", "classes", "problems"],
-            rows,
-            below=below,
-        )
+        columns = ["site", "training\nexamples", "test\nexamples", "classes", "problems"]
+        table(title, columns, rows, below=below)
 
     for group in record["problems"]:
         style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
@@ -166,18 +153,14 @@ def show_partition(record: Mapping[str, Any]) -> None:
     more = f"{hidden} more clients: --json lists all. " if hidden else ""
     sizes = record["sizes"]
     below = (
-        f"{more}{len(record['clients'])} clients, {record['new_clients']} of them new; training "
-        f"examples: {sizes['smallest']:,} to {sizes['largest']:,}, mean {sizes['mean']:,.1f}. "
+        f"{more}{len(record['clients'])} clients, {record['new_clients']} of them new; "
+        f"training examples: {sizes['smallest']:,} to {sizes['largest']:,}, "
+        f"mean {sizes['mean']:,.1f}. "
         f"SHA-256 of data: {record['data_sha256']}, of split: {record['split_sha256']}."
     )
     columns = ["client", "most frequent classes", "training", "validation", "test", "classes"]
-    table(
-        f"{record['dataset']}: {record['partition']}, seed {record['seed']}",
-        columns,
-        rows,
-        left=2,
-        below=below,
-    )
+    title = f"{record['dataset']}: {record['partition']}, seed {record['seed']}"
+    table(title, columns, rows, left=2, below=below)
     for note in record["notes"]:
         say(f"note: {note}")
 
@@ -207,18 +190,14 @@ def show_cleared(record: Mapping[str, Any]) -> None:
 
 
 class FetchLine:
-    """The progress of downloads.
-
-    A line that changes on a terminal; elsewhere some ten lines for each file.
-    """
+    """The progress of downloads: a line that changes on a terminal, lines elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
-        self._live = (
-            Live(console=console, refresh_per_second=8, transient=True)
-            if console.is_terminal
-            else None
-        )
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(console=console, refresh_per_second=8, transient=True)
+
         self._what = ""
         self._pace = Pace()
 

@@ -20,12 +20,15 @@ _EXPLAINED = {
 _GLOBAL_EXPLAINED = {"pfedfda": "its global model"}
 """Methods whose global model has a row too, because no other row shows it."""
 
-_SAME_SETTINGS = (  # the demo's own, so that results can be compared with it and with docs/demo.md
-    "--rounds 20 --seeds 0,1,2 --set data.fraction=0.25 --set training.momentum=0.5 --set training.weight_decay=5e-4"
+# The demo's own settings, so that results can be compared with it and with docs/demo.md.
+_SAME_SETTINGS = (
+    "--rounds 20 --seeds 0,1,2 --set data.fraction=0.25 --set training.momentum=0.5 "
+    "--set training.weight_decay=5e-4"
 )
 NEXT_STEPS = (
     "",
-    "Which method is best depends on the data and the training. See docs/demo.md for the numbers. Next:",
+    "Which method is best depends on the data and the training. See docs/demo.md for the numbers.",
+    "Next:",
     f"  fedtailor run -a pfedfda {_SAME_SETTINGS} --set algorithm.cov_ridge=0.01",
     f"  fedtailor run -a fedavg_ft {_SAME_SETTINGS} --set training.lr=0.1",
     "  fedtailor list algorithms        (or datasets, models, partitions, engines, metrics)",
@@ -34,28 +37,24 @@ NEXT_STEPS = (
 
 
 def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
-    """Print the comparison of the demo: the accuracy of the clients' models, and the gradient steps
-    that they took.
-    """
+    """Print the accuracy of the clients' models, and the gradient steps that they took."""
     first = results[0]
     baseline = first["metrics"]["personalized"]["accuracy"]["mean"]
     rows = []
     for result in results:
         name = result["algorithm"]
         personalized = result["metrics"]["personalized"]
-        explained = _EXPLAINED.get(name, personalized["adaptation"])
-        rows.append(_row(result, explained, personalized, None if result is first else baseline))
+        model = _EXPLAINED.get(name, personalized["adaptation"])
+        rows.append(_row(result, model, personalized, None if result is first else baseline))
         if name in _GLOBAL_EXPLAINED:
-            rows.append(
-                _row(result, _GLOBAL_EXPLAINED[name], result["metrics"]["global"], baseline)
-            )
+            model = _GLOBAL_EXPLAINED[name]
+            rows.append(_row(result, model, result["metrics"]["global"], baseline))
 
-    counts = sorted(
-        {scored_clients(result["metrics"]["personalized"]) for result in results}, key=float
-    )
+    counts = {scored_clients(result["metrics"]["personalized"]) for result in results}
+    clients = " to ".join(sorted(counts, key=float))
     below = (
-        f"After round {first['rounds']}; {' to '.join(counts)} clients, seed {first['seeds'][0]}; {seconds:.0f} s. "
-        f"Runs: {Path(first['run']).parent}"
+        f"After round {first['rounds']}; {clients} clients, seed {first['seeds'][0]}; "
+        f"{seconds:.0f} s. Runs: {Path(first['run']).parent}"
     )
     columns = ["algorithm", "model", "mean", "worst 10 %", "gain over\nlocal", "gradient\nsteps"]
     table("Accuracy on each client's own test examples, in %", columns, rows, left=2, below=below)
@@ -65,7 +64,7 @@ def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
 
 
 def _row(
-    result: Mapping[str, Any], explained: str, metrics: Mapping[str, Any], baseline: float | None
+    result: Mapping[str, Any], model: str, metrics: Mapping[str, Any], baseline: float | None
 ) -> Sequence[str]:
     """Return the cells of a model; no gain if there is no baseline."""
     accuracy = metrics["accuracy"]
@@ -77,7 +76,7 @@ def _row(
         f"{result['steps']:,}",
     ]
 
-    return [result["algorithm"], explained, *figures]
+    return [result["algorithm"], model, *figures]
 
 
 def _program() -> str:

@@ -11,18 +11,12 @@ from fedtailor.cli.show.console import table
 def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
     """Print the entries of a table."""
     title = {"datasets": "Data sets"}.get(kind, kind.capitalize())
-    table(
-        title,
-        ["name", "description"],
-        [[each["name"], each["description"]] for each in entries],
-        left=2,
-    )
+    rows = [[entry["name"], entry["description"]] for entry in entries]
+    table(title, ["name", "description"], rows, left=2)
 
 
 def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
-    """Print the table of algorithms: what clients send and keep, and the bytes per round and
-    client.
-    """
+    """Print the algorithms: what clients send and keep, and the bytes per round and client."""
     columns = [
         "name",
         "description",
@@ -32,23 +26,19 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
         "KiB\ndown",
         "KiB\nup",
     ]
-    rows = [
-        [
-            entry["name"],
-            entry["description"],
-            _sent(entry),
-            ", ".join(entry["kept_by_clients"]) or "-",
-            entry["primary_evaluation"],
-            f"{entry['bytes_down'] / 1024:.0f}",
-            f"{entry['bytes_up'] / 1024:.0f}",
-        ]
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        fields_kept = ", ".join(entry["kept_by_clients"]) or "-"
+        traffic = [f"{entry[key] / 1024:.0f}" for key in ("bytes_down", "bytes_up")]
+        words = [entry["name"], entry["description"], _sent(entry), fields_kept]
+        rows.append([*words, entry["primary_evaluation"], *traffic])
+
     below = (
         f"KiB: at most, per client and round, for the model {model} with 10 classes. "
-        "*: the server sees this for every single client, so secure aggregation is not possible; of everything "
-        "else it needs only means or sums over clients. "
-        "primary evaluation: the model that the method is about, the server's (global) or each client's (personalized)."
+        "*: the server sees this for every single client, so secure aggregation is not possible; "
+        "of everything else it needs only means or sums over clients. "
+        "primary evaluation: the model that the method is about, "
+        "the server's (global) or each client's (personalized)."
     )
     for entry in entries:
         for option, bug in entry["as_released"].items():
@@ -58,10 +48,10 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
 
 def _sent(entry: Mapping[str, Any]) -> str:
     """Return the fields of an upload, with a star where the server sees those of single clients."""
-    names = [
-        f"{field}*" if reduction == "each" else field
-        for field, reduction in entry["uploads"].items()
-    ]
+    names = []
+    for field, reduction in entry["uploads"].items():
+        names.append(f"{field}*" if reduction == "each" else field)
+
     return ", ".join(names) or "-"
 
 
@@ -70,30 +60,26 @@ def show_report(report: Mapping[str, Any]) -> None:
     versions = report["versions"]
     machine = report["machine"]
     commit = f", commit {report['commit']}" if report["commit"] else ""
+    torch = f"{machine['torch_threads']} threads, {machine['torch_cpu_capability']}"
     rows = [
         ["fedtailor", f"{versions['fedtailor']}{commit}"],
         ["Python", versions["python"]],
-        [
-            "torch",
-            f"{machine['torch']}, {machine['torch_threads']} threads, {machine['torch_cpu_capability']}",
-        ],
+        ["torch", f"{machine['torch']}, {torch}"],
     ]
-    rows += [
-        [name, found]
-        for name, found in versions.items()
-        if name not in ("fedtailor", "python", "torch")
-    ]
+    for name, version in versions.items():
+        if name not in ("fedtailor", "python", "torch"):
+            rows.append([name, version])
+
+    freed = "returned to the system (slower)"
+    if report["keeps_freed_pages"]:
+        freed = "kept for the next step"
+
     rows += [
         ["system", machine["system"]],
         ["processor", f"{machine['processor']}, {_cores(machine)}"],
         ["engine", f"{report['engine']} (chosen by auto for short runs)"],
         ["devices", ", ".join(report["devices"])],
-        [
-            "freed memory",
-            "kept for the next step"
-            if report["keeps_freed_pages"]
-            else "returned to the system (slower)",
-        ],
+        ["freed memory", freed],
     ]
 
     if report["data_folder"] == report["cache_folder"]:
@@ -101,23 +87,19 @@ def show_report(report: Mapping[str, Any]) -> None:
     else:
         rows += [["data folder", report["data_folder"]], ["cache folder", report["cache_folder"]]]
 
-    for state, label in (
-        ("included", "data sets that need no files"),
-        ("present", "present data sets"),
-        ("partial", "data sets with missing files"),
-        ("absent", "missing data sets"),
-    ):
-        names = [name for name, found in report["datasets"].items() if found == state]
+    labels = {
+        "included": "data sets that need no files",
+        "present": "present data sets",
+        "partial": "data sets with missing files",
+        "absent": "missing data sets",
+    }
+    for state, label in labels.items():
+        names = [name for name, its_state in report["datasets"].items() if its_state == state]
         if names:
             rows.append([label, ", ".join(names)])
 
-    table(
-        "This machine",
-        ["what", "found"],
-        rows,
-        left=2,
-        below="How to get a data set: fedtailor data list",
-    )
+    below = "How to get a data set: fedtailor data list"
+    table("This machine", ["what", "found"], rows, left=2, below=below)
 
 
 def _cores(machine: Mapping[str, Any]) -> str:

@@ -1,31 +1,32 @@
-"""When a line about long work is due, and how long the work will still take."""
+"""The progress of work whose length is known: a line from time to time, on stderr."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from fedtailor.cli.show.console import say
 
 _SECONDS_BETWEEN = 5.0
-_LATEST = 10
-"""How many of the latest rounds, and of the latest evaluations of a kind, decide the time that is
-left."""
+_SHORT = 1.0
+"""Seconds of work about which nothing is said where lines stay."""
 
 
 class Pace:
-    """Whether a line about long work is due: at the end, and every few seconds and every tenth."""
+    """Says when a line is due: at the end, and at most every few seconds and every tenth."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()
         self._tenths = 0
 
     def is_due(self, done: int, total: int) -> bool:
-        """Return whether to print a line when so much is done.
+        """Return whether to print a line now.
 
         Args:
-            done: what is done.
+            done: how much is done.
             total: of how much; 0: it is not known.
         """
         now = time.monotonic()
@@ -40,46 +41,48 @@ class Pace:
         return True
 
 
-class TimeLeft:
-    """How long a run, and the runs after it, will still take, by the latest rounds.
-
-    Evaluations are counted apart, because only some rounds have one: the median of the latest of
-    each kind, times how often it comes. A kind is which models are tested. The following runs count
-    as if they were like the latest rounds.
-    """
+class Preparation:
+    """Counts images: a line that changes on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self) -> None:
-        self._rounds: deque[float] = deque(maxlen=_LATEST)
-        self._evaluations: dict[tuple[str, ...], deque[float]] = {}
-        self._times: Counter[tuple[str, ...]] = Counter()
-        self._seen = 0
-        self._last = 0.0
+        console = Console(stderr=True, highlight=False)
+        self._console = console if console.is_terminal and not console.is_dumb_terminal else None
+        self._live: Live | None = None
+        self._what = ""
+        self._start = 0.0
+        self._pace = Pace()
 
-    def begin(self) -> None:
-        """Start the clock of the first round of a run."""
-        self._last = time.monotonic()
+    def __enter__(self) -> Preparation:
+        return self
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Count a round that has just ended; ``record`` is its line in ``rounds.jsonl``."""
-        now = time.monotonic()
-        evaluating = float(record.get("seconds", {}).get("evaluate", 0.0))
-        self._rounds.append(max(now - self._last - evaluating, 0.0))
-        self._last = now
-        self._seen += 1
-        kind = tuple(
-            sorted(
-                f"{each['point']} {each['test_set']} {each['group']}"
-                for each in record["evaluations"]
-            )
-        )
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-        if kind:
-            self._evaluations.setdefault(kind, deque(maxlen=_LATEST)).append(evaluating)
-            self._times[kind] += 1
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show for how many images of ``total`` something is done, such as ``reading pictures``."""
+        if what != self._what:
+            self._what = what
+            self._start = time.monotonic()
+            self._pace = Pace()
 
-    def of_rounds(self, rounds: int) -> float:
-        """Return the seconds that more rounds will take; at least one must have been counted."""
-        each = statistics.median(self._rounds)
-        for kind, seconds in self._evaluations.items():
-            each += statistics.median(seconds) * self._times[kind] / self._seen
-        return each * rounds
+        text = f"{what}: {done:,} of {total:,}"
+        if self._console is None:
+            is_short = done == total and time.monotonic() - self._start < _SHORT
+            if self._pace.is_due(done, total) and not is_short:
+                say(text)
+            return
+
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Remove the line that changes."""
+        self._what = ""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -1,7 +1,10 @@
-"""Progress of a run, on stderr: a line that changes on a terminal, about ten lines elsewhere."""
+"""The progress of a run on stderr: a line that changes on a terminal, some lines elsewhere."""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,17 +13,63 @@ from rich.live import Live
 from rich.text import Text
 
 from fedtailor.cli.show.console import duration, percent, printable, say
-from fedtailor.cli.show.pace import TimeLeft
-from fedtailor.cli.show.preparation import Preparation
+from fedtailor.cli.show.pace import Preparation
 
 _MOST_LINES = 10
 _MOST_NOTES = 8
 _REDRAWN = 4
 """Times a second that a terminal is redrawn."""
+_LATEST = 10
+"""How many of the latest rounds and evaluations decide the time that is left."""
+
+
+class TimeLeft:
+    """How long a run, and the runs after it, will still take, by the latest rounds.
+
+    Evaluations are counted apart, because only some rounds have one: the median of the latest of
+    each kind, times how often it comes. A kind is which models are tested. The following runs count
+    as if they were like the latest rounds.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: deque[float] = deque(maxlen=_LATEST)
+        self._evaluations: dict[tuple[str, ...], deque[float]] = {}
+        self._times: Counter[tuple[str, ...]] = Counter()
+        self._seen = 0
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """Start the clock of the first round of a run."""
+        self._last = time.monotonic()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a round that has just ended; ``record`` is its line in ``rounds.jsonl``."""
+        now = time.monotonic()
+        evaluating = float(record.get("seconds", {}).get("evaluate", 0.0))
+        self._rounds.append(max(now - self._last - evaluating, 0.0))
+        self._last = now
+        self._seen += 1
+
+        models = []
+        for evaluation in record["evaluations"]:
+            names = (evaluation["point"], evaluation["test_set"], evaluation["group"])
+            models.append(" ".join(names))
+
+        kind = tuple(sorted(models))
+        if kind:
+            self._evaluations.setdefault(kind, deque(maxlen=_LATEST)).append(evaluating)
+            self._times[kind] += 1
+
+    def of_rounds(self, rounds: int) -> float:
+        """Return the seconds that further rounds will take; at least one must have been counted."""
+        seconds = statistics.median(self._rounds)
+        for kind, latest in self._evaluations.items():
+            seconds += statistics.median(latest) * self._times[kind] / self._seen
+        return seconds * rounds
 
 
 class PlainProgress:
-    """About ten lines in all, for logs and pipes: rounds at equal distances.
+    """About ten lines, for logs and pipes: the first round, then rounds at equal distances.
 
     The distances are those of all rounds of all runs. Up to ten runs have a line at the end of
     each.
@@ -73,7 +122,7 @@ class PlainProgress:
         return done_in_all * self._lines // (self._runs * self._rounds)
 
     def describe(self, done: int) -> str:
-        """Return the number of a round, and the time left: of its run, and of all after it."""
+        """Return the number of a round, and the time left for this run and for all runs."""
         place = f"{self._title}: round {done}/{self._rounds}"
         if done == self._rounds:
             return place
@@ -92,7 +141,7 @@ class PlainProgress:
         self._preparation(what, done, total)
 
     def note(self, text: str) -> None:
-        """Print what a user should know; after some notes, only where to read the others."""
+        """Print something that a user should know; after some notes, only where the others are."""
         self._notes += 1
         if self._notes < _MOST_NOTES:
             self.line(f"note: {text}")
@@ -174,7 +223,7 @@ class LiveProgress(PlainProgress):
 
 
 def make_progress(runs: int = 1) -> PlainProgress:
-    """Return what changes in place on a terminal that can do so, plain lines elsewhere.
+    """Return a line that changes where the terminal can do so, plain lines elsewhere.
 
     Args:
         runs: how many runs it is for, such as one per seed.
@@ -189,10 +238,9 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     accuracy = evaluation["metrics"].get("accuracy")
     if accuracy is None:
         return ""
-    return (
-        f"{name_of(evaluation)} {percent(accuracy['mean'])} % (worst tenth "
-        f"{percent(accuracy['worst10'])} %)"
-    )
+
+    mean = percent(accuracy["mean"])
+    return f"{name_of(evaluation)} {mean} % (worst tenth {percent(accuracy['worst10'])} %)"
 
 
 def name_of(evaluation: Mapping[str, Any]) -> str:

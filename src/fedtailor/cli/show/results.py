@@ -1,18 +1,24 @@
-"""The result of a run, as tables."""
+"""Results of runs, comparisons and onboarding, as tables."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtailor.cli.show.console import percent, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS
 
-_HEADINGS = {metric.heading: key for key, metric in CLIENT_METRICS.items() if metric.heading}
-"""Of the metrics beside the accuracy, with their keys in a result."""
+if TYPE_CHECKING:
+    from fedtailor.report.comparison import Comparison
+
 _MOST_SITES = 30
 _FEW_EXAMPLES = 200
 """A pooled accuracy of fewer test examples is printed with its interval."""
+_LOST_WORK = ("quarantine", "failed", "absent")
+"""Events by which the work of a client is lost."""
+_HEADINGS = {metric.heading: key for key, metric in CLIENT_METRICS.items() if metric.heading}
+"""Of the metrics beside the accuracy, with their keys in a result."""
 
 
 def show_result(result: Mapping[str, Any]) -> None:
@@ -23,10 +29,8 @@ def show_result(result: Mapping[str, Any]) -> None:
         rows.append(_result_row(f"{point}, new clients", metrics))
 
     for metrics in new_clients.values():
-        rows += [
-            _result_row(f"- {condition}", part)
-            for condition, part in metrics.get("conditions", {}).items()
-        ]
+        for condition, part in metrics.get("conditions", {}).items():
+            rows.append(_result_row(f"- {condition}", part))
 
     columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", *_HEADINGS]
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
@@ -41,9 +45,11 @@ def _which_seeds(result: Mapping[str, Any]) -> str:
     seeds = result["seeds"]
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
-    splits = (
-        "the same split in all" if result["shared_split"] else "a different split for each seed"
-    )
+
+    splits = "the same split in all"
+    if not result["shared_split"]:
+        splits = "a different split for each seed"
+
     return f"mean of {len(seeds)} seeds ± standard error, {splits}"
 
 
@@ -56,23 +62,24 @@ def _explanation(result: Mapping[str, Any]) -> str:
         sentences.append("validation: the personalized models on validation examples.")
 
     if "personalized" in metrics:
-        words = metrics["personalized"]["adaptation"]
-        sentences.append(
-            f"personalized: {'as trained, without adaptation' if words == 'none' else words}."
-        )
+        adaptation = metrics["personalized"]["adaptation"]
+        if adaptation == "none":
+            adaptation = "as trained, without adaptation"
+        sentences.append(f"personalized: {adaptation}.")
 
     if "personalized" in new_clients:
-        words = new_clients["personalized"]["adaptation"]
-        sentences.append(f"New clients: {'no training' if words == 'none' else words}.")
+        adaptation = new_clients["personalized"]["adaptation"]
+        if adaptation == "none":
+            adaptation = "no training"
+        sentences.append(f"New clients: {adaptation}.")
 
-    if any(_has_few_examples(each) for each in (*metrics.values(), *new_clients.values())):
-        sentences.append(
-            "In brackets: 95 % interval (Wilson) of an accuracy from few test examples."
-        )
+    points = [*metrics.values(), *new_clients.values()]
+    if any(_has_few_examples(point) for point in points):
+        interval = "95 % interval (Wilson) of an accuracy from few test examples"
+        sentences.append(f"In brackets: {interval}.")
 
-    sentences.append(
-        "ECE: expected calibration error in %, the gap between confidence and accuracy."
-    )
+    error = "expected calibration error in %, the gap between confidence and accuracy"
+    sentences.append(f"ECE: {error}.")
     return " ".join(sentences)
 
 
@@ -92,17 +99,13 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         return
 
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]
-    below = (
-        "interval: 95 % interval (Wilson) of the site's accuracy, from its number of test examples."
-    )
+    below = "interval: 95 % interval (Wilson) of the site's accuracy, from its test examples."
     positive = _positive_class(sites)
 
+    # Two classes: what clinicians read, of the class that they call positive.
     if positive:
-        intervals = (
-            ", with their intervals"
-            if any("accuracy_interval" in site for site in sites.values())
-            else ""
-        )
+        has_intervals = any("accuracy_interval" in site for site in sites.values())
+        intervals = ", with their intervals" if has_intervals else ""
         columns += ["AUROC", "sensi-\ntivity", "speci-\nficity"]
         below += (
             " AUROC (0 to 1), sensitivity and specificity (in %) are of the class "
@@ -126,7 +129,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the last of two classes; empty if there are more, or no scores."""
+    """Return the name of the last of two classes; empty if there are more, or no test examples."""
     for site in sites.values():
         classes = site.get("by_class", {})
         if len(classes) == 2:
@@ -136,15 +139,15 @@ def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
     """Return AUROC, sensitivity and specificity of the last of two classes, or dashes."""
-    found = site.get("by_class", {}).get("1", {})
-    area = found.get("auroc")
-    shares = [found.get(name) for name in ("sensitivity", "specificity")]
+    scores = site.get("by_class", {}).get("1", {})
+    area = scores.get("auroc")
+    shares = [scores.get(name) for name in ("sensitivity", "specificity")]
     cells = ["-" if area is None else f"{area:.3f}"]
     return cells + ["-" if share is None else percent(share) for share in shares]
 
 
 def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
-    """Return the accuracy of a site and its interval, or dashes."""
+    """Return the accuracy of a site and its interval, or dashes, as for a mean over seeds."""
     if "accuracy" not in site:
         return ["-", "-"]
     interval = _interval(site["accuracy_interval"]) if "accuracy_interval" in site else "-"
@@ -183,28 +186,75 @@ def _mean_of(key: str, metrics: Mapping[str, Any]) -> str:
     mean = metrics.get(key, {}).get("mean")
     if mean is None:
         return "-"
+
     return percent(mean) if CLIENT_METRICS[key].in_percent else f"{mean:.3f}"
 
 
 def scored_clients(metrics: Mapping[str, Any]) -> str:
-    """Return the number of clients that figures are over; a mean over seeds need not be whole."""
+    """Return the number of clients behind the figures; a mean over seeds need not be whole."""
     return f"{metrics['clients']['evaluated']:.1f}".removesuffix(".0")
-
-
-_LOST_WORK = ("quarantine", "failed", "absent")
-"""Events by which the work of a client is lost."""
 
 
 def warn(results: Sequence[Mapping[str, Any]]) -> None:
     """Print one line if uploads were left out or clients failed, and where to read the reasons."""
-    affected = [result for result in results if any(result["events"][kind] for kind in _LOST_WORK)]
+    affected = []
+    for result in results:
+        if any(result["events"][kind] for kind in _LOST_WORK):
+            affected.append(result)
+
     if not affected:
         return
 
     left_out = sum(result["events"]["quarantine"] for result in affected)
     failed = sum(result["events"]["failed"] + result["events"]["absent"] for result in affected)
     folders = ", ".join(str(result["run"]) for result in affected)
-    say(
-        f"warning: uploads left out: {left_out}, failures: {failed}; see events.jsonl in {folders}",
-        style="yellow",
-    )
+    counts = f"uploads left out: {left_out}, failures: {failed}"
+    say(f"warning: {counts}; see events.jsonl in {folders}", style="yellow")
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print the tables of a comparison, its notes and its warnings."""
+    from fedtailor.report.tables import tables_of  # imports what it needs of numpy
+
+    # The tables of new clients need no second explanation.
+    explained = {""}
+    for part in tables_of(comparison):
+        columns = [name.replace(" ", "\n", 1) for name in part.columns]
+        rows = [[str(cell) for cell in row] for row in part.rows]
+        table(part.title, columns, rows, below="" if part.below in explained else part.below)
+        explained.add(part.below)
+
+    for sentence in comparison.notes:
+        say(f"note: {sentence}")
+
+    for sentence in comparison.warnings:
+        say(f"warning: {sentence}", style="yellow")
+
+
+def show_onboarded(result: Mapping[str, Any]) -> None:
+    """Print what was made for a new site, and how good it is."""
+    name = result["onboarded"]
+    if result.get("validation"):
+        _show_validation(name, result["validation"])
+
+    examples = f"{result['examples']} examples, {result['steps']} gradient steps"
+    say(f"{name}: a model of {result['algorithm']} from {examples}.")
+    if "metrics" in result:
+        accuracy = percent(result["metrics"]["personalized"]["accuracy"])
+        say(f"accuracy on its test examples: {accuracy} %")
+
+    folder = shlex.quote(result["run"])
+    say(f"To use it: fedtailor predict {folder} --client {shlex.quote(name)} PATH...")
+
+
+def _show_validation(name: str, validation: Mapping[str, Any]) -> None:
+    """Print how the model of a new site compares with others, by cross-validation."""
+    rows = []
+    for candidate in validation["candidates"]:
+        interval = _interval(candidate)
+        rows.append([candidate["name"], percent(candidate["accuracy"]), interval])
+
+    groups = f" of {validation['groups']} groups" if validation["groups"] else ""
+    examples = f"{validation['examples']} examples{groups}"
+    below = f"{validation['folds']}-fold cross-validation on {examples}. {validation['advice']}"
+    table(f"Models for {name}", ["model", "accuracy %", "95 % interval"], rows, below=below)

@@ -29,9 +29,7 @@ class ServeOutput:
         self._online: dict[str, bool] = {}
 
     def say(self, text: str) -> None:
-        """Say a sentence; unlike notes of a simulation, each of them counts, however long the
-        server runs.
-        """
+        """Say a sentence; unlike notes of a simulation, none of them is ever left out."""
         self.progress.line(text)
 
     def begin(self, title: str, rounds: int, done: int) -> None:
@@ -94,11 +92,10 @@ def _waited(seen: Mapping[str, Any], now: float) -> float:
 
 def _last_heard(seen: Mapping[str, Any], now: float) -> str:
     heard = seen.get("heard")
-    return (
-        "never heard of yet"
-        if heard is None
-        else f"last heard of {duration(max(now - heard, 0.0))} ago"
-    )
+    if heard is None:
+        return "never heard of yet"
+
+    return f"last heard of {duration(max(now - heard, 0.0))} ago"
 
 
 def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now: float) -> str:
@@ -107,10 +104,11 @@ def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now:
     for name in names[:_MOST_NAMED]:
         seen = sites[name]
         state = "connected" if seen.get("online") else "not connected"
-        is_told = seen.get("online") and seen.get(
-            "problem"
-        )  # without a connection, that is the problem
-        problem = f", {seen['problem']}" if is_told else ""
+        problem = ""
+        # Without a connection, that is the problem.
+        if seen.get("online") and seen.get("problem"):
+            problem = f", {seen['problem']}"
+
         described.append(f"{name} ({state}, {_last_heard(seen, now)}{problem})")
 
     more = len(names) - _MOST_NAMED
@@ -133,15 +131,8 @@ def show_finished(folder: str, result: Mapping[str, Any]) -> None:
     rows = []
     for name, site in result.get("sites", {}).items():
         accuracy = percent(site["accuracy"]) if "accuracy" in site else "-"
-        rows.append(
-            [
-                name,
-                "new" if site["new"] else "",
-                str(site["num_train"]),
-                str(site["num_test"]),
-                accuracy,
-            ]
-        )
+        role = "new" if site["new"] else ""
+        rows.append([name, role, str(site["num_train"]), str(site["num_test"]), accuracy])
 
     if rows:
         columns = ["site", "", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]

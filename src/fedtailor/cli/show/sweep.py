@@ -15,34 +15,34 @@ _MOST_TRIALS = 30
 
 
 def show_sweep(result: Mapping[str, Any]) -> None:
-    """Print the result of a sweep: the trials of every method, what was chosen, and the spread of
-    what was tried.
-    """
+    """Print the trials of every method, what was chosen, and the spread of what was tried."""
+    folder = Path(result["sweep"])
     for method in result["methods"]:
         is_last = method is result["methods"][-1]
         _show_trials(method, result, below=_explanation(result) if is_last else "")
 
     _show_methods(result)
-    steps = [
-        step
-        for method in result["methods"]
-        for trial in method["trials"]
-        for step in trial["steps"]
-    ]
-    warn([{"events": step["events"], "run": Path(result["sweep"]) / step["run"]} for step in steps])
+    runs = []
+    for method in result["methods"]:
+        for trial in method["trials"]:
+            for step in trial["steps"]:
+                runs.append({"events": step["events"], "run": folder / step["run"]})
+
+    warn(runs)
     say(f"Trained {result['trained_rounds']} rounds. Everything is in {result['sweep']}")
 
     if result["best"] is not None:
-        path = Path(result["sweep"]) / result["best"]["config"]
+        path = folder / result["best"]["config"]
         say(f"The best: fedtailor run {shlex.quote(str(path))}")
 
 
 def _explanation(result: Mapping[str, Any]) -> str:
     """Return what the columns of the trials are."""
     seeds = result["seeds"]
-    which = (
-        f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds ± standard error"
-    )
+    which = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        which = f"mean of {len(seeds)} seeds ± standard error"
+
     sentences = [
         f"validation: mean accuracy of personalized models over clients, {which}.",
         "trained: rounds that were trained for this trial, over all seeds.",
@@ -54,6 +54,8 @@ def _explanation(result: Mapping[str, Any]) -> str:
 def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below: str) -> None:
     """Print the trials of a method, the best first, and what the columns are."""
     keys = list(method["trials"][0]["values"])
+
+    # Those that failed have no rank, and come last.
     ranked = sorted(
         method["trials"], key=lambda trial: (trial["rank"] is None, trial["rank"] or trial["trial"])
     )
@@ -61,16 +63,17 @@ def _show_trials(method: Mapping[str, Any], result: Mapping[str, Any], *, below:
     names = [key.removeprefix("algorithm.") for key in keys]
     columns = ["rank", "trial", *names, "validation", "rounds", "trained", "seconds"]
     number = len(ranked)
-    title = f"{method['method']} on {result['dataset']}: {number} trials, accuracy in % on validation examples"
+    title = (
+        f"{method['method']} on {result['dataset']}: {number} trials, "
+        "accuracy in % on validation examples"
+    )
     more = f"And {number - _MOST_TRIALS} more, in sweep.json. " if number > _MOST_TRIALS else ""
     table(title, columns, rows, below=more + below)
 
     for trial in ranked:
         if trial["error"]:
-            say(
-                f"trial {trial['trial']} of {method['method']} failed: {trial['error']}",
-                style="yellow",
-            )
+            failed = f"trial {trial['trial']} of {method['method']} failed"
+            say(f"{failed}: {trial['error']}", style="yellow")
 
 
 def _trial_row(trial: Mapping[str, Any], keys: list[str]) -> list[str]:
@@ -106,49 +109,31 @@ def _show_methods(result: Mapping[str, Any]) -> None:
     for method in methods:
         spread = method["spread"]
         names = ("min", "lower_quartile", "median", "upper_quartile", "max")
-        figures = (
-            ["-"] * len(names) if spread is None else [percent(spread[name]) for name in names]
-        )
+        figures = ["-"] * len(names)
+        if spread is not None:
+            figures = [percent(spread[name]) for name in names]
+
         best = method["best"]
-        chosen = ["-", "-"] if best is None else [str(best["trial"]), _score(best)]
+        choice = ["-", "-"] if best is None else [str(best["trial"]), _score(best)]
         failed = f" ({method['failed']} failed)" if method["failed"] else ""
-        rows.append(
-            [
-                method["method"],
-                method["config"] or "-",
-                f"{len(method['trials'])}{failed}",
-                *figures,
-                *chosen,
-                _test(method),
-            ]
-        )
+        trials = f"{len(method['trials'])}{failed}"
+        words = [method["method"], method["config"] or "-", trials]
+        rows.append([*words, *figures, *choice, _test(method)])
 
-    columns = [
-        "method",
-        "best configuration",
-        "trials",
-        "min",
-        "lower\nquartile",
-        "median",
-        "upper\nquartile",
-        "max",
-    ]
+    columns = ["method", "best configuration", "trials"]
+    columns += ["min", "lower\nquartile", "median", "upper\nquartile", "max"]
     columns += ["best\ntrial", "validation", "test"]
-    sentences = [
-        "Validation scores chose; test scores did not decide, and are read after the choice."
-    ]
 
+    when = "on validation examples"
     if result["halving"]:
-        sentences.append(
-            "min to max: of all trials that did not fail, after the first rounds, whose number is the same for all."
-        )
-    else:
-        sentences.append("min to max: of all trials that did not fail, on validation examples.")
+        when = "after the first rounds, whose number is the same for all"
 
-    sentences.append(
+    below = (
+        "Validation scores chose; test scores did not decide, and are read after the choice. "
+        f"min to max: of all trials that did not fail, {when}. "
         "The best of many validation scores is too high by chance; its test score is not."
     )
-    table("What was chosen: accuracy in %", columns, rows, left=2, below=" ".join(sentences))
+    table("What was chosen: accuracy in %", columns, rows, left=2, below=below)
 
 
 def _test(method: Mapping[str, Any]) -> str:

@@ -1,0 +1,132 @@
+"""The output of ``fedtailor deploy`` and ``fedtailor site``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtailor.cli.show.console import duration, percent, say, table
+from fedtailor.core.atomic import to_json
+from fedtailor.deployment.federation_folder import Registered
+from fedtailor.deployment.init import CERTIFICATE, NewSite
+from fedtailor.deployment.keys import PublicKey
+from fedtailor.deployment.options import FEDERATION_FILE
+from fedtailor.deployment.site_check import Check
+
+
+def show_server(folder: Path, certificate: Path, address: str) -> None:
+    """Print what was made for a server, and what comes next."""
+    place = shlex.quote(str(folder))
+    say(f"The server's folder is {place}. What comes next:")
+    say(f"1. Edit {place}/{FEDERATION_FILE}: the method, the number of rounds, the deadline.")
+    say(
+        f"2. Send every site the address {address} and the file "
+        f"{shlex.quote(str(certificate))}, which is not a secret."
+    )
+    say("3. Every site sends back its public key, site.key.pub, and its name. Register it:")
+    say(f"   fedtailor deploy add {place} NAME site.key.pub")
+    say(f"4. Start: fedtailor serve {place}")
+
+
+def show_added(name: str, key: PublicKey) -> None:
+    """Print that a site is registered, and what to do with its fingerprint."""
+    say(f"{name} is registered with the key {key.fingerprint}.")
+    say("Compare this fingerprint with the one that the site has seen, for instance by telephone.")
+    say(f"{name} belongs to the runs that begin from now on.")
+    say("A server that is running must be started again for it.")
+
+
+def show_sites(sites: Sequence[Registered], attendance: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the registered sites, and when each was last heard of."""
+    if not sites:
+        say("No site is registered yet: fedtailor deploy add FOLDER NAME KEY")
+        return
+
+    now = time.time()
+    rows = []
+    for site in sites:
+        seen = attendance.get(site.name, {})
+        heard = seen.get("heard")
+        rows.append(
+            [
+                site.name,
+                "new" if site.new else "trains",
+                "yes" if seen.get("online") else "no",
+                "never" if heard is None else f"{duration(max(now - heard, 0))} ago",
+                str(seen.get("problem", "")),
+            ]
+        )
+
+    table("Sites", ["site", "role", "connected", "last heard", "problem"], rows, left=5)
+
+
+def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
+    """Print the scores of the sites of the demonstration, and how to use their models."""
+    rows = []
+    for name, site in result["sites"].items():
+        examples = [str(site["num_train"]), str(site["num_test"])]
+        rows.append([name, *examples, percent(site["accuracy"])])
+
+    columns = ["site", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
+    table(f"Three sites, {result['algorithm']}, {result['rounds']} rounds", columns, rows)
+    first = next(iter(result["sites"]))
+    place = folder / first / "model"
+    say(f"Every site keeps its own model: {shlex.quote(str(place))} is that of {first}.")
+    say(f"What has left {first}: fedtailor site leaves {shlex.quote(str(folder / first))}")
+
+
+def show_made(made: NewSite, name: str, server: str) -> None:
+    """Print what was made for a site, and what comes next; ``server`` may be empty."""
+    place = shlex.quote(str(made.folder))
+    say(f"The folder of {name} is {place}. What comes next:")
+    address = "" if server else f', and its address as server = "HOST:PORT" into {place}/site.toml'
+    say(
+        f"1. Send {shlex.quote(str(made.public_key))} to the server. "
+        f"Its fingerprint: {made.key.fingerprint}"
+    )
+    say(f"2. Put the server's file {CERTIFICATE} into {place}{address}.")
+    say(f"3. Check: fedtailor site check {place}")
+    say(f"4. Start: fedtailor site start {place}")
+
+
+def show_site_check(check: Check) -> None:
+    """Print what one check found."""
+    mark = "ok     " if check.ok else "PROBLEM"
+    say(f"{mark}  {check.what}: {check.text}", style="" if check.ok else "bold red")
+
+
+def show_models(folder: str, name: str, versions: Sequence[Mapping[str, Any]]) -> None:
+    """Print the versions of the model of the site with this name."""
+    if not versions:
+        say("There is no model yet: it is made when a run ends.")
+        return
+
+    rows = []
+    for version in versions:
+        accuracy = version["accuracy"]
+        rows.append(
+            [
+                str(version["version"]),
+                "in use" if version["in_use"] else "",
+                version["algorithm"],
+                version["created"],
+                str(version["round"]),
+                "-" if accuracy is None else percent(accuracy),
+            ]
+        )
+
+    table("Models", ["version", "", "method", "made", "round", "accuracy %"], rows, left=4)
+    say(f"To use one: fedtailor predict {shlex.quote(folder)}/model --client {name} PATH...")
+
+
+def show_sentence(text: str, *, json: bool) -> None:
+    """Show a sentence of ``fedtailor site start``: on stderr, or as a line of JSON on stdout."""
+    if json:
+        sys.stdout.write(to_json({"message": text}) + "\n")
+        sys.stdout.flush()
+    else:
+        say(text)
