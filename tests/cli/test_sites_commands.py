@@ -371,7 +371,7 @@ def test_a_stopped_server_says_how_to_go_on(world, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.deployment.run_server.run_server", stopped)
     for options, again in (([], ""), (["--new"], " --new")):
         assert main(["serve", "server", *options]) == 6
-        assert capsys.readouterr().err == f"stopped. To go on: fedtailor serve server{again}\n"
+        assert f"fedtailor serve server{again}\n" in capsys.readouterr().err
     (world / "server" / "runs" / "0002" / "result.json").unlink()
     assert main(["serve", "server", "--new"]) == 6
     assert capsys.readouterr().err.endswith("fedtailor serve server\n"), "the new run has begun"
