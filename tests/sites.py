@@ -30,7 +30,7 @@ VALUES = {
     "model": {"name": "mlp"},
     "training": {"epochs": 1, "batch_size": 16},
     "federation": {"rounds": 3},
-    "evaluation": {"every": 2},
+    "evaluation": {"every": 2, "personalized_every": 0},
 }
 
 
