@@ -92,6 +92,13 @@ def test_requests_are_sent_again_to_those_that_are_silent_less_and_less_often():
     assert transport.sent == [(0.0, [0, 1]), (10.0, [1]), (30.0, [1]), (70.0, [1]), (150.0, [1])]
 
 
+def test_a_request_that_was_lost_is_sent_again_soon():
+    lost = SiteFailure("unavailable", "lost")
+    transport = Planned({0: 200, 1: 1}, [(70.0, 0, lost)])
+    ask(transport, deadline=600, resend=20)
+    assert [second for second, sites in transport.sent if 0 in sites] == [0, 20, 60, 90, 130]
+
+
 def test_a_site_that_is_away_may_still_answer_and_one_that_failed_too():
     away = SiteFailure("unavailable", "the node is gone")
     failed = SiteFailure("failed", "damaged")

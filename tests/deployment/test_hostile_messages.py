@@ -22,7 +22,7 @@ from fedtailor.simulation.programs import PersonalizeRequest, TrainRequest
 from sites import VALUES, World, divide_digits, from_bytes, to_bytes, write_arrays
 
 FULL = bool(os.environ.get("FEDTAILOR_FULL"))
-COUNT = 10_000 if FULL else 400
+COUNT = 10_000 if FULL else 150
 """Changed messages in each direction, or both together."""
 DATA = divide_digits(rows=12)
 
@@ -174,6 +174,7 @@ def ask(agreement, request, answer):
     return list(ask_them(request, (), [0], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/clear_refs"),
     reason="the system does not tell the peak of memory",
@@ -216,7 +217,7 @@ def test_a_site_imports_no_method_or_model_that_it_does_not_allow(
     raw = json.dumps(record).encode()
     site = recorded.open()[0]
     answer = site.answer(Envelope({"kind": "begin", "client": 0}, {"plan": raw}))
-    assert "site.toml does not allow 'evil_method:Evil'" in answer.head["refused"]
+    assert "'evil_method:Evil'" in answer.head["refused"]
     assert "evil_method" not in sys.modules
 
 
@@ -225,7 +226,7 @@ def test_a_site_with_a_list_of_methods_runs_no_other(recorded):
     object.__setattr__(site.options, "algorithms", ("fedavg", "pfedfd"))
     plan = read_agreement(recorded.path / "server" / "runs" / "0001").plan
     answer = site.answer(Envelope({"kind": "begin", "client": 0}, {"plan": plan.raw}))
-    assert "does not allow 'pfedfda'. Allowed algorithms: fedavg, pfedfd." in answer.head["refused"]
+    assert "'pfedfda'" in answer.head["refused"] and "fedavg, pfedfd" in answer.head["refused"]
 
 
 def test_a_plan_survives_as_it_is(recorded):

@@ -22,7 +22,7 @@ from sites import (
 )
 
 DATA = divide_digits(rows=30)
-METHODS = ["fedavg", "scaffold", "fedrep", "pfedfda", "fedpac"]
+METHODS = ["scaffold", "pfedfda", "fedpac"]
 PATIENCE = {"deadline": 0.3, "resend": 0.05, "grace": 0.1}
 BAD = 1
 """The number of the site that misbehaves."""
@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path, moment):
 
 
 @pytest.mark.parametrize("moment", some(range(10), {3}))
-@pytest.mark.parametrize("after", [False, True], ids=["before the work", "before the answer"])
+@pytest.mark.parametrize("after", some([False, True], {True}))
 def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment, after):
     world = world_of(
         tmp_path, "scaffold" if after else "fedrep", deploy={**PATIENCE, "deadline": 30.0}
@@ -208,7 +208,7 @@ BAD_ANSWERS = {
 
 @pytest.mark.parametrize(
     "kind",
-    some(BAD_ANSWERS, {"nan", "no upload", "cut", "metrics of another form", "another round"}),
+    some(BAD_ANSWERS, {"nan", "cut", "another round"}),
 )
 @pytest.mark.parametrize("name", some(METHODS, {"fedpac"}))
 def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):

@@ -13,11 +13,11 @@ from fedtailor.experiment.assembly import assemble
 SITES = ("Berlin", "Charité", "Mayo", "Oslo")
 
 
-def write_tables(folder, rows=40):
+def write_tables(folder, rows=40, sites=SITES):
     """Write a table for each site: three numbers, and a label that depends on them."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
-    for number, site in enumerate(SITES):
+    for number, site in enumerate(sites):
         values = generator.normal(10 * number, 2 + number, (rows, 3))
         labels = np.where(values[:, 0] + values[:, 1] > 20 * number, "ill", "well")
         with (folder / f"{site}.csv").open("w", newline="") as file:

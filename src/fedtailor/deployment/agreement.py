@@ -127,15 +127,19 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     # With the plan, sites count their examples, and say their means if these are needed.
     standardizes = config.data.standardizes(is_table=inputs.kind == "table")
     counted = questions.ask("begin", {"moments": standardizes}, plan=plan)
-    if standardizes:
-        records = [counted[client].get("moments") for client in _training(sites)]
-        plan = dataclasses.replace(plan, inputs=_standardized(inputs, records))
-
     members = []
     for client, site in enumerate(sites):
         members.append(_member(site, heads[client], counted[client]))
 
-    agreement = Agreement(plan, members)
+    # Both can depend on the examples of all sites, as in a simulation.
+    if standardizes:
+        records = [counted[client].get("moments") for client in _training(sites)]
+        inputs = _standardized(inputs, records)
+    roster = Agreement(plan, members).roster()
+    name = plan.config.model.name
+    config = resolved(config, plan.algorithm, model_name=name, roster=roster)
+
+    agreement = Agreement(dataclasses.replace(plan, config=config, inputs=inputs), members)
     _check_agreement(agreement)
     return agreement
 
