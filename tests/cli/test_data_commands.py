@@ -3,8 +3,6 @@
 import hashlib
 import json
 import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from fedtailor.cli.main import main
 from fedtailor.data import fetch as fetching
 from fedtailor.data.datasets.known import DATASETS, Download
 from fedtailor.data.split import read_split
-
-COMMANDS = ("list", "fetch", "check", "partition", "plot")
 
 
 @pytest.fixture(autouse=True)
@@ -360,15 +356,3 @@ def test_a_plot_of_sizes_draws_a_fixed_division_once(
     monkeypatch.setattr(files, "write_figure", lambda picture, path: None)
     assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
     assert seeds == list(range(42, 42 + divisions))
-
-
-def test_help_imports_nothing_heavy():
-    heavy = ("torch", "numpy", "scipy", "sklearn", "pydantic", "altair", "requests", "PIL")
-    code = f"""
-import sys
-from fedtailor.cli.main import main
-codes = [main(["data", *command, "--help"]) for command in {[[], *([name] for name in COMMANDS)]!r}]
-print([name for name in {heavy!r} if name in sys.modules], set(codes), file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.strip() == "[] {0}" and done.stdout.count("Usage") == 1 + len(COMMANDS)

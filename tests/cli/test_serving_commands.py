@@ -137,7 +137,7 @@ def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
                 RUN,
                 "--all",
                 "--format",
-                "onnx",
+                "safetensors",
                 "--out",
                 str(tmp_path / "models"),
                 "--json",
@@ -147,8 +147,10 @@ def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
     )
     found = json.loads(capsys.readouterr().out)["exported"]
     assert [each["client"] for each in found] == ["Berlin", "Charité", "Mayo", "Oslo"]
-    assert len(list((tmp_path / "models").glob("*.onnx"))) == 4
-    assert json.loads((tmp_path / "models" / "Mayo.onnx.json").read_text())["client"] == "Mayo"
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == 4
+    assert (
+        json.loads((tmp_path / "models" / "Mayo.safetensors.json").read_text())["client"] == "Mayo"
+    )
 
 
 def test_onboard_makes_a_model_that_predicts(here, tmp_path, capsys):

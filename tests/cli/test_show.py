@@ -57,9 +57,9 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:3]))
-def test_tables_fit_the_width_also_in_a_pipe(command, columns, folder, capsys, monkeypatch):
+def test_tables_fit_the_width_also_in_a_pipe(command, folder, capsys, monkeypatch):
+    columns = 60
     monkeypatch.setenv("COLUMNS", str(columns))
     write_sites(folder / "own", ["north", "south", "a hospital with a name that is rather long"])
     assert main(command) == 0, capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_accuracies_of_a_round_without_a_line_come_with_the_next_one(capsys):
     assert len(said) == 2
 
 
-@pytest.mark.parametrize("right", range(13))
+@pytest.mark.parametrize("right", [0, 5, 12])
 def test_the_interval_is_wilsons(right):
     expected = stats.binomtest(right, 12).proportion_ci(confidence_level=0.95, method="wilson")
     found = wilson_interval(right / 12, 12)
