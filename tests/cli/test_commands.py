@@ -49,7 +49,8 @@ def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     assert lines[0].startswith("pfedfda, digits, seed 0: round 1/2") and "personalized" in lines[1]
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
-    files = "experiment.toml provenance.json split.json status.json rounds.jsonl clients.jsonl result.json"
+    files = "experiment.toml provenance.json split.json status.json "
+    files += "rounds.jsonl clients.jsonl result.json"
     assert names == {*files.split(), "inputs.json", "inputs.safetensors", "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 
@@ -210,10 +211,7 @@ def test_interruption_is_said_and_recorded(folder, capsys, monkeypatch):
     monkeypatch.setattr("fedtailor.experiment.run.simulate", interrupted)
     code, out, err = outcome([*SMALL, "--seeds", "0,1", "--out", "one"], capsys)
     assert code == 6 and out == ""
-    assert (
-        err.splitlines()[-1] == "interrupted. To resume: fedtailor resume one"
-        and "Traceback" not in err
-    )
+    assert err.splitlines()[-1].endswith(" fedtailor resume one") and "Traceback" not in err
     run = read_run("one")
     assert run.status["state"] == run.seeds[0].status["state"] == "interrupted"
     assert len(run.seeds[0].rounds) == 1 and 1 not in run.seeds
@@ -228,7 +226,8 @@ def test_the_command_that_an_interruption_names_goes_on(folder, capsys, monkeypa
             if report.round == 2:
                 raise KeyboardInterrupt
 
-    given = [*BASE, "--rounds", "3", "--seeds", "0,1", "-a", "fedrep", "--json"]
+    given = [*BASE, "--rounds", "3", "--seeds", "0,1", "-a", "fedrep"]
+    given += ["--set", "algorithm.head_epochs=1", "--json"]
     assert main([*given, "--out", "whole"]) == 0
     whole = json.loads(capsys.readouterr().out)
     with monkeypatch.context() as patch:
@@ -375,9 +374,7 @@ def test_a_client_that_raises_is_said_to_have_failed(folder, capsys, monkeypatch
     assert code == 0
     reason = "local_update: ArithmeticError: no luck"
     assert f"note: round 1: 1 client failed (client 1: {reason})" in err.splitlines()
-    assert (
-        err.splitlines()[-1] == "warning: uploads left out: 0, failures: 1; see events.jsonl in one"
-    )
+    assert "failures: 1; see events.jsonl in one" in err.splitlines()[-1]
     assert read_run("one").result["events"] == {
         "quarantine": 0,
         "failed": 1,
@@ -532,7 +529,8 @@ def test_list_algorithms_counts_the_bytes_of_a_model(capsys):
 def test_list_algorithms_counts_the_bytes_of_an_own_model(folder, capsys, monkeypatch):
     (folder / "own_net.py").write_text(
         "import torch\n\ndef net(shape, classes):\n"
-        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4), torch.nn.Linear(4, classes))\n"
+        "    layers = [torch.nn.Linear(3072, 4), torch.nn.Linear(4, classes)]\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), *layers)\n"
     )
     monkeypatch.syspath_prepend(str(folder))
     _, out, _ = outcome(["list", "algorithms", "--model", "own_net:net", "--json"], capsys)
@@ -621,7 +619,4 @@ def test_what_does_not_fit_into_memory_goes_into_the_run_folder_meanwhile(
 
 def test_training_without_effect_is_noted(folder, capsys):
     _, _, err = outcome([*ONE_ROUND, "-a", "fedavg", "--set", "federation.train=all"], capsys)
-    assert (
-        "note: with federation.train 'all', the training of clients outside the cohort has no effect"
-        in err
-    )
+    assert "note: with federation.train 'all'" in err
