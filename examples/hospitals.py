@@ -1,9 +1,9 @@
-"""Write a small federation of pictures: handwritten digits as five hospitals with different scanners might see them.
+"""Write a small federation of pictures: digits as five hospitals with other scanners see them.
 
     python examples/hospitals.py my_hospitals fifth_hospital
 
-The first folder gets four hospitals, with a folder for each class. The second gets a fifth hospital, which has few
-pictures and comes later. The digits are those that scikit-learn brings along.
+The first folder gets four hospitals, with a folder for each class. The second gets a fifth
+hospital, which has few pictures and comes later. The digits are those that scikit-learn brings along.
 """
 
 import sys

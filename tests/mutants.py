@@ -426,7 +426,8 @@ MUTANTS = {
     GlobalRandom: ["Random numbers do not come from the key", "key.fold"],
     Undeclared: [
         "does not run",
-        "the upload has fields ['extra', 'model'] instead of ['model']. Send upload={\"model\": Mean(",
+        "the upload has fields ['extra', 'model'] instead of ['model']. Send "
+        'upload={"model": Mean(',
     ],
     WrongShape: ["field 'model': 'head.bias' has shape (3, 1) instead of (3,)"],
     WrongWeight: [
@@ -441,7 +442,8 @@ MUTANTS = {
     ],
     ServerTypeChanges: [
         "The server state changes its structure",
-        "'rounds' is of shape () and type torch.float64 from init_server, but of shape () and type torch.int64 from",
+        "'rounds' is of shape () and type torch.float64 from init_server, but of shape () and type "
+        "torch.int64 from",
     ],
     Item: ["several clients at once", ".item()", "mutants.py, line LINE, change"],
     Branch: [
@@ -503,7 +505,8 @@ MUTANTS = {
     ],
     FailsAtOnce: ["FailsAtOnce does not run: AttributeError", "mutants.py, line LINE, messages"],
     OtherArguments: [
-        "aggregate takes (self, task, server, received) but must take (self, server, received, cohort)"
+        "aggregate takes (self, task, server, received) but must take (self, server, received, "
+        "cohort)"
     ],
     Misspelled: ["onbaord is never called; perhaps you meant 'onboard'."],
     NotAnnotated: ["annotate it, mu: float = 0.1"],

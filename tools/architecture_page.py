@@ -262,8 +262,9 @@ def imports(package: str) -> str:
 
 
 def link(target: str) -> str:
-    """Return a link to a path of the repository, or to the source of ``module:name``; both must
-    exist.
+    """Return a link to a path of the repository, or to the source of ``module:name``.
+
+    Both must exist.
     """
     if ":" not in target:
         path = ROOT / target

@@ -62,8 +62,9 @@ command line."""
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return every module of the package by its name without ``fedtailor.``; the package itself is
-    ``__init__``.
+    """Return every module of the package by its name without ``fedtailor.``.
+
+    The package itself is ``__init__``.
     """
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
@@ -85,8 +86,9 @@ def package_of(module: str) -> str:
 
 @cache
 def imported_names(path: Path) -> frozenset[str]:
-    """Return what a file imports anywhere, inside functions and for type checkers too, as absolute
-    names.
+    """Return what a file imports anywhere, as absolute names.
+
+    Imports inside functions and for type checkers count too.
     """
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -100,8 +102,9 @@ def imported_names(path: Path) -> frozenset[str]:
 
 
 def imported_modules(module: str) -> frozenset[str]:
-    """Return the modules of the package that a module imports; the version is a constant and does
-    not count.
+    """Return the modules of the package that a module imports.
+
+    The version is a constant and does not count.
     """
     found = set()
     for name in imported_names(modules()[module]) - {"fedtailor.__version__"}:
@@ -118,9 +121,7 @@ def _module_of(name: str) -> str:
 
 
 def circles() -> list[list[str]]:
-    """Return the groups of modules that import each other, directly or through others of the
-    group.
-    """
+    """Return the groups of modules that import each other, directly or through others."""
     edges = {module: imported_modules(module) for module in modules()}
     reached = {module: _reachable(module, edges) for module in edges}
     groups = set()

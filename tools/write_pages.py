@@ -30,9 +30,7 @@ def pages_of(writer: str) -> dict[str, str]:
 
 
 def outdated(pages: dict[str, str]) -> list[str]:
-    """Return the pages, of those given, that are missing or different in docs, and those that
-    nobody writes.
-    """
+    """Return the pages that are missing, different in docs, or written by nobody."""
     changed = [
         name
         for name, text in pages.items()

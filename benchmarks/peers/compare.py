@@ -65,16 +65,18 @@ print(json.dumps({"machine": machine(), "versions": versions() | peers}))
 
 
 def interpreter() -> str:
-    """Return the Python of all arms: that of the environment of setup.sh, or this one, which may
-    lack the peers.
+    """Return the Python of all arms.
+
+    That of the environment of setup.sh, or this one, which may lack the peers.
     """
     made = HERE / ".venv" / "bin" / "python"
     return str(made) if made.exists() else sys.executable
 
 
 def environment(temporary: str) -> dict[str, str]:
-    """Return the environment of the arms: PyTorch's defaults, no telemetry, nothing beyond the
-    loopback.
+    """Return the environment of the arms.
+
+    PyTorch's defaults, no telemetry, nothing beyond the loopback.
     """
     kept = {
         name: value
@@ -164,8 +166,9 @@ class Arm:
 def turns(
     arms: list[Arm], blocks: int
 ) -> tuple[dict[str, list[float]], dict[str, float], list[int]]:
-    """Alternate the arms; return milliseconds per step by arm and block, CPU share of waiting arms,
-    and steps.
+    """Alternate the arms.
+
+    Return milliseconds per step by arm and block, CPU share of waiting arms, and steps.
     """
     times: dict[str, list[float]] = {arm.name: [] for arm in arms}
     used = {arm.name: 0.0 for arm in arms}

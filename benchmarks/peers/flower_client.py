@@ -1,5 +1,6 @@
-"""A Flower client as in Flower's examples: NumPy arrays in and out, and a plain loop with the SGD
-of torch.
+"""A Flower client as in Flower's examples.
+
+NumPy arrays in and out, and a plain loop with the SGD of torch.
 
 The data of all clients stay in the memory of the actor between rounds. The client has a separate
 module so that Flower sends its name to the actors, and not its contents.
@@ -33,8 +34,9 @@ class PlainClient(NumPyClient):
     def fit(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[list[Any], int, dict[str, Any]]:
-        """Train one client's epochs; return weights, number of examples, and the number of
-        steps.
+        """Train one client's epochs.
+
+        Return weights, number of examples, and the number of steps.
         """
         torch.set_num_threads(1)
         plan = work.Plan(**json.loads(config["plan"]))

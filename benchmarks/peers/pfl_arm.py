@@ -55,8 +55,9 @@ class Classifier(nn.Module):
 
 
 def join(plan: work.Plan) -> tuple[Any, list[subprocess.Popen[bytes]]]:
-    """Start the other processes as torchrun would, with a store on the loopback; return what must
-    stay alive.
+    """Start the other processes as torchrun would, with a store on the loopback.
+
+    Return what must stay alive.
     """
     if plan.workers == 1 or "RANK" in os.environ:
         return None, []

@@ -144,8 +144,9 @@ def save_weights(plan: Plan, tensors: Sequence[Any]) -> None:
 
 
 class Requests:
-    """One line on standard input asks for one round; a JSON line answers, on what was standard
-    output.
+    """One line on standard input asks for one round.
+
+    A JSON line answers, on what was standard output.
 
     Everything that libraries print goes to standard error.
     """
@@ -172,7 +173,8 @@ class Requests:
         )
 
     def finish(self) -> None:
-        """Wait for the end of the requests: an arm that ended earlier would take time from the
-        others.
+        """Wait for the end of the requests.
+
+        An arm that ended earlier would take time from the others.
         """
         sys.stdin.read()

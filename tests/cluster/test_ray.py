@@ -443,8 +443,8 @@ def test_a_cluster_that_exists_a_wrong_token_and_no_free_cpu(tmp_path):
             text, seconds = answer_of(head.address, tmp_path / "token")
             other.kill()
         assert text == (
-            "engine.name: no actor of engine 'ray' can start: others use all 2 CPUs of the Ray cluster. Try again "
-            "when one is free; 'ray status' shows them."
+            "engine.name: no actor of engine 'ray' can start: others use all 2 CPUs of the Ray "
+            "cluster. Try again when one is free; 'ray status' shows them."
         )
         assert seconds < ENOUGH
     finally:
@@ -477,7 +477,8 @@ def other_version(folder, name):
     else:
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(
-            'import platform\nversion = platform.python_version()\nplatform.python_version = lambda: f"9.{version}"\n'
+            "import platform\nversion = platform.python_version()\nplatform.python_version = "
+            'lambda: f"9.{version}"\n'
         )
 
 

@@ -30,15 +30,18 @@ class Exemption(NamedTuple):
 
 
 _ADAM = Exemption(
-    "Adam makes full steps of rounding errors in gradients that are 0: biases before batch normalization",
+    "Adam makes full steps of rounding errors in gradients that are 0: biases before batch "
+    "normalization",
     date(2027, 6, 30),
 )
 _SLOW = Exemption(
-    "it has learning rates of its own, for Adam: the few steps of the check barely change the weights",
+    "it has learning rates of its own, for Adam: the few steps of the check barely change the "
+    "weights",
     date(2027, 6, 30),
 )
 _SLOW_STEPS = Exemption(
-    "its steps are small, as its own rate and penalty set them: in the few rounds of the check it does not get far",
+    "its steps are small, as its own rate and penalty set them: in the few rounds of the check it "
+    "does not get far",
     date(2027, 6, 30),
 )
 EXEMPTIONS: dict[tuple[str, str], Exemption] = {

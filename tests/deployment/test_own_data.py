@@ -92,7 +92,8 @@ def test_pictures_of_two_sizes_are_refused_with_both(tmp_path):
     refused(
         tmp_path,
         write,
-        r"differ in shape: .* has \[1, (8, 8|16, 16)\], and .* has \[1, (8, 8|16, 16)\].*image_size",
+        r"differ in shape: .* has \[1, (8, 8|16, 16)\], and .* has \[1, (8, 8|16, "
+        r"16)\].*image_size",
     )
 
 

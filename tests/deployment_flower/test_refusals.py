@@ -160,7 +160,8 @@ MISFITS = {
     ),
     "plan": (
         replace_in_options('data = "data"', 'data = "data"\nalgorithms = ["scaffold"]'),
-        "site 'practice' refuses: its site.toml does not allow 'fedavg'. Allowed algorithms: scaffold",
+        "site 'practice' refuses: its site.toml does not allow 'fedavg'. Allowed algorithms: "
+        "scaffold",
     ),
     "shape": (
         write_larger,

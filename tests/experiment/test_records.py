@@ -190,8 +190,8 @@ def test_a_killed_writer_leaves_whole_files(tmp_path):
     complete."""
     script = (
         "import sys; from pathlib import Path; from fedtailor.experiment.folder import RunFolder\n"
-        "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', provenance={}).__enter__()\n"
-        "print('ready', flush=True)\n"
+        "folder = RunFolder.create(Path(sys.argv[1]), config='seed = 0', "
+        "provenance={}).__enter__()\nprint('ready', flush=True)\n"
         "for number in range(1, 10**6):\n"
         "    clients = [{'round': number, 'client': c} for c in range(50)]\n"
         "    folder.add_round({'round': number}, clients=clients)\n"

@@ -552,7 +552,8 @@ def test_options_that_no_method_would_use_are_an_error(tmp_path):
 def test_the_section_of_a_file_is_read_and_written(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
-        '[sweep]\ntrials = 4\n[sweep.values]\ntraining.lr = [0.1]\n"training.epochs" = "integers(1, 9)"\n'
+        '[sweep]\ntrials = 4\n[sweep.values]\ntraining.lr = [0.1]\n"training.epochs" = '
+        '"integers(1, 9)"\n'
     )
     settings, options = load_sweep(
         path, [("sweep.trials", 5), ("sweep.values.training.lr", [0.2]), ("seed", 3)]

@@ -141,6 +141,9 @@ def test_layers_are_counted_from_the_head_and_normalizations_go_with_the_one_bef
             for name in LGFedAvg(shared_layers=count).messages(task)["shared"].shapes
         }
         assert prefixes == set(" ".join(layers[-count:]).split())
-    message = rf"algorithm\.shared_layers must be at most {len(layers)}, the layers of the model, got {len(layers) + 1}"
+    message = (
+        rf"algorithm\.shared_layers must be at most {len(layers)}, the layers of the model, got "
+        rf"{len(layers) + 1}"
+    )
     with pytest.raises(ConfigError, match=message):
         LGFedAvg(shared_layers=len(layers) + 1).messages(task)

@@ -145,7 +145,8 @@ def test_the_documented_functions_work(tmp_path, monkeypatch):
     [
         (
             "no_such_module:f",
-            "the module 'no_such_module' of model 'no_such_module:f' cannot be imported: ModuleNotF",
+            "the module 'no_such_module' of model 'no_such_module:f' cannot be imported: "
+            "ModuleNotF",
         ),
         ("broken_models:f", "No module named 'no_such_library'"),
         ("own_models:smal", "has no function 'smal'; did you mean 'small'."),

@@ -12,7 +12,8 @@ CLASSES = 10
 def config(algorithm, *, clients, rounds, seed, dataset="fashion_mnist", penalty=0.5):
     return (
         f"seed = {seed}\n[data]\ndataset = {json.dumps(dataset)}\nclients = {clients}\n"
-        f"[algorithm]\nname = {json.dumps(algorithm)}\npenalty = {penalty}\n[federation]\nrounds = {rounds}\n"
+        f"[algorithm]\nname = {json.dumps(algorithm)}\npenalty = {penalty}\n[federation]\nrounds = "
+        f"{rounds}\n"
     )
 
 

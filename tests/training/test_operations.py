@@ -48,16 +48,17 @@ CALLS = {
     **{
         name: (lambda x, o, i, y, name=name: getattr(torch, name)(x))
         for name in (
-            "abs acos asin atan ceil cos cosh erf exp exp2 expm1 floor isnan log log10 log1p log2 logical_not neg "
-            "nan_to_num reciprocal relu round rsqrt sgn sigmoid sign sin sinh sqrt tan tanh trunc clone sum mean amax "
-            "amin argmax argmin max min all any triu tril ones_like zeros_like"
+            "abs acos asin atan ceil cos cosh erf exp exp2 expm1 floor isnan log log10 log1p log2 "
+            "logical_not neg nan_to_num reciprocal relu round rsqrt sgn sigmoid sign sin sinh sqrt "
+            "tan tanh trunc clone sum mean amax amin argmax argmin max min all any triu tril "
+            "ones_like zeros_like"
         ).split()
     },
     **{
         name: (lambda x, o, i, y, name=name: getattr(torch, name)(x, o))
         for name in (
-            "add atan2 div eq ge gt le logaddexp logical_and logical_or logical_xor lt maximum minimum mul ne pow sub "
-            "rsub"
+            "add atan2 div eq ge gt le logaddexp logical_and logical_or logical_xor lt maximum "
+            "minimum mul ne pow sub rsub"
         ).split()
     },
     **{

@@ -1,3 +1,4 @@
-"""Training across real sites: messages, supervised processes, keys, and the transport over
-Flower.
+"""Training across real sites.
+
+Messages, supervised processes, keys, and the transport over Flower.
 """

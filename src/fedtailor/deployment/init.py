@@ -53,7 +53,7 @@ rounds = 30
 every = 10
 
 [data]
-# The share of its own examples on which a site tests its model, if they do not come with a test part.
+# The share of its examples on which a site tests its model, if they have no test part.
 test_share = 0.2
 # Pictures: all sites resize theirs to this side.
 # image_size = 32

@@ -151,9 +151,7 @@ def _unpacked(value: tree.Tree, field: Field, sent: Tensor) -> tree.Tree:
 
 
 def _with_other_rows(rows: Tensor, shape: tuple[int, ...], field: Field, sent: Tensor) -> Tensor:
-    """Return a tensor with the rows that were sent, and in the others the number nearest to 0 that
-    is allowed.
-    """
+    """Return a tensor with the rows that were sent, and the allowed number nearest to 0 elsewhere."""
     low = math.ceil(field.low) if field.kind == "counts" and math.isfinite(field.low) else field.low
     result = torch.full(shape, min(max(0.0, low), field.high), dtype=rows.dtype)
     result[sent] = rows
@@ -175,8 +173,7 @@ def pack_download(shared: tree.Tree, messages: Messages) -> tree.Tree:
 
 
 def unpack_download(packed: tree.Tree, messages: Messages) -> tree.Tree:
-    """Return the broadcast that :func:`pack_download` packed, with the same bits, types and memory
-    layout.
+    """Return the broadcast that :func:`pack_download` packed, with the same bits and layout.
 
     Args:
         packed: as :func:`fedtailor.core.codec.decode` returned it.

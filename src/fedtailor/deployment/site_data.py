@@ -83,9 +83,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 def divide_site(
     count: int, num_official_train: int, groups: np.ndarray | None, data: DataOptions, seed: int
 ) -> ClientPositions:
-    """Return the training, validation and test examples of a site, as a simulation divides those of
-    a client.
-    """
+    """Return a site's training, validation and test examples, divided as in a simulation."""
     return ClientSplitter(data, seed, num_official_train, groups).split(np.arange(count))
 
 

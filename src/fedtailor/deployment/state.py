@@ -100,7 +100,8 @@ class SiteState:
         rounds = ", ".join(str(version.round) for version in self.versions()) or "none"
         message = (
             f"the server wants to continue from round {version.round}, and this site has the "
-            f"states of rounds {rounds}. A new run ('fedtailor serve' in a new folder) begins again."
+            f"states of rounds {rounds}. A new run ('fedtailor serve' in a new folder) begins "
+            "again."
         )
         raise DataError(message, path=str(self.folder), allowed=rounds, got=version.round)
 

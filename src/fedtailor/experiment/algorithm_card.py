@@ -81,8 +81,9 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
 
 
 def kept(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[str]:
-    """Return what a client keeps from round to round: parts of the model, or the names of other
-    values.
+    """Return what a client keeps from round to round.
+
+    Parts of the model, or the names of other values.
     """
     counts = torch.ones(task.num_classes)
     state = algorithm.init_client(task, ClientInfo(counts.sum(), counts), new_key(0))
@@ -141,9 +142,7 @@ def sent_by_method(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[Leav
 
 
 def most_bytes_up(messages: Messages, task: Task) -> int:
-    """Return the bytes of an upload with as many rows as its declaration allows; a method may send
-    fewer.
-    """
+    """Return the most bytes of an upload; a method may send fewer rows."""
     of_weights = BYTES_PER_SCALAR * sum(numbers for _, numbers, _ in weights_sent(messages, task))
     return of_weights + sum(
         field_bytes(field, task) for field in messages.values() if field.reduction != "none"
@@ -172,8 +171,9 @@ def may_leave_out_rows(field: Field, task: Task) -> bool:
 
 
 def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[str]]]:
-    """Return the weights of an upload: their kind, how many numbers they are, and the fields that
-    they weigh.
+    """Return the weights of an upload.
+
+    Their kind, how many numbers they are, and the fields that they weigh.
 
     A weight of several fields is sent once, but for those that a client computes itself.
     """
@@ -207,8 +207,9 @@ def shape_in_words(shape: Sequence[int]) -> str:
 
 
 def _all_rows(field: Field) -> int:
-    """Return the number of rows of a field that is sent by row, each with its weight; 1 if it is
-    sent whole.
+    """Return the number of rows of a field that is sent by row, each with its weight.
+
+    1 if it is sent whole.
     """
     return next(iter(field.leaf_shapes().values()))[0] if field.rows else 1
 

@@ -1,9 +1,9 @@
 """Run folders read back, whatever state the run is in. No torch.
 
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
-``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, and with their cards
-``models/CLIENT.safetensors``, ``checkpoints`` (:mod:`fedtailor.simulation.checkpoint`), and ``result.json``
-once it has finished. A run of several seeds holds one such folder per seed: ``seed-0`` and so on.
+``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``checkpoints``
+(:mod:`fedtailor.simulation.checkpoint`), ``models/CLIENT.safetensors`` with their cards, and
+``result.json`` once it has finished. A run of several seeds holds one such folder per seed: ``seed-0`` and so on.
 :mod:`fedtailor.experiment.writer` writes it.
 """
 

@@ -41,8 +41,9 @@ _CARD_KEYS = (
 def export_model(
     model: PersonalModel, folder: Path, format: str, *, with_examples: bool = False
 ) -> Path:
-    """Write a personal model as ``CLIENT.onnx`` (``.pt2``, ``.safetensors``), and its card as
-    ``CLIENT.onnx.json``.
+    """Write a personal model as ``CLIENT.onnx``, and its card as ``CLIENT.onnx.json``.
+
+    The other formats are ``.pt2`` and ``.safetensors``.
 
     Args:
         model: of a client.

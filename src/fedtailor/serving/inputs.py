@@ -22,8 +22,9 @@ PICTURE_WHITE = 255.0
 
 
 def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
-    """Return inputs as an array of stored values: images (n, height, width, channels), or tables
-    (n, features).
+    """Return inputs as an array of stored values.
+
+    Images are (n, height, width, channels), tables (n, features).
 
     Args:
         inputs: an array or a tensor of one example or several; a picture of Pillow, a path of a

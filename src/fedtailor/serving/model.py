@@ -66,7 +66,7 @@ class PersonalModel:
 
     @property
     def ood_threshold(self) -> float | None:
-        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; None: unknown."""
+        """Inputs with a larger :meth:`ood_score` are unlike the client's examples; or None."""
         threshold = self._calibration().get("threshold")
         return None if threshold is None else float(threshold)
 

@@ -1,4 +1,4 @@
-"""The model of a site that never took part, as a run folder; the run that it joins stays as it is."""
+"""The model of a site that never took part, as a run folder; the run stays as it is."""
 
 from __future__ import annotations
 

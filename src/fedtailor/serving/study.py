@@ -17,8 +17,9 @@ class Study:
     """Data of several sites, and what is done with it."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        """Use the options of the ``[data]`` section; :func:`from_folder` and :func:`from_dataset`
-        make such objects.
+        """Use the options of the ``[data]`` section.
+
+        :func:`from_folder` and :func:`from_dataset` make such objects.
 
         Raises:
             ConfigError: an option is wrong.

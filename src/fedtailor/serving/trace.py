@@ -83,8 +83,9 @@ def example_input(inputs: InputSpecification) -> Tensor:
 
 
 def to_onnx(program: ExportedProgram) -> bytes:
-    """Return a traced model as the bytes of an ONNX file, with the outputs ``logits`` and
-    ``probabilities``.
+    """Return a traced model as the bytes of an ONNX file.
+
+    Its outputs are ``logits`` and ``probabilities``.
 
     Raises:
         ConfigError: the packages of the extra ``onnx`` are missing.

@@ -83,7 +83,7 @@ class StackedExamples(NamedTuple):
         return ExampleSet(*(part.of_client(client_index) for part in self))
 
     def gather(self, batch_rows: Tensor, present: Tensor, moves: Tensor | None = None) -> Batch:
-        """Return batches (clients, b, ...) of rows (clients, b) of their examples; ``present`` 0: padding."""
+        """Return batches (clients, b, ...) of rows (clients, b); ``present`` 0 is padding."""
         rows = _pick(self.rows, batch_rows)
         weight = _pick(self.weight, batch_rows) * present
         values = to_values(_pick(self.x, rows, moves), self.scale.tensor, weight.dtype)

@@ -70,8 +70,9 @@ def test_tensors_are_arrays_too(read: Reader) -> None:
 def test_a_data_set_is_used_as_it_is(read: Reader) -> None:
     dataset, findings, _ = read(
         "from fedtailor.data.dataset import Dataset\n"
-        "    return Dataset(name='mine', x=np.eye(4, dtype=np.float32), y=np.array([0, 1, 1, 0]), num_classes=2,\n"
-        "                   domains=np.array([0, 1, 1, 1]), domain_names=('p', 'q'), num_official_train=3)"
+        "    return Dataset(name='mine', x=np.eye(4, dtype=np.float32), y=np.array([0, 1, 1, 0]), "
+        "num_classes=2,\n                   domains=np.array([0, 1, 1, 1]), domain_names=('p', "
+        "'q'), num_official_train=3)"
     )
     assert dataset is not None and dataset.name == "mine" and findings.problems == []
     assert [(site.name, site.train, site.test) for site in findings.sites] == [
@@ -115,7 +116,8 @@ def test_an_exception_of_the_function_is_an_error_that_names_it(read: Reader) ->
     with pytest.raises(DataError, match="labels"):
         read(
             "from fedtailor.data.dataset import Dataset\n"
-            "    return Dataset(name='m', x=np.eye(2, dtype=np.float32), y=np.array([0, 5]), num_classes=2)"
+            "    return Dataset(name='m', x=np.eye(2, dtype=np.float32), y=np.array([0, 5]), "
+            "num_classes=2)"
         )
 
 
@@ -146,9 +148,9 @@ def test_a_data_set_is_looked_at_too(
 ) -> None:
     _, findings, name = read(
         "from fedtailor.data.dataset import Dataset, Normalization\n"
-        f"    x = np.array([5, 6, 5], {kind})[:, None, None, None] * np.ones((1, 4, 4, 1), {kind})\n"
-        "    return Dataset(name='m', x=x, y=np.array([0, 1, 0]), num_classes=2, num_official_train=2"
-        f"{options})"
+        f"    x = np.array([5, 6, 5], {kind})[:, None, None, None] * np.ones((1, 4, 4, 1), "
+        f"{kind})\n    return Dataset(name='m', x=x, y=np.array([0, 1, 0]), num_classes=2, "
+        f"num_official_train=2{options})"
     )
     assert [problem.kind for problem in findings.problems] == ["duplicate_train_test", *dark]
     assert f"'{name}:2' as '{name}:0'" in findings.problems[0].message
