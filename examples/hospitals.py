@@ -3,7 +3,7 @@
     python examples/hospitals.py my_hospitals fifth_hospital
 
 The first folder gets four hospitals, with a folder for each class. The second gets a fifth
-hospital, which has few pictures and comes later. The digits are those that scikit-learn brings along.
+hospital, which has few pictures and comes later. The digits are those of scikit-learn.
 """
 
 import sys

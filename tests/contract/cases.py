@@ -102,6 +102,13 @@ def in_turn(values, turn):
     return values if FULL else [values[turn % len(values)]]
 
 
+def quick(values, *names):
+    """Return parameters of which those with other names than these are slow."""
+    return [
+        value if value in names else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
+
+
 @cache
 def small_federation(model):
     """Return the uneven federation of a kind of model."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stand_in_device
-from fedtailor.core import devices, noise
+from fedtailor.core import noise
 from fedtailor.core.devices import HOST, current, placed, to_device, to_host
 from fedtailor.core.rng import new_key
 
@@ -106,19 +106,6 @@ def test_on_the_host_nothing_is_copied():
     before = values()
     assert to_host(before, "a test") is before
     assert to_device(before, HOST) is before
-
-
-def test_comparisons_take_one_copy():
-    one = torch.arange(3)
-    pairs = [(one, one), (one[:0], one[:0])]
-    assert devices.are_equal(pairs, "a test") and not devices.are_equal(
-        [*pairs, (one, one + 1)], "a test"
-    )
-    there = to_device(pairs, DEVICE)
-    with stand_in_device.host_copies() as copies:
-        assert devices.are_equal(there, "a test")
-        assert not devices.are_equal([*there, (there[0][0], there[0][0] + 1)], "a test")
-    assert [copy.why for copy in copies] == ["a test", "a test"]
 
 
 def test_the_stand_in_device_refuses_tensors_of_the_cpu():

@@ -67,10 +67,9 @@ class Run:
     "name",
     [
         "scaffold",
-        "pfedfda",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("fedavg", "fedpac", "fedrep", "pfedvem", "fedproto")
+            for name in ("fedavg", "fedpac", "fedrep", "pfedfda", "pfedvem", "fedproto")
         ),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, build, small_federation
+from contract.cases import ALGORITHMS, build, quick, small_federation
 from faults.bad_clients import FAULTS, BadClient
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
@@ -40,7 +40,7 @@ def assert_same_anywhere(algorithm, federation, **options):
     return engine
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick(ALGORITHMS, "fedavg", "pfedfda", "scaffold"))
 def test_every_algorithm_has_the_same_bits(algorithm):
     engine = assert_same_anywhere(build(algorithm), small_federation("mlp"), participation=SOME)
     assert (engine.num_sums > 0) == (engine.num_outputs > 0), (
@@ -55,7 +55,7 @@ def test_a_place_sends_one_sum_for_neighbors():
     assert engine.num_sums == 3
 
 
-@pytest.mark.parametrize("robust", ["norm_clip", "krum", "median"])
+@pytest.mark.parametrize("robust", ["norm_clip", "krum"])
 def test_what_the_server_needs_one_by_one_is_not_summed(robust):
     engine = assert_same_anywhere(build("fedavg"), small_federation("mlp"), robust=robust)
     assert engine.num_outputs == 0
@@ -138,7 +138,7 @@ def absence(round, client):
     }
 
 
-@pytest.mark.parametrize("salt", range(8))
+@pytest.mark.parametrize("salt", range(3))
 def test_whatever_happens_to_clients_happens_anywhere(salt, monkeypatch):
     monkeypatch.setattr(clients, "_LARGEST_GROUP", (512, 3, 4)[salt % 3])
     algorithm = Rough(training=TRAINING, salt=salt)
@@ -167,7 +167,7 @@ def test_an_upload_that_is_alone_comes_as_it_is():
 
 
 @pytest.mark.parametrize("what", ["upload", "state"])
-@pytest.mark.parametrize("bad", [(0,), (3, 4), (0, 1, 2, 3), (1, 6)])
+@pytest.mark.parametrize("bad", [(3, 4), (0, 1, 2, 3)])
 def test_who_is_refused_is_in_no_sum(what, bad):
     algorithm = NotFinite(training=TRAINING, bad=bad, what=what)
     for participation in (Participation(), Participation(min_clients=2)):

@@ -151,7 +151,7 @@ def _unpacked(value: tree.Tree, field: Field, sent: Tensor) -> tree.Tree:
 
 
 def _with_other_rows(rows: Tensor, shape: tuple[int, ...], field: Field, sent: Tensor) -> Tensor:
-    """Return a tensor with the rows that were sent, and the allowed number nearest to 0 elsewhere."""
+    """Return a tensor with the rows that were sent, and the number nearest to 0 elsewhere."""
     low = math.ceil(field.low) if field.kind == "counts" and math.isfinite(field.low) else field.low
     result = torch.full(shape, min(max(0.0, low), field.high), dtype=rows.dtype)
     result[sent] = rows

@@ -3,7 +3,8 @@
 A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.json``,
 ``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``checkpoints``
 (:mod:`fedtailor.simulation.checkpoint`), ``models/CLIENT.safetensors`` with their cards, and
-``result.json`` once it has finished. A run of several seeds holds one such folder per seed: ``seed-0`` and so on.
+``result.json`` once it has finished. A run of several seeds holds one such folder per seed:
+``seed-0`` and so on.
 :mod:`fedtailor.experiment.writer` writes it.
 """
 

@@ -1,5 +1,6 @@
-"""Absences of an earlier run, repeated: whether a client answers in time cannot be computed
-again.
+"""Absences of an earlier run, repeated.
+
+Whether a client answers in time cannot be computed again.
 """
 
 from __future__ import annotations
@@ -105,9 +106,7 @@ class RepeatedAbsences:
         )
 
     def _later(self, round: int, stage: Stage) -> dict[int, str]:
-        """Return who gave no answer after the training of a round, whichever attempt it was that
-        succeeded.
-        """
+        """Return who gave no answer after the training of a round, whichever attempt succeeded."""
         found: dict[int, str] = {}
         for (event_round, _, event_stage), reasons in self._reasons.items():
             if (event_round, event_stage) == (round, stage):
@@ -120,9 +119,7 @@ def _ask(
     clients: Sequence[int],
     ask: Callable[[Sequence[int]], Iterator[tuple[int, R | Failure]]],
 ) -> Iterator[tuple[int, R | Failure]]:
-    """Yield the answers of those who answered, as they come, and the absences of the others, each
-    at its place.
-    """
+    """Yield the answers as they come, and the absences of the others, each at its place."""
     places = {client: place for place, client in enumerate(clients)}
     absent = [client for client in clients if client in reasons]
     for client, answer in ask([client for client in clients if client not in reasons]):

@@ -1,5 +1,6 @@
-"""Calibration of personal models on validation examples: a temperature for probabilities, a
-threshold for strangers.
+"""Calibration of personal models on validation examples: temperature and threshold.
+
+A temperature for probabilities, and a threshold for strangers.
 """
 
 from __future__ import annotations

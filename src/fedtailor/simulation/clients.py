@@ -80,8 +80,9 @@ class PersonalizeReply(NamedTuple):
 
 
 class Clients(Protocol):
-    """The clients as the round loop sees them: they answer requests, and keep their data and states
-    to themselves.
+    """The clients as the round loop sees them.
+
+    They answer requests, and keep their data and states to themselves.
 
     Requests to several clients are answered in the order of the clients; :class:`Failure` stands
     for the answer of a client whose program raised.
@@ -89,8 +90,9 @@ class Clients(Protocol):
 
     @property
     def personal(self) -> Mapping[int, Any]:
-        """The personal models that :meth:`personalize` kept, by client; empty if they stay
-        elsewhere.
+        """The personal models that :meth:`personalize` kept, by client.
+
+        Empty if they stay elsewhere.
         """
 
     def train(
@@ -120,8 +122,9 @@ class Clients(Protocol):
         """
 
     def update_per_client(self, values: Mapping[int, Any]) -> None:
-        """Replace what single clients receive beside the broadcast (``download.per_client``), by
-        client.
+        """Replace what single clients receive beside the broadcast, by client.
+
+        It is ``download.per_client``.
         """
 
     def remember(self) -> None:
@@ -138,8 +141,9 @@ class Clients(Protocol):
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int
     ) -> Scores | Failure | None:
-        """Score one model on the complete official test part, if it belongs to no client; None
-        otherwise.
+        """Score one model on the complete official test part, if it belongs to no client.
+
+        None otherwise.
         """
 
     def personalize(
@@ -254,8 +258,9 @@ class LocalClients:
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int
     ) -> Scores | Failure | None:
-        """Score one model on the complete test part, in chunks; any client can do it, a global
-        model is the same.
+        """Score one model on the complete test part, in chunks.
+
+        Any client can do it, a global model is the same.
         """
         if not len(self.federation.complete):
             return None
@@ -280,8 +285,9 @@ class LocalClients:
     def personalize(
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
-        """Make and score the personal models of some clients; usable ones are kept if the request
-        says so.
+        """Make and score the personal models of some clients.
+
+        Usable ones are kept if the request says so.
         """
         for client, output in self._outputs(request, shared, clients, round):
             if isinstance(output, Failure):
@@ -370,8 +376,9 @@ class LocalClients:
                 yield client, job if isinstance(job, Failure) else next(remaining)
 
     def _group_size(self) -> int:
-        """Return how many clients run before their outputs are used: fewer where models or scores
-        are large.
+        """Return how many clients run before their outputs are used.
+
+        They are fewer where models or scores are large.
         """
         task = self.federation.common_task
         model_bytes = 4 * sum(math.prod(shape) for shape in task.model.shapes.values())
@@ -387,15 +394,14 @@ class LocalClients:
         )
 
     def _info(self, client: int) -> ClientInfo:
-        """Return the counts of a client's training data. They are counted on the host: a device
-        would be waited for.
+        """Return the counts of a client's training data.
+
+        They are counted on the host: a device would be waited for.
         """
         return to_device(self.federation.info(client), self.device)
 
     def _job(self, client: int, request: Request) -> Job | Failure:
-        """Return the work of a client for a request, with what it needs of the client's data and
-        of what the client keeps.
-        """
+        """Return the work of a client for a request, with what it needs of data and states."""
         info = self._info(client)
         task = self.federation.task(client)
         split = self._resident.splits[client]
@@ -424,8 +430,9 @@ class LocalClients:
         task: Task,
         info: ClientInfo,
     ) -> Any | Failure:
-        """Return what is kept for a client, or what a method of the algorithm makes before there is
-        anything. That is not kept, and the algorithm may fail.
+        """Return what is kept for a client, or what the algorithm makes before its first round.
+
+        The latter is not kept, and the algorithm may fail.
         """
         if client in storage:
             return to_device(storage[client], self.device)  # it may come from a file
@@ -436,8 +443,9 @@ class LocalClients:
 
 
 def _with_reports_on_host(outputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the outputs of programs with what reports hold on the host; models, states and uploads
-    stay.
+    """Return the outputs of programs with what reports hold on the host.
+
+    Models, states and uploads stay.
     """
     if current() == HOST:
         return outputs

@@ -1,6 +1,4 @@
-"""The evaluations of a round: the global model on every client's test examples, and every client's
-personal model.
-"""
+"""The evaluations of a round: the global model, and every client's personal model."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ R = TypeVar("R")
 def evaluate_global(
     report: RoundReport, roster: Roster, clients: Clients, model: Any, *, rank: bool
 ) -> None:
-    """Score a global model on every client's test examples, and on the complete test part if there
-    is one.
+    """Score a global model on every client's test examples.
+
+    And on the complete test part, if there is one.
     """
     request = ScoreRequest(rank=rank)
     _score_global(report, request, clients, model, roster.known, new=False)
@@ -127,8 +126,9 @@ def evaluate_personalized(
 
 
 def validation_accuracy(report: RoundReport) -> float | None:
-    """Return the mean accuracy of the known clients' personalized models on validation examples;
-    None if there is none.
+    """Return the mean accuracy of personalized models on validation examples, or None.
+
+    It is that of the known clients; None: there is no such model.
 
     Test examples are not used: this decides which round is selected, and when a run stops.
     """

@@ -1,5 +1,6 @@
-"""The programs that engines run for clients: train, personalize, score. A request names one, with
-its settings.
+"""The programs that engines run for clients: train, personalize, score.
+
+A request names one, with its settings.
 """
 
 from __future__ import annotations
@@ -126,8 +127,9 @@ class PersonalizeOutput(NamedTuple):
 def client_inputs(
     client: int, split: Split, info: ClientInfo, state: Any, per_client: Any
 ) -> ClientInputs:
-    """Return the inputs of a client from its split, the counts of its data, its state and its
-    per-client value.
+    """Return the inputs of a client.
+
+    They are its split, the counts of its data, its state and its per-client value.
     """
     return ClientInputs(
         client=torch.tensor(client, device=HOST),

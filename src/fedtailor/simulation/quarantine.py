@@ -24,8 +24,7 @@ _MOST_NUMBERS = 1000
 
 
 def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
-    """Return why a client's round must not be used, as far as the client sees it, or None if it can
-    be.
+    """Return why a client's round must not be used, as far as the client sees it, or None.
 
     The server checks the upload.
     """
@@ -40,8 +39,9 @@ def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
 
 
 def problem_with_numbers(numbers: Mapping[str, Any], what: str) -> str:
-    """Return why numbers cannot be recorded, in a sentence without its period; empty if they can
-    be.
+    """Return why numbers cannot be recorded, in a sentence without its period.
+
+    Empty if they can be.
     """
     if len(numbers) > _MOST_NUMBERS:
         return f"{len(numbers)} {what}s; at most {_MOST_NUMBERS} are recorded"
@@ -69,8 +69,9 @@ def _is_recordable(value: Tensor) -> bool:
 
 
 def problem_with_personal(personal: Any) -> str:
-    """Return why a client's model must not be kept, in a sentence without its period; empty if it
-    can be.
+    """Return why a client's model must not be kept, in a sentence without its period.
+
+    Empty if it can be.
     """
     try:
         if not all_finite(personal):
@@ -81,7 +82,10 @@ def problem_with_personal(personal: Any) -> str:
         return f"the model cannot be kept: {error}"
 
     if torch.bfloat16 in types:
-        return "the model holds values of type torch.bfloat16, which are not written; it is scored, and not kept"
+        return (
+            "the model holds values of type torch.bfloat16, which are not written; it is scored, "
+            "and not kept"
+        )
     return ""
 
 

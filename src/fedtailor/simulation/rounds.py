@@ -1,4 +1,4 @@
-"""The round loop: draw a cohort, train, check uploads, aggregate, evaluate; one report per round."""
+"""The round loop: draw a cohort, train, check uploads, aggregate, evaluate, report."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
     for client, task in enumerate(roster.client_tasks):
         if algorithm.messages(task) != common:
             raise ConfigError(
-                f"{type(algorithm).__name__} sends parts of the model, so all clients need the same "
+                f"{type(algorithm).__name__} sends parts of the model, so all clients need the "
+                "same "
                 f"model, but the model of client {client} differs from the common one. Leave out "
                 "model.others, or choose a method that shares no parameters.",
                 key="model.others",

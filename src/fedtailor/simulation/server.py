@@ -206,8 +206,9 @@ class RunServer:
         return attempt
 
     def _counting(self, attempt: RoundAttempt) -> frozenset[int]:
-        """Return the clients of whom enough must do usable work: the cohort, if it uploads
-        anything.
+        """Return the clients of whom enough must do usable work.
+
+        It is the cohort, if it uploads anything.
         """
         return attempt.cohort if attempt.cohort and self.uploaded else frozenset(attempt.clients)
 
@@ -430,8 +431,9 @@ class RunServer:
             report.personal = clients.personal
 
     def select(self, report: RoundReport) -> bool:
-        """Compare the round with the best one so far; return whether the clients are to remember
-        it.
+        """Compare the round with the best one so far.
+
+        Return whether the clients are to remember it.
         """
         schedule = self.schedule
         if not schedule.watches_validation or not schedule.evaluation_is_due(

@@ -1,5 +1,6 @@
-"""Uploads that are checked and added up where they are made, so that the server receives sums of
-several clients.
+"""Uploads that are checked and added up where they are made.
+
+The server receives sums of several clients.
 
 The server adds uploads in a tree over client ids (:mod:`fedtailor.core.reduction`). An engine whose
 clients run in several places makes parts of that tree there. The total has the same bits, whoever
@@ -47,9 +48,7 @@ class Reduction(NamedTuple):
 
 
 class ReducedUpload(NamedTuple):
-    """What the server receives in place of an upload that was checked and added to those of
-    neighbors.
-    """
+    """What stands for an upload that was checked and added to those of neighbors."""
 
     problem: Problem | None
     """Why the client's round must not be used. Nothing of it is in a sum then."""
@@ -62,8 +61,9 @@ class ReducedUpload(NamedTuple):
 
 
 class UploadSums:
-    """The sums of some clients' uploads; it is made where they run, and again where several such
-    places send theirs.
+    """The sums of some clients' uploads.
+
+    It is made where they run, and again where several such places send theirs.
     """
 
     def __init__(self, reduction: Reduction, jobs: Iterable[Job]) -> None:
@@ -85,9 +85,7 @@ class UploadSums:
         return place if place < len(cohort) and cohort[place] == client else None
 
     def _with_neighbors(self) -> set[int]:
-        """Return the clients with the ones before and after each of them: they decide what can be
-        joined.
-        """
+        """Return the clients, and their neighbors, which decide what can be joined."""
         cohort = self._reduction.cohort
         expected: set[int] = set()
         for client in self._members:
@@ -124,8 +122,9 @@ class UploadSums:
         return output._replace(upload=output.upload._replace(sums={}))
 
     def _add_unless_alone(self, client: int, entries: Entries) -> None:
-        """Add an upload if there is another one: one alone is sent as it is, which takes half of
-        the bytes of a sum.
+        """Add an upload if there is another one.
+
+        One alone is sent as it is, which takes half of the bytes of a sum.
         """
         if self._alone is not None:
             self._add(*self._alone)
@@ -199,8 +198,9 @@ def map_reduced(
     algorithm: Algorithm[Any, Any, Any],
     reduction: Reduction,
 ) -> list[Any]:
-    """Run clients' rounds on an engine that reduces uploads where they are made; return outputs
-    with what is left.
+    """Run clients' rounds on an engine that reduces uploads where they are made.
+
+    Return outputs with what is left.
 
     The sums of several places are added up as they come, so that few of them are in memory.
     """

@@ -1,7 +1,8 @@
 """The engine ``batched``: one program for a stack of clients, by ``torch.func.vmap``.
 
 Clients are sorted by size and divided into blocks. Within a block, lists of examples are padded
-with examples of weight 0. The building blocks of training see the stacked tensors and drop clients that have finished.
+with examples of weight 0. The building blocks of training see the stacked tensors and drop clients
+that have finished.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ class Batched:
 
 
 def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Run clients with the same model as one stack; errors of PyTorch or the program are raised
-    unchanged.
+    """Run clients with the same model as one stack.
+
+    Errors of PyTorch or the program are raised unchanged.
     """
     stacked = _stack([job.inputs for job in jobs])
     output = torch.func.vmap(partial(program, jobs[0].task), in_dims=(None, 0))(common, stacked)

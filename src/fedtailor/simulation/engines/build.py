@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:
-    """Build the engine that the options name; ``auto`` gives ``workers``, since there is no run to
-    judge.
+    """Build the engine that the options name.
+
+    ``auto`` gives ``workers``, since there is no run to judge.
 
     Args:
         options: its name and settings.
@@ -64,8 +65,9 @@ def choose_engine(
     schedule: Schedule,
     device: torch.device = HOST,
 ) -> EngineChoice:
-    """Build the engine that the options name; ``auto`` chooses one that suits the run and its
-    device.
+    """Build the engine that the options name.
+
+    ``auto`` chooses one that suits the run and its device.
 
     Raises:
         ConfigError: the schedule limits the time of clients, which the engine cannot do.
@@ -136,8 +138,9 @@ def _choose_name(
 def expected_steps(
     algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
 ) -> float:
-    """Estimate the training steps of a run: as if every client had the median size and trained
-    plainly.
+    """Estimate the training steps of a run.
+
+    As if every client had the median size and trained plainly.
     """
     roster = federation.roster
     sizes = sorted(roster.num_train[client] for client in roster.trainable_clients)
@@ -174,8 +177,9 @@ def _obstacle_to_processes(algorithm: Algorithm[Any, Any, Any], federation: Fede
 
 
 def choose_device(options: EngineOptions, schedule: Schedule) -> torch.device:
-    """Return the device that the options name; ``auto`` gives the CPU where the engine runs on
-    nothing else.
+    """Return the device that the options name.
+
+    ``auto`` gives the CPU where the engine runs on nothing else.
 
     Raises:
         ConfigError: there is no such device, or it cannot do the arithmetic of a run.
@@ -187,7 +191,8 @@ def choose_device(options: EngineOptions, schedule: Schedule) -> torch.device:
 
 def _cannot_stop_clients(why: str, name: str) -> ConfigError:
     return ConfigError(
-        f"federation.client_timeout needs engine.name = 'processes', which can end a client's process; {why}.",
+        "federation.client_timeout needs engine.name = 'processes', which can end a client's "
+        f"process; {why}.",
         key="federation.client_timeout",
         allowed=[0],
         got=name,

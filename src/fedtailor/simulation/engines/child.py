@@ -1,5 +1,6 @@
-"""The main loop of a child process of the engine ``processes``: answer requests until the parent is
-gone.
+"""The main loop of a child process of the engine ``processes``.
+
+It answers requests until the parent is gone.
 
 Actors of the engine ``ray`` answer the same requests by the same handler.
 
@@ -144,9 +145,7 @@ def _unsendable(error: SerializationError) -> Failure:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return an exception that another process can read: the same exception, or one with its
-    text.
-    """
+    """Return an exception that another process can read: the same, or one with its text."""
     text = describe_error(error)
     try:
         copy = decode(encode(error))
@@ -189,8 +188,9 @@ def serve(folder: str = "") -> None:
 
 
 def _detach_standard_streams() -> None:
-    """Give programs an empty standard input, and send what they print to standard error: the pipes
-    carry requests.
+    """Send what programs print to standard error, because the pipes carry requests.
+
+    Their standard input is empty.
     """
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -200,8 +200,9 @@ def _detach_standard_streams() -> None:
 
 
 def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[bytes], folder: str) -> None:
-    """Receive requests; end the process when the parent is gone, even while a client's program
-    runs.
+    """Receive requests.
+
+    End the process when the parent is gone, even while a client's program runs.
     """
     try:
         while True:

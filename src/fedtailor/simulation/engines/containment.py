@@ -117,8 +117,9 @@ def contained(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the failure that an exception is, without the variables of its calls, which take
-    memory.
+    """Return the failure that an exception is.
+
+    The variables of its calls, which take memory, are forgotten.
 
     Raises:
         BaseException: the exception concerns the whole run.
@@ -145,9 +146,7 @@ def refuse_to_contain(error: BaseException) -> None:
 
 @contextmanager
 def thread_restored() -> Iterator[None]:
-    """Restore the settings that every thread has of its own: gradient mode and number of
-    threads.
-    """
+    """Restore the gradient mode and the number of threads, which every thread has of its own."""
     threads = torch.get_num_threads()
     try:
         with torch.set_grad_enabled(torch.is_grad_enabled()):

@@ -18,9 +18,7 @@ class Deck(Protocol):
         """Return how many jobs wait."""
 
     def take(self, most: int) -> list[int]:
-        """Return the positions of the jobs that are next: one at least, and not more than
-        ``most``.
-        """
+        """Return the positions of the next jobs, from one to ``most``."""
 
     def put_back(self, position: int) -> None:
         """Make a job wait again, by itself."""
@@ -31,7 +29,8 @@ class LargestFirst:
 
     Example:
         >>> from fedtailor.core.engine import Job
-        >>> deck = LargestFirst([Job(client, None, (), size) for client, size in enumerate([5, 9, 7])])
+        >>> jobs = [Job(client, None, (), size) for client, size in enumerate([5, 9, 7])]
+        >>> deck = LargestFirst(jobs)
         >>> deck.take(2)
         [1, 2]
     """
@@ -54,14 +53,16 @@ class LargestFirst:
 
 
 class Neighbors:
-    """Jobs in blocks whose clients are all those below a node of the tree of sums
-    (:mod:`fedtailor.core.reduction`).
+    """Jobs in blocks: the clients below a node of the tree of sums.
+
+    See :mod:`fedtailor.core.reduction`.
 
     The block with the largest job comes first.
 
     Example:
         >>> from fedtailor.core.engine import Job
-        >>> deck = Neighbors([Job(client, None, (), size) for client, size in enumerate([5, 6, 9, 7, 8])])
+        >>> jobs = [Job(client, None, (), size) for client, size in enumerate([5, 6, 9, 7, 8])]
+        >>> deck = Neighbors(jobs)
         >>> deck.take(3), deck.take(3), deck.take(3)
         ([2, 3], [4], [0, 1])
     """

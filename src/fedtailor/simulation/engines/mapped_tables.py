@@ -1,5 +1,6 @@
-"""The data of a federation as files. Every child process maps them, so that the data is in memory
-only once.
+"""The data of a federation as files.
+
+Every child process maps them, so that the data is in memory only once.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class MappedTensor(NamedTuple):
     layout: Layout
 
     def open(self) -> Tensor:
-        """Return the tensor, backed by the file, which is read-only: a program that writes to it
-        ends its process.
+        """Return the tensor, backed by the file, which is read-only.
+
+        A program that writes to it ends its process.
         """
         if math.prod(self.layout.shape) == 0:
             return torch.empty(self.layout.shape, dtype=self.layout.dtype)
@@ -49,8 +51,9 @@ class MappedTables:
         self._files: tuple[MappedTensor, ...] = ()
 
     def put(self, *tables: Tensor) -> tuple[MappedTensor, ...]:
-        """Return the files of the tables; nothing is written if the tables are those of the last
-        call.
+        """Return the files of the tables.
+
+        Nothing is written if the tables are those of the last call.
 
         Raises:
             RunError: the files cannot be written.
@@ -64,8 +67,10 @@ class MappedTables:
         except OSError as error:
             self.remove()
             raise RunError(
-                f"engine 'processes' cannot write the data for its processes to {tempfile.gettempdir()}: {error}. Set "
-                'TMPDIR to a folder with more space, or use engine.name = "workers", which needs no files.',
+                "engine 'processes' cannot write the data for its processes to "
+                f"{tempfile.gettempdir()}: {error}. Set "
+                'TMPDIR to a folder with more space, or use engine.name = "workers", which needs '
+                "no files.",
                 key="engine.name",
             ) from error
 

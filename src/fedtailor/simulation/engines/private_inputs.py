@@ -24,8 +24,9 @@ LARGEST_COPY = 2**29
 
 
 class SpoiledData(RunError):
-    """A program changed the data of all clients, of which there is no copy: the run cannot
-    continue.
+    """A program changed the data of all clients, of which there is no copy.
+
+    The run cannot continue.
     """
 
 
@@ -52,9 +53,7 @@ def make_private(common: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 
 def _numbered_by_row(inputs: Sequence[ClientInputs]) -> list[ClientInputs]:
-    """Replace positions in the data set by rows of the private table, which holds the examples one
-    after the other.
-    """
+    """Replace positions in the data set by rows of the private table, client after client."""
     start = 0
     numbered = []
     for client in inputs:

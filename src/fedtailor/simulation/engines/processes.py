@@ -34,8 +34,9 @@ _IN_A_FILE = torch.empty(0)
 
 
 class Processes:
-    """Runs clients in processes, the largest first. The processes start with the first call of
-    :meth:`map`.
+    """Runs clients in processes, the largest first.
+
+    The processes start with the first call of :meth:`map`.
     """
 
     name = "processes"
@@ -58,8 +59,9 @@ class Processes:
         self._pool.requests.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job; :class:`Failure` where one raised, its process ended, or
-        it took too long.
+        """Return the output of every job.
+
+        :class:`Failure` where one raised, its process ended, or it took too long.
 
         Raises:
             ConfigError: the program or one of its inputs cannot be sent to another process.
@@ -113,8 +115,9 @@ class Processes:
 
 
 class _ProcessPool:
-    """The processes and files that must be cleaned up; the engine's finalizer refers to it and not
-    to the engine.
+    """The processes and files that must be cleaned up.
+
+    The engine's finalizer refers to it and not to the engine.
     """
 
     def __init__(self, count: int) -> None:

@@ -73,8 +73,7 @@ class ClientActor:
     def run(
         self, number: int, package: Sequence[Any], jobs: Sequence[bytes], together: bool
     ) -> list[np.ndarray]:
-        """Return the answers to jobs, each as bytes (n,), which Ray sends without copying them into
-        others.
+        """Return the answers to jobs, each as bytes (n,), which Ray sends without a copy.
 
         Args:
             number: of the package.
@@ -96,8 +95,9 @@ class ClientActor:
         return [np.frombuffer(answer, dtype=np.uint8) for answer in answers]
 
     def _open(self, reference: Any) -> memoryview | None:
-        """Receive a package; return the answer to a request that cannot be read, if there is
-        one.
+        """Receive a package.
+
+        Return the answer to a request that cannot be read, if there is one.
         """
         import ray
 
@@ -135,7 +135,8 @@ def _mapped(table: StoredTable, memory: np.ndarray) -> Tensor:
         file.seek(0)
         if hashlib.file_digest(file, "sha256").hexdigest() != table.digest:
             raise DataError(
-                f"the data that arrived at the Ray worker on '{socket.gethostname()}' differ from those of this run: "
+                f"the data that arrived at the Ray worker on '{socket.gethostname()}' differ from "
+                "those of this run: "
                 "their SHA-256 is another one. Start the run again."
             )
 
@@ -157,8 +158,9 @@ def description() -> dict[str, str]:
 
 
 def _path_here(own: Sequence[str], path: Sequence[str]) -> tuple[str, ...]:
-    """Return where an actor looks for modules: where the run does, as far as that exists here, and
-    where it did.
+    """Return where an actor looks for modules: where the run does, and where it did itself.
+
+    Folders that do not exist here are left out.
 
     Args:
         own: where the actor looked when it started.

@@ -1,6 +1,4 @@
-"""A Ray cluster as the engine ``ray`` sees it: one that exists, or one of its own on this
-machine.
-"""
+"""A Ray cluster as the engine ``ray`` sees it: an existing one, or one of its own."""
 
 from __future__ import annotations
 
@@ -40,11 +38,14 @@ except BaseException as error:
 """Tries to connect. Ray tries for a minute or two, and then ends the process that asked."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as later versions of Ray do; no actor uses a device
+    # As later versions of Ray do. No actor uses a device.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _ALONE = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its servers listen to this machine only, on every system
-    "RAY_free_objects_period_milliseconds": "50",  # uploads that were read leave the object store soon, not in a second
+    # Its servers listen to this machine only, on every system.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Uploads that were read leave the object store soon, not in a second.
+    "RAY_free_objects_period_milliseconds": "50",
 }
 """For a cluster of its own."""
 
@@ -112,7 +113,8 @@ class Cluster:
         available = int(ray.cluster_resources().get("CPU", 0))
         if self.workers > available:
             raise ConfigError(
-                f"engine.workers asks for {self.workers} actors of one CPU, but the Ray cluster has {available}.",
+                f"engine.workers asks for {self.workers} actors of one CPU, but the Ray cluster "
+                f"has {available}.",
                 key="engine.workers",
                 allowed=f"at most {available}",
                 got=self.workers,
@@ -146,7 +148,8 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise RunError(
-                f"engine 'ray' cannot start a Ray cluster on this machine: {_one_line(str(error))}.",
+                "engine 'ray' cannot start a Ray cluster on this machine: "
+                f"{_one_line(str(error))}.",
                 key="engine.name",
             ) from error
 
@@ -174,8 +177,10 @@ class Cluster:
         }.items():
             if actor.get(what) != here[what]:
                 raise ConfigError(
-                    f"the Ray worker on '{actor.get('host')}' has {name} {actor.get(what)}, but this process has "
-                    f"{here[what]}: results would not be the same. Install the same versions on every machine.",
+                    f"the Ray worker on '{actor.get('host')}' has {name} {actor.get(what)}, but "
+                    "this process has "
+                    f"{here[what]}: results would not be the same. Install the same versions on "
+                    "every machine.",
                     key=_ADDRESS,
                     allowed=here[what],
                     got=actor.get(what),
@@ -186,7 +191,8 @@ class Cluster:
             self._warned.add(host)
             warnings.warn(
                 f"the processor of '{host}' computes with {actor.get('capability')}, this one with "
-                f"{here['capability']}: results may differ in their last bits from those of one machine. "
+                f"{here['capability']}: results may differ in their last bits from those of one "
+                "machine. "
                 "ATEN_CPU_CAPABILITY=avx2 (or default) on every machine makes them the same.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -219,7 +225,8 @@ def _await_free_cpu(ray: Any, available: int) -> None:
 
         if time.monotonic() > deadline:
             raise RunError(
-                f"no actor of engine 'ray' can start: others use all {available} CPUs of the Ray cluster. Try again "
+                f"no actor of engine 'ray' can start: others use all {available} CPUs of the Ray "
+                "cluster. Try again "
                 "when one is free; 'ray status' shows them.",
                 key="engine.name",
             )
@@ -267,7 +274,8 @@ def _refuse_unreachable(address: str) -> None:
     found = re.fullmatch(r"(?:ray://)?([^/:]+|\[[^\]]+\]):(\d+)", address)
     if not found:
         raise ConfigError(
-            f"{_ADDRESS} must be 'auto' or the address of a Ray cluster, such as '10.0.0.1:6379', got '{address}'.",
+            f"{_ADDRESS} must be 'auto' or the address of a Ray cluster, such as '10.0.0.1:6379', "
+            f"got '{address}'.",
             key=_ADDRESS,
             allowed=["auto", "HOST:PORT", "ray://HOST:PORT"],
             got=address,
@@ -283,7 +291,8 @@ def _refuse_unreachable(address: str) -> None:
 def _refused(address: str, reason: str) -> ConfigError:
     where = "was found on this machine" if address == "auto" else f"answers at '{address}'"
     return ConfigError(
-        f"no Ray cluster {where}: {reason.rstrip('.')}. 'ray start --head' starts one; without {_ADDRESS}, the run "
+        f"no Ray cluster {where}: {reason.rstrip('.')}. 'ray start --head' starts one; without "
+        f"{_ADDRESS}, the run "
         "starts its own.",
         key=_ADDRESS,
         got=address,
@@ -292,8 +301,10 @@ def _refused(address: str, reason: str) -> ConfigError:
 
 def _not_let_in(address: str) -> ConfigError:
     return ConfigError(
-        f"the Ray cluster at '{address}' did not let this process in within {_PATIENCE} s: its token is missing or "
-        "wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the token of the cluster.",
+        f"the Ray cluster at '{address}' did not let this process in within {_PATIENCE} s: its "
+        "token is missing or "
+        "wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the token of the "
+        "cluster.",
         key=_ADDRESS,
         got=address,
     )
@@ -301,7 +312,8 @@ def _not_let_in(address: str) -> ConfigError:
 
 def _other_versions(address: str, there: tuple[str, str], here: tuple[str, str]) -> ConfigError:
     return ConfigError(
-        f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this process has Ray {here[0]} "
+        f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this "
+        f"process has Ray {here[0]} "
         f"and Python {here[1]}. Install the same versions on every machine.",
         key=_ADDRESS,
         allowed=list(there),

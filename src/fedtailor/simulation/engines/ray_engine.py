@@ -1,5 +1,6 @@
-"""The engine ``ray``: actors of a Ray cluster, one client at a time in each, on one machine or on
-many.
+"""The engine ``ray``: actors of a Ray cluster, one client at a time in each.
+
+The cluster is on one machine or on many.
 
 Actors stay for the whole run, and compute as the processes of the engine ``processes`` do. Programs
 are pure functions of their inputs, so a client whose actor was lost runs again elsewhere, with the
@@ -52,8 +53,9 @@ _PATIENCE = 60
 
 
 class Ray:
-    """Runs clients in actors of a Ray cluster, the largest first. Actors start with the first
-    call.
+    """Runs clients in actors of a Ray cluster, the largest first.
+
+    Actors start with the first call.
     """
 
     name = "ray"
@@ -77,8 +79,9 @@ class Ray:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that were put into the object store or sent with jobs since the engine was made,
-        without copies.
+        """Bytes that were put into the object store or sent with jobs, without copies.
+
+        Counted since the engine was made.
         """
         return self._state.bytes_sent
 
@@ -92,8 +95,9 @@ class Ray:
         self._state.requests.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
-        """Return the output of every job; :class:`Failure` where one raised, or ended its actor
-        again and again.
+        """Return the output of every job.
+
+        :class:`Failure` where one raised, or ended its actor again and again.
 
         Raises:
             ConfigError: there is no such cluster, it has other versions, or something cannot be
@@ -106,8 +110,9 @@ class Ray:
     def map_gathered(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge
     ) -> list[Any]:
-        """Return as :meth:`map` does what ``gather``, in actors for neighboring clients, and
-        ``merge`` make of outputs.
+        """Return as :meth:`map` does what ``gather`` and ``merge`` make of outputs.
+
+        ``gather`` runs in actors, for neighboring clients.
 
         Raises:
             ConfigError: as :meth:`map`.
@@ -164,8 +169,9 @@ class _Actor:
 
 
 class _State:
-    """The connection and the actors, which must be ended; the engine's finalizer refers to it and
-    not to the engine.
+    """The connection and the actors, which must be ended.
+
+    The engine's finalizer refers to it and not to the engine.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -225,8 +231,9 @@ class _State:
     def pack(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather | None
     ) -> tuple[Any, dict[int, Request]]:
-        """Put what the actors need for a map into the object store; return its reference, and the
-        requests of tasks.
+        """Put what the actors need for a map into the object store.
+
+        Return its reference, and the requests of tasks.
         """
         requests = self.requests.before_tables()
         tables: tuple[StoredTable, ...] = ()
@@ -329,7 +336,8 @@ class _Deal:
 
             if not ready and all(actor.starting is not None for actor in self._state.actors):
                 raise _cannot_start(
-                    f"none has started within {_PATIENCE} s, perhaps because others use all CPUs of the cluster"
+                    f"none has started within {_PATIENCE} s, perhaps because others use all CPUs "
+                    "of the cluster"
                 )
 
         return self._outputs
@@ -436,7 +444,10 @@ class _Deal:
             if self._ends[position] < _MOST_ENDS:
                 self._suspects.append(position)
             else:
-                reason = f"the actor of this client ended {_MOST_ENDS} times while it ran no other client"
+                reason = (
+                    f"the actor of this client ended {_MOST_ENDS} times while it ran no other "
+                    "client"
+                )
                 self._keep(position, Failure(NoAnswer(reason)))
 
 

@@ -1,5 +1,6 @@
-"""Requests to another process that runs clients: encoded once, with versions, and the errors if one
-cannot be sent.
+"""Requests to another process that runs clients: encoded once, with versions.
+
+Errors say what cannot be sent.
 
 The engines ``processes`` and ``ray`` send the same requests;
 :mod:`~fedtailor.simulation.engines.child` answers them.
@@ -19,8 +20,9 @@ from fedtailor.simulation.engines.serialization import SerializationError, decod
 
 
 class Request(NamedTuple):
-    """An encoded request with a version: a process that received this version is not sent it
-    again.
+    """An encoded request with a version.
+
+    A process that received this version is not sent it again.
     """
 
     version: int
@@ -28,8 +30,9 @@ class Request(NamedTuple):
 
 
 class Requests:
-    """What the processes of an engine must receive before the jobs of a map; each part is encoded
-    when it changes.
+    """What the processes of an engine must receive before the jobs of a map.
+
+    Each part is encoded when it changes.
     """
 
     def __init__(self, engine: str) -> None:
@@ -59,8 +62,7 @@ class Requests:
         }
 
     def of_map(self, program: Program, common: Any, gather: Gather | None = None) -> Request:
-        """Return the request with a program, the inputs that all clients share, and what gathers
-        outputs.
+        """Return the request with a program, its shared inputs, and what gathers outputs.
 
         Raises:
             ConfigError: it cannot be sent.
@@ -69,8 +71,9 @@ class Requests:
         return Request(self._num_maps, encode_map(program, common, self._engine, gather))
 
     def of_tasks(self, jobs: Sequence[Job]) -> dict[int, Request]:
-        """Return the requests of the tasks of jobs, by the identity of the task; the version is the
-        task's number.
+        """Return the requests of the tasks of jobs, by the identity of the task.
+
+        The version is the task's number.
 
         Raises:
             ConfigError: one cannot be sent.
@@ -88,8 +91,7 @@ class Requests:
 def encode_map(
     program: Program, common: Any, engine: str = "processes", gather: Gather | None = None
 ) -> memoryview:
-    """Encode a program, the inputs that all clients share, and what gathers outputs where they are
-    made.
+    """Encode a program, its shared inputs, and what gathers outputs where they are made.
 
     Raises:
         ConfigError: it cannot be sent.
@@ -172,7 +174,8 @@ def read_answer(data: bytes | memoryview, engine: str) -> Answer:
 def cannot_send(what: str, reason: str, engine: str) -> ConfigError:
     """Return the error for something that cannot be sent to another process."""
     return ConfigError(
-        f"engine '{engine}' cannot send {what} to its processes: {reason.rstrip('.')}. engine.name = \"workers\" runs "
+        f"engine '{engine}' cannot send {what} to its processes: {reason.rstrip('.')}. "
+        'engine.name = "workers" runs '
         "it in this process, with the same results.",
         key="engine.name",
         allowed=["reference", "workers"],

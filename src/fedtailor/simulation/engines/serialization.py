@@ -86,7 +86,8 @@ class _Pickler(ForkingPickler):
 
         if isinstance(value, type | FunctionType) and value.__module__ in _MAIN_MODULES:
             raise SerializationError(
-                f"'{value.__qualname__}' is defined in the main script, which other processes do not import; "
+                f"'{value.__qualname__}' is defined in the main script, which other processes do "
+                "not import; "
                 "move it to a module"
             )
 
@@ -108,8 +109,9 @@ def encode(value: Any) -> memoryview:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Return the value that :func:`encode` wrote; errors from importing its classes are raised
-    unchanged.
+    """Return the value that :func:`encode` wrote.
+
+    Errors from importing its classes are raised unchanged.
     """
     return _Pickler.loads(data)
 

@@ -136,8 +136,9 @@ class Store(MutableMapping[int, Any]):
         return client in self._places
 
     def close(self) -> None:
-        """Forget everything, and remove the files that no checkpoint needs, and the folder if it is
-        empty then.
+        """Forget everything, and remove the files that no checkpoint needs.
+
+        The folder goes if it is empty then.
         """
         self._recent.clear()
         self._places.clear()
@@ -148,8 +149,9 @@ class Store(MutableMapping[int, Any]):
             self.folder.rmdir()
 
     def commit(self) -> Committed:
-        """Write what is in memory only, and return what the store holds; it survives a crash of the
-        machine.
+        """Write what is in memory only, and return what the store holds.
+
+        It survives a crash of the machine.
 
         The files that it names stay until :meth:`keep` says that they are not needed any more. The
         folder itself is not synchronized.
@@ -234,8 +236,9 @@ class Store(MutableMapping[int, Any]):
             self._files[place.file].in_use -= place.length
 
     def _write(self, clients: Iterable[int]) -> None:
-        """Write the states of clients to new files, and those that share files with too many
-        outdated ones.
+        """Write the states of clients to new files.
+
+        Those that share files with too many outdated ones are written again.
         """
         waiting: list[tuple[int, Place | None]] = [(client, None) for client in clients]
         if not waiting:
@@ -281,7 +284,10 @@ class Store(MutableMapping[int, Any]):
                     size += len(data)
         except OSError as reason:
             discard(path)
-            message = f"cannot write '{path}', which stores data of client {client}: {reason.strerror or reason}."
+            message = (
+                f"cannot write '{path}', which stores data of client {client}: "
+                f"{reason.strerror or reason}."
+            )
             raise RunError(message, path=str(path)) from reason
         except BaseException:
             discard(path)
@@ -320,7 +326,10 @@ class Store(MutableMapping[int, Any]):
 
     def _unreadable(self, client: int, place: Place, reason: Exception) -> RunError:
         path = self.path(place.file)
-        message = f"cannot read '{path}', which stores data of client {client}: {str(reason).rstrip('.')}."
+        message = (
+            f"cannot read '{path}', which stores data of client {client}: "
+            f"{str(reason).rstrip('.')}."
+        )
         return RunError(message, path=str(path))
 
     def _synchronize(self, number: int) -> None:

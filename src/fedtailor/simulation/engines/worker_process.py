@@ -1,5 +1,6 @@
-"""A child process as its parent sees it: started when it is first needed, and again after it
-died.
+"""A child process as its parent sees it.
+
+It is started when it is first needed, and again after it died.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fedtailor.simulation.engines.serialization import decode, read_frame, write
 
 _START = """
 import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # first of all: the parent decides what an interruption ends
+# First of all: the parent decides what an interruption ends.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 import sys
 folder = sys.argv[1]
 sys.path[:] = sys.argv[2:]
@@ -62,8 +64,9 @@ class WorkerProcess:
         self._stopped = False
 
     def run(self, payload: Payload, job: Job, timeout: float = 0.0) -> Any:
-        """Return the output of a job; :class:`Failure` if it raised, the process ended, or
-        ``timeout`` seconds passed.
+        """Return the output of a job.
+
+        :class:`Failure` if it raised, the process ended, or ``timeout`` seconds passed.
 
         Raises:
             ConfigError: something cannot be sent.
@@ -141,8 +144,9 @@ class WorkerProcess:
         self._ready = True
 
     def kill(self) -> None:
-        """Kill the process during its work; a thread that waits for an answer sees that it
-        ended.
+        """Kill the process during its work.
+
+        A thread that waits for an answer sees that it ended.
         """
         self._stopped = True
         process = self._process
@@ -150,16 +154,18 @@ class WorkerProcess:
             process.kill()
 
     def close(self) -> None:
-        """End the process if there is one; does nothing in a fork of the process that started
-        it.
+        """End the process if there is one.
+
+        Does nothing in a fork of the process that started it.
         """
         if self._process is not None and self._parent == os.getpid():
             self._reap()
         self._stopped = False
 
     def _end(self) -> str:
-        """Return how a process ended that gives no answer, as the end of a sentence; kill it if it
-        still runs.
+        """Return how a process ended that gives no answer, as the end of a sentence.
+
+        It is killed if it still runs.
 
         Its pipes are closed afterwards: a process that finds them closed takes its parent for dead,
         and removes the parent's files.
@@ -176,8 +182,9 @@ class WorkerProcess:
         return self._reap()
 
     def _reap(self) -> str:
-        """Wait until the process ended, and kill it if it does not; return how it ended, as the end
-        of a sentence.
+        """Wait until the process ended, and kill it if it does not.
+
+        Return how it ended, as the end of a sentence.
         """
         process = self._process
         self._process = None

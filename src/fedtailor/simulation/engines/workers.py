@@ -31,7 +31,8 @@ _M_MMAP_THRESHOLD = -3
 _GLANCE = 0.05
 """Seconds between two looks at the clients that run."""
 _ONE_BY_ONE = (
-    "engine 'workers' runs the clients of this round again, one by one, because one of them changed "
+    "engine 'workers' runs the clients of this round again, one by one, because one of them "
+    "changed "
     "a setting of the whole process, such as PyTorch's default type, while others ran."
 )
 
@@ -171,8 +172,9 @@ def physical_cores() -> int:
 
 @cache
 def keep_pages() -> bool:
-    """Make glibc keep freed memory, so that activations are not mapped and faulted in again at
-    every step.
+    """Make glibc keep freed memory.
+
+    Otherwise activations are mapped and faulted in again at every step.
 
     Convolutions become 1.25 to 1.33 times as fast. Returns whether it took effect; without glibc it
     does nothing.
