@@ -29,7 +29,7 @@ VALUES = {
     "algorithm": {"name": "fedavg"},
     "model": {"name": "mlp"},
     "training": {"epochs": 1, "batch_size": 16},
-    "federation": {"rounds": 3},
+    "federation": {"rounds": 2},
     "evaluation": {"every": 2, "personalized_every": 0},
 }
 

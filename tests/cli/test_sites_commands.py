@@ -150,7 +150,7 @@ def test_a_finished_run_is_not_served_again(world, capsys):
 def test_what_has_left_a_site(world, capsys):
     assert main(["site", "leaves", "sites/clinic"]) == 0
     text = capsys.readouterr().out
-    assert "for 6 rounds" in text and "| upload: model |" in text
+    assert "for 4 rounds" in text and "| upload: model |" in text
     assert json_of("site leaves sites/clinic", capsys) == {"text": text, "complete": True}
 
     log = world / "sites" / "clinic" / "audit.jsonl"

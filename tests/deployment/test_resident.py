@@ -62,10 +62,6 @@ def test_it_answers(served):
     reply = ask(path, message, timeout=30)
     assert reply.head == {"echo": {"round": 1}}
     assert reply.blobs == message.blobs
-
-
-def test_the_socket_and_its_folder_are_private(served):
-    path = served(echo)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -190,14 +186,6 @@ def test_a_folder_of_others_is_refused(tmp_path, path):
     path.parent.rmdir()
     path.parent.symlink_to(tmp_path)
     with pytest.raises(RunError, match="0700"):
-        socket_path(tmp_path)
-
-
-def test_a_long_path_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    with pytest.raises(RunError, match="TMPDIR"):
         socket_path(tmp_path)
 
 

@@ -140,6 +140,8 @@ from pathlib import Path
 from fedtailor.deployment.supervise import Supervisor
 supervisor = Supervisor(Path({str(tmp_path)!r}), os.environ)
 supervisor.start("c", [sys.executable, "-c", {SLEEP!r}])
+while "up" not in supervisor.output("c"):
+    time.sleep(0.01)
 print(supervisor.pid("c"), flush=True)
 time.sleep(600)
 """
