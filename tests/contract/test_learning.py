@@ -39,9 +39,11 @@ def test_new_clients_are_onboarded_and_personalized(algorithm, model):
     }
     assert set(NEW) <= set(found) and not {client for _, client in trace.of("train")} & set(NEW)
     for client in NEW:
-        personal, numbers, scores, _ = found[client]
-        assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, numbers, scores)))
-        assert scores["clients"].class_total.sum() == len(small_federation(model).test(client).rows)
+        output = found[client]
+        assert all(torch.isfinite(leaf).all() for leaf in tree.leaves(output))
+        assert output.scores["clients"].class_total.sum() == len(
+            small_federation(model).test(client).rows
+        )
 
 
 @cases("no_examples", models=("mlp", "module"))
@@ -49,8 +51,8 @@ def test_clients_without_examples_do_not_train_but_are_personalized(algorithm, m
     trace = oracle(algorithm, model)
     empty = 5
     assert {client for _, client in trace.of("train")} == {0, 1, 2, 3, 4, 6}
-    personal, _, scores = trace.of("personalize")[2, empty]
-    assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((personal, scores)))
+    output = trace.of("personalize")[2, empty]
+    assert all(torch.isfinite(leaf).all() for leaf in tree.leaves((output.personal, output.scores)))
     skipped = {
         "kind": "skipped",
         "round": 1,

@@ -19,7 +19,7 @@ from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.sweep import halving_rounds, make_searches, sweep, validation_accuracy
 from fedtailor.experiment.sweep_options import SweepOptions, load_sweep, sweep_to_toml
-from fedtailor.simulation import rounds
+from fedtailor.simulation import server
 
 SMALL = {
     "data": {"clients": 3, "partition": "iid", "fraction": 0.4, "val_fraction": 0.3},
@@ -73,13 +73,13 @@ class Stop(Silence):
 def count_rounds(monkeypatch):
     """Return a list that grows with every round that is trained."""
     trained = []
-    begin_round = rounds._Server.begin_round
+    begin_round = server.RunServer.begin_round
 
     def counted(*arguments, **named):
         trained.append(1)
         return begin_round(*arguments, **named)
 
-    monkeypatch.setattr(rounds._Server, "begin_round", counted)
+    monkeypatch.setattr(server.RunServer, "begin_round", counted)
     return trained
 
 
