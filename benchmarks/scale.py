@@ -76,8 +76,7 @@ def make_federation(path: Path, clients: int) -> Any:
 def measure(name: str, clients: int, rounds: int, path: Path) -> dict[str, float]:
     """Run some rounds in this process."""
     from fedtailor.algorithms import load_algorithm
-    from fedtailor.core.participation import Participation
-    from fedtailor.core.schedule import Schedule
+    from fedtailor.core.schedule import Participation, Schedule
     from fedtailor.core.task import Training
     from fedtailor.simulation.engines.store import Store
     from fedtailor.simulation.engines.workers import Workers

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedtailor.core.participation import Participation
+from fedtailor.core.schedule import Participation
 from fedtailor.testing.federations import (
     CLASSES,
     NEW_SIZES,

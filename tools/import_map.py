@@ -26,7 +26,7 @@ LAYERS = (
 """The packages from top to bottom. A package imports packages of lower layers only."""
 
 TORCH_FREE = frozenset(
-    {"core.errors", "core.metrics", "core.options", "core.atomic", "core.reading"}
+    {"core.errors", "core.metrics", "core.options", "core.atomic", "core.folders", "core.reading"}
 )
 """Parts of core that import the standard library only, so that the command line starts without
 torch."""

@@ -105,7 +105,7 @@ def data(plan: Plan) -> Data:
 
 def participation(plan: Plan) -> Any:
     """Return the rule that draws cohorts."""
-    from fedtailor.core.participation import Participation
+    from fedtailor.core.schedule import Participation
 
     return Participation(plan="fixed", count=plan.active, full_last_round=False)
 

@@ -1,10 +1,14 @@
 """The words and building blocks of an algorithm: ``from fedtailor import toolkit as ft``.
 
 A method's file imports this module, modules of functions from it (``from fedtailor.toolkit import
-gaussian, losses, tree``), and nothing else of the package. Every name is written once, below.
+gaussian, losses, tree``), and nothing else of the package.
 """
 
 from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fedtailor.core import tree as tree
 from fedtailor.core.adaptation import CLASS_FREQUENCIES as CLASS_FREQUENCIES
@@ -25,6 +29,7 @@ from fedtailor.core.algorithm import Download as Download
 from fedtailor.core.algorithm import ModelState as ModelState
 from fedtailor.core.algorithm import Onboarded as Onboarded
 from fedtailor.core.algorithm import OneGlobalModel as OneGlobalModel
+from fedtailor.core.engine import PerExample as PerExample
 from fedtailor.core.errors import ConfigError as ConfigError
 from fedtailor.core.federation import ClientData as ClientData
 from fedtailor.core.federation import ClientInfo as ClientInfo
@@ -36,16 +41,13 @@ from fedtailor.core.message import Mean as Mean
 from fedtailor.core.message import Messages as Messages
 from fedtailor.core.message import Reduced as Reduced
 from fedtailor.core.message import Sum as Sum
-from fedtailor.core.noise import normal as normal
-from fedtailor.core.noise import row_words as row_words
-from fedtailor.core.noise import uniform as uniform
 from fedtailor.core.options import AsReleased as AsReleased
 from fedtailor.core.options import Range as Range
-from fedtailor.core.per_example import PerExample as PerExample
-from fedtailor.core.prediction import predict_features as predict_features
-from fedtailor.core.prediction import predict_logits as predict_logits
 from fedtailor.core.rng import Key as Key
 from fedtailor.core.rng import new_key as new_key
+from fedtailor.core.rng import normal as normal
+from fedtailor.core.rng import row_words as row_words
+from fedtailor.core.rng import uniform as uniform
 from fedtailor.core.task import ALL as ALL
 from fedtailor.core.task import BODY as BODY
 from fedtailor.core.task import TRAINED as TRAINED
@@ -54,10 +56,8 @@ from fedtailor.core.task import LossOutput as LossOutput
 from fedtailor.core.task import Params as Params
 from fedtailor.core.task import Task as Task
 from fedtailor.core.task import Training as Training
-from fedtailor.statistics import bottleneck as bottleneck
-from fedtailor.statistics import diagonal as diagonal
-from fedtailor.statistics import gaussian as gaussian
-from fedtailor.statistics import gaussian_heads as gaussian_heads
+from fedtailor.core.task import predict_features as predict_features
+from fedtailor.core.task import predict_logits as predict_logits
 from fedtailor.training import losses as losses
 from fedtailor.training import optimizer as optimizer
 from fedtailor.training.blocks import Trained as Trained
@@ -71,3 +71,18 @@ from fedtailor.training.phase import StepOutput as StepOutput
 from fedtailor.training.tuning import fine_tune as fine_tune
 from fedtailor.training.tuning import train_head as train_head
 from fedtailor.training.tuning import train_rounds as train_rounds
+
+if TYPE_CHECKING:
+    from fedtailor.statistics import bottleneck as bottleneck
+    from fedtailor.statistics import diagonal as diagonal
+    from fedtailor.statistics import gaussian as gaussian
+    from fedtailor.statistics import gaussian_heads as gaussian_heads
+
+_STATISTICS = ("bottleneck", "diagonal", "gaussian", "gaussian_heads")
+"""Modules that most methods do without: they are imported when they are first used."""
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _STATISTICS:
+        raise AttributeError(f"module 'fedtailor.toolkit' has no attribute '{name}'")
+    return importlib.import_module(f"fedtailor.statistics.{name}")

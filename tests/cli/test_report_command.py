@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli.main import main
-from fedtailor.core.process import this_process
+from fedtailor.core.folders import this_process
 from fedtailor.experiment.reader import is_running
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page import watch

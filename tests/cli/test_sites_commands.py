@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fedtailor.cli.main import main
-from fedtailor.core.process import this_process
+from fedtailor.core.folders import this_process
 from fedtailor.deployment.federation_folder import FederationFolder, write_attendance
 from sites import NAMES, World, divide_digits, write_arrays
 

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from contract.cases import ALGORITHMS, FEWER, FULL
 from federations import make_federation, perceptron
-from fedtailor.core.participation import Participation
+from fedtailor.core.schedule import Participation
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference

@@ -15,8 +15,8 @@ from fedtailor.testing.runs import (
     run,
     scores_of,
 )
-from fedtailor.training.step_graph import replay
-from fedtailor.training.step_graph.recording import StepGraph
+from fedtailor.training import replay
+from fedtailor.training.recording import StepGraph
 
 
 @cases("stacked", models=("module",), some=("mlp", "cnn"))

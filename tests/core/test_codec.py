@@ -14,8 +14,8 @@ from safetensors.torch import load, save
 
 from fedtailor.core import tree
 from fedtailor.core.codec import Limits, compact, decode, encode
+from fedtailor.core.engine import PerExample
 from fedtailor.core.errors import DataError
-from fedtailor.core.per_example import PerExample
 
 HERE = [__name__]
 

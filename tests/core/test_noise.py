@@ -7,11 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-import fedtailor.core.noise as noise
 from both_ways import key_of
+from fedtailor.core import rng
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.noise import normal, random_words, row_words, uniform
-from fedtailor.core.rng import new_key, plain, words
+from fedtailor.core.rng import new_key, normal, plain, random_words, row_words, uniform, words
 
 DRAWS = {"words": lambda key, n: random_words(key, n), "uniform": lambda key, n: uniform(key, (n,))}
 DRAWS["normal"] = lambda key, n: normal(key, (n,))
@@ -36,7 +35,7 @@ def test_shape_does_not_matter(function):
 @pytest.mark.parametrize("chunk", [2, 4, 6, 10, 62])
 def test_chunks_cannot_change_a_value(function, chunk, monkeypatch):
     expected = function(new_key(1), (63,))
-    monkeypatch.setattr(noise, "_CHUNK", chunk)
+    monkeypatch.setattr(rng, "_CHUNK", chunk)
     assert torch.equal(function(new_key(1), (63,)), expected)
 
 
@@ -109,14 +108,14 @@ def test_normal_is_finite_for_every_word(monkeypatch):
     """The smallest and the largest word: the logarithm is that of a number in (0, 1]."""
     for word in (0, 2**64 - 1):
         monkeypatch.setattr(
-            noise.rng, "words", lambda key, n, start=0, word=word: np.full(n, word, dtype=np.uint64)
+            rng, "words", lambda key, n, start=0, word=word: np.full(n, word, dtype=np.uint64)
         )
         assert torch.isfinite(normal(new_key(0), (4,))).all()
 
 
 def test_uniform_stays_below_one_for_every_word(monkeypatch):
     monkeypatch.setattr(
-        noise.rng, "words", lambda key, n, start=0: np.full(n, 2**64 - 1, dtype=np.uint64)
+        rng, "words", lambda key, n, start=0: np.full(n, 2**64 - 1, dtype=np.uint64)
     )
     assert (uniform(new_key(0), (4,)) < 1).all()
 

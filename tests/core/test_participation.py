@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.participation import Participation, _lowest, parse_participation
+from fedtailor.core.schedule import Participation, _lowest, parse_participation
 
 
 def cohorts(plan, *, population=40, rounds=60, seed=1):

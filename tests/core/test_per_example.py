@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fedtailor.cli.main import main
-from fedtailor.core.engine import ExampleRows, Job
-from fedtailor.core.per_example import PerExample, cut, holds_examples, present_first
+from fedtailor.core.engine import ExampleRows, Job, PerExample, cut, holds_examples, present_first
 from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference

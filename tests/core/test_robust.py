@@ -11,7 +11,6 @@ import torch
 from fedtailor.core import robust, tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Each, Field, Mean, Sum, reduce_field
-from fedtailor.core.participation import Participation
 from fedtailor.core.robust import (
     RULES as TABLE,
 )
@@ -21,7 +20,7 @@ from fedtailor.core.robust import (
     sent_values,
     unprotected_fields,
 )
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 
 FIELD = Field(kind="model", shapes={"w": (4, 3), "b": (3,), "n": ()})
 RULES = ("norm_clip", "median", "trimmed_mean")

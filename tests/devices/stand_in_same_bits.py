@@ -14,8 +14,7 @@ from fedtailor.algorithms.scaffold import Scaffold
 from fedtailor.core.devices import HOST
 from fedtailor.core.errors import ConfigError, FedtailorError
 from fedtailor.core.federation import Federation
-from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference

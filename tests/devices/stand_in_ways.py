@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stand_in_device
-from fedtailor.core import noise
+from fedtailor.core import rng
 from fedtailor.core.devices import HOST, current, placed, to_device, to_host
 from fedtailor.core.rng import new_key
 
@@ -50,11 +50,11 @@ def test_new_tensors_lie_on_the_device_of_the_context():
 
 def test_keys_stay_on_the_host_and_what_is_drawn_does_not():
     key = new_key(1, round=2, client=3)
-    expected = noise.normal(key, (4,))
+    expected = rng.normal(key, (4,))
     with placed(DEVICE):
         there = new_key(1, round=2, client=3)
         assert {word.device for word in (*there[:4], *there.common("x")[:4])} == {HOST}
-        drawn = noise.normal(there, (4,))
+        drawn = rng.normal(there, (4,))
         assert drawn.device == DEVICE
     assert torch.equal(to_host(drawn, "a test"), expected)
 

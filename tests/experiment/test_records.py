@@ -20,8 +20,7 @@ from safetensors.torch import save as save_torch
 from fedtailor.core import atomic
 from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
-from fedtailor.core.process import lives, this_process
-from fedtailor.core.whole_folder import whole_folder
+from fedtailor.core.folders import lives, this_process, whole_folder
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.reader import SCHEMA_VERSION, read_run
 
@@ -276,7 +275,7 @@ def test_a_process_is_known_by_number_machine_and_start(change, alive):
 
 
 def test_a_process_that_nobody_waited_for_is_dead():
-    script = "from fedtailor.core.process import this_process; print(repr(this_process()))"
+    script = "from fedtailor.core.folders import this_process; print(repr(this_process()))"
     source = str(Path(atomic.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": source}
     with subprocess.Popen(

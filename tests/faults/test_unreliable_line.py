@@ -29,8 +29,7 @@ from hypothesis.stateful import (
 from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import tree
-from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.clients import LocalClients

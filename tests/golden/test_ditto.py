@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedtailor.algorithms.ditto import Ditto
-from fedtailor.core.participation import Participation
+from fedtailor.core.schedule import Participation
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import average, confusion, gradient, logits, sgd

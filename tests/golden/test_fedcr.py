@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fedtailor.algorithms.fedcr import FedCR
-from fedtailor.core.noise import normal
-from fedtailor.core.rng import Key, new_key
+from fedtailor.core.rng import Key, new_key, normal
 from fedtailor.core.task import Training
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import cr, harness

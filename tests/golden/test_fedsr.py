@@ -6,8 +6,7 @@ import torch
 
 from fedtailor.algorithms.fedsr import FedSR, ServerState
 from fedtailor.core import rng
-from fedtailor.core.noise import normal
-from fedtailor.core.rng import Key, new_key
+from fedtailor.core.rng import Key, new_key, normal
 from fedtailor.core.task import Training
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import harness

@@ -3,7 +3,7 @@
 import pytest
 
 from fedtailor.algorithms.local import Local
-from fedtailor.core.participation import Participation
+from fedtailor.core.schedule import Participation
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import confusion, logits, sgd

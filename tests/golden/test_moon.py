@@ -8,9 +8,8 @@ import torch
 from federations import make_federation, module
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.moon import Frozen, Moon, contrastive_loss
-from fedtailor.core.prediction import predict_features
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import Batch, Training
+from fedtailor.core.task import Batch, Training, predict_features
 from golden import harness
 from golden.network import ALL, average, cross_entropy, features, gradient, logits
 

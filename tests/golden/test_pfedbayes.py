@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 from federations import make_federation, module
 from fedtailor.algorithms.pfedbayes import PFedBayes
-from fedtailor.core.noise import normal
+from fedtailor.core.rng import normal
 from fedtailor.core.task import Training
 from fedtailor.statistics import gaussian_heads
 from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between

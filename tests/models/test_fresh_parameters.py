@@ -16,9 +16,9 @@ from fedtailor.simulation.engines.batched import Batched, run_stacked
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, assert_same_runs, run
+from fedtailor.training import replay
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss
-from fedtailor.training.step_graph import replay
 
 
 class Fresh(FedAvg):

@@ -8,7 +8,7 @@ import torch
 
 from fedtailor.core import rng
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.noise import normal
+from fedtailor.core.rng import normal
 from fedtailor.simulation.calibration import calibrate, fit_temperature
 from serving.small_runs import data_of, parts_of, settings
 

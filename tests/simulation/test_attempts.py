@@ -14,9 +14,8 @@ from fedtailor.algorithms.scaffold import Scaffold
 from fedtailor.core import tree
 from fedtailor.core.errors import ClientError, RunError
 from fedtailor.core.options import Range
-from fedtailor.core.participation import Participation
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers

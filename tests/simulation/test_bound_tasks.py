@@ -8,8 +8,7 @@ import pytest
 from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate

@@ -10,8 +10,7 @@ import torch
 from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core.errors import RunError
-from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.reference import Reference

@@ -143,7 +143,7 @@ def test_the_federation_must_have_enough_clients(federation):
 
 
 def test_a_small_cohort_is_drawn_again(federation):
-    from fedtailor.core.participation import Participation
+    from fedtailor.core.schedule import Participation
 
     plan = Participation(plan="bernoulli", probability=0.3, full_last_round=False)
     found = run(

@@ -17,9 +17,8 @@ from fedtailor.algorithms.local import Local
 from fedtailor.algorithms.scaffold import Scaffold
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.participation import Participation
 from fedtailor.core.rng import new_key
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.models import build_model
 from fedtailor.simulation import clients

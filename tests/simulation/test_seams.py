@@ -10,9 +10,8 @@ from contract.cases import quick
 from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import tree
-from fedtailor.core.participation import Participation
-from fedtailor.core.roster import Roster
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.federation import Roster
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.reference import Reference

@@ -12,8 +12,7 @@ from faults.bad_clients import FAULTS, BadClient
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
 from fedtailor.core.message import PartialSum
-from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation import clients
 from fedtailor.simulation.engines.reference import Reference

@@ -9,15 +9,13 @@ import torch
 import federations
 from both_ways import both_ways, examples, key_of
 from fedtailor.core.federation import UNSCALED, Federation
-from fedtailor.core.participation import parse_participation
 from fedtailor.core.rng import new_key, plain
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Schedule, parse_participation
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.rounds import simulate
-from fedtailor.training.augment import Moving, moving
-from fedtailor.training.batches import Amount, gather, plan_batches, take
+from fedtailor.training.batches import Amount, Moving, gather, moving, plan_batches, take
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss
 

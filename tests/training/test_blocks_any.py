@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from both_ways import both_ways
 from federations import make_federation, perceptron
-from fedtailor.core.noise import normal
-from fedtailor.core.rng import new_key
+from fedtailor.core.rng import new_key, normal
 from fedtailor.core.task import LossOutput, Training
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import cross_entropy, head_loss

@@ -7,9 +7,8 @@ import torch
 import fedtailor.training.stacked
 from both_ways import both_ways, key_of, one_by_one, stacked
 from federations import convolutional, make_federation, module, perceptron
-from fedtailor.core.noise import uniform
-from fedtailor.core.prediction import predict_features, predict_logits
-from fedtailor.core.rng import new_key
+from fedtailor.core.rng import new_key, uniform
+from fedtailor.core.task import predict_features, predict_logits
 from fedtailor.training import blocks
 from fedtailor.training.blocks import cached_features, forward
 from fedtailor.training.losses import cross_entropy, weighted_mean

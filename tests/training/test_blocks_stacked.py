@@ -6,10 +6,8 @@ import torch
 from both_ways import both_ways, key_of, stacked
 from federations import make_federation, module, perceptron
 from fedtailor.core import tree
-from fedtailor.core.noise import normal
-from fedtailor.core.prediction import predict_logits
-from fedtailor.core.rng import new_key
-from fedtailor.core.task import LossOutput, Training
+from fedtailor.core.rng import new_key, normal
+from fedtailor.core.task import LossOutput, Training, predict_logits
 from fedtailor.training.batches import Amount, plan_batches
 from fedtailor.training.blocks import cached_features, train
 from fedtailor.training.losses import classification_loss, cross_entropy, head_loss, weighted_mean

@@ -6,9 +6,8 @@ import torch
 from both_ways import both_ways, key_of, stacked
 from federations import make_federation, perceptron
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import LossOutput, Training
+from fedtailor.core.task import LossOutput, Training, predict_logits
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss, weighted_mean
 from fedtailor.training.phase import StepOutput

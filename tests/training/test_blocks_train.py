@@ -8,9 +8,8 @@ from torch import nn
 from both_ways import key_of
 from federations import convolutional, make_federation, module, perceptron
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.prediction import predict_logits
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import LossOutput, Task, Training
+from fedtailor.core.task import LossOutput, Task, Training, predict_logits
 from fedtailor.models.module import from_module
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss, cross_entropy

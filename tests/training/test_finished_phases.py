@@ -11,7 +11,7 @@ from fedtailor.core.task import Training
 from fedtailor.training import one_client
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss
-from fedtailor.training.step_graph.replay import ReplayRunner
+from fedtailor.training.replay import ReplayRunner
 from fedtailor.training.step_runner import PLAIN, StepBuffers, steps_run_by
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.training.step_graph import operations
-from fedtailor.training.step_graph.recording import CannotRecord, record
-from fedtailor.training.step_graph.replay import _same_bits
+from fedtailor.training import recording
+from fedtailor.training.recording import CannotRecord, record
+from fedtailor.training.replay import _same_bits
 
 aten = torch.ops.aten
 
@@ -168,25 +168,25 @@ def listed(found):
 
 
 def test_every_operation_of_the_list_is_tried():
-    assert sorted(CALLS) == operations.names()
+    assert sorted(CALLS) == recording.operation_names()
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_replay_gives_the_same_bits(name, monkeypatch):
-    seen, known = set(), operations.repeatable
+    seen, known = set(), recording.is_repeatable
     monkeypatch.setattr(
-        operations, "repeatable", lambda func, args: seen.add(_name(func)) or known(func, args)
+        recording, "is_repeatable", lambda func, args: seen.add(_name(func)) or known(func, args)
     )
     places = inputs(0)
-    recording = record(lambda: listed(CALLS[name](*places)), places)
+    graph = record(lambda: listed(CALLS[name](*places)), places)
     assert name in seen
     for seed in (1, 2, 3, 0):
         for place, value in zip(places, inputs(seed), strict=True):
             place.copy_(value)
-        recording.replay()
+        graph.replay()
         expected = listed(CALLS[name](*inputs(seed)))
-        assert len(expected) == len(recording.outputs)
-        assert all(map(_same_bits, recording.outputs, expected)), (name, seed)
+        assert len(expected) == len(graph.outputs)
+        assert all(map(_same_bits, graph.outputs, expected)), (name, seed)
 
 
 def _name(func):

@@ -6,7 +6,7 @@ import torch
 from contract.cases import in_turn
 from federations import convolutional, make_federation, module, perceptron
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
-from fedtailor.core import prediction, tree
+from fedtailor.core import task, tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
@@ -74,7 +74,7 @@ def test_only_training_steps_run_in_it(monkeypatch):
         seen.append(torch.is_autocast_enabled("cpu"))
         return original(task, params, x)
 
-    original = prediction.predict_features
+    original = task.predict_features
     monkeypatch.setattr(prediction, "predict_features", watch)
     models("fedavg", "bfloat16", Reference())
     assert seen and not any(seen)

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedtailor.core.noise import normal, random_words, uniform
-from fedtailor.core.rng import new_key
-from fedtailor.training.step_graph.recording import CannotRecord, record
+from fedtailor.core.rng import new_key, normal, random_words, uniform
+from fedtailor.training.recording import CannotRecord, record
 
 WEIGHT, BIAS, X, Y = (4, 6), (4,), (5, 6), 5
 

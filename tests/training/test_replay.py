@@ -16,21 +16,19 @@ from federations import CLASSES, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.engine import Job
-from fedtailor.core.noise import normal
-from fedtailor.core.prediction import predict_logits
-from fedtailor.core.rng import new_key
+from fedtailor.core.rng import new_key, normal
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.task import LossOutput, Task, Training
+from fedtailor.core.task import LossOutput, Task, Training, predict_logits
 from fedtailor.models.module import from_module
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import simulate
+from fedtailor.training import replay
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss, model_gradient
 from fedtailor.training.phase import StepOutput
-from fedtailor.training.step_graph import replay
-from fedtailor.training.step_graph.recording import StepGraph
-from fedtailor.training.step_graph.replay import ReplayRunner
+from fedtailor.training.recording import StepGraph
+from fedtailor.training.replay import ReplayRunner
 from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)

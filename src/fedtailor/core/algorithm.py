@@ -19,9 +19,8 @@ from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Messages, Reduced, Upload
 from fedtailor.core.options import check_options
-from fedtailor.core.prediction import predict_features, predict_logits
 from fedtailor.core.rng import Key
-from fedtailor.core.task import ALL, Params, Task, Training
+from fedtailor.core.task import ALL, Params, Task, Training, predict_features, predict_logits
 from fedtailor.core.tree import Tree
 
 S = TypeVar("S")

@@ -1,4 +1,4 @@
-"""Safe writing: whole files or none, lines that survive a crash, names that stay inside."""
+"""Safe writing of files: whole or not at all, lines that survive a crash, safe names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from urllib.parse import quote
 from fedtailor.core.errors import RunError
 
 _LONGEST_NAME = 120
-_SYNCHRONIZED_AT_ONCE = 16
-"""Files. A disk synchronizes several in about the time of one."""
 
 
 def safe_name(name: str) -> str:
@@ -86,71 +82,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:  # an interruption leaves nothing behind
         discard(temporary)
         raise
-
-
-def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write a folder of many files so that it is there whole or not at all.
-
-    An older one at its place is removed. Files with the same content share the space on the disk,
-    such as the models of clients that all have the global one. Every file is written before the
-    first one is synchronized: to wait for the disk after each would take most of the time where
-    files are small and many.
-
-    Args:
-        path: the folder.
-        files: names and contents, one at a time.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    written: dict[bytes, Path] = {}
-    try:
-        temporary.mkdir()
-        for name, content in files:
-            digest = hashlib.sha256(content).digest()
-            if not _link(written.get(digest), temporary / name):
-                (temporary / name).write_bytes(content)
-                written[digest] = temporary / name
-
-        _synchronize_files(written.values())
-        synchronize_folder(temporary)
-        if path.exists():
-            shutil.rmtree(path)
-
-        os.replace(temporary, path)
-        synchronize_folder(path.parent)
-    except OSError as reason:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise unwritable(path, reason) from reason
-    except BaseException:  # an interruption leaves nothing behind
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _link(existing: Path | None, path: Path) -> bool:
-    """Give a file a second name; return whether there is such a file, and that was possible."""
-    if existing is None:
-        return False
-    try:
-        os.link(existing, path)
-    except OSError:  # the file system has no links, or no more of them
-        return False
-    return True
-
-
-def _synchronize_files(paths: Iterable[Path]) -> None:
-    pool = ThreadPoolExecutor(_SYNCHRONIZED_AT_ONCE)
-    try:
-        for _ in pool.map(_synchronize_file, paths):
-            pass
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _synchronize_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:

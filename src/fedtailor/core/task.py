@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from fedtailor.core.rng import Key
+from fedtailor.core.rng import Key, new_key
 from fedtailor.core.training_options import Training as Training
 
 Params = dict[str, Tensor]
@@ -103,3 +104,14 @@ class Batch(NamedTuple):
     x: Tensor  # (b, *input_shape)
     y: Tensor  # (b,)
     weight: Tensor  # (b,)
+
+
+def predict_features(task: Task, params: Params, x: Tensor) -> Tensor:
+    """Return the features (n, d) of inputs in evaluation mode."""
+    ones = torch.ones(x.shape[0], dtype=x.dtype)
+    return task.model.features(params, x, weight=ones, key=new_key(0), training=False)[0]
+
+
+def predict_logits(task: Task, params: Params, x: Tensor) -> Tensor:
+    """Return the logits (n, classes) of a whole model in evaluation mode."""
+    return task.model.head(params, predict_features(task, params, x))

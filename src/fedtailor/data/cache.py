@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.folders import whole_folder
 from fedtailor.core.reading import open_regular, read_object
-from fedtailor.core.whole_folder import whole_folder
 from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.folders import cache_folder

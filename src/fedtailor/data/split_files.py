@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.core.folders import whole_folder
 from fedtailor.core.reading import read_file
-from fedtailor.core.whole_folder import whole_folder
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
 from fedtailor.data.own.findings import Unusable

@@ -16,7 +16,7 @@ import torch
 
 from fedtailor import __version__
 from fedtailor.core.errors import DataError, RunError, one_line
-from fedtailor.core.roster import Roster
+from fedtailor.core.federation import Roster
 from fedtailor.core.task import Task
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean
-from fedtailor.core.process import lives, this_process
+from fedtailor.core.folders import lives, this_process
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.deployment.options import FEDERATION_FILE
 from fedtailor.experiment.reader import holds_run

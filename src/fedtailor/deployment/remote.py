@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import FedtailorError, one_line
+from fedtailor.core.federation import Roster
 from fedtailor.core.message import Messages, Problem
-from fedtailor.core.roster import Roster
 from fedtailor.core.scores import Scores
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
-from fedtailor.core.process import lives
+from fedtailor.core.folders import lives
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.federation_folder import (
     APP_FILE,

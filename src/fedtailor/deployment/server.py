@@ -14,10 +14,10 @@ from typing import Any
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, FedtailorError, describe_error
-from fedtailor.core.process import this_process
+from fedtailor.core.federation import Roster
+from fedtailor.core.folders import this_process
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
-from fedtailor.core.roster import Roster
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.deployment.agreement import Agreement, Member, agree
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport

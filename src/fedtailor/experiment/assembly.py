@@ -12,8 +12,7 @@ from fedtailor.core.adaptation import WithoutTraining
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
-from fedtailor.core.federation import Federation
-from fedtailor.core.roster import Roster
+from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build, split_record

@@ -28,13 +28,11 @@ from fedtailor.core.atomic import (
     safe_name,
     to_json,
     unwritable,
-    write_folder_whole,
     write_whole,
 )
 from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error, one_line
-from fedtailor.core.process import this_process
+from fedtailor.core.folders import LockedError, lock, this_process, whole_folder, write_folder_whole
 from fedtailor.core.reading import UnreadableError, is_missing, open_regular, read_lines
-from fedtailor.core.whole_folder import LockedError, lock, whole_folder
 from fedtailor.experiment.reader import CONFIG_FILE, SCHEMA_VERSION, State, read_result
 
 _BLOCK = 2**20

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.per_example import holds_examples
+from fedtailor.core.engine import holds_examples
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.experiment.algorithm_card import sent_by_method

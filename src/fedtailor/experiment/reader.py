@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean
-from fedtailor.core.process import lives
+from fedtailor.core.folders import lives
 from fedtailor.core.reading import (
     LARGEST_TOML,
     UnreadableError,

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.client_summary import summarize
+from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import CLIENT_METRICS, auroc, per_client, recall
-from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import (
     ClassShares,

@@ -16,11 +16,11 @@ from typing import Any
 
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.algorithm import Algorithm
+from fedtailor.core.engine import holds_examples
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.message import BYTES_PER_SCALAR
 from fedtailor.core.message_bytes import download_bytes
-from fedtailor.core.per_example import holds_examples
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import BINS, SCORE_BINS
 from fedtailor.core.task import Task

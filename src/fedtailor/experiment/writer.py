@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, Self
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError, all_done
+from fedtailor.core.federation import Roster
 from fedtailor.core.reading import LARGEST_TEXT, parse_json, read_file
-from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary

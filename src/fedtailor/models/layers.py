@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.noise import uniform
-from fedtailor.core.rng import Key
+from fedtailor.core.rng import Key, uniform
 from fedtailor.core.task import Params
 
 Shape = tuple[int, ...]

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fedtailor.core import rng
 from fedtailor.core.devices import current, to_device
-from fedtailor.core.noise import unroll
-from fedtailor.core.rng import Key, join_key
+from fedtailor.core.rng import Key, join_key, unroll
 from fedtailor.core.task import Params
 from fedtailor.models.structure import Owned, body_skeleton, owned_tensors
 from fedtailor.models.substitutes import BATCH_NORMS, Call, calling

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.noise import normal
-from fedtailor.core.rng import Key
+from fedtailor.core.rng import Key, normal
 from fedtailor.core.task import Params
 from fedtailor.models.layers import LinearHeadModel, Shape, check_images, default_init
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedtailor.core.noise import uniform
-from fedtailor.core.rng import Key
+from fedtailor.core.rng import Key, uniform
 from fedtailor.core.task import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure
+from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import per_client
-from fedtailor.core.roster import Roster
 from fedtailor.core.scores import Scores
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fedtailor.core.algorithm import Algorithm, Download, Onboarded
 from fedtailor.core.devices import HOST
-from fedtailor.core.engine import ExampleRows, Program
+from fedtailor.core.engine import ExampleRows, Program, present_first
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
-from fedtailor.core.per_example import present_first
 from fedtailor.core.rng import Key
 from fedtailor.core.scores import Scores, score
 from fedtailor.core.task import Batch, Task

@@ -12,8 +12,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federation import Federation
-from fedtailor.core.roster import Roster
+from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.absences import RepeatedAbsences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory

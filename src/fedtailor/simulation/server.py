@@ -13,7 +13,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
-from fedtailor.core.federation import Cohort
+from fedtailor.core.federation import Cohort, Roster
 from fedtailor.core.message import (
     FieldSum,
     Mean,
@@ -24,7 +24,6 @@ from fedtailor.core.message import (
 )
 from fedtailor.core.message_bytes import download_bytes, upload_bytes
 from fedtailor.core.robust import RULES, needs_every_value, sent_values
-from fedtailor.core.roster import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
 from fedtailor.simulation.clients import Clients, TrainReply

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.noise import normal
-from fedtailor.core.rng import Key
+from fedtailor.core.rng import Key, normal
 from fedtailor.core.task import Batch, Params, Task
 from fedtailor.statistics.diagonal import kl
 from fedtailor.training.losses import classification_loss

@@ -10,7 +10,7 @@ import torch
 
 from fedtailor.core import tree
 from fedtailor.core.engine import Engine, Failure
-from fedtailor.core.participation import Participation
+from fedtailor.core.schedule import Participation
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.case import Case, Check, close, same_bits

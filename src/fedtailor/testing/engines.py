@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Engine, ExampleRows, Failure, Job, Program, one_thread
-from fedtailor.core.per_example import cut
+from fedtailor.core.engine import Engine, ExampleRows, Failure, Job, Program, cut, one_thread
 from fedtailor.simulation.engines.batched import Batched, run_stacked
 from fedtailor.testing.runs import Disagreement, assert_same_bits, program_name
 

@@ -14,7 +14,7 @@ import torch
 
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, ClientUpdate
-from fedtailor.core.per_example import cut
+from fedtailor.core.engine import cut
 from fedtailor.testing.runs import Disagreement, assert_same_bits
 from fedtailor.training import blocks
 

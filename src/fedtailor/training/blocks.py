@@ -23,8 +23,7 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch, LossOutput, Params, Task, Training
 from fedtailor.core.torch_private import is_transformed
-from fedtailor.training.augment import moving
-from fedtailor.training.batches import Amount, Plan, plan_batches
+from fedtailor.training.batches import Amount, Plan, moving, plan_batches
 from fedtailor.training.one_client import chunk_size, forward_one, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
 from fedtailor.training.stacked import (

@@ -11,7 +11,7 @@ from fedtailor.core.adaptation import FineTuned, Layers, untuned
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
-from fedtailor.training.augment import is_moved
+from fedtailor.training.batches import is_moved
 from fedtailor.training.blocks import NO_CONTEXT, Trained, cached_features, train
 from fedtailor.training.losses import classification_loss, cross_entropy, head_loss
 

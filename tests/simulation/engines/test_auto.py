@@ -9,8 +9,7 @@ import torch
 from federations import make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.participation import Participation
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config

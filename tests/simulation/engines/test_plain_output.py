@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fedtailor.core.per_example import PerExample
+from fedtailor.core.engine import PerExample
 from fedtailor.simulation.engines import plain_output
 from fedtailor.simulation.engines.plain_output import plain
 

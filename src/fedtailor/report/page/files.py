@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedtailor.core.atomic import write_folder_whole, write_whole
+from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.folders import write_folder_whole
 from fedtailor.core.reading import read_file
 from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.report.charts import FORMATS, picture

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.engine import ExampleRows, Failure, Job, Program, one_thread
+from fedtailor.core.engine import ExampleRows, Failure, Job, Program, cut, one_thread
 from fedtailor.core.errors import describe_error
-from fedtailor.core.per_example import cut
 from fedtailor.simulation.engines.containment import (
     process_restored,
     refuse_to_contain,

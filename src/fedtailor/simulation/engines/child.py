@@ -39,7 +39,7 @@ from fedtailor.simulation.engines.serialization import (
 )
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
-from fedtailor.training.step_graph.replay import ReplayRunner
+from fedtailor.training.replay import ReplayRunner
 
 
 class RequestHandler:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedtailor.core.engine import Failure, Job, Program
-from fedtailor.core.per_example import cut
+from fedtailor.core.engine import Failure, Job, Program, cut
 from fedtailor.simulation.engines.plain_output import plain
 from fedtailor.simulation.engines.private_inputs import (
     SpoiledData,

@@ -23,7 +23,7 @@ import torch
 
 from fedtailor.core.engine import Job, Program, one_thread
 from fedtailor.simulation.engines.containment import Settings, process_restored, run_job
-from fedtailor.training.step_graph.replay import ReplayRunner
+from fedtailor.training.replay import ReplayRunner
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

@@ -26,7 +26,7 @@ from fedtailor.core import tree
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
 from fedtailor.training.phase import Phase
-from fedtailor.training.step_graph.recording import MOST_BYTES, CannotRecord, StepGraph, record
+from fedtailor.training.recording import MOST_BYTES, CannotRecord, StepGraph, record
 from fedtailor.training.step_runner import StepBuffers, StepFunction, write
 
 _OFTEN = 16

@@ -1,0 +1,241 @@
+"""Folders: written whole or not at all, locked, and marked with the process that owns them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.atomic import synchronize_folder, unwritable
+
+if sys.platform != "win32":
+    import fcntl
+
+_SUFFIX = ".fedtailor.tmp"
+_LONGEST_NAME = 100
+_ABANDONED = 86_400.0
+"""Seconds after which an unfinished folder counts as abandoned where the file system has no
+locks."""
+_SYNCHRONIZED_AT_ONCE = 16
+"""Files. A disk synchronizes several in about the time of one."""
+
+
+def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write a folder of many files so that it is there whole or not at all.
+
+    An older one at its place is removed. Files with the same content share the space on the disk,
+    such as the models of clients that all have the global one. Every file is written before the
+    first one is synchronized: to wait for the disk after each would take most of the time where
+    files are small and many.
+
+    Args:
+        path: the folder.
+        files: names and contents, one at a time.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    written: dict[bytes, Path] = {}
+    try:
+        temporary.mkdir()
+        for name, content in files:
+            digest = hashlib.sha256(content).digest()
+            if not _link(written.get(digest), temporary / name):
+                (temporary / name).write_bytes(content)
+                written[digest] = temporary / name
+
+        _synchronize_files(written.values())
+        synchronize_folder(temporary)
+        if path.exists():
+            shutil.rmtree(path)
+
+        os.replace(temporary, path)
+        synchronize_folder(path.parent)
+    except OSError as reason:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise unwritable(path, reason) from reason
+    except BaseException:  # an interruption leaves nothing behind
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _link(existing: Path | None, path: Path) -> bool:
+    """Give a file a second name; return whether there is such a file, and that was possible."""
+    if existing is None:
+        return False
+    try:
+        os.link(existing, path)
+    except OSError:  # the file system has no links, or no more of them
+        return False
+    return True
+
+
+def _synchronize_files(paths: Iterable[Path]) -> None:
+    pool = ThreadPoolExecutor(_SYNCHRONIZED_AT_ONCE)
+    try:
+        for _ in pool.map(_synchronize_file, paths):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _synchronize_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Give a folder beside ``target`` to write into, which becomes ``target`` when the block ends.
+
+    If the block raises, nothing is left. What a killed process has left beside ``target`` is
+    removed.
+
+    Raises:
+        OSError: the folder cannot be made, or ``target`` exists and is not an empty folder.
+    """
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target.parent)
+    unfinished = target.with_name(f".{target.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}{_SUFFIX}")
+    descriptor = None
+
+    try:
+        descriptor = _make_locked(unfinished)
+        yield unfinished
+        if os.name == "nt" and target.is_dir():
+            target.rmdir()
+
+        os.rename(unfinished, target)
+        try:
+            synchronize_folder(target.parent)
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class LockedError(Exception):
+    """Another process has the lock."""
+
+
+def lock(folder: Path) -> int | None:
+    """Lock a folder until the returned descriptor is closed, or the process ends.
+
+    Returns:
+        None if the system has no such locks.
+
+    Raises:
+        LockedError: another process has it.
+        OSError: the folder cannot be opened.
+    """
+    if sys.platform == "win32":
+        return None
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as reason:
+        os.close(descriptor)
+        raise LockedError from reason
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+    return descriptor
+
+
+def _make_locked(unfinished: Path) -> int | None:
+    """Make an unfinished folder and lock it, so that others see that it is not abandoned."""
+    while True:
+        unfinished.mkdir(exist_ok=True)
+        with suppress(
+            LockedError, FileNotFoundError
+        ):  # another process takes it for abandoned in this moment
+            descriptor = lock(unfinished)
+            if unfinished.exists():
+                return descriptor
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the unfinished folders of killed processes, as far as possible."""
+    with suppress(OSError):
+        for unfinished in folder.glob(f".*{_SUFFIX}"):
+            _remove_if_abandoned(unfinished)
+
+
+def _remove_if_abandoned(unfinished: Path) -> None:
+    try:
+        descriptor = lock(unfinished)
+    except (LockedError, OSError):
+        return
+    if descriptor is not None or time.time() - unfinished.stat().st_mtime > _ABANDONED:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process: its number, its machine, and when it started.
+
+    Numbers are given again to later processes, so the start is part of it.
+    """
+    return {"pid": os.getpid(), "host": platform.node(), "started": _start_of(os.getpid())}
+
+
+def lives(process: Any) -> bool:
+    """Return whether a process still lives that :func:`this_process` has described.
+
+    Where that cannot be known, because it ran on another machine or the system does not tell, it
+    counts as living. What describes no process does not.
+    """
+    match process:
+        case {"pid": int(pid), "host": str(host), "started": str(started)} if 0 < pid < 2**31:
+            if host != platform.node() or sys.platform == "win32":
+                return True
+            return _start_of(pid) == started and _exists(pid)
+    return False
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user
+        return True
+
+    # A process that has ended, of which only its exit code is left, is a zombie.
+    return _status_of(pid)[:1] != ["Z"]
+
+
+def _start_of(pid: int) -> str:
+    """Return when a process started, in ticks after boot; empty where only Linux tells."""
+    status = _status_of(pid)
+    return status[19] if status else ""
+
+
+def _status_of(pid: int) -> list[str]:
+    """Return what Linux tells of a process after its name, its state first; else nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,1 +1,0 @@
-"""Recording and replay of small training steps."""
