@@ -43,7 +43,8 @@ def pages() -> dict[str, str]:
 def public_names() -> dict[str, list[str]]:
     """Return the public names by the module that they are imported from, each name once."""
     first = sorted(set(fedtailor.__all__) - {"__version__"})
-    passed_on = imported_names(modules()["toolkit"]) - {"__future__.annotations"}
+    imported = imported_names(modules()["toolkit"])
+    passed_on = [name for name in imported if name.startswith("fedtailor.")]
     toolkit = sorted(name.rpartition(".")[2] for name in passed_on)
     return {"fedtailor": first, "fedtailor.toolkit": toolkit}
 
