@@ -39,10 +39,16 @@ from fedtailor.core.message import Each as Each
 from fedtailor.core.message import Field as Field
 from fedtailor.core.message import Mean as Mean
 from fedtailor.core.message import Messages as Messages
+from fedtailor.core.message import Received as Received
 from fedtailor.core.message import Reduced as Reduced
 from fedtailor.core.message import Sum as Sum
 from fedtailor.core.options import AsReleased as AsReleased
+from fedtailor.core.options import NonNegativeFloat as NonNegativeFloat
+from fedtailor.core.options import NonNegativeInt as NonNegativeInt
+from fedtailor.core.options import PositiveFloat as PositiveFloat
+from fedtailor.core.options import PositiveInt as PositiveInt
 from fedtailor.core.options import Range as Range
+from fedtailor.core.options import Share as Share
 from fedtailor.core.rng import Key as Key
 from fedtailor.core.rng import new_key as new_key
 from fedtailor.core.rng import normal as normal

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ class APFL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
 
     onboarding = (ft.RoundOfTraining(),)
 
-    alpha: Annotated[float, ft.Range(ge=0, le=1)] = 0.25
+    alpha: ft.Share = 0.25
     """Share of the client's own model in its mixture, at first if it adapts."""
     adaptive: bool = False
     """Whether every client adapts its share, once per round."""

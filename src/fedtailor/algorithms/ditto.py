@@ -29,10 +29,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,13 +57,13 @@ def personal_model(state: ClientState, received: ft.Params) -> ft.Params:
 class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Federated averaging, and personal models regularized towards the global one."""
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
+    penalty: ft.NonNegativeFloat = 1.0
     """Weight of the squared distance of a personal model from the received one (lambda), halved."""
-    personal_epochs: Annotated[int, ft.Range(ge=0)] = 5
+    personal_epochs: ft.NonNegativeInt = 5
     """Epochs of a personal model per round."""
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """The personal task."""
         return [ft.FineTuning(epochs=self.personal_epochs)]
 

@@ -31,10 +31,9 @@ Deviations (P: paper, C: released code):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,17 +93,17 @@ def layer_names(task: ft.Task) -> list[str]:
 class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Adaptive local aggregation of the received and the old local model."""
 
-    layers: Annotated[int, ft.Range(ge=1)] = 1
+    layers: ft.PositiveInt = 1
     """Last layers that are mixed (p); the received model replaces those below."""
-    weight_lr: Annotated[float, ft.Range(ge=0)] = 1.0
+    weight_lr: ft.NonNegativeFloat = 1.0
     """Learning rate of the weights (eta)."""
-    sample_share: Annotated[float, ft.Range(ge=0, le=1)] = 0.8
+    sample_share: ft.Share = 0.8
     """Share of the training examples that the weights are learned on (s)."""
-    first_epochs: Annotated[int, ft.Range(ge=0)] = 10
+    first_epochs: ft.NonNegativeInt = 10
     """Epochs on the weights when a client first has an old model; later it is one epoch."""
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Training of a first old model, then of the weights."""
         return [ft.RoundOfTraining(), ft.FineTuning("mixing_weights", epochs=self.first_epochs)]
 

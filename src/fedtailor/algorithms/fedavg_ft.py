@@ -11,9 +11,7 @@ Deviations: none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from fedtailor import toolkit as ft
 
@@ -24,11 +22,11 @@ class FedAvgFT(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
 
     finetune: ft.Layers = "all"
     """Layers that are tuned."""
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 5
+    finetune_epochs: ft.NonNegativeInt = 5
     """Epochs of fine-tuning."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Fine-tuning on the client's training data."""
         return [ft.FineTuning(self.finetune, epochs=self.finetune_epochs)]
 

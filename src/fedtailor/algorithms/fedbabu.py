@@ -18,9 +18,8 @@ A client that never took part is treated as the others are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -44,11 +43,11 @@ class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
 
     finetune: ft.Layers = "head"
     """Layers that are tuned."""
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 5
+    finetune_epochs: ft.NonNegativeInt = 5
     """Epochs of fine-tuning."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Fine-tuning on the client's training data."""
         return [ft.FineTuning(self.finetune, epochs=self.finetune_epochs)]
 

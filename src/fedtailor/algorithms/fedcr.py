@@ -60,10 +60,9 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,9 +106,7 @@ def alignment_loss(
     beta: float,
 ) -> ft.LossOutput:
     """Loss of sampled features plus divergence from the class (eq. 7); collects the features."""
-    features, buffers = task.model.features(
-        model, batch.x, weight=batch.weight, key=key, training=True
-    )
+    features, buffers = task.features(model, batch, key)
     z = bottleneck.split(features)
 
     noise = bottleneck.sample_noise(key, z, samples)
@@ -124,20 +121,20 @@ def alignment_loss(
 class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     """Personalization with a representation that is common across clients."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets = {
         "reference": {},
         "paper": {"likelihood": "log_expected", "prediction": "mean_probabilities"},
     }
 
-    latent_dim: Annotated[int, ft.Range(ge=1)] = 256
+    latent_dim: ft.PositiveInt = 256
     """Features of the Gaussian layer (V)."""
-    beta: Annotated[float, ft.Range(ge=0)] = 5e-4
+    beta: ft.NonNegativeFloat = 5e-4
     """Weight of the divergence from the Gaussian of the class."""
-    samples: Annotated[int, ft.Range(ge=1)] = 18
+    samples: ft.PositiveInt = 18
     """Samples of features per example in training (S)."""
-    prediction_samples: Annotated[int, ft.Range(ge=1)] = 18
+    prediction_samples: ft.PositiveInt = 18
     """Samples of features per example in a prediction."""
-    head_epochs: Annotated[int, ft.Range(ge=0)] = 10
+    head_epochs: ft.NonNegativeInt = 10
     """Epochs that tune the head on the final body."""
     likelihood: bottleneck.Likelihood = "expected_log"
     """Mean of the samples' cross-entropies, or cross-entropy of the mean of their probabilities."""
@@ -148,12 +145,12 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     classes are shared."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Tune the head."""
         return [ft.FineTuning("head", epochs=self.head_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Train a body where bodies are personal."""
         if self.aggregate_body:
             return []
@@ -219,7 +216,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Average the bodies; multiply the products of every class and a standard normal."""
         body = received["body"].or_else(server.body) if self.aggregate_body else ()

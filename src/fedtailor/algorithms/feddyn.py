@@ -26,10 +26,9 @@ which it starts at the cross-entropy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -78,9 +77,9 @@ def dynamic_loss(
 class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Federated learning with dynamic regularization."""
 
-    requires_upload: ClassVar[bool] = True
+    requires_upload = True
 
-    alpha: Annotated[float, ft.Range(gt=0)] = 0.01
+    alpha: ft.PositiveFloat = 0.01
     """Weight of the squared distance from the received model, halved."""
 
     def messages(self, task: ft.Task) -> ft.Messages:
@@ -127,7 +126,7 @@ class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params
         return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=trained.metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Update h, and correct the mean model by it."""
         mean, count = received["model"]

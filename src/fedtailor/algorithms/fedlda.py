@@ -44,10 +44,9 @@ preset ``paper`` takes back the first three, and has the classifier exactly as w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,7 +110,7 @@ def body_loss(
     centering: Centering,
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier, plus the penalty on correlated features (eq. 5)."""
-    z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.features(body, batch, key)
     loss = ft.cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
     if penalty:
         groups = batch.y if centering == "class" else torch.zeros_like(batch.y)
@@ -136,35 +135,35 @@ def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor
 class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     """Collaborative linear discriminant analysis."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets = {
         "reference": {},
         "paper": {"prior_smoothing": 1e-300, "cov_ridge": 0.0, "shrinkage": 0.0},
     }
-    preset_warnings: ClassVar[Mapping[str, str]] = {
+    preset_warnings = {
         "paper": "fedlda, preset 'paper': nothing keeps the covariance of features away from 0, "
         "as in the paper's text. In our runs accuracy falls, and training ends once the covariance "
         "has no inverse. Preset 'reference' adds a ridge and shrinkage."
     }
 
-    momentum: Annotated[float, ft.Range(ge=0, le=1)] = 0.5
+    momentum: ft.Share = 0.5
     """Share of the server's Gaussian in a client's upload (beta)."""
-    penalty: Annotated[float, ft.Range(ge=0)] = 0.1
+    penalty: ft.NonNegativeFloat = 0.1
     """Weight of the penalty on covariances between features (lambda)."""
     penalty_centering: Centering = "class"
     """In the penalty, features are centered by the means of their classes, or by the mean of the
     mini-batch."""
-    prior_smoothing: Annotated[float, ft.Range(gt=0)] = 1e-4
+    prior_smoothing: ft.PositiveFloat = 1e-4
     """Added to every class frequency of the prior."""
-    cov_ridge: Annotated[float, ft.Range(ge=0)] = 0.01
+    cov_ridge: ft.NonNegativeFloat = 0.01
     """Added to the diagonal of the local covariance."""
-    shrinkage: Annotated[float, ft.Range(ge=0, le=1)] = 1e-4
+    shrinkage: ft.Share = 1e-4
     """Share of a multiple of the identity in every covariance that is inverted. With 0, a
     covariance that is not positive definite has no classifier."""
     evaluated_body: Literal["global", "local"] = "global"
     """The body of a client's personal model: the server's, or that of its own last training."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Count the classes for the prior."""
         return [ft.CLASS_FREQUENCIES]
 

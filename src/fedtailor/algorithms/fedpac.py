@@ -34,9 +34,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,26 +70,26 @@ class ClientState(NamedTuple):
 class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Feature alignment and classifier collaboration."""
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
+    penalty: ft.NonNegativeFloat = 1.0
     """Weight of the distance of features from the global means of their classes (lambda)."""
-    head_epochs: Annotated[int, ft.Range(ge=0)] = 1
+    head_epochs: ft.NonNegativeInt = 1
     """Epochs of the head on the received body, before those of the body."""
-    head_lr: Annotated[float, ft.Range(gt=0)] = 0.1
+    head_lr: ft.PositiveFloat = 0.1
     """Learning rate of the head: in a round, in its tuning at the end, and for a new client."""
     combine_heads: bool = True
     """Whether a client receives a combination of all heads, or keeps its own."""
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
+    finetune_epochs: ft.NonNegativeInt = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
-    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 5
+    onboard_epochs: ft.NonNegativeInt = 5
     """Epochs of a new client's head."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Tuning of the head."""
         return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Training of the head."""
         return [ft.FineTuning("head", epochs=self.onboard_epochs)]
 
@@ -196,7 +195,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
         return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, ft.Params | tuple[()]]:
         """Average bodies and class means, and combine the heads."""
         body = received["body"].or_else(server.body)

@@ -19,9 +19,8 @@ do for 10 epochs; a new client does so too, after onboarding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -36,18 +35,18 @@ class ServerState(NamedTuple):
 class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal."""
 
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
+    finetune_epochs: ft.NonNegativeInt = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
-    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 5
+    onboard_epochs: ft.NonNegativeInt = 5
     """Epochs that train the head of a client that never took part."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Tuning of the head."""
         return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Training of the head."""
         return [ft.FineTuning("head", epochs=self.onboard_epochs)]
 

@@ -31,10 +31,9 @@ Deviations (P: paper, C: released code):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +79,7 @@ def aligned_loss(
     penalty: float,
 ) -> ft.LossOutput:
     """Cross-entropy plus the mean squared distance of features from their classes' prototypes."""
-    z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.features(model, batch, key)
     distances = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
     supervised = ft.cross_entropy(task.model.head(model, z), batch.y, batch.weight)
     return ft.LossOutput(supervised + penalty * ft.weighted_mean(distances, batch.weight), buffers)
@@ -92,7 +91,7 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
 
     onboarding = (ft.RoundOfTraining(as_many_as_others=True),)
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
+    penalty: ft.NonNegativeFloat = 1.0
     """Weight of the distance from the prototypes (lambda)."""
     prediction: Literal["prototypes", "head"] = "prototypes"
     """What predicts: the nearest prototype, or the model's own head."""
@@ -157,7 +156,7 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         return ft.ClientUpdate(trained.params, upload, personal=personal, metrics=trained.metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Replace the prototypes of the classes that were sent."""
         old = server.prototypes

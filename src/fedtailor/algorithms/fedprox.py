@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import losses
@@ -32,7 +31,7 @@ from fedtailor.toolkit import losses
 class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging with a proximal term."""
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 0.1
+    penalty: ft.NonNegativeFloat = 0.1
     """Weight of the squared distance from the received model (mu), halved."""
 
     def warnings(self, task: ft.Task) -> list[str]:

@@ -19,9 +19,8 @@ A client that never took part runs the head's phase alone, from the common initi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -36,18 +35,18 @@ class ServerState(NamedTuple):
 class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal and trained first."""
 
-    head_epochs: Annotated[int, ft.Range(ge=0)] = 10
+    head_epochs: ft.NonNegativeInt = 10
     """Epochs of the head on the received body, before those of the body (tau)."""
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
+    finetune_epochs: ft.NonNegativeInt = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Tuning of the head."""
         return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """The phase of the head."""
         return [ft.FineTuning("head", epochs=self.head_epochs)]
 

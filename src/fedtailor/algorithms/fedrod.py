@@ -30,9 +30,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,9 +80,7 @@ def joint_loss(
     task: ft.Task, parts: Parts, counts: Tensor, batch: ft.Batch, key: ft.Key
 ) -> ft.LossOutput:
     """Add the losses of the generic and the personal head, which reach different parameters."""
-    z, buffers = task.model.features(
-        parts.model, batch.x, weight=batch.weight, key=key, training=True
-    )
+    z, buffers = task.features(parts.model, batch, key)
 
     # L_G
     generic = task.model.head(parts.model, z)
@@ -102,7 +99,7 @@ def personal_head_loss(
     task: ft.Task, head: ft.Params, model: ft.Params, batch: ft.Batch, key: ft.Key
 ) -> ft.LossOutput:
     """L_P of a personal head alone, under a frozen model in evaluation mode."""
-    z, _ = task.model.features(model, batch.x, weight=batch.weight, key=key, training=False)
+    z, _ = task.features(model, batch, key, training=False)
     both = task.model.head(model, z) + task.model.head(head, z)
     return ft.LossOutput(ft.cross_entropy(both, batch.y, batch.weight))
 
@@ -114,20 +111,20 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
     variant: Literal["linear", "hyper"] = "linear"
     """Whether clients keep personal heads, or a shared network makes them of a client's class
     frequencies."""
-    hyper_hidden: Annotated[int, ft.Range(ge=1)] = 16
+    hyper_hidden: ft.PositiveInt = 16
     """Hidden units of that network."""
-    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 5
+    onboard_epochs: ft.NonNegativeInt = 5
     """Epochs of the personal head of a new client, with ``linear``."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """With ``hyper``, the frequencies that a personal head is made of."""
         if self.variant == "linear":
             return []
         return [ft.CLASS_FREQUENCIES]
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """With ``linear``, training of a personal head."""
         if self.variant == "linear":
             return [ft.FineTuning("head", epochs=self.onboard_epochs)]

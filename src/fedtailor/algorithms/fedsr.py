@@ -38,10 +38,9 @@ Deviations (P: paper, R: released code, F: FedCR's port; presets ``reference`` =
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +67,7 @@ class ServerState(NamedTuple):
 def simple_loss(
     task: ft.Task,
     params: ServerState,
-    context: Mapping[str, Tensor],
+    context: ft.Params,
     batch: ft.Batch,
     key: ft.Key,
     *,
@@ -76,9 +75,7 @@ def simple_loss(
 ) -> ft.LossOutput:
     """Loss of sampled features, their norm, and the divergence from the reference of the class."""
     references = params.references
-    features, buffers = task.model.features(
-        params.model, batch.x, weight=batch.weight, key=key, training=True
-    )
+    features, buffers = task.features(params.model, batch, key)
     z = bottleneck.split(features)
 
     # a_L2R E ||z||, of the samples that are classified too
@@ -104,30 +101,30 @@ def simple_loss(
 class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Federated averaging of simple representations, with optional tuning of the head."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets = {
         "reference": {},
         "paper": {"squared_norm": True},
     }
 
-    latent_dim: Annotated[int, ft.Range(ge=1)] = 512
+    latent_dim: ft.PositiveInt = 512
     """Features of the Gaussian layer (V)."""
-    l2_weight: Annotated[float, ft.Range(ge=0)] = 0.01
+    l2_weight: ft.NonNegativeFloat = 0.01
     """Weight of the norm of the features (a_L2R)."""
-    cmi_weight: Annotated[float, ft.Range(ge=0)] = 0.001
+    cmi_weight: ft.NonNegativeFloat = 0.001
     """Weight of the divergence from the reference of the class (a_CMI)."""
     squared_norm: Annotated[
         bool, ft.AsReleased("the norm of the features is not squared, with the paper's weight")
     ] = False
     """Whether the norm is squared, as in the paper."""
-    samples: Annotated[int, ft.Range(ge=1)] = 1
+    samples: ft.PositiveInt = 1
     """Samples of features per example in training."""
-    prediction_samples: Annotated[int, ft.Range(ge=1)] = 20
+    prediction_samples: ft.PositiveInt = 20
     """Samples of features per example in a prediction."""
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
+    finetune_epochs: ft.NonNegativeInt = 0
     """Epochs that tune the head on a client's data (FedSR-FT); 0: FedSR."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Tune the head, if asked to."""
         return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 

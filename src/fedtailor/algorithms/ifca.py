@@ -27,9 +27,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -86,11 +85,11 @@ def at_place(chosen: Tensor, leaf: Tensor) -> Tensor:
 class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
     """Iterative federated clustering."""
 
-    clusters: Annotated[int, ft.Range(ge=1)] = 2
+    clusters: ft.PositiveInt = 2
     """Models at the server (k)."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """The choice of a model."""
         return [ft.ChoiceOfModel(self.clusters)]
 

@@ -26,10 +26,9 @@ Deviations (P: paper, C: released code):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ def neighbor_probabilities(
 def right_by_mixing(
     task: ft.Task,
     personal: Personal,
-    context: Mapping[str, Tensor],
+    context: ft.Params,
     batch: ft.Batch,
     key: ft.Key,
     *,
@@ -97,17 +96,17 @@ def right_by_mixing(
 class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
-    chooses_by_validation: ClassVar[bool] = True
+    chooses_by_validation = True
 
-    neighbors: Annotated[int, ft.Range(ge=1)] = 10
+    neighbors: ft.PositiveInt = 10
     """Neighbors of a prediction (k)."""
-    kernel_scale: Annotated[float, ft.Range(gt=0)] = 1.0
+    kernel_scale: ft.PositiveFloat = 1.0
     """Distance of features over which a neighbor's influence falls by a factor of e (sigma)."""
-    mixing: Annotated[float, ft.Range(ge=0, le=1)] = 0.5
+    mixing: ft.Share = 0.5
     """Share of the neighbors in predictions (lambda) of a client without validation examples."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Remember the training examples."""
         return [ft.NearestNeighbors(self.neighbors, validated=self.mixing == 0)]
 

@@ -27,9 +27,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import tree
@@ -63,22 +63,22 @@ def layer_numbers(task: ft.Task) -> dict[str, int]:
 class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
 
-    shared_layers: Annotated[int, ft.Range(ge=1)] = 1
+    shared_layers: ft.PositiveInt = 1
     """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the
     layer before it."""
-    finetune_epochs: Annotated[int, ft.Range(ge=0)] = 0
+    finetune_epochs: ft.NonNegativeInt = 0
     """Epochs that tune a copy of the lower layers at the end, under the shared ones; 0: predict
     without tuning."""
-    onboard_epochs: Annotated[int, ft.Range(ge=0)] = 20
+    onboard_epochs: ft.NonNegativeInt = 20
     """Epochs that train the lower layers of a client that never took part."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Tuning of the lower layers."""
         return [ft.FineTuning("lower", epochs=self.finetune_epochs)]
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Training of the lower layers."""
         return [ft.FineTuning("lower", epochs=self.onboard_epochs)]
 

@@ -11,9 +11,8 @@ in one phase (momentum does not start anew each round).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class Broadcast(NamedTuple):
 class Local(ft.Algorithm[tuple[()], ft.Params, ft.Params]):
     """Training without collaboration: the baseline that personalization must beat."""
 
-    trains: ClassVar[Literal["cohort", "all"]] = "all"
+    trains = "all"
     onboarding = (ft.RoundOfTraining(as_many_as_others=True),)
 
     def messages(self, task: ft.Task) -> ft.Messages:
@@ -81,7 +80,7 @@ class Local(ft.Algorithm[tuple[()], ft.Params, ft.Params]):
         return ft.ClientUpdate(trained.params, {}, personal=trained.params, metrics=trained.metrics)
 
     def aggregate(
-        self, server: tuple[()], received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: tuple[()], received: ft.Received, cohort: ft.Cohort
     ) -> tuple[tuple[()], tuple[()]]:
         """Return nothing: no client sends anything."""
         return (), ()

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,13 +62,9 @@ def contrastive_loss(
     temperature: float,
 ) -> ft.LossOutput:
     """Cross-entropy plus a contrast: features like the received model's, unlike the previous."""
-    z, buffers = task.model.features(params, batch.x, weight=batch.weight, key=key, training=True)
-    z_received, _ = task.model.features(
-        frozen.received, batch.x, weight=batch.weight, key=key, training=False
-    )
-    z_previous, _ = task.model.features(
-        frozen.previous, batch.x, weight=batch.weight, key=key, training=False
-    )
+    z, buffers = task.features(params, batch, key)
+    z_received, _ = task.features(frozen.received, batch, key, training=False)
+    z_previous, _ = task.features(frozen.previous, batch, key, training=False)
 
     # -log(e_glob / (e_glob + e_prev)) is a sigmoid of the difference of the similarities.
     difference = F.cosine_similarity(z, z_received) - F.cosine_similarity(z, z_previous)
@@ -81,9 +77,9 @@ def contrastive_loss(
 class Moon(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Model-contrastive federated learning: one global model."""
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 1.0
+    penalty: ft.NonNegativeFloat = 1.0
     """Weight of the contrast (mu)."""
-    temperature: Annotated[float, ft.Range(gt=0)] = 0.5
+    temperature: ft.PositiveFloat = 0.5
     """Temperature of the contrast (tau)."""
 
     def warnings(self, task: ft.Task) -> list[str]:

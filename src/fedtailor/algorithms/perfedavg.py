@@ -32,10 +32,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
 def meta_step(
     task: ft.Task,
     now: Progress,
-    context: Mapping[str, Tensor],
+    context: ft.Params,
     batches: Sequence[ft.Batch],
     key: ft.Key,
     *,
@@ -93,17 +93,17 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
 
     variant: Literal["first_order", "hessian_free"] = "hessian_free"
     """How the second derivative is treated: left out, or by a difference of gradients."""
-    inner_lr: Annotated[float, ft.Range(gt=0)] = 0.01
+    inner_lr: ft.PositiveFloat = 0.01
     """Learning rate of the inner step and of adaptation (alpha)."""
-    difference: Annotated[float, ft.Range(gt=0)] = 1e-3
+    difference: ft.PositiveFloat = 1e-3
     """Distance of the two gradients of the Hessian-free variant, in units of g (delta)."""
-    adapt_epochs: Annotated[int, ft.Range(ge=0)] = 1
+    adapt_epochs: ft.NonNegativeInt = 1
     """Epochs of adaptation."""
-    adapt_steps: Annotated[int, ft.Range(ge=0)] = 0
+    adapt_steps: ft.NonNegativeInt = 0
     """Steps of adaptation in place of epochs, 1 in the paper; 0: use epochs."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Take steps of size alpha on the client's training data."""
         if self.adapt_steps:
             return [ft.FineTuning(steps=self.adapt_steps)]

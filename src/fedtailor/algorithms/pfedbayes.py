@@ -31,10 +31,9 @@ Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,21 +99,21 @@ def alternate(
 class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 10.0
+    penalty: ft.NonNegativeFloat = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""
-    initial_scale: Annotated[float, ft.Range(gt=0)] = 0.0789
+    initial_scale: ft.PositiveFloat = 0.0789
     """Initial standard deviation of every weight: softplus of the paper's rho, -2.5."""
-    draws: Annotated[int, ft.Range(ge=1)] = 1
+    draws: ft.PositiveInt = 1
     """Models drawn per step (K)."""
-    personal_lr: Annotated[float, ft.Range(gt=0)] = 0.001
+    personal_lr: ft.PositiveFloat = 0.001
     """Adam's rate for a client's Gaussian (eta_1)."""
-    global_lr: Annotated[float, ft.Range(ge=0)] = 0.001
+    global_lr: ft.NonNegativeFloat = 0.001
     """Adam's rate for a client's copy of the global Gaussian (eta_2)."""
-    mixing: Annotated[float, ft.Range(ge=0, le=1)] = 1.0
+    mixing: ft.Share = 1.0
     """Share of the clients' mean in the new global Gaussian (beta)."""
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Train for a round."""
         return [ft.RoundOfTraining()]
 
@@ -164,7 +163,7 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         return ft.ClientUpdate(new_state, upload, personal=end.own.mean, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the means of means and raw deviations into the old ones."""
         mean = received["mean"].or_else(server.mean)

@@ -52,9 +52,8 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,7 +109,7 @@ def body_loss(
     task: ft.Task, body: ft.Params, head: Head, batch: ft.Batch, key: ft.Key
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier (eq. 5, as a loss); collects the features."""
-    z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.features(body, batch, key)
     loss = ft.cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
     return ft.LossOutput(loss, buffers, z.detach())
 
@@ -119,12 +118,12 @@ def body_loss(
 class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     """Personalization by feature distribution adaptation."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets = {
         "reference": {},
         "paper": {"cov_ridge": 1e-4, "cov_offset": 0.0},
         "tuned": {"prior_smoothing": 0.1, "cov_ridge": 0.3},
     }
-    preset_warnings: ClassVar[Mapping[str, str]] = {
+    preset_warnings = {
         "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's "
         "text, features and classifier weights grow without bound in our runs; the released code "
         "uses 1 (preset 'reference')."
@@ -132,7 +131,7 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
 
     beta: Literal["single", "multi", "none"] = "single"
     """One beta, one each for means and covariance, or none (beta = 1, purely local)."""
-    cov_ridge: Annotated[float, ft.Range(ge=0)] = 1.0
+    cov_ridge: ft.NonNegativeFloat = 1.0
     """Added to the diagonal of the local covariance."""
     cov_offset: Annotated[
         float,
@@ -144,10 +143,10 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
     pseudo_count: those with prior_smoothing more examples of every class; blend: a cross-validated
     blend of its class frequencies and equally likely classes, then as floor."""
-    prior_smoothing: Annotated[float, ft.Range(gt=0)] = 1e-4
+    prior_smoothing: ft.PositiveFloat = 1e-4
     """Added to every class frequency of the prior; with pseudo_count, a number of examples of every
     class."""
-    evaluate_min_class_count: Annotated[int, ft.Range(ge=1)] = 3
+    evaluate_min_class_count: ft.PositiveInt = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
     evaluate_drop_last: Annotated[
         bool, ft.AsReleased("evaluation loses the examples of a last, shorter batch")
@@ -155,7 +154,7 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
     """Whether evaluation leaves out the examples that do not fill a batch."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Estimate and blend the Gaussian, without gradients."""
         return [ft.CLOSED_FORM]
 

@@ -29,10 +29,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +62,7 @@ class Progress(NamedTuple):
 def proximal_step(
     task: ft.Task,
     at: Progress,
-    context: Mapping[str, Tensor],
+    context: ft.Params,
     batch: ft.Batch,
     key: ft.Key,
     *,
@@ -96,23 +95,23 @@ def proximal_step(
 class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Personal models at the minimum of the loss plus a distance from a global model."""
 
-    penalty: Annotated[float, ft.Range(ge=0)] = 15.0
+    penalty: ft.NonNegativeFloat = 15.0
     """Weight of the squared distance of theta from the client's w_i (lambda), halved."""
-    inner_steps: Annotated[int, ft.Range(ge=1)] = 5
+    inner_steps: ft.PositiveInt = 5
     """Steps of theta per batch (K)."""
-    inner_lr: Annotated[float, ft.Range(gt=0)] = 0.05
+    inner_lr: ft.PositiveFloat = 0.05
     """Learning rate of theta (eta_p)."""
-    outer_lr: Annotated[float, ft.Range(gt=0)] = 0.005
+    outer_lr: ft.PositiveFloat = 0.005
     """Learning rate of w_i (eta)."""
-    mixing: Annotated[float, ft.Range(ge=0)] = 1.0
+    mixing: ft.NonNegativeFloat = 1.0
     """Share of the mean of the clients' models in the new global one (beta); the paper allows more
     than 1."""
-    solve_batches: Annotated[int, ft.Range(ge=0)] = 20
+    solve_batches: ft.NonNegativeInt = 20
     """Batches, of ``inner_steps`` each, that lead from the global model to a client's personal
     one."""
 
     @property
-    def adaptation(self) -> Sequence[ft.Adaptation]:
+    def adaptation(self) -> list[ft.Adaptation]:
         """Solve the proximal problem on the client's training data."""
         return [ft.ProximalSolve(self.solve_batches, self.inner_steps)]
 
@@ -171,7 +170,7 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         )
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Mix the mean of the clients' models into the global one."""
         mean_model = received["model"].or_else(server.model)

@@ -47,10 +47,9 @@ leaves open:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,7 +130,7 @@ def body_loss(
     draws: int,
 ) -> ft.LossOutput:
     """Mean cross-entropy under heads drawn from the posterior, which stays as it is."""
-    z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.features(body, batch, key)
     deviation = posterior.deviation()
     losses = gaussian_heads.expected_losses(task, posterior.mean, deviation, z, batch.y, key, draws)
     return ft.LossOutput(ft.weighted_mean(losses, batch.weight), buffers)
@@ -141,26 +140,26 @@ def body_loss(
 class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
     """Confidence-aware personalization by variational expectation maximization."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {}, "paper": {}}
-    trains: ClassVar[Literal["cohort", "all"]] = "all"
+    presets = {"reference": {}, "paper": {}}
+    trains = "all"
 
-    head_steps: Annotated[int, ft.Range(ge=0)] = 10
+    head_steps: ft.NonNegativeInt = 10
     """Full-batch steps on the posterior of the head per round (R)."""
-    head_lr: Annotated[float, ft.Range(gt=0)] = 0.001
+    head_lr: ft.PositiveFloat = 0.001
     """Learning rate of these steps (eta); each sums over all examples, and their momentum is
     0.9."""
-    draws: Annotated[int, ft.Range(ge=1)] = 5
+    draws: ft.PositiveInt = 5
     """Heads drawn per step (K)."""
-    initial_scale: Annotated[float, ft.Range(gt=0)] = 1.0
+    initial_scale: ft.PositiveFloat = 1.0
     """Deviation of a client's posterior and prior before its first round."""
     confidence: Literal["both", "uncertainty", "deviation"] = "both"
     """Terms of the confidence: variance of the posterior, its distance from the global head, or
     both."""
     evaluated_body: Literal["local", "global"] = "local"
     """The body of a client's personal model: that of its own last training, or the server's."""
-    prediction_draws: Annotated[int, ft.Range(ge=0)] = 0
+    prediction_draws: ft.NonNegativeInt = 0
     """Heads whose probabilities are averaged for a prediction; 0: the mean head predicts."""
-    onboard_rounds: Annotated[int, ft.Range(ge=0)] = 1
+    onboard_rounds: ft.NonNegativeInt = 1
     """Rounds of a new client on its own data."""
     onboard_body: bool = False
     """Whether a new client trains the body too."""
@@ -177,7 +176,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             )
 
     @property
-    def onboarding(self) -> Sequence[ft.Adaptation]:
+    def onboarding(self) -> list[ft.Adaptation]:
         """Take rounds under the global body, or of the body too."""
         return [ft.FineTuning("all" if self.onboard_body else "head", rounds=self.onboard_rounds)]
 

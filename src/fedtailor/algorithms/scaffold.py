@@ -25,9 +25,8 @@ cross-entropy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,9 +61,9 @@ def corrected_loss(
 class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Federated averaging with control variates."""
 
-    requires_upload: ClassVar[bool] = True
+    requires_upload = True
 
-    global_lr: Annotated[float, ft.Range(gt=0)] = 1.0
+    global_lr: ft.PositiveFloat = 1.0
     """Step of the server along the mean change of the clients' models (eta_g)."""
 
     def warnings(self, task: ft.Task) -> list[str]:
@@ -135,7 +134,7 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
         return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=trained.metrics)
 
     def aggregate(
-        self, server: ServerState, received: Mapping[str, ft.Reduced], cohort: ft.Cohort
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Move the model by the mean change, and the control by the clients' changes."""
         delta = received["delta"].value

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtailor.core.adaptation import Adaptation, FineTuned, describe
 from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
-from fedtailor.core.message import Field, Messages, Reduced, Upload
+from fedtailor.core.message import Field, Messages, Received, Upload
 from fedtailor.core.options import check_options
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Params, Task, Training, predict_features, predict_logits
@@ -174,9 +174,7 @@ class Algorithm(ABC, Generic[S, C, P]):
     ) -> ClientUpdate:
         """Run a client's round."""
 
-    def aggregate(
-        self, server: S, received: Mapping[str, Reduced], cohort: Cohort
-    ) -> tuple[S, Tree]:
+    def aggregate(self, server: S, received: Received, cohort: Cohort) -> tuple[S, Tree]:
         """Return the new server state, and new values of ``Download.per_client`` (() for none).
 
         The values are in the order of ``cohort.ids``.

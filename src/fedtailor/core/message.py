@@ -117,6 +117,10 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
     return weight.reshape(weight.shape + (1,) * (leaf.dim() - weight.dim()))
 
 
+Received = Mapping[str, Reduced]
+"""The fields that the server received in a round, by name."""
+
+
 class PartialSum(NamedTuple):
     """The sum of one field over some clients, in float64.
 

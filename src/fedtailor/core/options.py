@@ -55,6 +55,14 @@ class Range:
         return " and ".join(f"{sign} {_show(bound)}" for sign, bound in signs if bound is not None)
 
 
+NonNegativeInt = Annotated[int, Range(ge=0)]
+PositiveInt = Annotated[int, Range(ge=1)]
+NonNegativeFloat = Annotated[float, Range(ge=0)]
+PositiveFloat = Annotated[float, Range(gt=0)]
+Share = Annotated[float, Range(ge=0, le=1)]
+"""A part of a whole."""
+
+
 @dataclass(frozen=True)
 class AsReleased:
     """Marks, in an annotation, an option that exists because of a bug of a released code."""

@@ -89,6 +89,12 @@ class Task(NamedTuple):
         """
         return self.pick(self.model.init(key.common("model")), *(groups or ALL))
 
+    def features(
+        self, params: Params, batch: Batch, key: Key, *, training: bool = True
+    ) -> tuple[Tensor, Params]:
+        """Return the features (b, d) of a batch, and the buffers that the pass updated."""
+        return self.model.features(params, batch.x, weight=batch.weight, key=key, training=training)
+
 
 class LossOutput(NamedTuple):
     """What a loss returns: a scalar, updated buffers, and values to collect per example."""

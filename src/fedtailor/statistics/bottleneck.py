@@ -207,9 +207,7 @@ def _sampled_head_loss(
     """Loss of sampled features under a frozen body; without a body, the batch holds features."""
     features = batch.x
     if body:
-        features, _ = task.model.features(
-            body, batch.x, weight=batch.weight, key=key, training=False
-        )
+        features, _ = task.features(body, batch, key, training=False)
     z = split(features)
     losses = sampled_losses(task, head, z, batch.y, sample_noise(key, z, samples), likelihood)
     return LossOutput(weighted_mean(losses, batch.weight))

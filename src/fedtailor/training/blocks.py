@@ -319,4 +319,4 @@ def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -
 
 
 def _features(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> Tensor:
-    return task.model.features(params, batch.x, weight=batch.weight, key=key, training=False)[0]
+    return task.features(params, batch, key, training=False)[0]

@@ -21,7 +21,7 @@ def classification_loss(
 ) -> LossOutput:
     """Cross-entropy of a whole model, in training mode; parameters in ``context`` stay frozen."""
     model = {**context, **params}
-    z, buffers = task.model.features(model, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.features(model, batch, key)
     return LossOutput(cross_entropy(task.model.head(model, z), batch.y, batch.weight), buffers)
 
 
@@ -84,7 +84,7 @@ def aligned_loss(
     weight of the distance.
     """
     head, targets, penalty = context
-    z, buffers = task.model.features(body, batch.x, weight=batch.weight, key=key, training=True)
+    z, buffers = task.features(body, batch, key)
     distance = weighted_mean((z - targets[batch.y]).square().mean(1), batch.weight)
     entropy = cross_entropy(task.model.head(head, z), batch.y, batch.weight)
     return LossOutput(entropy + penalty * distance, buffers)

@@ -62,7 +62,7 @@ def train_head(
 
 def frozen_body_loss(task: Task, head: Params, body: Params, batch: Batch, key: Key) -> LossOutput:
     """Cross-entropy of a head under a frozen body, which runs in evaluation mode."""
-    z, _ = task.model.features(body, batch.x, weight=batch.weight, key=key, training=False)
+    z, _ = task.features(body, batch, key, training=False)
     return LossOutput(cross_entropy(task.model.head(head, z), batch.y, batch.weight))
 
 
