@@ -43,6 +43,7 @@ from fedtailor.core.message import Received as Received
 from fedtailor.core.message import Reduced as Reduced
 from fedtailor.core.message import Sum as Sum
 from fedtailor.core.options import AsReleased as AsReleased
+from fedtailor.core.options import AtZero as AtZero
 from fedtailor.core.options import NonNegativeFloat as NonNegativeFloat
 from fedtailor.core.options import NonNegativeInt as NonNegativeInt
 from fedtailor.core.options import PositiveFloat as PositiveFloat

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,24 +57,19 @@ def personal_model(state: ClientState, received: ft.Params) -> ft.Params:
 class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Federated averaging, and personal models regularized towards the global one."""
 
-    penalty: ft.NonNegativeFloat = 1.0
+    penalty: Annotated[
+        ft.NonNegativeFloat, ft.AtZero("personal models are those of Local, beside a FedAvg.")
+    ] = 1.0
     """Weight of the squared distance of a personal model from the received one (lambda), halved."""
-    personal_epochs: ft.NonNegativeInt = 5
+    personal_epochs: Annotated[
+        ft.NonNegativeInt, ft.AtZero("the global model predicts: this is FedAvg.")
+    ] = 5
     """Epochs of a personal model per round."""
 
     @property
     def onboarding(self) -> list[ft.Adaptation]:
         """The personal task."""
         return [ft.FineTuning(epochs=self.personal_epochs)]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where nothing is left of the personal models."""
-        sentences = []
-        if not self.penalty:
-            sentences.append("with penalty 0, personal models are those of Local, beside a FedAvg.")
-        if not self.personal_epochs:
-            sentences.append("without personal epochs, the global model predicts: this is FedAvg.")
-        return sentences
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization, untrained."""

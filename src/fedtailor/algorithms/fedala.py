@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,9 +95,11 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
 
     layers: ft.PositiveInt = 1
     """Last layers that are mixed (p); the received model replaces those below."""
-    weight_lr: ft.NonNegativeFloat = 1.0
+    weight_lr: Annotated[
+        ft.NonNegativeFloat, ft.AtZero("the received model stays: this is FedAvg.")
+    ] = 1.0
     """Learning rate of the weights (eta)."""
-    sample_share: ft.Share = 0.8
+    sample_share: Annotated[ft.Share, ft.AtZero("the received model stays: this is FedAvg.")] = 0.8
     """Share of the training examples that the weights are learned on (s)."""
     first_epochs: ft.NonNegativeInt = 10
     """Epochs on the weights when a client first has an old model; later it is one epoch."""
@@ -108,12 +110,8 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
         return [ft.RoundOfTraining(), ft.FineTuning("mixing_weights", epochs=self.first_epochs)]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where the weights stay 1, and where the model has fewer layers."""
-        sentences = []
-        for name in ("weight_lr", "sample_share"):
-            if not getattr(self, name):
-                sentences.append(f"with {name} 0, the received model stays: this is FedAvg.")
-
+        """Warn where the model has fewer layers, too."""
+        sentences = super().warnings(task)
         if self.layers > len(layer_names(task)):
             sentences.append(f"the model has fewer than {self.layers} layers: all are mixed.")
         return sentences

@@ -12,6 +12,7 @@ Deviations: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedtailor import toolkit as ft
 
@@ -22,19 +23,13 @@ class FedAvgFT(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
 
     finetune: ft.Layers = "all"
     """Layers that are tuned."""
-    finetune_epochs: ft.NonNegativeInt = 5
+    finetune_epochs: Annotated[ft.NonNegativeInt, ft.AtZero("this is FedAvg.")] = 5
     """Epochs of fine-tuning."""
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Fine-tuning on the client's training data."""
         return [ft.FineTuning(self.finetune, epochs=self.finetune_epochs)]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Without epochs nothing is tuned."""
-        if self.finetune_epochs:
-            return []
-        return ["without epochs of fine-tuning, this is FedAvg."]
 
     def local_update(
         self,

@@ -19,7 +19,7 @@ A client that never took part is treated as the others are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -43,19 +43,15 @@ class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
 
     finetune: ft.Layers = "head"
     """Layers that are tuned."""
-    finetune_epochs: ft.NonNegativeInt = 5
+    finetune_epochs: Annotated[
+        ft.NonNegativeInt, ft.AtZero("clients predict with one model of a random head.")
+    ] = 5
     """Epochs of fine-tuning."""
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Fine-tuning on the client's training data."""
         return [ft.FineTuning(self.finetune, epochs=self.finetune_epochs)]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where nothing is tuned."""
-        if self.finetune_epochs:
-            return []
-        return ["without epochs of fine-tuning, clients predict with one model of a random head."]
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body."""

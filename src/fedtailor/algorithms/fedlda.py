@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,9 +156,12 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     """Added to every class frequency of the prior."""
     cov_ridge: ft.NonNegativeFloat = 0.01
     """Added to the diagonal of the local covariance."""
-    shrinkage: ft.Share = 1e-4
+    shrinkage: Annotated[
+        ft.Share, ft.AtZero("there is no classifier where Sigma is not positive definite.")
+    ] = 1e-4
     """Share of a multiple of the identity in every covariance that is inverted. With 0, a
-    covariance that is not positive definite has no classifier."""
+    covariance that is not positive definite has no classifier; what a client then sends is not
+    finite, and is left out. The run stops if that is so for every client."""
     evaluated_body: Literal["global", "local"] = "global"
     """The body of a client's personal model: the server's, or that of its own last training."""
 
@@ -166,16 +169,6 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     def adaptation(self) -> list[ft.Adaptation]:
         """Count the classes for the prior."""
         return [ft.CLASS_FREQUENCIES]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where the covariance may have no inverse."""
-        if self.shrinkage:
-            return []
-        return [
-            "with shrinkage 0, there is no classifier once the covariance is not positive "
-            "definite. What a client then sends is not finite, and is left out; the run stops if "
-            "that is so for every client."
-        ]
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body, means and covariance."""

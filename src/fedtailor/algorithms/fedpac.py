@@ -35,7 +35,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,9 +70,12 @@ class ClientState(NamedTuple):
 class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Feature alignment and classifier collaboration."""
 
-    penalty: ft.NonNegativeFloat = 1.0
+    penalty: Annotated[
+        ft.NonNegativeFloat,
+        ft.AtZero("features are not aligned; with personal heads, this is FedRep."),
+    ] = 1.0
     """Weight of the distance of features from the global means of their classes (lambda)."""
-    head_epochs: ft.NonNegativeInt = 1
+    head_epochs: Annotated[ft.NonNegativeInt, ft.AtZero("all heads keep their initial values.")] = 1
     """Epochs of the head on the received body, before those of the body."""
     head_lr: ft.PositiveFloat = 0.1
     """Learning rate of the head: in a round, in its tuning at the end, and for a new client."""
@@ -92,17 +95,6 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     def onboarding(self) -> list[ft.Adaptation]:
         """Training of the head."""
         return [ft.FineTuning("head", epochs=self.onboard_epochs)]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where the options make this a simpler method."""
-        sentences = []
-        if not self.penalty and self.combine_heads:
-            sentences.append("with penalty 0, features are not aligned.")
-        if not self.penalty and not self.combine_heads:
-            sentences.append("with penalty 0 and personal heads, this is FedRep.")
-        if not self.head_epochs:
-            sentences.append("without epochs of the head, all heads keep their initial values.")
-        return sentences
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body, the class means, and what a combination of heads needs."""

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,18 +91,10 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
 
     onboarding = (ft.RoundOfTraining(as_many_as_others=True),)
 
-    penalty: ft.NonNegativeFloat = 1.0
+    penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("every client trains alone.")] = 1.0
     """Weight of the distance from the prototypes (lambda)."""
     prediction: Literal["prototypes", "head"] = "prototypes"
     """What predicts: the nearest prototype, or the model's own head."""
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where no client learns from others."""
-        if self.penalty:
-            return []
-        if self.prediction == "head":
-            return ["with penalty 0, every client trains alone."]
-        return ["with penalty 0, every client trains alone; predictions use the prototypes of all."]
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare prototypes, which of them are known, and the rounds, for new clients."""

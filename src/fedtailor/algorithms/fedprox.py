@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import losses
@@ -31,14 +32,8 @@ from fedtailor.toolkit import losses
 class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging with a proximal term."""
 
-    penalty: ft.NonNegativeFloat = 0.1
+    penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("this is FedAvg.")] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Without a penalty nothing is left of the method."""
-        if self.penalty:
-            return []
-        return ["with penalty 0, this is FedAvg."]
 
     def local_update(
         self,

@@ -20,7 +20,7 @@ A client that never took part runs the head's phase alone, from the common initi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor import toolkit as ft
 
@@ -35,7 +35,7 @@ class ServerState(NamedTuple):
 class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """The body is averaged, heads are personal and trained first."""
 
-    head_epochs: ft.NonNegativeInt = 10
+    head_epochs: Annotated[ft.NonNegativeInt, ft.AtZero("this is an untuned FedBABU.")] = 10
     """Epochs of the head on the received body, before those of the body (tau)."""
     finetune_epochs: ft.NonNegativeInt = 0
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
@@ -49,12 +49,6 @@ class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     def onboarding(self) -> list[ft.Adaptation]:
         """The phase of the head."""
         return [ft.FineTuning("head", epochs=self.head_epochs)]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Warn where heads stay as they are."""
-        if self.head_epochs:
-            return []
-        return ["without epochs of the head, this is FedBABU without fine-tuning."]
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,19 +102,15 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
     """Neighbors of a prediction (k)."""
     kernel_scale: ft.PositiveFloat = 1.0
     """Distance of features over which a neighbor's influence falls by a factor of e (sigma)."""
-    mixing: ft.Share = 0.5
+    mixing: Annotated[
+        ft.Share, ft.AtZero("this is FedAvg for clients without validation examples.")
+    ] = 0.5
     """Share of the neighbors in predictions (lambda) of a client without validation examples."""
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Remember the training examples."""
         return [ft.NearestNeighbors(self.neighbors, validated=self.mixing == 0)]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Without a share, neighbors do nothing."""
-        if self.mixing:
-            return []
-        return ["with mixing 0, this is FedAvg for clients without validation examples."]
 
     def local_update(
         self,

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -77,16 +77,10 @@ def contrastive_loss(
 class Moon(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Model-contrastive federated learning: one global model."""
 
-    penalty: ft.NonNegativeFloat = 1.0
+    penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("this is FedAvg.")] = 1.0
     """Weight of the contrast (mu)."""
     temperature: ft.PositiveFloat = 0.5
     """Temperature of the contrast (tau)."""
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Without its weight, the contrast does nothing."""
-        if self.penalty:
-            return []
-        return ["with penalty 0, this is FedAvg."]
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start without a last round."""

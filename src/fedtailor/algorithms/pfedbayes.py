@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ def alternate(
 class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
 
-    penalty: ft.NonNegativeFloat = 10.0
+    penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("the global Gaussian never moves.")] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""
     initial_scale: ft.PositiveFloat = 0.0789
     """Initial standard deviation of every weight: softplus of the paper's rho, -2.5."""
@@ -107,9 +107,9 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Models drawn per step (K)."""
     personal_lr: ft.PositiveFloat = 0.001
     """Adam's rate for a client's Gaussian (eta_1)."""
-    global_lr: ft.NonNegativeFloat = 0.001
+    global_lr: Annotated[ft.NonNegativeFloat, ft.AtZero("the global Gaussian never moves.")] = 0.001
     """Adam's rate for a client's copy of the global Gaussian (eta_2)."""
-    mixing: ft.Share = 1.0
+    mixing: Annotated[ft.Share, ft.AtZero("the global Gaussian never moves.")] = 1.0
     """Share of the clients' mean in the new global Gaussian (beta)."""
 
     @property
@@ -118,12 +118,9 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         return [ft.RoundOfTraining()]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Name options that freeze the global Gaussian, and training options without effect."""
-        frozen = [name for name in ("penalty", "global_lr", "mixing") if getattr(self, name) == 0]
-        sentences = [f"with {name} 0, the global Gaussian never moves." for name in frozen]
-        return sentences + self.training.not_used(
-            "optimizer", "lr", "momentum", "weight_decay", "clip_norm"
-        )
+        """Name the training options that have no effect, too."""
+        unused = ("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
+        return super().warnings(task) + self.training.not_used(*unused)
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare means, with buffers, and raw deviations."""

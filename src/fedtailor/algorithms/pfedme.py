@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ def proximal_step(
 class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Personal models at the minimum of the loss plus a distance from a global model."""
 
-    penalty: ft.NonNegativeFloat = 15.0
+    penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("the global model never changes.")] = 15.0
     """Weight of the squared distance of theta from the client's w_i (lambda), halved."""
     inner_steps: ft.PositiveInt = 5
     """Steps of theta per batch (K)."""
@@ -103,10 +103,10 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Learning rate of theta (eta_p)."""
     outer_lr: ft.PositiveFloat = 0.005
     """Learning rate of w_i (eta)."""
-    mixing: ft.NonNegativeFloat = 1.0
+    mixing: Annotated[ft.NonNegativeFloat, ft.AtZero("the global model never changes.")] = 1.0
     """Share of the mean of the clients' models in the new global one (beta); the paper allows more
     than 1."""
-    solve_batches: ft.NonNegativeInt = 20
+    solve_batches: Annotated[ft.NonNegativeInt, ft.AtZero("the global model predicts.")] = 20
     """Batches, of ``inner_steps`` each, that lead from the global model to a client's personal
     one."""
 
@@ -116,10 +116,8 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         return [ft.ProximalSolve(self.solve_batches, self.inner_steps)]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Name steps that are too long, and options that freeze the model or have no effect."""
-        frozen = [name for name in ("penalty", "mixing") if getattr(self, name) == 0]
-        sentences = [f"with {name} 0, the global model never changes." for name in frozen]
-
+        """Name steps that are too long and options that have no effect, too."""
+        sentences = super().warnings(task)
         outer = self.outer_lr * self.penalty
         if outer >= 1:
             sentences.append(f"outer_lr * penalty is {outer:g}: from 1 on, w_i moves past theta.")
@@ -127,9 +125,6 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         inner = self.inner_lr * self.penalty
         if inner >= 2:
             sentences.append(f"inner_lr * penalty is {inner:g}: from 2 on, theta diverges.")
-
-        if self.solve_batches == 0:
-            sentences.append("without batches of the proximal solve, the global model predicts.")
 
         unused = ("lr", "optimizer", "momentum", "weight_decay", "clip_norm")
         return sentences + self.training.not_used(*unused)

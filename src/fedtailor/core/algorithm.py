@@ -18,7 +18,7 @@ from fedtailor.core.adaptation import Adaptation, FineTuned, describe
 from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Messages, Received, Upload
-from fedtailor.core.options import check_options
+from fedtailor.core.options import AtZero, check_options, marks_of
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Params, Task, Training, predict_features, predict_logits
 from fedtailor.core.tree import Tree
@@ -139,11 +139,16 @@ class Algorithm(ABC, Generic[S, C, P]):
         return describe([*onboarding, *self.adaptation])
 
     def warnings(self, task: Task) -> list[str]:
-        """Return sentences about the options.
+        """Return sentences about the options, such as that a value makes the method a simpler one.
 
-        For example, that a value makes the method a simpler one.
+        By default, what the marks :class:`AtZero` say about options that are 0.
         """
-        return []
+        marks = marks_of(type(self), AtZero)
+        return [
+            f"with {name} 0, {mark.consequence}"
+            for name, mark in marks.items()
+            if getattr(self, name) == 0
+        ]
 
     def messages(self, task: Task) -> Messages:
         """Declare every field of download and upload.

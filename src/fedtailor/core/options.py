@@ -72,6 +72,14 @@ class AsReleased:
 
 
 @dataclass(frozen=True)
+class AtZero:
+    """Says, in an annotation, what becomes of a method where an option is 0."""
+
+    consequence: str
+    """The end of a sentence that begins with the option."""
+
+
+@dataclass(frozen=True)
 class Flag:
     """An option of the command line that sets a field, in the annotation of that field.
 
