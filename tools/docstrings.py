@@ -1,6 +1,7 @@
 """Docstrings as Markdown."""
 
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -51,9 +52,14 @@ def _section(heading: str, text: str) -> str:
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the text below each field of a class, as one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    return _texts_below(tree.body[0].body)
+    """Return the text below each field of a class, inherited ones too, as one line."""
+    texts = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+            texts.update(_texts_below(tree.body[0].body))
+
+    return texts
 
 
 def constant_docstrings(module: ModuleType) -> dict[str, str]:

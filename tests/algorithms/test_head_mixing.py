@@ -7,7 +7,8 @@ import torch
 from fedtailor.algorithms import _head_mixing
 from fedtailor.algorithms._head_mixing import (
     FeatureStatistics,
-    error_matrices,
+    HeadErrors,
+    best_mixtures,
     mixing_weights,
 )
 from fedtailor.algorithms._simplex import optimality_gap
@@ -46,12 +47,11 @@ def test_blocks_bound_memory_only(monkeypatch):
 
 def test_slopes_are_those_of_the_error_matrices():
     statistics = clients(7)
-    flat = statistics.prior_means.flatten(1)
-    gram = flat @ flat.mT
+    errors = HeadErrors.of(statistics)
     every = torch.arange(7)
-    matrices = error_matrices(gram, statistics.variance, every, every.expand(7, 7))
-    weights = torch.softmax(gram, 1)
-    slopes = _head_mixing._slopes(gram, statistics.variance, every, weights)
+    matrices = errors.matrices(every, every.expand(7, 7))
+    weights = torch.softmax(errors.gram, 1)
+    slopes = errors.slopes(every, weights)
     expected = (matrices @ weights[:, :, None])[:, :, 0]
     assert torch.allclose(slopes, expected, rtol=0, atol=1e-12)
 
@@ -66,11 +66,10 @@ def test_candidates_save_time_only(monkeypatch, count):
 
 def test_no_head_would_improve_the_mixtures_of_a_large_cohort():
     statistics = clients(140)
-    flat = statistics.prior_means.flatten(1)
-    gram = flat @ flat.mT
+    errors = HeadErrors.of(statistics)
     some = torch.arange(9)
-    matrices = error_matrices(gram, statistics.variance, some, torch.arange(140).expand(9, 140))
-    weights = _head_mixing._best_mixtures(gram, statistics.variance)[:9]
+    matrices = errors.matrices(some, torch.arange(140).expand(9, 140))
+    weights = best_mixtures(errors)[:9]
     usual = matrices.diagonal(dim1=1, dim2=2).median(1).values
     assert bool((optimality_gap(matrices, weights) < 1e-8 * usual).all())
 

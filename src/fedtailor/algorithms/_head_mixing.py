@@ -11,7 +11,7 @@ import itertools
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fedtailor import toolkit as ft
@@ -65,24 +65,58 @@ def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> Fe
     return FeatureStatistics(variance.to(dtype), prior_means.to(dtype))
 
 
+class HeadErrors(NamedTuple):
+    """The estimated errors ``a^T P_i a`` of mixtures a of m clients' heads, on every client i.
+
+    ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])``: all of it follows
+    from one Gram matrix of H.
+    """
+
+    gram: Float64[Tensor, "m m"]
+    """The inner products of all prior means H."""
+    variance: Float64[Tensor, "m"]
+    """V of all clients."""
+
+    @classmethod
+    def of(cls, statistics: FeatureStatistics) -> HeadErrors:
+        """Return the errors that follow from the statistics of all clients."""
+        flat = statistics.prior_means.double().flatten(1)
+        # rounding may make a sum of squares negative
+        return cls(flat @ flat.mT, statistics.variance.double().clamp_min(0.0))
+
+    def of_single_heads(self) -> Tensor:
+        """Return for every client (row) the error of every head: the diagonal of P_i."""
+        norms = self.gram.diagonal()
+        return norms[:, None] - 2.0 * self.gram + norms + self.variance
+
+    def matrices(self, clients: Tensor, candidates: Tensor) -> Float64[Tensor, "b k k"]:
+        """Return P_i of some clients (b,), for mixtures of each one's candidates (b, k) alone."""
+        products = self.gram[clients[:, None], candidates]
+        norms = self.gram.diagonal()[clients]
+        among = self.gram[candidates[:, :, None], candidates[:, None, :]]
+        bias = norms[:, None, None] - products[:, :, None] - products[:, None, :] + among
+        return bias + torch.diag_embed(self.variance[candidates])
+
+    def slopes(self, clients: Tensor, weights: Tensor) -> Float64[Tensor, "b m"]:
+        """Return ``P_i a`` for the weights a (b, m) of some clients i (b,): half the slopes."""
+        products = self.gram[clients]
+        along = (products * weights).sum(1, keepdim=True)
+        constant = self.gram.diagonal()[clients, None] - along
+        return self.variance * weights + constant - products + weights @ self.gram
+
+
 def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
     """Return for every client i (row) the weights of all clients' heads.
 
-    They are ``argmin_a a^T P_i a`` over the simplex. ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] -
-    H_j[c]) . (H_i[c] - H_k[c])``, all from one Gram matrix of H. Weights below 0.001 are dropped. A
-    client whose weights cannot be found keeps its own head.
+    They are ``argmin_a a^T P_i a`` over the simplex, see :class:`HeadErrors`. Weights below 0.001
+    are dropped. A client whose weights cannot be found keeps its own head.
     """
-    flat = statistics.prior_means.double().flatten(1)
-    gram = flat @ flat.mT
-
-    # rounding may make a sum of squares negative
-    variance = statistics.variance.double().clamp_min(0.0)
-    weights = _best_mixtures(gram, variance)
+    weights = best_mixtures(HeadErrors.of(statistics))
 
     # NaN compares as smaller, and is dropped
     weights = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)
     total = weights.sum(1, keepdim=True)
-    return torch.where(total > 0, weights / total, torch.eye(len(gram), dtype=torch.float64))
+    return torch.where(total > 0, weights / total, torch.eye(len(weights), dtype=torch.float64))
 
 
 def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
@@ -90,30 +124,7 @@ def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
     return tree.map(lambda leaf: torch.tensordot(weights, leaf.double(), 1).to(leaf.dtype), values)
 
 
-def error_matrices(
-    gram: Float64[Tensor, "m m"],
-    variance: Float64[Tensor, "m"],
-    clients: Int[Tensor, "block"],
-    candidates: Int[Tensor, "block k"],
-) -> Float64[Tensor, "block k k"]:
-    """Return the rows and columns of some clients' P_i that belong to the candidates of each.
-
-    Args:
-        gram: the inner products of all prior means.
-        variance: V of all clients.
-        clients: whose matrices they are.
-        candidates: clients whose heads may be mixed, for each of them.
-    """
-    products = gram[clients[:, None], candidates]
-    norms = gram.diagonal()[clients]
-    among = gram[candidates[:, :, None], candidates[:, None, :]]
-    bias = norms[:, None, None] - products[:, :, None] - products[:, None, :] + among
-    return bias + torch.diag_embed(variance[candidates])
-
-
-def _best_mixtures(
-    gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]
-) -> Float64[Tensor, "m m"]:
+def best_mixtures(errors: HeadErrors) -> Float64[Tensor, "m m"]:
     """Return the weights for every client (row); NaN where they cannot be found.
 
     A program over m clients takes m^3 operations, and most weights of large cohorts are 0. So a
@@ -121,18 +132,20 @@ def _best_mixtures(
     lower its error, they take the places of those that are not in the mixture, and it is sought
     again. If there are none, it is the best mixture of all clients.
     """
-    m = len(gram)
-    errors = _single_errors(gram, variance)
-    tie = _TIE * errors.median(1, keepdim=True).values
+    m = len(errors.gram)
+    order = errors.of_single_heads()
+    tie = _TIE * order.median(1, keepdim=True).values
     weights = torch.empty(m, m, dtype=torch.float64)
     clients = torch.arange(m)
-    order = errors
 
     for attempt in itertools.count():
+        # the candidates that come first in the order, by their number
         places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
-        candidates = _lowest(order, m if m <= 2 * places else places)
-        mixtures = _weights_among(gram, variance, clients, candidates)
-        slopes = _slopes(gram, variance, clients, mixtures)
+        count = m if m <= 2 * places else places
+        candidates = order.argsort(dim=1, stable=True)[:, :count].sort(dim=1).values
+
+        mixtures = _mixtures_among(errors, clients, candidates)
+        slopes = errors.slopes(clients, mixtures)
         is_finite = torch.isfinite(slopes).all(1, keepdim=True)
         weights[clients] = torch.where(is_finite, mixtures, torch.nan)
 
@@ -151,45 +164,14 @@ def _best_mixtures(
     return weights
 
 
-def _single_errors(
-    gram: Float64[Tensor, "m m"], variance: Float64[Tensor, "m"]
-) -> Float64[Tensor, "m m"]:
-    """Return for every client i (row) the estimated error of every head: the diagonal of P_i."""
-    norms = gram.diagonal()
-    return norms[:, None] - 2.0 * gram + norms + variance
-
-
-def _lowest(values: Float64[Tensor, "b m"], count: int) -> Int[Tensor, "b k"]:
-    """Return the places of the lowest values of every row, in the order of the places."""
-    places: Tensor = values.argsort(dim=1, stable=True)[:, :count].sort(dim=1).values
-    return places
-
-
-def _weights_among(
-    gram: Float64[Tensor, "m m"],
-    variance: Float64[Tensor, "m"],
-    clients: Int[Tensor, "b"],
-    candidates: Int[Tensor, "b k"],
-) -> Float64[Tensor, "b m"]:
-    """Return the weights of the best mixtures of candidates' heads; 0 for the other clients."""
+def _mixtures_among(errors: HeadErrors, clients: Tensor, candidates: Tensor) -> Tensor:
+    """Return the best mixtures (b, m) of each client's candidates (b, k); 0 for other heads."""
     at_once = max(1, _AT_ONCE // candidates.shape[1] ** 2)
     mixtures = []
     for start in range(0, len(clients), at_once):
         part = slice(start, start + at_once)
-        matrices = error_matrices(gram, variance, clients[part], candidates[part])
+        matrices = errors.matrices(clients[part], candidates[part])
         mixtures.append(least_quadratic(nearest_psd(matrices)))
 
-    weights = torch.zeros(len(clients), len(gram), dtype=torch.float64)
+    weights = torch.zeros(len(clients), len(errors.gram), dtype=torch.float64)
     return weights.scatter_(1, candidates, torch.cat(mixtures))
-
-
-def _slopes(
-    gram: Float64[Tensor, "m m"],
-    variance: Float64[Tensor, "m"],
-    clients: Int[Tensor, "b"],
-    weights: Float64[Tensor, "b m"],
-) -> Float64[Tensor, "b m"]:
-    """Return ``P_i a`` for the weights a of some clients i: half the slope of their errors."""
-    products = gram[clients]
-    constant = gram.diagonal()[clients, None] - (products * weights).sum(1, keepdim=True)
-    return variance * weights + constant - products + weights @ gram

@@ -52,6 +52,12 @@ import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
+from fedtailor.algorithms._gaussian_classifier import (
+    GaussianClassifier,
+    Head,
+    ServerState,
+    classifier,
+)
 from fedtailor.toolkit import gaussian, tree
 
 _SPREAD = 0.1  # initial means are uniform within this distance of 0
@@ -59,26 +65,11 @@ _SPREAD = 0.1  # initial means are uniform within this distance of 0
 Centering = Literal["class", "batch"]
 
 
-class ServerState(NamedTuple):
-    """Body, class means (classes, d), covariance (d, d)."""
-
-    body: ft.Params
-    means: Tensor
-    covariance: Tensor
-
-
 class ClientState(NamedTuple):
     """The body of the client's last training, and 1 once there was one, if it is evaluated."""
 
     body: ft.Params
     trained: Tensor
-
-
-class Head(NamedTuple):
-    """A linear classifier."""
-
-    weight: Tensor
-    bias: Tensor
 
 
 class Personal(NamedTuple):
@@ -111,7 +102,7 @@ def body_loss(
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier, plus the penalty on correlated features (eq. 5)."""
     z, buffers = task.features(body, batch, key)
-    loss = ft.cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
+    loss = ft.cross_entropy(head.logits(z), batch.y, batch.weight)
     if penalty:
         groups = batch.y if centering == "class" else torch.zeros_like(batch.y)
         loss = loss + penalty * correlation(z, groups, batch.weight, task.num_classes)
@@ -132,7 +123,7 @@ def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
+class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     """Collaborative linear discriminant analysis."""
 
     presets = {
@@ -170,15 +161,6 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         """Count the classes for the prior."""
         return [ft.CLASS_FREQUENCIES]
 
-    def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare body, means and covariance."""
-        d = task.model.feature_dim
-        return {
-            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
-            "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
-            "covariance": ft.Field(kind="covariance", shapes=(d, d)),
-        }
-
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body, small uniform means and the identity."""
         d = task.model.feature_dim
@@ -211,12 +193,8 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         body: ft.Params = trained.params
         refreshed = self._refresh(task, shared, body, data, key)
 
-        n = data.info.num_train
-        upload = {
-            "body": ft.Mean(body, n),
-            "means": ft.Mean(refreshed.means, n),
-            "covariance": ft.Mean(refreshed.covariance, n),
-        }
+        new = ServerState(body, refreshed.means, refreshed.covariance)
+        upload = new.upload(data.info.num_train)
         metrics = {
             **trained.metrics,
             "feature_surprise": refreshed.fit.surprise,
@@ -246,14 +224,6 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
         if isinstance(state, ClientState):
             body = tree.where(state.trained > 0, state.body, body)
         return self._personal(body, download.shared, data.info)
-
-    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the features of the body."""
-        return ft.predict_features(task, personal.body, x)
-
-    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return logits: log joint densities up to a term that all classes share."""
-        return self.features(task, personal, x) @ personal.head.weight.T + personal.head.bias
 
     def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
@@ -295,16 +265,12 @@ class FedLDA(ft.Algorithm[ServerState, ClientState | tuple[()], Personal]):
     def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
         """Combine the server's Gaussian with a prior: uniform without examples."""
         prior = gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
-        head = self._classifier(shared, prior)
-        prior = prior.to(shared.means.dtype)
-        return Personal(body, head, shared.means, shared.covariance, prior)
 
-    def _classifier(self, shared: ServerState, prior: Tensor) -> Head:
-        """Return the linear classifier; NaN where the covariance has no inverse."""
-        dtype = shared.means.dtype
-        weight, bias = gaussian.lda_head(shared.means, shared.covariance, prior, self.shrinkage)
+        # eq. 4; there is no classifier where the covariance has no inverse
+        head = classifier(shared.means, shared.covariance, prior, self.shrinkage)
         if not self.shrinkage:
             is_positive = torch.isfinite(gaussian.condition(shared.covariance))
-            weight = torch.where(is_positive, weight, torch.nan)
-            bias = torch.where(is_positive, bias, torch.nan)
-        return Head(weight.to(dtype), bias.to(dtype))
+            head = tree.map(lambda leaf: torch.where(is_positive, leaf, torch.nan), head)
+
+        prior = prior.to(shared.means.dtype)
+        return Personal(body, head, shared.means, shared.covariance, prior)

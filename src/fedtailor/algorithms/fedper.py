@@ -20,30 +20,17 @@ do for 10 epochs; a new client does so too, after onboarding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fedtailor import toolkit as ft
-
-
-class ServerState(NamedTuple):
-    """The body W_B."""
-
-    body: ft.Params
+from fedtailor.algorithms._personal_head import PersonalHead, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
+class FedPer(PersonalHead):
     """The body is averaged, heads are personal."""
 
-    finetune_epochs: ft.NonNegativeInt = 0
-    """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
     onboard_epochs: ft.NonNegativeInt = 5
     """Epochs that train the head of a client that never took part."""
-
-    @property
-    def adaptation(self) -> list[ft.Adaptation]:
-        """Tuning of the head."""
-        return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
     def onboarding(self) -> list[ft.Adaptation]:
@@ -55,18 +42,6 @@ class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         if self.finetune_epochs or self.onboard_epochs:
             return []
         return ["without epochs of onboarding, new clients predict with an untrained head."]
-
-    def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare the body."""
-        return {"body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY))}
-
-    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
-        """Start from the body of the common initialization."""
-        return ServerState(task.initial(key, *ft.BODY))
-
-    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
-        """Start from the head of the common initialization."""
-        return task.initial(key, "head")
 
     def local_update(
         self,
@@ -100,17 +75,3 @@ class FedPer(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
             task, download.shared.body, head, data.train, key=key, epochs=self.onboard_epochs
         )
         return ft.Onboarded(trained.params, trained.steps)
-
-    def personalize(
-        self,
-        task: ft.Task,
-        download: ft.Download[ServerState],
-        state: ft.Params,
-        data: ft.ClientData,
-        key: ft.Key,
-    ) -> ft.FineTuned:
-        """Join the received body and the client's head, and tune a copy of the head if asked to."""
-        model = {**download.shared.body, **state}
-        return ft.fine_tune(
-            task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head"
-        )

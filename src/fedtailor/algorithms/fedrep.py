@@ -20,47 +20,23 @@ A client that never took part runs the head's phase alone, from the common initi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fedtailor import toolkit as ft
-
-
-class ServerState(NamedTuple):
-    """The body phi."""
-
-    body: ft.Params
+from fedtailor.algorithms._personal_head import PersonalHead, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
+class FedRep(PersonalHead):
     """The body is averaged, heads are personal and trained first."""
 
     head_epochs: Annotated[ft.NonNegativeInt, ft.AtZero("this is an untuned FedBABU.")] = 10
     """Epochs of the head on the received body, before those of the body (tau)."""
-    finetune_epochs: ft.NonNegativeInt = 0
-    """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
-
-    @property
-    def adaptation(self) -> list[ft.Adaptation]:
-        """Tuning of the head."""
-        return [ft.FineTuning("head", epochs=self.finetune_epochs)]
 
     @property
     def onboarding(self) -> list[ft.Adaptation]:
         """The phase of the head."""
         return [ft.FineTuning("head", epochs=self.head_epochs)]
-
-    def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare the body."""
-        return {"body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY))}
-
-    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
-        """Start from the body of the common initialization."""
-        return ServerState(task.initial(key, *ft.BODY))
-
-    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ft.Params:
-        """Start from the head of the common initialization."""
-        return task.initial(key, "head")
 
     def local_update(
         self,
@@ -102,20 +78,6 @@ class FedRep(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         start = self.init_client(task, info, key)
         head = self._train_head(task, download.shared.body, start, data, key)
         return ft.Onboarded(head.params, head.steps)
-
-    def personalize(
-        self,
-        task: ft.Task,
-        download: ft.Download[ServerState],
-        state: ft.Params,
-        data: ft.ClientData,
-        key: ft.Key,
-    ) -> ft.FineTuned:
-        """Join the received body and the client's head, and tune a copy of the head if asked to."""
-        model = {**download.shared.body, **state}
-        return ft.fine_tune(
-            task, model, data.train, key=key, epochs=self.finetune_epochs, layers="head"
-        )
 
     def _train_head(
         self, task: ft.Task, body: ft.Params, head: ft.Params, data: ft.ClientData, key: ft.Key

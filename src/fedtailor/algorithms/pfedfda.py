@@ -60,30 +60,21 @@ from torch import Tensor
 
 from fedtailor import toolkit as ft
 from fedtailor.algorithms._beta_search import blend_frequencies, find_beta
+from fedtailor.algorithms._gaussian_classifier import (
+    GaussianClassifier,
+    Head,
+    ServerState,
+    classifier,
+)
 from fedtailor.toolkit import gaussian
 
 _SHRINKAGE = 1e-4  # of a covariance, before every solve (C)
-
-
-class ServerState(NamedTuple):
-    """Body, class means (classes, d), covariance (d, d)."""
-
-    body: ft.Params
-    means: Tensor
-    covariance: Tensor
 
 
 class ClientState(NamedTuple):
     """The client's last beta for means and covariance (2,), used if the search fails."""
 
     beta: Tensor
-
-
-class Head(NamedTuple):
-    """A linear classifier."""
-
-    weight: Tensor
-    bias: Tensor
 
 
 class Blend(NamedTuple):
@@ -110,12 +101,12 @@ def body_loss(
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier (eq. 5, as a loss); collects the features."""
     z, buffers = task.features(body, batch, key)
-    loss = ft.cross_entropy(z @ head.weight.T + head.bias, batch.y, batch.weight)
+    loss = ft.cross_entropy(head.logits(z), batch.y, batch.weight)
     return ft.LossOutput(loss, buffers, z.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
+class PFedFDA(GaussianClassifier[ClientState, Personal]):
     """Personalization by feature distribution adaptation."""
 
     presets = {
@@ -158,15 +149,6 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
         """Estimate and blend the Gaussian, without gradients."""
         return [ft.CLOSED_FORM]
 
-    def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare body, means and covariance."""
-        d = task.model.feature_dim
-        return {
-            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
-            "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
-            "covariance": ft.Field(kind="covariance", shapes=(d, d)),
-        }
-
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body, uniform means and the identity."""
         d = task.model.feature_dim
@@ -190,7 +172,7 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
 
         # eq. 5: the body, under the classifier of the global Gaussian and the client's prior
         prior = self._class_prior(data.info.class_counts)
-        head = _head(shared.means, shared.covariance, prior)
+        head = classifier(shared.means, shared.covariance, prior, _SHRINKAGE)
         trained = ft.train(
             task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all"
         )
@@ -199,13 +181,8 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
         seen = trained.collected_examples()
         blend = self._blend(task, shared, seen, prior, state, key, min_count=1)
 
-        n = data.info.num_train
-        upload = {
-            "body": ft.Mean(trained.params, n),
-            "means": ft.Mean(blend.means, n),
-            "covariance": ft.Mean(blend.covariance, n),
-        }
-
+        new = ServerState(trained.params, blend.means, blend.covariance)
+        upload = new.upload(data.info.num_train)
         fit = gaussian.feature_fit(
             seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
         )
@@ -247,14 +224,6 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
             task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count
         )
         return _personal(shared.body, blend, prior)
-
-    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the features of the body."""
-        return ft.predict_features(task, personal.body, x)
-
-    def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return logits: log joint densities up to a term that all classes share."""
-        return self.features(task, personal, x) @ personal.head.weight.T + personal.head.bias
 
     def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
@@ -332,14 +301,9 @@ class PFedFDA(ft.Algorithm[ServerState, ClientState, Personal]):
 
 
 def _personal(body: ft.Params, blend: Blend, prior: Tensor) -> Personal:
-    head = _head(blend.means, blend.covariance, prior)
+    head = classifier(blend.means, blend.covariance, prior, _SHRINKAGE)
     prior = prior.to(blend.means.dtype)
     return Personal(body, head, blend.means, blend.covariance, prior, blend.beta)
-
-
-def _head(means: Tensor, covariance: Tensor, prior: Tensor) -> Head:
-    weight, bias = gaussian.lda_head(means, covariance, prior, _SHRINKAGE)
-    return Head(weight.to(means.dtype), bias.to(means.dtype))
 
 
 def _whole_batches(examples: ft.ExampleSet, batch_size: int, key: ft.Key) -> ft.ExampleSet:
