@@ -56,11 +56,15 @@ class Range:
 
 
 NonNegativeInt = Annotated[int, Range(ge=0)]
+"""A whole number from 0 on, such as epochs."""
 PositiveInt = Annotated[int, Range(ge=1)]
+"""A whole number from 1 on."""
 NonNegativeFloat = Annotated[float, Range(ge=0)]
+"""A number from 0 on, such as the weight of a penalty."""
 PositiveFloat = Annotated[float, Range(gt=0)]
+"""A number above 0, such as a learning rate."""
 Share = Annotated[float, Range(ge=0, le=1)]
-"""A part of a whole."""
+"""A part of a whole: from 0 to 1."""
 
 
 @dataclass(frozen=True)
