@@ -210,8 +210,6 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntC\x01btR
         START + b"c_codecs\nencode\nN}X\x09\x00\x00\x00from_bytesNs\x86bs.",  # the same, by slots
         START + ARRAY + b"(I1\n(I1\nt" + ARRAY + b"I00\nC\x01atbs.",  # an array as a type
         START + ARRAY + b"(I1\n(L99999999999999999999L\nt" + TYPE + b"I00\nC\x01atbs.",
-        b"\x80\x02]r\xff\xff\xff\xff.",  # a memo number that would allocate 64 GB
-        b"\x80\x02]p99999999999\n.",  # the same in text
         b"\x80\x04B\xff\xff\xff\xffab.",  # bytes of 4 GB
         b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00ab.",  # a bytearray of 64 PB
         b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",  # deep nesting
@@ -221,7 +219,7 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntC\x01btR
         pickle.dumps({"data": np.arange(5)})[:-7],
         b"",
     ],
-    ids=map(str, range(16)),
+    ids=map(str, range(14)),
 )
 def test_damaged_pickles_are_refused(raw: bytes) -> None:
     pickle_refusal(raw)
@@ -250,25 +248,6 @@ def test_labels_in_floating_point_and_other_variables(
     more = {"note": "text", "cells": np.array([1, "a"], object), **variables}
     (tmp_path / "SVHN/train_32x32.mat").write_bytes(mat_bytes(more))
     assert load_dataset("svhn", tmp_path).digest == expected
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-def test_no_wrong_byte_of_a_matlab_file_is_a_traceback(
-    tmp_path: Path, generator: np.random.Generator, compressed: bool
-) -> None:
-    variables = digit_files.write_svhn(tmp_path, generator)
-    small = {"X": variables["X"][..., :1], "y": variables["y"][:1]}
-    raw = mat_bytes(small, compressed=compressed)
-    path = tmp_path / "SVHN/train_32x32.mat"
-    places = [*range(120, 250, 3), *range(len(raw) - 70, len(raw), 3)]
-    for place in places:
-        changed = bytearray(raw)
-        changed[place] ^= int(generator.integers(1, 256))
-        path.write_bytes(changed)
-        try:
-            load_dataset("svhn", tmp_path)
-        except DataError as error:
-            assert str(path) in error.message
 
 
 def test_usps_is_scaled_as_in_torchvision(tmp_path: Path, generator: np.random.Generator) -> None:

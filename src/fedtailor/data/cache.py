@@ -1,22 +1,18 @@
 """The cache of decoded data sets, whose arrays are mapped into memory and shared by processes.
 
 An entry is the folder ``decoded/NAME-SIGNATURE`` of the cache folder: the arrays as ``.npy``, the
-other fields as ``meta.json``. It appears whole, by renaming, and is never changed. An entry that
-differs from its digests is decoded again. The cache only saves time: if it cannot be written, data
-stay in memory.
+other fields as ``meta.json``. It appears whole, by renaming, and is never changed. An entry whose
+arrays differ from their digest is decoded again. The cache only saves time: if it cannot be
+written, data stay in memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
-import stat
-import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -26,18 +22,18 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.folders import whole_folder
-from fedtailor.core.reading import open_regular, read_object
+from fedtailor.core.reading import read_object
 from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.files import matching_files
 from fedtailor.data.folders import cache_folder
 
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 """Increased when the form of an entry changes."""
 
 _ARRAYS = ("x", "y", "subclasses", "domains", "groups")
-_TOO_FRESH = 1.0  # seconds in which a file can change again without a trace in its times
 _ENTRY = re.compile(r"\.?.+-[0-9a-f]{16}")
-"""A name and the start of a signature; nothing else in the folders is ours."""
+"""A name and the start of a signature; nothing else in the folder is ours."""
 
 
 class CacheEntry(NamedTuple):
@@ -62,7 +58,8 @@ def entries() -> list[CacheEntry]:
     folder = _folder()
     try:
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [CacheEntry(path, _bytes_of(path)) for path in paths if _ENTRY.match(path.name)]
+        folders = [path for path in paths if _ENTRY.match(path.name) and path.is_dir()]
+        return [CacheEntry(path, _bytes_of(path)) for path in folders]
     except OSError as reason:
         raise _failed("read", folder, reason) from reason
 
@@ -79,10 +76,7 @@ def clear() -> list[CacheEntry]:
     removed = []
     for entry in entries():
         try:
-            if entry.path.is_dir() and not entry.path.is_symlink():
-                shutil.rmtree(entry.path)
-            else:
-                entry.path.unlink()
+            shutil.rmtree(entry.path)
         except FileNotFoundError:  # another process removed it
             continue
         except OSError as reason:
@@ -93,18 +87,8 @@ def clear() -> list[CacheEntry]:
     return removed
 
 
-def _bytes_of(path: Path) -> int:
-    """Return the size of a file, or of the files in a folder; ones that disappear count 0."""
-    files = [path]
-    if path.is_dir() and not path.is_symlink():
-        files = [file for file in path.rglob("*") if not file.is_dir()]
-
-    total = 0
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            total += file.lstat().st_size
-
-    return total
+def _bytes_of(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
 def _failed(action: str, path: Path, reason: OSError) -> DataError:
@@ -114,39 +98,27 @@ def _failed(action: str, path: Path, reason: OSError) -> DataError:
 def signature_of(patterns: Iterable[str], folder: Path) -> str:
     """Return a SHA-256 that changes when files or their readers change.
 
-    It covers the folder and, for every file that matches, its path in the folder, size, times of
-    modification and of change, and number in the file system, so that swapping two files of the
-    same size and age is noticed. It also covers the source of the readers, so that data decoded by
-    another version is not used.
+    It covers the folder and, for every file that matches, its path in the folder, its size and its
+    times of modification and of change. It also covers the source of the readers, so that data
+    decoded by another version is not used.
 
     Args:
         patterns: relative to ``folder``, as in :class:`fedtailor.data.datasets.known.KnownDataset`.
         folder: the data folder.
 
     Returns:
-        An empty string, with which :func:`cached` keeps nothing, if no file matches or a file has
-        just been written.
+        An empty string, with which :func:`cached` keeps nothing, if no file matches.
     """
-    # A file that can still change without a trace has no signature.
     files = []
-    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
-        try:
-            status = path.stat()
-        except OSError:  # removed, or a broken link: its reader reports it if it needs the file
-            continue
-
-        if stat.S_ISREG(status.st_mode):
-            if abs(time.time() - status.st_mtime) < _TOO_FRESH:
-                return ""
-
-            place = path.relative_to(folder).as_posix()
-            times = (status.st_mtime_ns, status.st_ctime_ns)
-            files.append((place, status.st_size, *times, status.st_ino))
+    for path, status in sorted(matching_files(folder, patterns).items()):
+        place = path.relative_to(folder).as_posix()
+        files.append((place, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
     if not files:
         return ""
 
-    return _digest_of([CACHE_VERSION, _source_digest(), os.path.realpath(folder), sorted(files)])
+    content = [CACHE_VERSION, _source_digest(), str(folder.resolve()), files]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Dataset:
@@ -193,8 +165,8 @@ def _folder() -> Path:
 def _read(folder: Path, signature: str) -> Dataset | None:
     """Return the data set of an entry; None if there is none that is as it was written."""
     try:
-        meta = read_object(folder / "meta.json", within=folder)
-        if meta["signature"] != signature or meta["fields_sha256"] != _digest_of(meta["fields"]):
+        meta = read_object(folder / "meta.json")
+        if meta["signature"] != signature:
             return None
 
         # JSON has lists only, where a data set has tuples.
@@ -202,19 +174,16 @@ def _read(folder: Path, signature: str) -> Dataset | None:
         for name, value in meta["fields"].items():
             fields[name] = tuple(value) if isinstance(value, list) else value
 
-        for name in meta["arrays"]:
-            path = folder / f"{name}.npy"
-            with open_regular(path, within=folder):  # NumPy would wait for a pipe
-                pass
-
-            # Copy-on-write: the file stays, and torch shares the memory without a warning.
-            fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
-
         fields["normalize"] = Normalization(*map(tuple, fields["normalize"]))
         if fields["raw"] is not None:
             columns, unused = fields["raw"]
             named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)
             fields["raw"] = RawTable(named, tuple(unused))
+
+        # Copy-on-write: the file stays, and torch shares the memory without a warning.
+        for name in meta["arrays"]:
+            path = folder / f"{name}.npy"
+            fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
 
         dataset = Dataset(**fields)
         return dataset if dataset.digest == meta["digest"] else None
@@ -230,7 +199,6 @@ def _write(folder: Path, signature: str, dataset: Dataset) -> None:
     meta = {
         "signature": signature,
         "digest": dataset.digest,  # of the arrays
-        "fields_sha256": _digest_of(values),
         "arrays": list(present),
         "fields": values,
     }
@@ -243,13 +211,9 @@ def _write(folder: Path, signature: str, dataset: Dataset) -> None:
             text = json.dumps(meta, default=_plain)
             (unfinished / "meta.json").write_text(text, encoding="utf-8")
     except OSError:
-        if not (folder / "meta.json").is_file():  # another process was not faster
+        # Another process may have been faster.
+        if not (folder / "meta.json").is_file():
             raise
-
-
-def _digest_of(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON, which writing and reading do not change."""
-    return hashlib.sha256(json.dumps(value, default=_plain, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +79,21 @@ class Files:
             allowed="an existing file",
             got="missing",
         )
+
+
+def matching_files(folder: Path, patterns: Iterable[str]) -> dict[Path, os.stat_result]:
+    """Return the files of a folder that match any pattern, and what the system says of each."""
+    files = {}
+    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+        try:
+            status = path.stat()
+        except OSError:  # removed in the meantime, or a broken link
+            continue
+
+        if stat.S_ISREG(status.st_mode):
+            files[path] = status
+
+    return files
 
 
 def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:

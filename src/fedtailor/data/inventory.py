@@ -5,13 +5,14 @@ No file is opened.
 
 from __future__ import annotations
 
-import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.core.errors import find_name
 from fedtailor.data.datasets.known import DATASETS, KnownDataset
 from fedtailor.data.fetch import is_there
+from fedtailor.data.files import matching_files
 
 State = Literal["included", "present", "partial", "absent"]
 
@@ -36,52 +37,40 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
         ConfigError: no data set has that name.
     """
     name = find_name("dataset", name, DATASETS, key="dataset")
-    known = DATASETS[name]
-    files = {pattern: _sizes(folder, pattern) for pattern in known.files}
-    together: dict[Path, int] = {}
-    for sizes in files.values():
-        together |= sizes  # a file may match several patterns
+    dataset = DATASETS[name]
 
+    sizes = _sizes(folder, dataset.files)
     return {
         "name": name,
-        "description": known.description,
-        "examples": known.examples if known.examples >= 0 else None,
-        "state": _state(known, folder, files),
-        "files": len(together),
-        "bytes": sum(together.values()),
-        "license": known.license,
-        "citation": known.citation,
-        "tested_on": known.tested_on,
-        "fetchable": bool(known.downloads),
-        "urls": [download.url for download in known.downloads],
-        "elsewhere": known.elsewhere or None,
+        "description": dataset.description,
+        "examples": dataset.examples if dataset.examples >= 0 else None,
+        "state": _state(dataset, folder),
+        "files": len(sizes),
+        "bytes": sum(sizes.values()),
+        "license": dataset.license,
+        "citation": dataset.citation,
+        "tested_on": dataset.tested_on,
+        "fetchable": bool(dataset.downloads),
+        "urls": [download.url for download in dataset.downloads],
+        "elsewhere": dataset.elsewhere or None,
     }
 
 
-def _state(known: KnownDataset, folder: Path, files: dict[str, dict[Path, int]]) -> State:
-    if not files:
+def _state(dataset: KnownDataset, folder: Path) -> State:
+    if not dataset.files:
         return "included"
-    if not any(files.values()):
+    if not _sizes(folder, dataset.files):
         return "absent"
-    complete = [is_there(download, folder) for download in known.downloads]
-    if known.elsewhere:  # files that cannot be fetched have patterns of their own
-        complete += [bool(sizes) for sizes in files.values()]
+
+    # Files that cannot be fetched have patterns of their own.
+    complete = [is_there(download, folder) for download in dataset.downloads]
+    if dataset.elsewhere:
+        complete += [bool(_sizes(folder, [pattern])) for pattern in dataset.files]
+
     return "present" if all(complete) else "partial"
 
 
-def _sizes(folder: Path, pattern: str) -> dict[Path, int]:
-    """Return the files that match and their sizes in bytes.
-
-    Unfinished downloads and archives are left out.
-    """
-    sizes = {}
-    for path in folder.glob(pattern):
-        try:
-            status = path.stat()
-        except OSError:  # removed in the meantime, or a broken link
-            continue
-
-        if stat.S_ISREG(status.st_mode) and path.suffix not in (".part", ".zip"):
-            sizes[path] = status.st_size
-
-    return sizes
+def _sizes(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
+    """Return the files that match and their bytes, without unfinished downloads and archives."""
+    files = matching_files(folder, patterns).items()
+    return {path: status.st_size for path, status in files if path.suffix not in (".part", ".zip")}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
         DataError: the pickle asks for anything but arrays of whole numbers, or is damaged.
     """
     try:
-        _check_memo(raw)
         content = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
         batch = {}
         for key, value in content.items():
@@ -102,13 +100,6 @@ class _Unpickler(pickle.Unpickler):
         if name not in _STAND_INS:
             raise pickle.UnpicklingError(f"'{name}' is asked for. Do not trust this file")
         return _STAND_INS[name]
-
-
-def _check_memo(raw: bytes) -> None:
-    """Refuse a memo number larger than the file, for which memory would be reserved."""
-    for operation, argument, _ in pickletools.genops(raw):
-        if operation.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
-            raise pickle.UnpicklingError(f"the memo number {argument}")
 
 
 def _text(value: object) -> str:

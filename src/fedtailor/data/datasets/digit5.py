@@ -18,7 +18,7 @@ from PIL import Image
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.datasets.known import DATASETS
-from fedtailor.data.files import Files
+from fedtailor.data.files import Files, matching_files
 
 _SIDE = 32
 _DOMAINS = {
@@ -40,7 +40,7 @@ def load(files: Files) -> Dataset:
     Raises:
         DataError: fewer than two domains are found, or a file of a domain is missing or damaged.
     """
-    present = [name for name in _DOMAINS if _has_files(files.folder, name)]
+    present = [name for name in _DOMAINS if matching_files(files.folder, DATASETS[name].files)]
     absent = [name for name in _DOMAINS if name not in present]
     if len(present) < 2:
         raise _too_few(files.folder, absent)
@@ -74,12 +74,6 @@ def load(files: Files) -> Dataset:
         tested_on="synthetic",
         partial=bool(absent or incomplete),
     )
-
-
-def _has_files(folder: Path, name: str) -> bool:
-    """Return whether any file of a domain exists."""
-    patterns = DATASETS[name].files
-    return any(path.is_file() for pattern in patterns for path in folder.glob(pattern))
 
 
 def _too_few(folder: Path, absent: list[str]) -> DataError:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedtailor.data.files import Files
 
 
-class Download(NamedTuple):
+class PublishedFile(NamedTuple):
     """One published file."""
 
     url: str
@@ -50,7 +50,7 @@ class KnownDataset(NamedTuple):
     files: tuple[str, ...] = ()
     """Patterns of the files that may be read, relative to the data folder; empty: no file is
     needed."""
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple[PublishedFile, ...] = ()
     """What ``fedtailor data fetch`` downloads."""
     elsewhere: str = ""
     """Instructions for files that cannot be fetched: their source, and their place."""
@@ -94,13 +94,15 @@ _SYN_DIGITS_PLACE = (
 )
 
 
-def _idx(url: str, folder: str, checksums: Mapping[str, tuple[str, int]]) -> tuple[Download, ...]:
+def _idx(
+    url: str, folder: str, checksums: Mapping[str, tuple[str, int]]
+) -> tuple[PublishedFile, ...]:
     """Return the four files of MNIST or Fashion-MNIST, which stay compressed."""
     downloads = []
     for name, (checksum, size) in checksums.items():
         file = f"{name}-ubyte.gz"
         path = f"{folder}/raw/{file}"
-        downloads.append(Download(f"{url}/{file}", path, f"sha256:{checksum}", size))
+        downloads.append(PublishedFile(f"{url}/{file}", path, f"sha256:{checksum}", size))
 
     return tuple(downloads)
 
@@ -150,13 +152,13 @@ _FASHION_MNIST = _idx(
     },
 )
 _SVHN = (
-    Download(
+    PublishedFile(
         "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
         "SVHN/train_32x32.mat",
         "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
         182_040_794,
     ),
-    Download(
+    PublishedFile(
         "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
         "SVHN/test_32x32.mat",
         "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
@@ -165,10 +167,12 @@ _SVHN = (
 )
 _USPS_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass"
 _USPS = (
-    Download(f"{_USPS_URL}/usps.bz2", "USPS/usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197"),
-    Download(f"{_USPS_URL}/usps.t.bz2", "USPS/usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118"),
+    PublishedFile(f"{_USPS_URL}/usps.bz2", "USPS/usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197"),
+    PublishedFile(
+        f"{_USPS_URL}/usps.t.bz2", "USPS/usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118"
+    ),
 )
-_CIFAR10 = Download(
+_CIFAR10 = PublishedFile(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "cifar-10-python.tar.gz",
     "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
@@ -180,7 +184,7 @@ _CIFAR10 = Download(
         "cifar-10-batches-py/test_batch",
     ),
 )
-_CIFAR100 = Download(
+_CIFAR100 = PublishedFile(
     "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     "cifar-100-python.tar.gz",
     "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
@@ -198,7 +202,7 @@ def _emnist(split: str, what: str, examples: int, function: str = "load_emnist")
         for part in ("train", "test")
         for content in ("images-idx3", "labels-idx1")
     ]
-    archive = Download(
+    archive = PublishedFile(
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         "EMNIST/raw/gzip.zip",
         "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
@@ -328,7 +332,7 @@ DATASETS: Mapping[str, KnownDataset] = {
         15_000,
         ("SUN397/**/*.jpg", "SUN397/**/three_levels.csv"),
         (
-            Download(
+            PublishedFile(
                 "http://vision.princeton.edu/projects/2010/SUN/SUN397.tar.gz",
                 "SUN397.tar.gz",
                 "md5:8ca2778205c41d23104230ba66911c7a",
@@ -383,7 +387,7 @@ DATASETS: Mapping[str, KnownDataset] = {
             "tiny-imagenet-200/val/images/*",
         ),
         (
-            Download(
+            PublishedFile(
                 "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "tiny-imagenet-200.zip",
                 "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
