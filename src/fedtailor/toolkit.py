@@ -7,8 +7,7 @@ gaussian, losses, tree``), and nothing else of the package.
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtailor.core import tree as tree
 from fedtailor.core.adaptation import CLASS_FREQUENCIES as CLASS_FREQUENCIES
@@ -75,21 +74,34 @@ from fedtailor.training.losses import classification_loss as classification_loss
 from fedtailor.training.losses import cross_entropy as cross_entropy
 from fedtailor.training.losses import weighted_mean as weighted_mean
 from fedtailor.training.phase import StepOutput as StepOutput
-from fedtailor.training.tuning import fine_tune as fine_tune
-from fedtailor.training.tuning import train_head as train_head
-from fedtailor.training.tuning import train_rounds as train_rounds
 
 if TYPE_CHECKING:
     from fedtailor.statistics import bottleneck as bottleneck
     from fedtailor.statistics import diagonal as diagonal
     from fedtailor.statistics import gaussian as gaussian
     from fedtailor.statistics import gaussian_heads as gaussian_heads
+    from fedtailor.training.tuning import fine_tune as fine_tune
+    from fedtailor.training.tuning import train_head as train_head
+    from fedtailor.training.tuning import train_rounds as train_rounds
 
-_STATISTICS = ("bottleneck", "diagonal", "gaussian", "gaussian_heads")
-"""Modules that most methods do without: they are imported when they are first used."""
+_LOADED_LATER = {
+    "bottleneck": "statistics.bottleneck",
+    "diagonal": "statistics.diagonal",
+    "gaussian": "statistics.gaussian",
+    "gaussian_heads": "statistics.gaussian_heads",
+    "fine_tune": "training.tuning",
+    "train_head": "training.tuning",
+    "train_rounds": "training.tuning",
+}
+"""Modules that many methods do without, by the names that come from them."""
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name not in _STATISTICS:
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_LATER:
         raise AttributeError(f"module 'fedtailor.toolkit' has no attribute '{name}'")
-    return importlib.import_module(f"fedtailor.statistics.{name}")
+
+    # A name is a module itself, or stands in one.
+    module = importlib.import_module(f"fedtailor.{_LOADED_LATER[name]}")
+    value = getattr(module, name, module)
+    globals()[name] = value
+    return value

@@ -37,7 +37,6 @@ def load_dataset(name: str, folder: str | Path = "", report: Report = to_nobody)
         >>> load_dataset("digits").input_shape
         (1, 8, 8)
     """
-    from fedtailor.data.cache import cached, signature_of
     from fedtailor.data.files import Files
 
     name = find_name("dataset", name, DATASETS, key="data.dataset")
@@ -53,5 +52,11 @@ def load_dataset(name: str, folder: str | Path = "", report: Report = to_nobody)
             official_size=entry.examples,
             tested_on="synthetic" if entry.tested_on == "synthetic" else dataset.tested_on,
         )
+
+    # A data set without files comes with a library, or is computed.
+    if not entry.files:
+        return build()
+
+    from fedtailor.data.cache import cached, signature_of
 
     return cached(signature_of(entry.files, files.folder), build, name=name)

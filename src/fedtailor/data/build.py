@@ -11,7 +11,6 @@ import numpy as np
 from fedtailor.core.errors import ConfigError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
-from fedtailor.data.encoding import encode_table
 from fedtailor.data.folders import data_folder
 from fedtailor.data.options import DataOptions
 from fedtailor.data.preparing import CORRUPTING, Report, to_nobody
@@ -74,8 +73,7 @@ def build(
     if options.shift.strip():
         return _corrupt(division, report)
 
-    not_new = division.positions[: len(division.positions) - division.num_new]
-    dataset, notes = encode_table(division.dataset, not_new)
+    dataset, notes = _encode(division)
     return DividedData(
         division=division,
         dataset=dataset,
@@ -85,6 +83,17 @@ def build(
         conditions=(),
         notes=[*division.notes, *notes, *_other_conditions(division, ())],
     )
+
+
+def _encode(division: Division) -> tuple[Dataset, list[str]]:
+    """Return the data set with features in place of the cells of a table, and notes."""
+    if division.dataset.raw is None:
+        return division.dataset, []
+
+    from fedtailor.data.encoding import encode_table
+
+    not_new = division.positions[: len(division.positions) - division.num_new]
+    return encode_table(division.dataset, not_new)
 
 
 def _corrupt(division: Division, report: Report) -> DividedData:

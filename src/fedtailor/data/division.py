@@ -23,7 +23,6 @@ from fedtailor.data.grouping import (
 )
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.domains import Natural
 from fedtailor.data.partitions.text import parse_partition
 from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.split import ClientPositions
@@ -188,7 +187,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     # Clients have names if they are sites; new ones come last.
     names: tuple[str, ...] = ()
     notes = _notes(dataset, positions)
-    if isinstance(partition, Natural):
+    if partition.name == "natural":
         sites = np.unique(cast(np.ndarray, annotations.domains)).tolist()
         names = tuple(dataset.domain_names[site] for site in sites[:clients])
         unused = len(sites) - clients
@@ -230,7 +229,7 @@ def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -
     """Return the test policy, and check that the data set has what it needs."""
     is_divided = dataset.num_official_train < len(dataset.y)
     if options.test == "auto":
-        comes_divided = is_divided and (bool(options.path) or isinstance(partition, Natural))
+        comes_divided = is_divided and (bool(options.path) or partition.name == "natural")
         return "given" if comes_divided else "own"
 
     absent = ""

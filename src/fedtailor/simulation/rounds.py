@@ -14,7 +14,6 @@ from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.schedule import Schedule
-from fedtailor.simulation.absences import RepeatedAbsences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import RoundReport, RunState
 from fedtailor.simulation.server import RoundAttempt, RunServer
@@ -98,6 +97,9 @@ def federate(
     """
     check_run(algorithm, roster, schedule)
     if events:
+        # Only a run that is resumed after absences repeats them.
+        from fedtailor.simulation.absences import RepeatedAbsences
+
         clients = RepeatedAbsences(clients, events)
 
     # One thread: the server's arithmetic, too, must not depend on the number of cores.

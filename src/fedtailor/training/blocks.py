@@ -26,13 +26,6 @@ from fedtailor.core.torch_private import is_transformed
 from fedtailor.training.batches import Amount, Plan, moving, plan_batches
 from fedtailor.training.one_client import chunk_size, forward_one, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
-from fedtailor.training.stacked import (
-    Stacked,
-    StackedExamples,
-    StackedKey,
-    forward_stack,
-    train_stack,
-)
 
 NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
 """A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
@@ -222,6 +215,9 @@ class _Train(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], phase: Phase, *inputs: Tensor) -> tuple[Any, Any]:
+        # Only engines that stack clients come here.
+        from fedtailor.training.stacked import Stacked, StackedExamples, StackedKey, train_stack
+
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
         sorted_inputs = _Inputs.of(phase, stacked)
         data = StackedExamples(*sorted_inputs.examples)
@@ -305,6 +301,8 @@ class _Forward(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], forward_pass: _Pass, *inputs: Tensor
     ) -> tuple[Tensor, int]:
+        from fedtailor.training.stacked import Stacked, StackedExamples, forward_stack
+
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
         count = len(StackedExamples._fields)
         data = StackedExamples(*stacked[:count])
