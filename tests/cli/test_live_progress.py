@@ -15,8 +15,13 @@ from rich.console import Console
 
 from fedtailor.cli.main import main
 from fedtailor.cli.show import pace
-from fedtailor.cli.show.pace import Preparation
-from fedtailor.cli.show.progress import LiveProgress, PlainProgress, TimeLeft, make_progress
+from fedtailor.cli.show.progress import (
+    LiveProgress,
+    PlainProgress,
+    Preparation,
+    TimeLeft,
+    make_progress,
+)
 from fedtailor.core.errors import FedtailorError
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config

@@ -163,7 +163,7 @@ def check_(
     The exit code is 4 if the data cannot be used.
     """
     from fedtailor.cli.show.data import show_check
-    from fedtailor.cli.show.pace import Preparation
+    from fedtailor.cli.show.progress import Preparation
     from fedtailor.data.describe import describe_findings
     from fedtailor.data.own.read import read_own
 
@@ -199,7 +199,7 @@ def partition(
 ) -> None:
     """Divide data among clients, and show what each of them has; --out writes the split."""
     from fedtailor.cli.show.data import show_partition
-    from fedtailor.cli.show.pace import Preparation
+    from fedtailor.cli.show.progress import Preparation
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
@@ -362,7 +362,7 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     import numpy as np
 
-    from fedtailor.cli.show.pace import Preparation
+    from fedtailor.cli.show.progress import Preparation
     from fedtailor.data import data_folder
     from fedtailor.data.division import divide
     from fedtailor.report import data_plots

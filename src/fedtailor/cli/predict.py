@@ -47,7 +47,7 @@ def predict(
 ) -> None:
     """Predict with a client's personal model: class and probability for each input, as CSV."""
     from fedtailor.cli.show.console import say
-    from fedtailor.cli.show.pace import Pace
+    from fedtailor.cli.show.progress import Pace
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.experiment.reader import refuse_inside_run
     from fedtailor.serving.predict import predictions, to_csv, to_record

@@ -28,9 +28,8 @@ from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import whole, wrong
-from fedtailor.experiment.assembly import make_algorithm, resolved
+from fedtailor.experiment.assembly import make_algorithm, refuse_impossible_augmentation, resolved
 from fedtailor.experiment.config import Config
-from fedtailor.experiment.preconditions import refuse_impossible_augmentation
 from fedtailor.models import build_model, default_model
 
 _SAME = ("kind", "shape", "stored", "white", "mean", "std")

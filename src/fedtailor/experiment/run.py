@@ -18,7 +18,7 @@ from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
-from fedtailor.experiment.personal_models import personal_models
+from fedtailor.experiment.model_card import personal_models
 from fedtailor.experiment.progress import Progress, Silence
 from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import holds_run, read_provenance, read_result

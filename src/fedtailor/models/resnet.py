@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedtailor.core.rng import Key, normal
 from fedtailor.core.task import Params
-from fedtailor.models.layers import LinearHeadModel, Shape, check_images, default_init
+from fedtailor.models.networks import LinearHeadModel, Shape, check_images, default_init
 
 STEM_CHANNELS = 64
 STAGE_CHANNELS = (64, 128, 256, 512)

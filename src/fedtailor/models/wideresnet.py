@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtailor.core.options import check_value
-from fedtailor.models.layers import Shape, check_images
 from fedtailor.models.module import from_module
 from fedtailor.models.module_model import ModuleModel
+from fedtailor.models.networks import Shape, check_images
 
 Norm = Literal["group", "batch"]
 

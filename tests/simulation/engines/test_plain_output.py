@@ -9,7 +9,7 @@ import torch
 
 from fedtailor.core.engine import PerExample
 from fedtailor.simulation.engines import plain_output
-from fedtailor.simulation.engines.plain_output import plain
+from fedtailor.simulation.engines.containment import plain
 
 
 class Pair(NamedTuple):

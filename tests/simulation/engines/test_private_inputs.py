@@ -15,8 +15,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines import private_inputs
 from fedtailor.simulation.engines.batched import Batched
-from fedtailor.simulation.engines.containment import run_job
-from fedtailor.simulation.engines.private_inputs import SpoiledData, make_private
+from fedtailor.simulation.engines.containment import SpoiledData, make_private, run_job
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.programs import SharedInputs, TrainRequest, client_inputs, client_program

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedtailor.cli.show.console import printable, say, shortened, table
-from fedtailor.cli.show.pace import Pace
+from fedtailor.cli.show.progress import Pace
 
 _MOST_ROWS = 50
 _MOST_CLASSES = 3

@@ -19,13 +19,14 @@ from fedtailor.core import tree
 from fedtailor.core.engine import ExampleRows, Failure, Job, Program, cut, one_thread
 from fedtailor.core.errors import describe_error
 from fedtailor.simulation.engines.containment import (
+    make_private,
+    plain,
     process_restored,
+    refuse_spoiled,
     refuse_to_contain,
     run_one_by_one,
     thread_restored,
 )
-from fedtailor.simulation.engines.plain_output import plain
-from fedtailor.simulation.engines.private_inputs import make_private, refuse_spoiled
 
 
 class Batched:

@@ -14,21 +14,182 @@ import random
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from fedtailor.core import tree
+from fedtailor.core.devices import current
 from fedtailor.core.engine import Failure, Job, Program, cut
-from fedtailor.simulation.engines.plain_output import plain
-from fedtailor.simulation.engines.private_inputs import (
-    SpoiledData,
-    make_private,
-    refuse_spoiled,
-)
+from fedtailor.core.errors import RunError
+from fedtailor.core.torch_private import count_writes
+from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
+from fedtailor.training.batches import take
 from fedtailor.training.step_runner import PLAIN, StepRunner, steps_run_by
+
+LARGEST_COPY = 2**29
+"""Bytes of examples that are copied. Programs with more see the data themselves."""
+
+
+class SpoiledData(RunError):
+    """A program changed the data of all clients, of which there is no copy.
+
+    The run cannot continue.
+    """
+
+
+def make_private(common: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return copies of what some clients' programs receive: the common part, and one part each."""
+    copies = [tree.copy(part) for part in inputs]
+    if not isinstance(common, SharedInputs) or not all(
+        isinstance(part, ClientInputs) for part in copies
+    ):
+        return common, copies
+
+    # All but the data themselves, from which test examples are read.
+    shared = SharedInputs(common.x, common.y, *(tree.copy(part) for part in common[2:]))
+    positions = torch.cat([part.rows for client in copies for part in (client.train, client.val)])
+    if len(positions) * common.x[:1].nbytes > LARGEST_COPY:
+        # New tensors of the same memory: they count the writes through them, and no others.
+        return shared._replace(visible=Tables(common.x.data, common.y.data)), copies
+
+    if len(positions) == 0:
+        return shared._replace(visible=Tables(common.x[:0].clone(), common.y[:0].clone())), copies
+
+    visible = Tables(take(common.x, positions), common.y[positions])
+    return shared._replace(visible=visible), _numbered_by_row(copies)
+
+
+def _numbered_by_row(inputs: Sequence[ClientInputs]) -> list[ClientInputs]:
+    """Replace positions in the data set by rows of the private table, client after client."""
+    start = 0
+    numbered = []
+    for client in inputs:
+        val_start = start + len(client.train.rows)
+        end = val_start + len(client.val.rows)
+        train = client.train._replace(rows=torch.arange(start, val_start))
+        val = client.val._replace(rows=torch.arange(val_start, end))
+        numbered.append(client._replace(train=train, val=val))
+        start = end
+    return numbered
+
+
+def refuse_spoiled(common: Any) -> None:
+    """Check that programs without a private table left the data of all clients as they were.
+
+    Raises:
+        SpoiledData: they did not.
+    """
+    if not isinstance(common, SharedInputs) or not common.visible:
+        return
+
+    x, y = common.visible
+    if x.data_ptr() == common.x.data_ptr() and count_writes(x) + count_writes(y) > 0:
+        raise SpoiledData(
+            "a client's program changed its examples in place. They take more than "
+            f"{LARGEST_COPY // 2**20} MiB, so it worked on the data of all clients, which are now "
+            'changed. engine.name = "processes" protects them.',
+            key="engine.name",
+        )
+
+
+_DEEPEST = 32
+"""Levels of nested values."""
+_LONGEST_NAME = 500
+"""Characters of a name in a mapping."""
+LARGEST_EXPANDED = 2**28
+"""Bytes of a tensor that repeats its values without storing them."""
+
+_TYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.bool}
+    | {torch.int8, torch.int16, torch.int32, torch.int64}
+)
+"""The types of tensors that can be stored and sent."""
+CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
+"""The classes of tensors that can be stored and sent."""
+_HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
+"""Types of values that are not tensors, and stay as they are: where a tensor is expected, they are
+refused by name."""
+
+
+def plain(value: Any, where: str = "", depth: int = 0) -> Any:
+    """Return a copy of nested mappings and tuples with tensors in memory of their own.
+
+    Raises:
+        TypeError: it holds something else, or a tensor that cannot be stored; the message names the
+            place.
+    """
+    if depth > _DEEPEST:
+        raise TypeError(f"the output is nested more than {_DEEPEST} levels deep")
+    if isinstance(value, Tensor):
+        return _plain_tensor(value, where)
+
+    if isinstance(value, Mapping):
+        result = {}
+        for name, child in value.items():
+            _check_name(name, where)
+            result[name] = plain(child, _join(where, name), depth + 1)
+        return result
+
+    if isinstance(value, tuple):
+        names = getattr(type(value), "_fields", range(len(value)))
+        children = []
+        for name, child in zip(names, value, strict=True):
+            children.append(plain(child, _join(where, name), depth + 1))
+        return type(value)(*children) if hasattr(type(value), "_fields") else tuple(children)
+
+    if type(value) in _HARMLESS:
+        return value
+
+    kind = type(value).__name__
+    raise TypeError(f"the output holds a value of type {kind}{_at(where)}, which is not a tensor")
+
+
+def _check_name(name: Any, where: str) -> None:
+    if type(name) is int:
+        return
+    if type(name) is not str:
+        kind = type(name).__name__
+        raise TypeError(f"the output has a name of type {kind}{_at(where)}, which is not text")
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise TypeError(
+            f"the output has a name{_at(where)} that is longer than {_LONGEST_NAME} characters or "
+            "cannot be printed"
+        )
+
+
+def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
+    """Return a copy of a tensor with the same layout in memory, unless its values overlap."""
+    problem = ""
+    if type(tensor) not in CLASSES:
+        problem = f"is of the class {type(tensor).__name__}"
+    elif tensor.layout != torch.strided or tensor.is_nested:
+        problem = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
+    elif tensor.device != current():
+        problem = f"is on the device {tensor.device}"
+    elif tensor.dtype not in _TYPES:
+        problem = f"is of type {tensor.dtype}"
+    elif tensor.nbytes > LARGEST_EXPANDED and tensor.nbytes > tensor.untyped_storage().nbytes():
+        problem = f"repeats its values up to {tensor.nbytes} bytes"
+
+    if problem:
+        raise TypeError(
+            f"the output holds a tensor{_at(where)} that {problem}; it cannot be stored or sent"
+        )
+
+    return tensor.detach().clone()
+
+
+def _join(where: str, name: Any) -> str:
+    return f"{where}/{name}" if where else str(name)
+
+
+def _at(where: str) -> str:
+    return f" at '{where}'" if where else ""
 
 
 class Settings(NamedTuple):
