@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import fedtailor
-from fedtailor.simulation.engines import plain_output
+from fedtailor.simulation.engines import containment
 
 NAME = "stand_in"
 _SOURCE = str(Path(fedtailor.__file__).parent)
@@ -271,5 +271,5 @@ def register() -> torch.device:
         copies = torch.library.Library("aten", "IMPL")
         copies.impl("_copy_from", _copy_from, "PrivateUse1")
         _libraries.extend([everything, copies])
-        plain_output.CLASSES = (*plain_output.CLASSES, StandInTensor)
+        containment.CLASSES = (*containment.CLASSES, StandInTensor)
     return torch.device(NAME, 0)

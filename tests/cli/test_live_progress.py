@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedtailor.cli.main import main
-from fedtailor.cli.show import pace
+from fedtailor.cli.show import progress as progress_module
 from fedtailor.cli.show.progress import (
     LiveProgress,
     PlainProgress,
@@ -149,7 +149,7 @@ def test_the_line_that_counts_images_goes_when_something_fails(monkeypatch):
         assert started.is_started
         raise ValueError
     assert not started.is_started
-    assert pace.Preparation()._live is None and pace.Pace().is_due(1, 1)
+    assert progress_module.Preparation()._live is None and progress_module.Pace().is_due(1, 1)
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def own_pictures(tmp_path, monkeypatch):
     """A folder ``own`` with ten pictures of two classes at two sites each, and lines also about
     short work."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pace, "_SHORT", 0.0)
+    monkeypatch.setattr(progress_module, "_SHORT", 0.0)
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     for number in range(40):
         path = (

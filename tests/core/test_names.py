@@ -8,7 +8,7 @@ from fedtailor.core.options import check_value
 from fedtailor.data.corruptions.shift import parse_shift
 from fedtailor.data.inventory import describe_dataset
 from fedtailor.data.partitions import PARTITIONS
-from fedtailor.data.partitions.base import parse_partition
+from fedtailor.data.partitions.text import parse_partition
 from fedtailor.experiment.config import make_config
 from fedtailor.simulation import engines
 

@@ -22,7 +22,8 @@ from fedtailor.data.grouping import (
     divide_groups,
 )
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
-from fedtailor.data.partitions.base import Partition, parse_partition
+from fedtailor.data.partitions.base import Partition
+from fedtailor.data.partitions.text import parse_partition
 from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.split import ClientPositions
 

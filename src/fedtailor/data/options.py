@@ -162,7 +162,7 @@ class DataOptions:
 
         # The texts are read here, so that an error comes before any data are.
         if self.partition:
-            from fedtailor.data.partitions.base import parse_partition
+            from fedtailor.data.partitions.text import parse_partition
 
             parse_partition(self.partition)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtailor.core.engine import PerExample
-from fedtailor.simulation.engines import plain_output
+from fedtailor.simulation.engines import containment
 from fedtailor.simulation.engines.containment import plain
 
 
@@ -52,7 +52,7 @@ def test_graphs_are_cut():
 
 def test_a_small_tensor_that_repeats_its_values_is_written_out(monkeypatch):
     assert plain(torch.ones(()).expand(3, 4)).untyped_storage().nbytes() == 48
-    monkeypatch.setattr(plain_output, "LARGEST_EXPANDED", 40)
+    monkeypatch.setattr(containment, "LARGEST_EXPANDED", 40)
     with pytest.raises(TypeError, match="repeats its values up to 48 bytes"):
         plain(torch.ones(()).expand(3, 4))
 

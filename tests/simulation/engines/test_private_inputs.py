@@ -13,7 +13,7 @@ from fedtailor.core.engine import Job
 from fedtailor.core.errors import RunError
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines import private_inputs
+from fedtailor.simulation.engines import containment
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.containment import SpoiledData, make_private, run_job
 from fedtailor.simulation.engines.reference import Reference
@@ -99,7 +99,7 @@ class Scales(FedAvg):
 )
 def test_examples_too_large_to_copy_are_guarded(engine, monkeypatch, federation):
     """Nothing can undo the change, so the run ends; it does not go on with other data."""
-    monkeypatch.setattr(private_inputs, "LARGEST_COPY", 64)
+    monkeypatch.setattr(containment, "LARGEST_COPY", 64)
     runs = [run(FedAvg(training=TRAINING), each, federation) for each in (Reference(), engine)]
     (assert_close_runs if engine.name == "batched" else assert_same_runs)(*runs)
     with pytest.raises(SpoiledData, match=r"changed its examples in place.*processes") as caught:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import re
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, find_name
-from fedtailor.core.options import build, check_options
+from fedtailor.core.errors import DataError
+from fedtailor.core.options import check_options
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.partitions import PARTITIONS
 
 KEY = "data.partition"
 """The option that names a partition."""
@@ -26,7 +22,7 @@ class Partition(ABC):
     """Base class of all partitions; the fields are the options.
 
     ``str`` gives the text form, such as ``dirichlet(alpha=0.5, min_size=10)``, which
-    :func:`fedtailor.data.partitions.base.parse_partition` reads.
+    :func:`fedtailor.data.partitions.text.parse_partition` reads.
     """
 
     name: ClassVar[str]
@@ -114,94 +110,3 @@ def hand_out(
     # Sorted by owner, they are the clients' parts.
     sizes = np.bincount(owners, minlength=clients)
     return np.split(positions[np.argsort(owners, kind="stable")], np.cumsum(sizes)[:-1])
-
-
-_MAX_TEXT = 200
-
-
-def parse_partition(text: str) -> Partition:
-    """Read a partition such as ``dirichlet(alpha=0.5, min_size=10)``.
-
-    Raises:
-        ConfigError: a name or an option is unknown (the message gives the nearest one), or a value
-            is missing or wrong.
-
-    Example:
-        >>> str(parse_partition("dirichlet(alpha=0.5)"))
-        'dirichlet(alpha=0.5, min_size=10)'
-    """
-    name, options = read_expression(text, key=KEY, example="dirichlet(alpha=0.5) or iid")
-    name = find_name("partition", name, PARTITIONS, key=KEY)
-    cls = PARTITIONS[name].load()
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-
-    # An unknown option is reported first, by build: it may be the absent one, misspelled.
-    if set(options) <= set(fields):
-        for field in fields.values():
-            if field.default is dataclasses.MISSING and field.name not in options:
-                key = f"{name}.{field.name}"
-                message = f"{key} must be given, got '{text}'."
-                raise ConfigError(message, key=key, allowed="a value", got=text)
-
-    return build(cls, options, section=name)
-
-
-def read_expression(
-    text: str, *, key: str, example: str = "name(option=1)"
-) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of a text ``name`` or ``name(option=value, ...)``.
-
-    Values are numbers, quoted texts, True and False. The error message shows ``key`` and
-    ``example``.
-
-    Raises:
-        ConfigError: the text has another form.
-
-    Example:
-        >>> read_expression("cifar_s(clients=50, pairing='release')", key="data.shift")
-        ('cifar_s', {'clients': 50, 'pairing': 'release'})
-    """
-    if len(text) > _MAX_TEXT:
-        raise _unreadable(f"{text[:_MAX_TEXT]}...", key, example)
-
-    try:
-        node = _parse(text.strip())
-        if isinstance(node, ast.Name):
-            return node.id, {}
-
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            options = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
-            if None not in options and len(options) == len(node.keywords):
-                return node.func.id, {str(option): value for option, value in options.items()}
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _unreadable(text, key, example) from error
-
-    raise _unreadable(text, key, example)
-
-
-def _parse(text: str) -> ast.expr:
-    """Return the syntax tree, after hyphens in the name became underscores."""
-    name, parenthesis, options = text.partition("(")
-    spelled = re.sub(r"(?<=[a-zA-Z0-9])-(?=[a-zA-Z])", "_", name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Python only warns of strange numbers
-        return ast.parse(spelled + parenthesis + options, mode="eval").body
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a number, a text, True or False."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float | str):
-        return node.value
-
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _literal(node.operand)
-        if type(value) in (int, float):
-            return -value
-
-    raise ValueError("not a plain value")
-
-
-def _unreadable(text: str, key: str, example: str) -> ConfigError:
-    allowed = f"a name with named options, such as {example}"
-    message = f"{key} must be {allowed}, got {text!r}."
-    return ConfigError(message, key=key, allowed=allowed, got=text)
