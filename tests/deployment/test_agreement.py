@@ -41,11 +41,6 @@ def saying(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"fedtailor": "9.9.9"},
-            f"hospital.*fedtailor 9.9.9.*{fedtailor.__version__}",
-        ),
-        ({"protocol": 7}, "hospital.*protocol 7"),
         ({"torch": "1.0"}, "hospital.*torch 1.0.*allow_mixed"),
         ({"site": "practice"}, "hospital.*practice"),
         ({"data": None}, "of site 'hospital'"),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.errors import DataError, RunError, one_line
+from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.federation import Roster
 from fedtailor.core.task import Task
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
@@ -26,8 +26,8 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
-from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
-from fedtailor.deployment.wire import whole, wrong
+from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, split_seed
+from fedtailor.deployment.wire import refusal_in, whole, wrong
 from fedtailor.experiment.assembly import make_algorithm, refuse_impossible_augmentation, resolved
 from fedtailor.experiment.config import Config
 from fedtailor.models import build_model, default_model
@@ -38,12 +38,8 @@ _LISTS = ("classes", "columns")
 """What it says as lists of names; tables alone have columns."""
 _HINTS = {"shape": " For pictures, set data.image_size and data.color in federation.toml."}
 _MOST_CLASSES = 100_000
-_MOST_NAMES = 10**6
 _LONGEST_WORD = 80
 _LONGEST_VALUE = 200
-
-Description = Mapping[str, Any]
-"""What a site says of its data, checked."""
 
 
 class Member(NamedTuple):
@@ -110,30 +106,27 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
         RunError: a site refuses.
     """
     questions = _Questions(exchange, sites)
-    heads, descriptions = _describe(questions, file, sites)
-    config = _with_test_policy(file.config, sites, descriptions)
+    descriptions = _describe(questions, file)
+    data = [description["data"] for description in descriptions]
+    config = _with_test_policy(file.config, questions.names, data)
+    training = [client for client, site in enumerate(sites) if not site.new]
 
     # How examples become inputs of the model.
     columns = None
-    if descriptions[0]["columns"] is not None:
-        columns = _agree_on_columns(questions, sites, config)
-    classes = file.deploy.classes or merge_classes(
-        [descriptions[client]["classes"] for client in sorted(descriptions)]
-    )
-    inputs = _inputs(config, descriptions[0], classes, columns)
+    if data[0]["columns"] is not None:
+        columns = _agree_on_columns(questions, training, config)
+    classes = file.deploy.classes or merge_classes([site["classes"] for site in data])
+    inputs = _inputs(config, data[0], classes, columns)
     plan = _plan(config, inputs, sites)
 
     # With the plan, sites count their examples, and say their means if these are needed.
     standardizes = config.data.standardizes(is_table=inputs.kind == "table")
-    counted = questions.ask("begin", {"moments": standardizes}, plan=plan)
-    members = []
-    for client, site in enumerate(sites):
-        members.append(_member(site, heads[client], counted[client]))
+    counts = questions.ask("begin", {"moments": standardizes}, plan=plan)
+    members = list(map(_member, sites, descriptions, counts))
 
     # Both can depend on the examples of all sites, as in a simulation.
     if standardizes:
-        records = [counted[client].get("moments") for client in _training(sites)]
-        inputs = _standardized(inputs, records)
+        inputs = _standardized(inputs, [counts[client].get("moments") for client in training])
     roster = Agreement(plan, members).roster()
     name = plan.config.model.name
     config = resolved(config, plan.algorithm, model_name=name, roster=roster)
@@ -165,7 +158,7 @@ class _Questions:
 
     def __init__(self, exchange: Exchange, sites: Sequence[Registered]) -> None:
         self._exchange = exchange
-        self._names = [site.name for site in sites]
+        self.names = [site.name for site in sites]
 
     def ask(
         self,
@@ -174,15 +167,16 @@ class _Questions:
         *,
         plan: DeploymentPlan | None = None,
         check: Callable[[int, Mapping[str, Any]], None] = lambda client, head: None,
-    ) -> dict[int, dict[str, Any]]:
+    ) -> list[dict[str, Any]]:
         """Return the heads of the answers of all sites; wait until every site has answered.
 
         Raises:
+            DataError: a site calls itself by another name than its registered one.
             RunError: a site refuses; as soon as it does.
         """
         head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **question}
         blobs = {} if plan is None else {"plan": plan.raw}
-        clients = range(len(self._names))
+        clients = range(len(self.names))
         requests = {client: Envelope({**head, "client": client}, blobs) for client in clients}
         heads: dict[int, dict[str, Any]] = {}
 
@@ -190,119 +184,100 @@ class _Questions:
             if answer.head.get("kind") != kind:
                 return False
 
-            _refuse_refusal(self._names[client], answer.head)
+            _refuse_refusal(self.names[client], answer.head)
             check(client, answer.head)
             heads[client] = answer.head
             return True
 
         self._exchange.ask(requests, needed=len(requests), accept=accept)
-        return heads
+        return [heads[client] for client in clients]
 
 
 def _refuse_refusal(name: str, head: Mapping[str, Any]) -> None:
     """Refuse a site that refuses, or that calls itself by another name than its registered one."""
-    for key in ("refused", "failed"):
-        if key in head:
-            reason = one_line(str(head[key])).rstrip(".")
-            raise RunError(f"site '{name}' refuses: {reason}.", key="site", got=name)
+    reason = refusal_in(head)
+    if reason is not None:
+        raise RunError(f"site '{name}' refuses: {reason.rstrip('.')}.", key="site", got=name)
 
-    claimed = f"{head.get('site')!s:.{_LONGEST_WORD}}"
+    claimed = _word(head.get("site"))
     if claimed != name:
         message = f"the site that is registered as '{name}' calls itself '{claimed}'."
         hint = " Correct its site.toml."
         raise DataError(message + hint, key="site.name", allowed=name, got=claimed)
 
 
-def _describe(
-    questions: _Questions, file: FederationFile, sites: Sequence[Registered]
-) -> tuple[dict[int, dict[str, Any]], dict[int, Description]]:
-    """Return the first answers of all sites, and what each says of its data.
+def _describe(questions: _Questions, file: FederationFile) -> list[dict[str, Any]]:
+    """Return the first answers of all sites, in which each describes its data.
 
     Sites that do not fit together are refused as soon as two have answered.
     """
-    descriptions: dict[int, Description] = {}
-    names = [site.name for site in sites]
+    names = questions.names
+    first: list[tuple[str, Mapping[str, Any]]] = []
 
     def check(client: int, head: Mapping[str, Any]) -> None:
-        _check_versions(names[client], head, file.deploy)
-        descriptions[client] = _description(names[client], head)
-        _check_alike(names, descriptions)
+        _check_torch(names[client], head, file.deploy)
+        _check_description(names[client], head.get("data"))
+        first.append((names[client], head["data"]))
+        _check_alike(first[0], first[-1])
 
-    data = dataclasses.asdict(file.config.data)
-    return questions.ask("describe", {"data": data}, check=check), descriptions
-
-
-def _check_versions(name: str, head: Mapping[str, Any], deploy: DeployOptions) -> None:
-    versions = {"protocol": PROTOCOL, "fedtailor": __version__}
-    if not deploy.allow_mixed:
-        versions["torch"] = torch.__version__
-
-    for what, here in versions.items():
-        if head.get(what) != here:
-            there = f"{head.get(what)!s:.{_LONGEST_WORD}}"
-            message = f"site '{name}' has {what} {there}, and the server has {here}."
-            if what == "torch":
-                message += " Set deploy.allow_mixed to continue without equal bits."
-            raise DataError(message, key=what, allowed=str(here), got=there)
+    return questions.ask("describe", {"data": dataclasses.asdict(file.config.data)}, check=check)
 
 
-def _description(name: str, head: Mapping[str, Any]) -> Description:
-    """Return what a site says of its data.
+def _check_torch(name: str, head: Mapping[str, Any], deploy: DeployOptions) -> None:
+    """Check that a site computes the bits of the server; it has compared the other versions."""
+    here = torch.__version__
+    there = _word(head.get("torch"))
+    if there != here and not deploy.allow_mixed:
+        message = f"site '{name}' has torch {there}, and the server has {here}."
+        hint = " Set deploy.allow_mixed to continue without equal bits."
+        raise DataError(message + hint, key="torch", allowed=here, got=there)
 
-    Raises:
-        DataError: it does not say it as it must.
-    """
-    data = head.get("data")
+
+def _check_description(name: str, data: Any) -> None:
+    """Check the form of what a site says of its data."""
     keys = {*_SAME, *_LISTS, "has_test"}
     if not isinstance(data, Mapping) or set(data) != keys:
         raise wrong("data", f"{', '.join(sorted(keys))} of site '{name}'", data)
 
-    for key in _LISTS:
-        values = data[key]
-        is_left_out = values is None and key == "columns"
-        if not is_left_out and not _are_names(values):
-            raise wrong(f"data.{key}", "a list of names", values)
+    columns = data["columns"]
+    if columns is not None and not _are_names(columns):
+        raise wrong("data.columns", "a list of names", columns)
 
     classes = data["classes"]
-    if not 0 < len(classes) <= _MOST_CLASSES or len(set(classes)) < len(classes):
+    are_different = _are_names(classes) and len(set(classes)) == len(classes)
+    if not are_different or not 0 < len(classes) <= _MOST_CLASSES:
         raise wrong("data.classes", "names of classes, all different", classes)
-
-    return dict(data)
 
 
 def _are_names(values: Any) -> bool:
-    if not isinstance(values, list) or len(values) > _MOST_NAMES:
-        return False
-    return all(isinstance(value, str) for value in values)
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _check_alike(names: Sequence[str], descriptions: Mapping[int, Description]) -> None:
-    """Refuse sites whose data do not fit together.
+def _word(value: object) -> str:
+    return str(value)[:_LONGEST_WORD]
 
-    Raises:
-        DataError: naming both sites and both values.
-    """
-    first, *others = sorted(descriptions)
-    for other in others:
-        for key in (*_SAME, "columns"):
-            here = descriptions[first][key]
-            there = descriptions[other][key]
-            if key == "columns" and here is not None and there is not None:
-                here = sorted(here)
-                there = sorted(there)
 
-            if here != there:
-                left = f"{here!s:.{_LONGEST_VALUE}}"
-                right = f"{there!s:.{_LONGEST_VALUE}}"
-                message = (
-                    f"the data of the sites differ in {key}: '{names[first]}' has {left}, and "
-                    f"'{names[other]}' has {right}.{_HINTS.get(key, '')}"
-                )
-                raise DataError(message, key=f"data.{key}", allowed=left, got=right)
+def _check_alike(one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
+    """Refuse two sites whose data do not fit together; the message names both and both values."""
+    for key in (*_SAME, "columns"):
+        here, there = one[1][key], other[1][key]
+
+        # Tables may have their columns in any order.
+        if key == "columns" and None not in (here, there):
+            here, there = sorted(here), sorted(there)
+
+        if here != there:
+            left = f"{here!s:.{_LONGEST_VALUE}}"
+            right = f"{there!s:.{_LONGEST_VALUE}}"
+            message = (
+                f"the data of the sites differ in {key}: '{one[0]}' has {left}, and "
+                f"'{other[0]}' has {right}.{_HINTS.get(key, '')}"
+            )
+            raise DataError(message, key=f"data.{key}", allowed=left, got=right)
 
 
 def _with_test_policy(
-    config: Config, sites: Sequence[Registered], descriptions: Mapping[int, Description]
+    config: Config, names: Sequence[str], data: Sequence[Mapping[str, Any]]
 ) -> Config:
     """Decide where test examples come from: all sites have a test part of their own, or none has.
 
@@ -312,35 +287,25 @@ def _with_test_policy(
     if config.data.test != "auto":
         return config
 
-    has_test = {site.name: descriptions[client]["has_test"] for client, site in enumerate(sites)}
-    with_test = [name for name in has_test if has_test[name]]
-    without = [name for name in has_test if not has_test[name]]
-    if with_test and without:
+    parts = [bool(description["has_test"]) for description in data]
+    if len(set(parts)) > 1:
         message = (
-            f"the data of site '{with_test[0]}' come with a test part, and those of '{without[0]}' "
-            "do not: set data.test in federation.toml to 'own' (every site takes a share of all "
-            "its examples) or 'given'."
+            f"the data of site '{names[parts.index(True)]}' come with a test part, and those of "
+            f"'{names[parts.index(False)]}' do not: set data.test in federation.toml to 'own' "
+            "(every site takes a share of all its examples) or 'given'."
         )
         raise DataError(message, key="data.test", allowed=["own", "given"], got="auto")
 
-    data = dataclasses.replace(config.data, test="given" if with_test else "own")
-    return dataclasses.replace(config, data=data)
+    policy = dataclasses.replace(config.data, test="given" if parts[0] else "own")
+    return dataclasses.replace(config, data=policy)
 
 
-def _training(sites: Sequence[Registered]) -> list[int]:
-    """Return the numbers of the sites that train."""
-    return [client for client, site in enumerate(sites) if not site.new]
-
-
-def _agree_on_columns(
-    questions: _Questions, sites: Sequence[Registered], config: Config
-) -> Columns:
+def _agree_on_columns(questions: _Questions, training: Sequence[int], config: Config) -> Columns:
     """Return how cells become features, from what the sites that train say of their columns."""
-    seed = config.seeds[0] if config.data.seed == "run" else config.data.seed
-    heads = questions.ask("columns", {"data": dataclasses.asdict(config.data), "seed": seed})
-    clients = _training(sites)
-    summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in clients]
-    merged = merge_summaries(summaries, [sites[client].name for client in clients])
+    question = {"data": dataclasses.asdict(config.data), "seed": split_seed(config)}
+    heads = questions.ask("columns", question)
+    summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in training]
+    merged = merge_summaries(summaries, [questions.names[client] for client in training])
     if merged.columns is None:
         message = "no column has a value in the training examples of the sites."
         raise DataError(message, key="site.data", got="none")
@@ -348,7 +313,7 @@ def _agree_on_columns(
 
 
 def _inputs(
-    config: Config, description: Description, classes: Sequence[str], columns: Columns | None
+    config: Config, description: Mapping[str, Any], classes: Sequence[str], columns: Columns | None
 ) -> InputSpecification:
     """Return how examples become inputs; sites may still say other means and deviations."""
     kind = description["kind"]
@@ -419,9 +384,10 @@ def _member(site: Registered, described: Mapping[str, Any], counted: Mapping[str
     numbers = []
     for part in ("train", "val", "test"):
         numbers.append(whole(f"counts.{part}", counts.get(part), 2**53))
-    build = str(described.get("torch"))[:_LONGEST_WORD]
-    capability = str(described.get("capability"))[:_LONGEST_WORD]
-    return Member(site.name, site.new, tuple(share), build, capability, *numbers)
+    build = _word(described.get("torch"))
+    return Member(
+        site.name, site.new, tuple(share), build, _word(described.get("capability")), *numbers
+    )
 
 
 def _check_agreement(agreement: Agreement) -> None:

@@ -59,8 +59,7 @@ class DeploymentPlan:
     @property
     def split_seed(self) -> int:
         """By which the examples of a site are divided."""
-        config = self.config
-        return config.seeds[0] if config.data.seed == "run" else config.data.seed
+        return split_seed(self.config)
 
     @cached_property
     def method(self) -> TrainedMethod:
@@ -96,6 +95,11 @@ class DeploymentPlan:
     def digest(self) -> str:
         """SHA-256 of the plan."""
         return hashlib.sha256(self.raw).hexdigest()
+
+
+def split_seed(config: Config) -> int:
+    """Return the seed by which the examples of a site are divided."""
+    return config.seeds[0] if config.data.seed == "run" else config.data.seed
 
 
 def read_plan(raw: bytes) -> DeploymentPlan:

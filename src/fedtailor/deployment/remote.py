@@ -19,7 +19,15 @@ from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.packing import pack_download, unpack_upload
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.state import Version
-from fedtailor.deployment.wire import check_scores, from_blob, head_of, to_blob, wrong
+from fedtailor.deployment.wire import (
+    check_scores,
+    from_blob,
+    head_of,
+    refusal_in,
+    repeated,
+    to_blob,
+    wrong,
+)
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
@@ -120,9 +128,7 @@ class RemoteClients:
             (self.bases, self._best_bases),
             (self.per_client, self._best_per_client),
         ):
-            for client in list(values):
-                if client not in remembered:
-                    del values[client]
+            values.clear()
             values.update(remembered)
 
     def score(
@@ -176,7 +182,7 @@ class RemoteClients:
             requests[client] = Envelope(head, blobs)
 
         def belongs(client: int, answer: Envelope) -> bool:
-            return _belongs(answer.head, requests[client].head)
+            return repeated(requests[client].head).items() <= answer.head.items()
 
         needed = min(self._needed, len(requests))
         return self._exchange.ask(requests, needed=needed, accept=belongs)
@@ -239,25 +245,14 @@ def _read(
     if isinstance(answer, SiteFailure):
         return Failure(NoAnswer(one_line(answer.text)))
 
-    for key in ("refused", "failed"):
-        if key in answer.head:
-            return Failure(ProgramError(one_line(f"the site says: {answer.head[key]!s:.500}")))
+    reason = refusal_in(answer.head)
+    if reason is not None:
+        return Failure(ProgramError(f"the site says: {reason}"))
 
     try:
         return read(answer)
     except FedtailorError as error:
         return Failure(ProgramError(one_line(f"the answer cannot be used: {error.message}")))
-
-
-def _belongs(answer: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    """Return whether an answer is one to a request, judged by the heads of both."""
-    if "refused" in answer:
-        return bool(answer.get("kind") == request["kind"])
-
-    expected = {key: request[key] for key in ("kind", "run", "round", "client")}
-    if "attempt" in request["options"]:
-        expected["attempt"] = request["options"]["attempt"]
-    return all(answer.get(key) == value for key, value in expected.items())
 
 
 def _numbers(value: Any) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import queue
 import select
 import signal
 import socket
@@ -23,13 +22,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedtailor.core.errors import DataError, FedtailorError, RunError, describe_error, one_line
-from fedtailor.deployment.envelope import Envelope, check, receive, send
+from fedtailor.deployment.envelope import Envelope, receive, send, to_frame
 
 _LONGEST_PATH = 100
 """Bytes. The systems' limits for the path of a Unix socket are 104 and 108."""
-_PATIENCE = 30.0
+_PATIENCE = 10.0
 """Seconds for which a connection may be silent while its message is read or written."""
-_MOST_CONNECTIONS = 16
+_LONGEST_QUEUE = 128
+"""Connections that wait for their turn."""
 _TURN = 0.5
 """Seconds between two looks at whether to stop."""
 
@@ -56,10 +56,10 @@ def socket_path(folder: Path) -> Path:
 def serve(
     path: Path, answer: Callable[[Envelope], Envelope], stop: threading.Event | None = None
 ) -> None:
-    """Answer messages at a Unix socket, one at a time, in the calling thread.
+    """Answer messages at a Unix socket, one connection at a time, in the calling thread.
 
     An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. A request whose
-    sender has gone before its turn is dropped.
+    sender has gone before its turn is dropped. Who connects meanwhile waits in the socket's queue.
 
     Args:
         path: where to put the socket; a socket left there by a dead process is replaced.
@@ -69,16 +69,16 @@ def serve(
     Raises:
         RunError: another process serves this socket.
     """
-    listener = _listen(path)
-    requests: queue.Queue[_Request] = queue.Queue()
-    threading.Thread(target=_accept, args=(listener, requests), daemon=True).start()
-    try:
-        while stop is None or not stop.is_set():
-            with contextlib.suppress(queue.Empty):
-                requests.get(timeout=_TURN).work(answer)
-    finally:
-        path.unlink(missing_ok=True)
-        listener.close()
+    with _listen(path) as listener:
+        listener.settimeout(_TURN)
+        try:
+            while stop is None or not stop.is_set():
+                # What is wrong with a connection ends only this one; nobody may come in a turn.
+                with contextlib.suppress(OSError):
+                    connection, _ = listener.accept()
+                    _converse(connection, answer)
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def ask(path: Path, envelope: Envelope, timeout: float) -> Envelope:
@@ -100,32 +100,29 @@ def ask(path: Path, envelope: Envelope, timeout: float) -> Envelope:
         return receive(connection)
 
 
-class _Request:
-    """A request that waits for its turn, with the connection that it came from."""
-
-    def __init__(self, connection: socket.socket, envelope: Envelope) -> None:
-        self.connection = connection
-        self.envelope = envelope
-        self.reply: Envelope | None = None
-        self.done = threading.Event()
-
-    def work(self, answer: Callable[[Envelope], Envelope]) -> None:
+def _converse(connection: socket.socket, answer: Callable[[Envelope], Envelope]) -> None:
+    """Read one request and reply to it."""
+    with connection:
+        connection.settimeout(_PATIENCE)
         try:
-            if not _has_gone(self.connection):
-                self.reply = _answer(answer, self.envelope)
-        finally:
-            self.done.set()
+            request = receive(connection)
+        except DataError as error:
+            send(connection, _failed(one_line(error.message)))
+            return
+
+        if not _has_gone(connection):
+            for part in _reply(answer, request):
+                connection.sendall(part)
 
 
-def _answer(answer: Callable[[Envelope], Envelope], envelope: Envelope) -> Envelope:
+def _reply(answer: Callable[[Envelope], Envelope], request: Envelope) -> list[bytes]:
+    """Return the frame of the reply; any exception becomes one."""
     try:
-        reply = answer(envelope)
-        check(reply)
-        return reply
+        return to_frame(answer(request))
     except FedtailorError as error:
-        return _failed(one_line(error.message))
+        return to_frame(_failed(one_line(error.message)))
     except Exception as error:
-        return _failed(describe_error(error))
+        return to_frame(_failed(describe_error(error)))
 
 
 def _failed(reason: str) -> Envelope:
@@ -134,47 +131,8 @@ def _failed(reason: str) -> Envelope:
 
 def _has_gone(connection: socket.socket) -> bool:
     """Tell whether the other side closed its connection."""
-    try:
-        readable, _, _ = select.select([connection], [], [], 0)
-        return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
-    except OSError:
-        return True
-
-
-def _accept(listener: socket.socket, requests: queue.Queue[_Request]) -> None:
-    free = threading.Semaphore(_MOST_CONNECTIONS)
-    while True:
-        free.acquire()
-        try:
-            connection, _ = listener.accept()
-        except OSError:  # the listener was closed
-            return
-        threading.Thread(target=_converse, args=(connection, requests, free), daemon=True).start()
-
-
-def _converse(
-    connection: socket.socket, requests: queue.Queue[_Request], free: threading.Semaphore
-) -> None:
-    """Read one request, wait for its reply and write it; errors end this connection only."""
-    try:
-        with connection, contextlib.suppress(OSError):
-            connection.settimeout(_PATIENCE)
-            reply = _reply(connection, requests)
-            if reply is not None:
-                send(connection, reply)
-    finally:
-        free.release()
-
-
-def _reply(connection: socket.socket, requests: queue.Queue[_Request]) -> Envelope | None:
-    try:
-        envelope = receive(connection)
-    except DataError as error:
-        return _failed(one_line(error.message))
-    request = _Request(connection, envelope)
-    requests.put(request)
-    request.done.wait()
-    return request.reply
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
 
 
 def _listen(path: Path) -> socket.socket:
@@ -190,7 +148,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         listener.bind(str(path))
         path.chmod(0o600)
-        listener.listen(_MOST_CONNECTIONS)
+        listener.listen(_LONGEST_QUEUE)
     except OSError:
         listener.close()
         raise

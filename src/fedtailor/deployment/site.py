@@ -25,10 +25,9 @@ from fedtailor.deployment.site_data import (
     options_of,
     read_dataset,
 )
-from fedtailor.deployment.site_run import SiteAnswer, SiteRun, open_site_run
-from fedtailor.deployment.wire import MOST_SITES, read_head, refusal, to_blob, whole, wrong
+from fedtailor.deployment.site_run import SiteAnswer, SiteRun, reason_answer, shared_reason
+from fedtailor.deployment.wire import MOST_SITES, read_head, repeated, to_blob, whole, wrong
 from fedtailor.experiment.config import make_config
-from fedtailor.simulation.programs import TrainRequest
 
 log = logging.getLogger("fedtailor.site")
 
@@ -63,37 +62,37 @@ class DeployedSite:
         else:
             answer, contents = self._answer_or_refuse(request)
 
-        answer.head.update(site=self.options.name, fedtailor=__version__, protocol=PROTOCOL)
         self._audit.add("sent", answer, contents)
         return answer
 
     def _answer_or_refuse(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
         """Return an answer, and what is in it with the number of bytes."""
-        kind = request.head.get("kind")
-        log.info("request: %s, round %s", kind, request.head.get("round", "-"))
+        log.info("request: %s, round %s", request.head.get("kind"), request.head.get("round", "-"))
         try:
-            answer = self._answer(request)
-            envelope, contents = self._to_envelope(answer)
+            envelope, contents = self._to_envelope(request, self._answer(request))
+            self._last = (request, envelope)
+            return envelope, contents
         except FedtailorError as error:
             log.error("refused: %s", error)
-            reason = self._without_paths(error.message)
-            return Envelope({"refused": reason, "kind": kind}), {"a reason": len(reason)}
-        except Exception as error:
+            refusal = reason_answer("refused", self._without_paths(error.message))
+        except Exception as error:  # such as too little memory
             log.exception("failed")
-            reason = refusal(error, with_text="errors" in self.options.share)
-            return Envelope({"failed": reason, "kind": kind}), {"a reason": len(reason)}
+            refusal = reason_answer("failed", shared_reason(error, self.options))
 
-        self._last = (request, envelope)
-        return envelope, contents
+        # It is not kept: the next request of this kind may find the cause removed.
+        return self._to_envelope(request, refusal)
 
-    def _to_envelope(self, answer: SiteAnswer) -> tuple[Envelope, dict[str, int]]:
+    def _to_envelope(
+        self, request: Envelope, answer: SiteAnswer
+    ) -> tuple[Envelope, dict[str, int]]:
+        head = {**repeated(request.head), "site": self.options.name, **answer.head}
         if answer.out is None or self._run is None:
-            return Envelope(answer.head), answer.contents
+            return Envelope(head), answer.contents
 
         blob = to_blob(answer.out, self._run.modules)
         structure = max(len(blob) - sum(answer.contents.values()), 0)
         contents = {**answer.contents, "structure of the answer": structure}
-        return Envelope(answer.head, {"out": blob}), contents
+        return Envelope(head, {"out": blob}), contents
 
     def _without_paths(self, text: str) -> str:
         """Return a reason without the places of this site's files, which stay its own business."""
@@ -120,7 +119,6 @@ class DeployedSite:
 
         dataset = read_dataset(self.options, _data_options(head), self.folder)
         answer = {
-            "kind": "describe",
             "torch": torch.__version__,
             "capability": torch.backends.cpu.get_cpu_capability(),
             "share": list(self.options.share),
@@ -146,13 +144,13 @@ class DeployedSite:
         _refuse_few(len(positions.train))
         record = summarize(dataset.x, dataset.raw, positions.train).to_record()
         contents = {"medians and categories of columns": len(str(record))}
-        return SiteAnswer({"kind": "columns", "columns": record}, contents)
+        return SiteAnswer({"columns": record}, contents)
 
     def _begin(self, request: Envelope) -> SiteAnswer:
         """Say how many examples there are, and their mean and deviation if these are asked for."""
         prepared = self._run_of(request, request.head.get("client")).prepared
         counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
-        head: dict[str, Any] = {"kind": "begin", "counts": counts}
+        head: dict[str, Any] = {"counts": counts}
         contents = {"numbers of examples": 0}
 
         if request.head.get("moments") is True:
@@ -169,21 +167,7 @@ class DeployedSite:
         if work.run != run.plan.run:
             raise wrong("run", run.plan.run, work.run)
 
-        # An answer repeats what it answers, so that the server knows where it belongs.
-        head = {key: request.head[key] for key in ("kind", "run", "round", "client")}
-        if isinstance(work.request, TrainRequest):
-            head["attempt"] = work.request.attempt
-
-        try:
-            answer = run.work(work, request.blobs)
-        except FedtailorError:
-            raise
-        except Exception as error:  # such as too little memory
-            log.exception("failed")
-            reason = refusal(error, with_text="errors" in self.options.share)
-            answer = SiteAnswer({"failed": reason}, {"a reason": len(reason)})
-
-        return answer._replace(head={**head, **answer.head})
+        return run.work(work, request.blobs)
 
     def _run_of(self, request: Envelope, client: Any) -> SiteRun:
         """Return the run that a request belongs to; its plan is read once."""
@@ -197,7 +181,7 @@ class DeployedSite:
             self._run = None
             plan = read_plan(raw)
             self._refuse_unknown(plan)
-            run = self._run = open_site_run(self.folder, self.options, plan, client)
+            run = self._run = SiteRun(self.folder, self.options, plan, client)
 
         return run
 
@@ -208,9 +192,9 @@ class DeployedSite:
             "algorithms": [config.algorithm.name],
             "models": [config.model.name, *config.model.others],
         }
-        for key, wanted in names.items():
+        for key, used in names.items():
             allowed: Collection[str] = getattr(self.options, key)
-            for name in wanted:
+            for name in used:
                 # An empty list allows what comes with fedtailor, whose names have no colon.
                 if name not in allowed and (allowed or ":" in name):
                     listed = ", ".join(allowed) or "fedtailor's own"

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.engine import Failure, one_thread
-from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error
+from fedtailor.core.errors import ConfigError, DataError, describe_error
 from fedtailor.core.message import Messages
-from fedtailor.core.message_bytes import tree_bytes
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import Scores
-from fedtailor.core.tree import leaves
+from fedtailor.core.tree import Tree, leaves
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import DeploymentPlan
-from fedtailor.deployment.site_data import PreparedData, prepare
+from fedtailor.deployment.site_data import prepare
 from fedtailor.deployment.site_models import write_version
 from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, wrong
@@ -36,8 +35,6 @@ from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, Trai
 
 _STATES = "states"
 _DIGEST_FILE = "data.sha256"
-_NUMBER = 8
-"""Bytes of a metric."""
 
 log = logging.getLogger("fedtailor.site")
 
@@ -52,43 +49,50 @@ class SiteAnswer(NamedTuple):
     """A tree of tensors that goes with it."""
 
 
-def open_site_run(folder: Path, options: SiteOptions, plan: DeploymentPlan, client: int) -> SiteRun:
-    """Return a site in a run, after its data were read.
+def reason_answer(key: str, reason: str) -> SiteAnswer:
+    """Return the answer of a site that gives no other one; ``key`` is "refused" or "failed"."""
+    return SiteAnswer({key: reason}, {"a reason": len(reason)})
 
-    Raises:
-        DataError: the data cannot be read, are not those with which the run began, or the number
-            is not one of the plan.
-    """
-    if client >= plan.sites:
-        raise wrong("client", f"a number below {plan.sites}", client)
 
-    prepared = prepare(options, plan.config.data, plan.inputs, plan.split_seed, folder)
-    if not _has_begun(folder / _STATES / plan.run / _DIGEST_FILE, prepared.digest):
-        forget_old_runs(folder / _STATES)
-    return SiteRun(folder, options, plan, client, prepared)
+def shared_reason(error: BaseException, options: SiteOptions) -> str:
+    """Return why a method failed, as far as the site shares it; its own log says all."""
+    if "errors" in options.share:
+        return describe_error(error)
+    return f"{type(error).__name__}; the log of the site says more"
 
 
 class SiteRun:
     """A site in one run."""
 
     def __init__(
-        self,
-        folder: Path,
-        options: SiteOptions,
-        plan: DeploymentPlan,
-        client: int,
-        prepared: PreparedData,
+        self, folder: Path, options: SiteOptions, plan: DeploymentPlan, client: int
     ) -> None:
+        """Read the site's data for a run.
+
+        Raises:
+            DataError: the data cannot be read, are not those with which the run began, or the
+                number is not one of the plan.
+        """
+        if client >= plan.sites:
+            raise wrong("client", f"a number below {plan.sites}", client)
+
         self.plan = plan
         self.client = client
-        self.prepared = prepared
+        self.prepared = prepare(options, plan.config.data, plan.inputs, plan.split_seed, folder)
         self.modules = readable_modules(plan.algorithm)
         self._folder = folder
         self._options = options
         self._algorithm = plan.algorithm
+
+        place = folder / _STATES / plan.run
+        if not _has_begun(place / _DIGEST_FILE, self.prepared.digest):
+            forget_old_runs(place.parent)
+        self._states = SiteState(place, modules=self.modules)
+
+        # The population of the plan, in which only this site has examples.
         self._federation = federation_of_one(
-            prepared.site,
-            prepared.positions,
+            self.prepared.site,
+            self.prepared.positions,
             plan.inputs,
             plan.task(client),
             client,
@@ -96,7 +100,6 @@ class SiteRun:
         )
         common_task = self._algorithm.bind(self._federation.common_task)
         self._messages: Messages = self._algorithm.messages(common_task)
-        self._states = SiteState(folder / _STATES / plan.run, modules=self.modules)
 
     def work(self, work: Work, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Do what a request asks."""
@@ -130,16 +133,14 @@ class SiteRun:
 
         upload = pack_upload(reply.upload, self._messages)
         out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}
-        contents = {
-            f"upload: {name}": tree_bytes(value) for name, value in upload["values"].items()
-        }
-        contents["upload: weights and rows"] = tree_bytes((upload["weights"], upload["rows"]))
+        contents = _sizes("upload", upload["values"])
+        contents["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
         if "metrics" in self._options.share:
             out["metrics"] = reply.metrics
-            contents |= {f"training metric: {name}": _NUMBER for name in reply.metrics}
+            contents |= _sizes("training metric", reply.metrics)
         if "scores" in self._options.share and isinstance(reply.scores, Scores):
             out["scores"] = reply.scores
-            contents["scores of the model after training"] = _bytes_of(reply.scores)
+            contents["scores of the model after training"] = _num_bytes(reply.scores)
 
         return SiteAnswer({}, contents, out)
 
@@ -156,19 +157,17 @@ class SiteRun:
         if request.keep and self.client in clients.personal:
             self._keep_model(clients.personal[self.client], work, reply)
 
-        out: dict[str, Any] = {"scores": {}, "diagnostics": {}}
-        contents: dict[str, int] = {}
-        if "metrics" in self._options.share:
-            out["diagnostics"] = reply.diagnostics
-            contents |= {f"diagnostic: {name}": _NUMBER for name in reply.diagnostics}
-        elif "steps" in reply.diagnostics:
-            out["diagnostics"] = {"steps": reply.diagnostics["steps"]}
+        # The number of steps is what the method costs, and says nothing of the data.
+        out: dict[str, Any] = {"scores": {}, "diagnostics": reply.diagnostics}
+        if "metrics" not in self._options.share:
+            steps = {name: reply.diagnostics[name] for name in reply.diagnostics if name == "steps"}
+            out["diagnostics"] = steps
 
         if "scores" in self._options.share:
             out["scores"] = dict(reply.scores)
-            for name, scores in reply.scores.items():
-                contents[f"scores of the personal model ({name})"] = _bytes_of(scores)
 
+        contents = _sizes("diagnostic", out["diagnostics"])
+        contents |= _sizes("scores of the personal model", out["scores"])
         return SiteAnswer({"problem": reply.problem}, contents, out)
 
     def _score(self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
@@ -180,9 +179,9 @@ class SiteRun:
         clients = self._clients(None, {}, {})
         ((_, reply),) = clients.score(request, model, [self.client], work.round)
         if isinstance(reply, Failure):
-            raise RunError(f"the model could not be scored: {self._reason(reply)}")
+            return self._failed(reply)
 
-        contents = {"scores of the global model": _bytes_of(reply)}
+        contents = {"scores of the global model": _num_bytes(reply)}
         return SiteAnswer({}, contents, {"scores": reply})
 
     def _clients(
@@ -202,13 +201,12 @@ class SiteRun:
             per_client[self.client] = from_blob(blobs["own"], self.modules)
 
         values: dict[str, dict[int, Any]] = {"states": states, "per_client": per_client}
-
-        def storage(name: str) -> dict[int, Any]:
-            return values.setdefault(name, {})
-
-        seed = self.plan.config.seeds[0]
         return LocalClients(
-            self._algorithm, self._federation, Reference(), seed=seed, storage=storage
+            self._algorithm,
+            self._federation,
+            Reference(),
+            seed=self.plan.config.seeds[0],
+            storage=lambda name: values.setdefault(name, {}),
         )
 
     def _shared(self, blobs: Mapping[str, bytes]) -> Any:
@@ -238,15 +236,8 @@ class SiteRun:
         log.info("model: version %s is in use", version.number)
 
     def _failed(self, failure: Failure) -> SiteAnswer:
-        reason = self._reason(failure)
-        return SiteAnswer({"failed": reason}, {"a reason": len(reason)})
-
-    def _reason(self, failure: Failure) -> str:
-        """Return why the program failed, as far as the site shares it; its own log says all."""
         log.error("the method failed: %s", describe_error(failure.reason))
-        if "errors" in self._options.share:
-            return describe_error(failure.reason)
-        return f"{type(failure.reason).__name__}; the log of the site says more"
+        return reason_answer("failed", shared_reason(failure.reason, self._options))
 
 
 def _has_begun(path: Path, digest: str) -> bool:
@@ -274,5 +265,9 @@ def _has_begun(path: Path, digest: str) -> bool:
     return True
 
 
-def _bytes_of(scores: Scores) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(scores))
+def _sizes(what: str, values: Mapping[str, Any]) -> dict[str, int]:
+    return {f"{what}: {name}": _num_bytes(value) for name, value in values.items()}
+
+
+def _num_bytes(value: Tree) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(value))

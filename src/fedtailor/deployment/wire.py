@@ -31,6 +31,7 @@ REQUESTS: Mapping[str, type[Any]] = {
 LARGEST_BLOB = 2**33
 """Bytes of a tree."""
 MOST_SITES = 10**6
+_REPEATED = ("kind", "run", "round", "client", "attempt")
 _MOST_LEAVES = 2**14
 _MOST_STATES = 16
 _MOST_ATTEMPTS = 10**4
@@ -69,6 +70,21 @@ def head_of(
         "keep": sorted(list(version) for version in keep),
         "options": asdict(request),
     }
+
+
+def repeated(head: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the head of a request that its answer repeats, and so belongs to it."""
+    options = head.get("options")
+    values = {**options, **head} if isinstance(options, Mapping) else head
+    return {key: values[key] for key in _REPEATED if key in values}
+
+
+def refusal_in(head: Mapping[str, Any]) -> str | None:
+    """Return why a site gives no other answer, in one line; None if it gives one."""
+    for key in ("refused", "failed"):
+        if key in head:
+            return one_line(f"{head[key]!s:.500}")
+    return None
 
 
 def read_head(head: Mapping[str, Any]) -> Work:
@@ -199,8 +215,3 @@ def _check_histogram(histogram: Any, num_classes: int) -> None:
         places = int(histogram[0].max())
         if int(histogram.min()) < 0 or places >= 2 * num_classes * SCORE_BINS:
             raise DataError("the scores have an impossible histogram.", key="scores")
-
-
-def refusal(error: BaseException, *, with_text: bool) -> str:
-    """Return why there is no other answer, as far as the site shares it."""
-    return one_line(str(error)) if with_text else type(error).__name__
