@@ -260,11 +260,13 @@ def _word(value: object) -> str:
 def _check_alike(one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
     """Refuse two sites whose data do not fit together; the message names both and both values."""
     for key in (*_SAME, "columns"):
-        here, there = one[1][key], other[1][key]
+        here = one[1][key]
+        there = other[1][key]
 
         # Tables may have their columns in any order.
         if key == "columns" and None not in (here, there):
-            here, there = sorted(here), sorted(there)
+            here = sorted(here)
+            there = sorted(there)
 
         if here != there:
             left = f"{here!s:.{_LONGEST_VALUE}}"
