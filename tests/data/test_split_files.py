@@ -107,7 +107,7 @@ def test_a_split_of_other_data_names_both_digests(
         ({"clients": [{"train": "12", "val": [], "test": []}]}, "train"),
         ({"clients": [{"train": [0], "val": [], "test": [1, 30]}]}, "got 30"),
         ({"clients": [{"train": [-1], "val": [], "test": []}]}, "got -1"),
-        ({"clients": [{"train": [2**80], "val": [], "test": []}]}, f"got {2**80}"),
+        ({"clients": [{"train": [2**80], "val": [], "test": []}]}, "train"),
         ({"new_clients": 2}, "new_clients"),
         ({"new_clients": -1}, "new_clients"),
         ({"conditions": [1]}, "conditions"),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.text import parse_partition
 from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.split import ClientPositions
-
-if TYPE_CHECKING:
-    pass
 
 _DEFAULT_CLIENTS = 20
 _LEAST_PER_CLIENT = 20

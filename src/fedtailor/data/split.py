@@ -83,15 +83,18 @@ def read_split(path: Path) -> SplitRecord:
     for name, kind in _TYPES.items():
         if type(record.get(name)) is not kind:  # True would pass as 1
             allowed = f"a split, with '{name}' of type {kind.__name__}"
-            raise _refuse(path, allowed, f"{record.get(name)!r:.80}")
+            raise refuse_split(path, allowed, f"{record.get(name)!r:.80}")
 
     digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
     if digest != record["split_sha256"]:
-        raise _refuse(path, f"positions with the digest {record['split_sha256']!r:.80}", digest)
+        raise refuse_split(
+            path, f"positions with the digest {record['split_sha256']!r:.80}", digest
+        )
 
     return cast(SplitRecord, record)
 
 
-def _refuse(path: Path, allowed: str, got: str) -> DataError:
+def refuse_split(path: Path, allowed: str, got: str) -> DataError:
+    """Return the error for a file or folder that is not a split."""
     message = f"{path}: expected {allowed}, got {got}."
-    return DataError(message, path=str(path), allowed=allowed, got=got)
+    return DataError(message, key="data.split", path=str(path), allowed=allowed, got=got)

@@ -24,7 +24,7 @@ from fedtailor.data.options import TestPolicy
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.names import show
 from fedtailor.data.own.npz import read_archive
-from fedtailor.data.split import ClientPositions, SplitRecord, read_split
+from fedtailor.data.split import ClientPositions, SplitRecord, read_split, refuse_split
 
 _ARRAYS = ("train", "test")
 _NAME = re.compile(r"client_(0|[1-9][0-9]{0,5})\.npz")
@@ -74,7 +74,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
         raise _other_data(path, record, dataset)
 
     # A digest holds what was written together, not that it makes sense.
-    positions = [_from_json(path, client, num_rows) for client in record["clients"]]
+    positions = [_to_positions(path, client, num_rows) for client in record["clients"]]
     num_new = record["new_clients"]
     names = record["client_names"]
     conditions = record["conditions"]
@@ -90,7 +90,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     ]
     for is_right, allowed, got in checks:
         if not is_right:
-            raise _refuse(path, allowed, show(got))
+            raise refuse_split(path, allowed, show(got))
 
     return LoadedSplit(
         positions=positions,
@@ -142,7 +142,7 @@ def write_npz_split(
 
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if folder.is_symlink() or not is_free:
-        raise _refuse(folder, "a folder that does not exist, or is empty", "one that exists")
+        raise refuse_split(folder, "a folder that does not exist, or is empty", "one that exists")
 
     try:
         with whole_folder(folder) as unfinished:
@@ -159,13 +159,15 @@ def _read_folder(folder: Path, num_rows: int) -> list[ClientPositions]:
     try:
         names = [name for name in os.listdir(folder) if name.startswith("client_")]
     except OSError as error:
-        raise _refuse(folder, "a folder that can be read", error.strerror or str(error)) from error
+        raise refuse_split(
+            folder, "a folder that can be read", error.strerror or str(error)
+        ) from error
 
     matches = [_NAME.fullmatch(name) for name in names if name.endswith(".npz")]
     numbers = {int(match[1]) for match in matches if match is not None}
     if not numbers or numbers != set(range(len(matches))):
         allowed = "files client_0.npz, client_1.npz and so on, without gaps"
-        raise _refuse(folder, allowed, ", ".join(map(show, sorted(names)[:5])) or "none")
+        raise refuse_split(folder, allowed, ", ".join(map(show, sorted(names)[:5])) or "none")
 
     return [_read_client(folder / f"client_{number}.npz", num_rows) for number in sorted(numbers)]
 
@@ -181,44 +183,33 @@ def _read_client(path: Path, num_rows: int) -> ClientPositions:
 
     if sorted(names) != sorted(_ARRAYS):
         got = ", ".join(map(show, names[:5])) or "none"
-        raise _refuse(path, "the arrays 'train' and 'test'", got)
+        raise refuse_split(path, "the arrays 'train' and 'test'", got)
 
-    return ClientPositions(
-        train=_positions(path, "train", arrays["train"], num_rows),
-        val=np.zeros(0, np.int64),
-        test=_positions(path, "test", arrays["test"], num_rows),
-    )
+    return _to_positions(path, {"val": [], **arrays}, num_rows)
 
 
-def _from_json(path: Path, record: Any, num_rows: int) -> ClientPositions:
-    """Return the positions of a client from its JSON, which may have any form."""
-    if type(record) is not dict or set(record) != set(ClientPositions._fields):
-        raise _refuse(path, f"clients with {', '.join(ClientPositions._fields)}", show(record))
+def _to_positions(path: Path, record: Any, num_rows: int) -> ClientPositions:
+    """Return the positions of a client if all are in the data set; ``record`` may have any form."""
+    allowed = f"clients with train, val, test: lists of positions from 0 to {num_rows - 1}"
+    sides = []
+    for side in ClientPositions._fields:
+        try:
+            values = np.asarray(record[side])
+        except (TypeError, LookupError, ValueError) as error:
+            raise refuse_split(path, allowed, show(record)) from error
 
-    parts = []
-    for name in ClientPositions._fields:
-        values = record[name]
-        if type(values) is not list or not all(type(value) is int for value in values):
-            raise _refuse(path, f"{name} to be a list of whole numbers", show(values))
-        parts.append(_positions(path, name, np.array(values), num_rows))
+        # NumPy gives an empty list the type float64.
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+            got = f"{side} of type {values.dtype} and shape {values.shape}"
+            raise refuse_split(path, allowed, got)
 
-    return ClientPositions(*parts)
+        wrong = values[(values < 0) | (values >= num_rows)]
+        if len(wrong):
+            raise refuse_split(path, allowed, f"{wrong[0]} in {side}")
 
+        sides.append(values.astype(np.int64))
 
-def _positions(path: Path, name: str, values: np.ndarray, num_rows: int) -> np.ndarray:
-    """Return positions (n,) as int64 if all are in the data set."""
-    if values.shape == (0,):
-        return np.zeros(0, np.int64)  # NumPy gives an empty list the type float64
-
-    allowed = f"'{name}' to have positions from 0 to {num_rows - 1}"
-    if values.ndim != 1 or values.dtype.kind not in "iuO":
-        raise _refuse(path, allowed, f"type {values.dtype} of shape {values.shape}")
-
-    wrong = values[(values < 0) | (values >= num_rows)]
-    if len(wrong):
-        raise _refuse(path, allowed, str(wrong[0]))
-
-    return values.astype(np.int64)
+    return ClientPositions(*sides)
 
 
 def _other_data(path: Path, record: SplitRecord, dataset: Dataset) -> DataError:
@@ -233,8 +224,3 @@ def _other_data(path: Path, record: SplitRecord, dataset: Dataset) -> DataError:
         allowed=dataset.digest,
         got=digest,
     )
-
-
-def _refuse(path: Path, allowed: str, got: str) -> DataError:
-    message = f"{path}: expected {allowed}, got {got}."
-    return DataError(message, key="data.split", path=str(path), allowed=allowed, got=got)

@@ -22,6 +22,7 @@ from fedtailor.data.build import DividedData, build, split_record
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.input_specification import InputSpecification, input_specification
 from fedtailor.data.options import DataOptions
+from fedtailor.data.split import SplitRecord
 from fedtailor.data.tensors import normalization, to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.progress import Progress, Silence
@@ -135,8 +136,8 @@ class PreparedRun(NamedTuple):
     divided: DividedData
     inputs: InputSpecification
     """How examples become inputs of the model."""
-    split_sha256: str
-    """Says which client has which examples."""
+    split: SplitRecord
+    """Which client has which examples."""
     notes: list[str]
 
     @property
@@ -198,9 +199,7 @@ def assemble(
     inputs = input_specification(divided, normalize)
 
     split = split_record(divided.division, divided.conditions)
-    return PreparedRun(
-        used, algorithm, federation, choice, device, divided, inputs, split["split_sha256"], notes
-    )
+    return PreparedRun(used, algorithm, federation, choice, device, divided, inputs, split, notes)
 
 
 def _resolved_engine(

@@ -13,7 +13,6 @@ from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import ConfigError, all_done
 from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
-from fedtailor.data.build import split_record
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
@@ -225,14 +224,14 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
         roster=prepared.federation.roster,
         schedule=config.schedule,
         inputs=prepared.inputs,
-        split=lambda: split_record(prepared.divided.division, prepared.divided.conditions),
+        split=lambda: prepared.split,
         provenance=_provenance(prepared),
         facts={
             "algorithm": config.algorithm.name,
             "dataset": dataset,
             "clients": len(prepared.divided.division.positions),
             "seeds": list(config.seeds),
-            "split_sha256": prepared.split_sha256,
+            "split_sha256": prepared.split["split_sha256"],
             "engine": prepared.engine.name,
             "device": str(prepared.device),
         },
@@ -259,7 +258,7 @@ def _provenance_of_inputs(prepared: PreparedRun) -> dict[str, Any]:
     """Return the part of the provenance that must not change while a run is interrupted."""
     return {
         "data": describe_data(prepared.divided.division.dataset),
-        "split_sha256": prepared.split_sha256,
+        "split_sha256": prepared.split["split_sha256"],
         "reduction": REDUCTION_VERSION,
     }
 

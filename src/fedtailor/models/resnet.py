@@ -26,7 +26,7 @@ BLOCKS_PER_STAGE = 2
 GROUP_SIZE = 32  # channels
 
 
-class Block(NamedTuple):
+class ResidualBlock(NamedTuple):
     """Two convolutions, added to the input; if the size changes, to a convolution of the input."""
 
     name: str
@@ -40,13 +40,13 @@ class Block(NamedTuple):
         return self.stride != 1 or self.inputs != self.channels
 
 
-def _blocks() -> tuple[Block, ...]:
+def _blocks() -> tuple[ResidualBlock, ...]:
     blocks = []
     inputs = STEM_CHANNELS
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
         for number in range(1, BLOCKS_PER_STAGE + 1):
             stride = 2 if stage > 1 and number == 1 else 1
-            blocks.append(Block(f"stage{stage}.block{number}", inputs, channels, stride))
+            blocks.append(ResidualBlock(f"stage{stage}.block{number}", inputs, channels, stride))
             inputs = channels
     return tuple(blocks)
 
@@ -66,7 +66,7 @@ def _by_channel(by_group: Tensor) -> Tensor:
     return by_group[:, None].expand(-1, GROUP_SIZE).flatten()
 
 
-def residual(params: Params, block: Block, x: Tensor) -> Tensor:
+def residual(params: Params, block: ResidualBlock, x: Tensor) -> Tensor:
     """Apply one block."""
     name = block.name
     y = F.conv2d(x, params[f"{name}.conv1.weight"], stride=block.stride, padding=1)

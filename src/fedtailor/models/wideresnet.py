@@ -26,7 +26,7 @@ BLOCKS_PER_STAGE = 2
 LARGEST_NUMBER_OF_GROUPS = 8
 
 
-class Block(nn.Module):
+class WideBlock(nn.Module):
     """Normalization, ReLU and convolution, twice; added to the input or its projection."""
 
     def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
@@ -59,7 +59,7 @@ class WideResNet(nn.Module):
             for number in range(1, BLOCKS_PER_STAGE + 1):
                 stride = 2 if stage > 1 and number == 1 else 1
                 self.blocks.add_module(
-                    f"stage{stage}_block{number}", Block(inputs, channels, stride, norm)
+                    f"stage{stage}_block{number}", WideBlock(inputs, channels, stride, norm)
                 )
                 inputs = channels
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.data.corruptions.kinds import (
-    Batch,
     Draws,
+    ImageBatch,
     brightness,
     contrast,
     defocus_blur,
@@ -38,7 +38,7 @@ class Corruption(NamedTuple):
     """A corruption and its parameters at every severity."""
 
     apply: Callable[..., np.ndarray]
-    """Called with a :class:`Batch` and the parameters; returns images of the same shape."""
+    """Called with a :class:`ImageBatch` and the parameters; returns images of the same shape."""
     levels: tuple[tuple[float, ...], ...]
 
 
@@ -104,7 +104,7 @@ def corrupt(
     chunk = max(1, _CHUNK_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
-        batch = Batch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost or ())
+        batch = ImageBatch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost or ())
         out[part] = corruption.apply(batch, *corruption.levels[severity - 1])
 
     return out

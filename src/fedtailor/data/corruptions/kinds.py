@@ -61,7 +61,7 @@ class Draws:
         return np.stack([generator.random(count) for generator in self])
 
 
-class Batch(NamedTuple):
+class ImageBatch(NamedTuple):
     """Images that are corrupted together and do not influence each other."""
 
     images: np.ndarray  # (n, height, width, 1 or 3), uint8
@@ -81,7 +81,7 @@ def to_bytes(values: np.ndarray) -> np.ndarray:
     return values.astype(np.uint8)
 
 
-def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
+def motion_blur(batch: ImageBatch, radius: float, sigma: float) -> np.ndarray:
     """Blur along a line, rounded to nearest.
 
     The angle is uniform in [-45, 45) degrees for each image. The i-th of ``2 radius + 1`` weights
@@ -112,7 +112,7 @@ def motion_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
     return to_bytes(total.reshape(batch.images.shape) + 0.5)
 
 
-def defocus_blur(batch: Batch, radius: float, sigma: float) -> np.ndarray:
+def defocus_blur(batch: ImageBatch, radius: float, sigma: float) -> np.ndarray:
     """Blur every channel with :func:`disk`; the image is mirrored without repeating its edge."""
     from scipy import ndimage
 
@@ -133,7 +133,7 @@ def disk(radius: float, sigma: float) -> np.ndarray:
     return np.asarray(smooth)
 
 
-def gaussian_noise(batch: Batch, std: float) -> np.ndarray:
+def gaussian_noise(batch: ImageBatch, std: float) -> np.ndarray:
     """Add Gaussian noise with standard deviation ``std``."""
     shape = batch.images.shape[1:]
     noise = np.stack([generator.standard_normal(shape) for generator in batch.draws])
@@ -142,14 +142,14 @@ def gaussian_noise(batch: Batch, std: float) -> np.ndarray:
     return to_bytes(noise)
 
 
-def shot_noise(batch: Batch, photons: float) -> np.ndarray:
+def shot_noise(batch: ImageBatch, photons: float) -> np.ndarray:
     """Draw a Poisson number of photons, with the mean ``photons`` for white."""
     means = batch.images * (photons / WHITE)
     counts = [generator.poisson(mean) for generator, mean in zip(batch.draws, means, strict=True)]
     return to_bytes(np.stack(counts) * (WHITE / photons))
 
 
-def impulse_noise(batch: Batch, probability: float) -> np.ndarray:
+def impulse_noise(batch: ImageBatch, probability: float) -> np.ndarray:
     """Set a value to 0 or to white, each with half of ``probability``."""
     shape = batch.images.shape
     uniform = batch.draws.uniform(int(np.prod(shape[1:]))).reshape(shape)
@@ -157,7 +157,7 @@ def impulse_noise(batch: Batch, probability: float) -> np.ndarray:
     return np.where(uniform < probability / 2, np.uint8(WHITE), noisy)
 
 
-def frost(batch: Batch, image_share: float, frost_share: float) -> np.ndarray:
+def frost(batch: ImageBatch, image_share: float, frost_share: float) -> np.ndarray:
     """Add part of a random picture of frost.
 
     Picture and position are random for each image; as in the release of CIFAR-S a crop never
@@ -190,7 +190,7 @@ def _fit(picture: np.ndarray, height: int, width: int, channels: int) -> np.ndar
     return picture
 
 
-def fog(batch: Batch, thickness: float, decay: float) -> np.ndarray:
+def fog(batch: ImageBatch, thickness: float, decay: float) -> np.ndarray:
     """Mix a plasma fractal into the image.
 
     The sum is scaled so that the highest possible value is the highest value of the original image.
@@ -262,7 +262,7 @@ def plasma(uniform: np.ndarray, decay: float) -> np.ndarray:
     return grid
 
 
-def jpeg(batch: Batch, quality: float) -> np.ndarray:
+def jpeg(batch: ImageBatch, quality: float) -> np.ndarray:
     """Encode as JPEG and decode.
 
     Pillow does both; decoders of other versions can differ by one gray level.
@@ -279,7 +279,7 @@ def jpeg(batch: Batch, quality: float) -> np.ndarray:
     return decoded
 
 
-def brightness(batch: Batch, added: float) -> np.ndarray:
+def brightness(batch: ImageBatch, added: float) -> np.ndarray:
     """Increase the value in HSV color space, up to 1.
 
     Since hue and saturation stay, red, green and blue grow by the same factor as their maximum, the
@@ -291,7 +291,7 @@ def brightness(batch: Batch, added: float) -> np.ndarray:
     return to_bytes(np.where(value > 0, images * (brighter / np.maximum(value, 1.0)), brighter))
 
 
-def contrast(batch: Batch, share: float) -> np.ndarray:
+def contrast(batch: ImageBatch, share: float) -> np.ndarray:
     """Move every value towards the mean of its channel over the image."""
     height, width = batch.images.shape[1:3]
     # a sum of whole numbers does not depend on the order

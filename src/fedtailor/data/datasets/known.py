@@ -34,7 +34,7 @@ class PublishedFile(NamedTuple):
     strip: str = ""
     """Folder of the archive whose files are moved there; empty: all folders are."""
     unpacked: int = 0
-    """Approximate bytes of the unpacked files; more than twice as many are refused."""
+    """Approximate bytes of the unpacked files, for which the disk needs room."""
     gives: tuple[str, ...] = ()
     """Files of an archive, relative to the data folder: if they exist, all do."""
 
@@ -94,62 +94,64 @@ _SYN_DIGITS_PLACE = (
 )
 
 
-def _idx(
-    url: str, folder: str, checksums: Mapping[str, tuple[str, int]]
-) -> tuple[PublishedFile, ...]:
-    """Return the four files of MNIST or Fashion-MNIST, which stay compressed."""
-    downloads = []
-    for name, (checksum, size) in checksums.items():
+def _idx(url: str, folder: str, *files: tuple[str, str, int]) -> tuple[PublishedFile, ...]:
+    """Return the files of MNIST or Fashion-MNIST, each from its name, SHA-256 and bytes."""
+    published = []
+    for name, checksum, size in files:
         file = f"{name}-ubyte.gz"
         path = f"{folder}/raw/{file}"
-        downloads.append(PublishedFile(f"{url}/{file}", path, f"sha256:{checksum}", size))
+        published.append(PublishedFile(f"{url}/{file}", path, f"sha256:{checksum}", size))
 
-    return tuple(downloads)
+    return tuple(published)
 
 
 _MNIST = _idx(
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "MNIST",
-    {
-        "train-images-idx3": (
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            9_912_422,
-        ),
-        "train-labels-idx1": (
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            28_881,
-        ),
-        "t10k-images-idx3": (
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            1_648_877,
-        ),
-        "t10k-labels-idx1": (
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            4_542,
-        ),
-    },
+    (
+        "train-images-idx3",
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        9_912_422,
+    ),
+    (
+        "train-labels-idx1",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        28_881,
+    ),
+    (
+        "t10k-images-idx3",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        1_648_877,
+    ),
+    (
+        "t10k-labels-idx1",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        4_542,
+    ),
 )
 _FASHION_MNIST = _idx(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     "FashionMNIST",
-    {
-        "train-images-idx3": (
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            26_421_880,
-        ),
-        "train-labels-idx1": (
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            29_515,
-        ),
-        "t10k-images-idx3": (
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            4_422_102,
-        ),
-        "t10k-labels-idx1": (
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            5_148,
-        ),
-    },
+    (
+        "train-images-idx3",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        26_421_880,
+    ),
+    (
+        "train-labels-idx1",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        29_515,
+    ),
+    (
+        "t10k-images-idx3",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        4_422_102,
+    ),
+    (
+        "t10k-labels-idx1",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        5_148,
+    ),
 )
 _SVHN = (
     PublishedFile(
@@ -195,30 +197,29 @@ _CIFAR100 = PublishedFile(
 )
 
 
+_EMNIST = PublishedFile(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+    "EMNIST/raw/gzip.zip",
+    "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+    561_753_746,
+    unpack="zip",
+    into="EMNIST/raw",
+    strip="gzip",
+    unpacked=570_000_000,
+)
+"""One archive with all splits."""
+
+
 def _emnist(split: str, what: str, examples: int, function: str = "load_emnist") -> KnownDataset:
-    """Return the row of one split of EMNIST, which comes in an archive with all of them."""
-    names = [
-        f"emnist-{split}-{part}-{content}-ubyte.gz"
-        for part in ("train", "test")
-        for content in ("images-idx3", "labels-idx1")
-    ]
-    archive = PublishedFile(
-        "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-        "EMNIST/raw/gzip.zip",
-        "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-        561_753_746,
-        unpack="zip",
-        into="EMNIST/raw",
-        strip="gzip",
-        unpacked=570_000_000,
-        gives=tuple(f"EMNIST/raw/{name}" for name in names),
-    )
+    """Return the row of one split of EMNIST."""
+    contents = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
+    gives = tuple(f"EMNIST/raw/emnist-{split}-{content}-ubyte.gz" for content in contents)
     return KnownDataset(
         f"mnist:{function}",
         f"EMNIST {what}, 28x28 pixels",
         examples,
         (f"EMNIST/raw/emnist-{split}-*", f"EMNIST/gzip/emnist-{split}-*"),
-        (archive,),
+        (_EMNIST._replace(gives=gives),),
         license="public domain (NIST)",
         citation=_COHEN,
         tested_on="synthetic",
