@@ -12,7 +12,7 @@ from experiments.cells import Cell
 from experiments.records import Record, make_record
 from fedtailor.core.atomic import safe_name
 from fedtailor.experiment.config import Config, make_config
-from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import RunRecords, holds_run, read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.summary import evaluation_name
@@ -30,7 +30,7 @@ def run_folder(cell: Cell) -> Path:
 
 
 def run_cell(
-    cell: Cell, folder: Path, *, data_dir: str = "", progress: Progress | None = None
+    cell: Cell, folder: Path, *, data_dir: str = "", progress: RunProgress | None = None
 ) -> Record:
     """Run a cell in ``folder``, or what is left of its run there, and return its record.
 

@@ -365,13 +365,12 @@ def searches(values, *overrides, **options):
 
 def drawn(search, score=lambda values: 0.0):
     """Return the values of all trials, if a function scores them in place of a run."""
-    study, trials = search._make_study(), []
+    study, trials = search.make_study(), []
     for number in range(1, search.num_trials + 1):
-        study.sampler = search._make_sampler(number)
-        trial = study.ask({name: each.distribution for name, each in search.space.items()})
-        values = {key: each.value(trial.params[key]) for key, each in search.space.items()}
-        trials.append(values)
-        study.tell(trial, score(values))
+        study.sampler = search.make_sampler(number)
+        trial = study.ask(search.space)
+        trials.append(trial.params)
+        study.tell(trial, score(trial.params))
     return trials
 
 

@@ -23,7 +23,7 @@ from fedtailor.core.errors import FedtailorError, RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
-    from fedtailor.experiment.runner import Job
+    from fedtailor.experiment.runner import RunJob
     from fedtailor.report.comparison import Comparison
 
 Format = Literal["table", "markdown", "latex", "csv"]
@@ -279,7 +279,7 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
         return folder, run_missing(jobs, folder)
 
 
-def run_missing(jobs: Sequence[Job], folder: Path) -> list[str]:
+def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:
     """Run what is missing of a comparison; return why methods failed.
 
     Raises:

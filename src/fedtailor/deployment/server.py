@@ -36,7 +36,7 @@ from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
-from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import ACROSS_SITES, holds_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
@@ -53,7 +53,7 @@ MakeTransport = Callable[[Mapping[str, int]], Transport]
 
 
 def serve_rounds(
-    folder: Path, run: Path, make_transport: MakeTransport, progress: Progress | None = None
+    folder: Path, run: Path, make_transport: MakeTransport, progress: RunProgress | None = None
 ) -> dict[str, Any]:
     """Run or resume a run across sites, and return its result.
 
@@ -137,7 +137,7 @@ class _AttendanceNotes:
 
 
 def _serve(
-    path: Path, agreement: Agreement, exchange: Exchange, progress: Progress
+    path: Path, agreement: Agreement, exchange: Exchange, progress: RunProgress
 ) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     plan = agreement.plan

@@ -25,7 +25,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.split import SplitRecord
 from fedtailor.data.tensors import normalization, to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
-from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import choose_device, choose_engine
 from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
@@ -147,7 +147,11 @@ class PreparedRun(NamedTuple):
 
 
 def assemble(
-    config: Config, seed: int, *, dataset: Dataset | None = None, progress: Progress | None = None
+    config: Config,
+    seed: int,
+    *,
+    dataset: Dataset | None = None,
+    progress: RunProgress | None = None,
 ) -> PreparedRun:
     """Check a configuration and build everything that a run of one seed needs; nothing is written.
 

@@ -149,18 +149,30 @@ _CLASSES: Mapping[str, type[Any]] = {
 
 def config_flags() -> dict[str, Flag]:
     """Return the flags of the command line by the key that they set, such as ``data.clients``."""
-    flags: dict[str, Flag] = {}
-    for section in ("data", "model"):
-        flags |= {
-            f"{section}.{name}": flag for name, flag in marks_of(_CLASSES[section], Flag).items()
-        }
 
-    flags |= schedule_flags() | marks_of(Config, Flag)
-    for section in ("engine", "checkpoint"):
-        flags |= {
-            f"{section}.{name}": flag for name, flag in marks_of(_CLASSES[section], Flag).items()
-        }
-    return flags
+    def of_sections(*names: str) -> dict[str, Flag]:
+        marks = {name: marks_of(_CLASSES[name], Flag) for name in names}
+        return flatten(marks)
+
+    # Help pages list them in this order.
+    first = of_sections("data", "model")
+    return first | schedule_flags() | marks_of(Config, Flag) | of_sections("engine", "checkpoint")
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted keys, such as ``training.lr``.
+
+    >>> flatten({"training": {"lr": 0.1}, "seed": 0})
+    {'training.lr': 0.1, 'seed': 0}
+    """
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            values |= flatten(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+
+    return values
 
 
 def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
@@ -197,7 +209,15 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
         >>> config.data.clients, config.training.batch_size
         (10, 50)
     """
-    _check_type(values)
+    if not isinstance(values, Mapping):
+        got = show(values) if isinstance(values, str | Path) else type(values).__name__
+        message = (
+            "make_config needs sections and their options, such as {'training': {'lr': 0.1}}, got "
+            f"{got}. load_config reads a file."
+        )
+        raise ConfigError(message, key="config", got=got)
+
+    # The caller's own mappings stay as they are.
     values = {
         name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()
     }
@@ -218,31 +238,15 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
             )
 
     tables = {name: _table(name, values.get(name, {})) for name in SECTIONS}
+    sections = {
+        name: build(cls, _with_tuples(tables[name]), section=name) for name, cls in _CLASSES.items()
+    }
     return Config(
         seeds=_seeds(values),
         algorithm=_algorithm_options(tables["algorithm"]),
         schedule=read_schedule(tables["federation"], tables["evaluation"]),
-        **{name: _section(name, tables[name]) for name in _CLASSES},
+        **sections,
     )
-
-
-def _check_type(values: object) -> None:
-    """Check that the values of a configuration are a mapping.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    if not isinstance(values, Mapping):
-        got = (
-            show(values)
-            if isinstance(values, str | Path)
-            else f"an object of {type(values).__name__}"
-        )
-        message = (
-            f"make_config needs sections and their options, such as {{'training': {{'lr': 0.1}}}}, "
-            f"got {got}."
-        )
-        raise ConfigError(f"{message} load_config reads a file.", key="config", got=got)
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -326,11 +330,14 @@ def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in table.items() if value is not None}
-    return {
-        name: _without_none(value) if isinstance(value, Mapping) else value
-        for name, value in kept.items()
-    }
+    values = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            values[name] = _without_none(value)
+        elif value is not None:
+            values[name] = value
+
+    return values
 
 
 def _table(name: str, values: Any) -> dict[str, Any]:
@@ -342,11 +349,6 @@ def _table(name: str, values: Any) -> dict[str, Any]:
             got=show(values),
         )
     return dict(values)
-
-
-def _section(name: str, table: Mapping[str, Any]) -> Any:
-    """Return a section whose keys are the fields of a dataclass; lists become tuples."""
-    return build(_CLASSES[name], _with_tuples(table), section=name)
 
 
 def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
@@ -365,25 +367,17 @@ def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
         return _READ_BY_OTHERS.get(name, "")
 
     options: dict[str, Iterable[str]] = dict(SCHEDULE_KEYS)
-    options |= {
-        section: [field.name for field in dataclasses.fields(cls)]
-        for section, cls in _CLASSES.items()
-    }
+    for section, cls in _CLASSES.items():
+        options[section] = [field.name for field in dataclasses.fields(cls)]
 
-    for section, names in options.items():
-        if name in names:
-            return f"; did you mean '{section}.{name}'?"
-
+    # The options of the algorithm that the configuration names, if it does so rightly.
     algorithm = values.get("algorithm", {})
     chosen = algorithm.get("name", AlgorithmOptions.name) if isinstance(algorithm, Mapping) else ""
-    if (
-        isinstance(chosen, str)
-        and match_name(chosen, ALGORITHMS)
-        and name in load_algorithm(chosen).option_names()
-    ):
-        return f"; did you mean 'algorithm.{name}'?"
+    if isinstance(chosen, str) and match_name(chosen, ALGORITHMS):
+        options["algorithm"] = load_algorithm(chosen).option_names()
 
-    return ""
+    sections = [section for section, names in options.items() if name in names]
+    return f"; did you mean '{sections[0]}.{name}'?" if sections else ""
 
 
 def _check_keys_are_text(values: Mapping[Any, Any]) -> None:
@@ -408,17 +402,13 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
     if "seeds" not in values:
         return (check_value(values.get("seed", 0), _Seed, key="seed"),)
 
-    given = values["seeds"]
-    if not isinstance(given, list | tuple) or not given or len(set(map(repr, given))) < len(given):
+    seeds = values["seeds"]
+    if not isinstance(seeds, list | tuple) or not seeds or len(set(map(repr, seeds))) < len(seeds):
         allowed = "a list of different whole numbers"
-        raise ConfigError(
-            f"seeds must be {allowed}, such as [0, 1, 2], got {show(given)}.",
-            key="seeds",
-            allowed=allowed,
-            got=show(given),
-        )
+        message = f"seeds must be {allowed}, such as [0, 1, 2], got {show(seeds)}."
+        raise ConfigError(message, key="seeds", allowed=allowed, got=show(seeds))
 
-    return tuple(check_value(seed, _Seed, key="seeds") for seed in given)
+    return tuple(check_value(seed, _Seed, key="seeds") for seed in seeds)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

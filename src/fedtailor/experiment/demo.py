@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.run import run, unused_folder
 
 ALGORITHMS = ("local", "fedavg", "fedavg_ft", "pfedfda")
@@ -33,7 +33,7 @@ INTRODUCTION = (
 
 
 def run_demo(
-    out: str | Path, *, seed: int = 0, progress: Progress | None = None
+    out: str | Path, *, seed: int = 0, progress: RunProgress | None = None
 ) -> list[dict[str, Any]]:
     """Run the algorithms one after the other on the same data; return their results.
 

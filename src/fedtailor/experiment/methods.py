@@ -49,16 +49,28 @@ def read_method(text: str) -> AlgorithmOptions:
     return AlgorithmOptions(name=name.strip(), options=options, **preset)
 
 
+def read_methods(texts: Sequence[str]) -> list[AlgorithmOptions]:
+    """Read several methods.
+
+    Raises:
+        ConfigError: a method is given twice, or cannot be read.
+    """
+    methods: list[AlgorithmOptions] = []
+    for text in texts:
+        method = read_method(text)
+        if method in methods:
+            message = f"the method '{text}' is given twice."
+            raise ConfigError(message, key="algorithm", got=text)
+
+        methods.append(method)
+
+    return methods
+
+
 def with_methods(config: Config, texts: Sequence[str]) -> list[Config]:
     """Return the configuration once per method; all else is the same.
 
     Raises:
         ConfigError: a method is given twice, or cannot be read.
     """
-    methods = [read_method(text) for text in texts]
-    for place, method in enumerate(methods):
-        if method in methods[:place]:
-            raise ConfigError(
-                f"the method '{texts[place]}' is given twice.", key="algorithm", got=texts[place]
-            )
-    return [dataclasses.replace(config, algorithm=method) for method in methods]
+    return [dataclasses.replace(config, algorithm=method) for method in read_methods(texts)]

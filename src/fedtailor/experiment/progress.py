@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """Receives the progress of a run."""
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:

@@ -159,11 +159,15 @@ class RunRecords:
             ConfigError: there are several seeds and none of them is named.
             DataError: there is no such model, or its file is damaged.
         """
-        from fedtailor.experiment.arrays import to_arrays
+        import safetensors.numpy
 
         run = self.of_seed(seed)
         raw, card = run.model_file(client)
-        return to_arrays(raw, run.path / "models" / str(card["file"])), card
+        try:
+            tensors = safetensors.numpy.load(raw)
+        except Exception as reason:  # of the library, or of NumPy
+            raise damaged(run.path / "models" / str(card["file"]), str(reason)) from reason
+        return {name: tensor.copy() for name, tensor in tensors.items()}, card
 
     def model_file(self, client: str | int) -> tuple[bytes, Record]:
         """Return the content of a client's model file, and its card, in a run of one seed.
@@ -209,12 +213,9 @@ class RunRecords:
         names = names or sorted(stems, key=_numbers_first)
 
         if names:
-            listing = ", ".join(names[:_MOST_CLIENTS])
-            if len(names) > _MOST_CLIENTS:
-                listing += f" and {len(names) - _MOST_CLIENTS} more"
-
-            is_number = str(client).isdecimal()
-            hint = "." if is_number else did_you_mean(str(client), names) or "."
+            hint = "." if str(client).isdecimal() else did_you_mean(str(client), names) or "."
+            more = ", ..." if len(names) > _MOST_CLIENTS else ""
+            listing = ", ".join(names[:_MOST_CLIENTS]) + more
             reason = f"no model of client {client!r:.80}{hint} It holds those of {listing}."
         elif self.is_across_sites:
             reason = "no models: every site keeps its own, as 'model' in its folder."

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.options import show
-from fedtailor.experiment.config import Config, load_config, to_toml
+from fedtailor.experiment.config import Config, flatten, load_config, to_toml
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import holds_run
 
@@ -47,29 +47,23 @@ def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
     missing = [seed for seed in begun.seeds if seed not in config.seeds]
     added = tuple(seed for seed in config.seeds if seed not in begun.seeds)
     if missing or (added and len(begun.seeds) == 1):
-        has = (
-            f"seed {begun.seeds[0]}"
-            if len(begun.seeds) == 1
-            else f"seeds {', '.join(map(str, begun.seeds))}"
-        )
-        hint = (
-            " Seeds can be added to a run of several seeds."
-            if len(begun.seeds) == 1 and not missing
-            else ""
-        )
+        what = "seeds" if len(begun.seeds) > 1 else "seed"
+        seeds = ", ".join(map(str, begun.seeds))
+        hint = "" if missing else " Seeds can be added to a run of several seeds."
         raise ConfigError(
-            f"'{path}' holds a run with {has}.{hint} Choose another folder with --out.",
+            f"'{path}' holds a run with {what} {seeds}.{hint} Choose another folder with --out.",
             key="seeds",
             allowed=list(begun.seeds),
             got=list(config.seeds),
         )
 
+    # "auto" must not choose again: another engine or device would give other bits.
     engine = config.engine
-    device = begun.engine.device if engine.device == "auto" else engine.device
     if engine.name == "auto":
-        engine = dataclasses.replace(begun.engine, workers=engine.workers)
-
-    engine = dataclasses.replace(engine, device=device)
+        device = begun.engine.device if engine.device == "auto" else engine.device
+        engine = dataclasses.replace(begun.engine, workers=engine.workers, device=device)
+    elif engine.device == "auto":
+        engine = dataclasses.replace(engine, device=begun.engine.device)
     return dataclasses.replace(config, seeds=begun.seeds + added, engine=engine)
 
 
@@ -98,20 +92,20 @@ def refuse_other_values(
     Raises:
         ConfigError: they are not; the message names the keys.
     """
-    here = dict(_flat(now))
-    there = dict(_flat(begun))
+    here = flatten(now)
+    there = flatten(begun)
     different = [
         key for key in {**there, **here} if key not in _FREE and here.get(key) != there.get(key)
     ]
     if not different:
         return
 
-    shown = [
+    sentences = [
         f"{key} is {_show(there, key)} there and {_show(here, key)} here"
         for key in different[:_MOST_DIFFERENCES]
     ]
     more = ", ..." if len(different) > _MOST_DIFFERENCES else ""
-    differences = f"{', '.join(shown)}{more}"
+    differences = f"{', '.join(sentences)}{more}"
     raise ConfigError(
         f"'{path}' holds {what} with another configuration: {differences}. Choose another folder "
         "with --out.",
@@ -132,14 +126,14 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
     Raises:
         DataError: they are not.
     """
-    data = begun.get("data", {})
-    digests = {"data": (data.get("sha256"), now["data"]["sha256"])}
-    digests["split"] = (begun.get("split_sha256"), now["split_sha256"])
-    for what, (before, today) in digests.items():
+    for what, before, today in (
+        ("data", begun.get("data", {}).get("sha256"), now["data"]["sha256"]),
+        ("split", begun.get("split_sha256"), now["split_sha256"]),
+    ):
         if before != today:
+            message = f"its {what} had the digest {before}, and has {today} now"
             raise DataError(
-                f"'{path}' cannot be resumed: its {what} had the digest {before}, and has {today} "
-                "now.",
+                f"'{path}' cannot be resumed: {message}.",
                 path=str(path),
                 allowed=before,
                 got=today,
@@ -162,15 +156,6 @@ def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         changes.append(f"order of addition {begun.get('reduction')} then, {now['reduction']} now")
 
     return ", ".join(changes)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by their dotted keys."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

@@ -18,7 +18,7 @@ from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
-from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
@@ -27,7 +27,7 @@ from fedtailor.experiment.resume import (
     refuse_other_data,
     with_first_choices,
 )
-from fedtailor.experiment.tracking import check_trackers, tracked
+from fedtailor.experiment.tracking import TrackedProgress, check_trackers
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import simulate
 
@@ -42,7 +42,7 @@ def run(
     config: Config | None = None,
     *,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     track: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Run an experiment, once per seed, and return its result.
@@ -72,7 +72,8 @@ def run(
         >>> 0.5 < result["metrics"]["personalized"]["accuracy"]["mean"] <= 1
         True
     """
-    config = _check_type(config)
+    config = Config() if config is None else config
+    require_config(config, "run")
     progress = progress or Silence()
     trackers = check_trackers(track)
     path = Path(out) if out is not None else default_folder(config)
@@ -92,7 +93,7 @@ def run(
 
     with exclusive(path):
         if len(config.seeds) == 1:
-            with tracked(progress, trackers, path, first.config) as observer:
+            with TrackedProgress(progress, trackers, path, first.config) as observer:
                 result = run_seed(first, path, observer)
                 observer.finish(result)
                 return result
@@ -110,7 +111,7 @@ def _run_seeds(
     first: PreparedRun,
     config: Config,
     path: Path,
-    progress: Progress,
+    progress: RunProgress,
     trackers: Iterable[str],
 ) -> dict[str, Any]:
     """Run every seed in its own folder, and return the mean of their results.
@@ -133,7 +134,7 @@ def _run_seeds(
                 prepared = assemble(config, seed, dataset=dataset, progress=progress)
 
             place = f"run {number} of {len(config.seeds)}"
-            with tracked(progress, trackers, path, prepared.config) as observer:
+            with TrackedProgress(progress, trackers, path, prepared.config) as observer:
                 observer.finish(run_seed(prepared, path / f"seed-{seed}", observer, place=place))
 
         # As they were written: a loss that is not finite is null there.
@@ -145,7 +146,7 @@ def _run_seeds(
 
 
 def run_seed(
-    prepared: PreparedRun, path: Path, observer: Progress, *, place: str = ""
+    prepared: PreparedRun, path: Path, observer: RunProgress, *, place: str = ""
 ) -> dict[str, Any]:
     """Train one seed from where its folder stands, and return its result.
 
@@ -188,7 +189,7 @@ def run_seed(
 
 
 def _finished_result(
-    path: Path, single: Path, prepared: PreparedRun, progress: Progress
+    path: Path, single: Path, prepared: PreparedRun, progress: RunProgress
 ) -> dict[str, Any] | None:
     """Return the result in a folder, if the run has finished and its data is that of today.
 
@@ -263,23 +264,18 @@ def _provenance_of_inputs(prepared: PreparedRun) -> dict[str, Any]:
     }
 
 
-def _check_type(config: object) -> Config:
-    """Return the configuration of a run, the default one for None.
+def require_config(config: object, function: str) -> None:
+    """Check that what a function got is a configuration, and not a file or a table.
 
     Raises:
-        ConfigError: it is of another type.
+        ConfigError: it is not.
     """
-    if config is None:
-        return Config()
-    if isinstance(config, Config):
-        return config
-
-    is_plain = isinstance(config, str | Path | Mapping)
-    got = show(config) if is_plain else f"an object of {type(config).__name__}"
-    message = (
-        f"run needs a configuration, made by make_config(...) or load_config(PATH), got {got}."
-    )
-    raise ConfigError(message, key="config", allowed="a Config", got=got)
+    if not isinstance(config, Config):
+        is_plain = isinstance(config, str | Path | Mapping)
+        got = show(config) if is_plain else f"an object of {type(config).__name__}"
+        allowed = "a configuration, made by make_config(...) or load_config(PATH)"
+        message = f"{function} needs {allowed}, got {got}."
+        raise ConfigError(message, key="config", allowed=allowed, got=got)
 
 
 def count_unfinished(path: Path, config: Config) -> int:

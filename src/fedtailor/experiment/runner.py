@@ -18,7 +18,7 @@ from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
 from fedtailor.experiment.config import CheckpointOptions, Config, make_config, to_toml
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.progress import Progress, Silence
+from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, read_result
 from fedtailor.experiment.resume import begun_config, with_first_choices
 from fedtailor.experiment.run import run
@@ -28,7 +28,7 @@ RUNS = "runs"
 _LIST_VERSION = 1
 
 
-class Job(NamedTuple):
+class RunJob(NamedTuple):
     """An experiment to run."""
 
     config: Config
@@ -38,14 +38,14 @@ class Job(NamedTuple):
 class Outcome(NamedTuple):
     """What came of a job."""
 
-    job: Job
+    job: RunJob
     result: dict[str, Any] | None
     """That of the run; None if it failed."""
     error: FedtailorError | None = None
     """Why it failed."""
 
 
-def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[Outcome]:
+def run_jobs(jobs: Sequence[RunJob], progress: RunProgress | None = None) -> Iterator[Outcome]:
     """Run experiments in their order, and yield what comes of each, failures included.
 
     Args:
@@ -66,20 +66,20 @@ def run_jobs(jobs: Sequence[Job], progress: Progress | None = None) -> Iterator[
             yield Outcome(job, result)
 
 
-def is_finished(job: Job) -> bool:
+def is_finished(job: RunJob) -> bool:
     """Return whether the run of a job has a result for all its seeds."""
     result = read_result(job.folder) if holds_run(job.folder) else None
     return result is not None and set(job.config.seeds) <= set(result.get("seeds", ()))
 
 
-def make_jobs(configs: Sequence[Config], folder: Path) -> list[Job]:
+def make_jobs(configs: Sequence[Config], folder: Path) -> list[RunJob]:
     """Return a job for every configuration, in a folder that depends on the configuration only.
 
     Raises:
         ConfigError: an option of an algorithm is wrong, which must not come up after hours of other
             runs.
     """
-    return [Job(config, folder / RUNS / _folder_name(config)) for config in configs]
+    return [RunJob(config, folder / RUNS / _folder_name(config)) for config in configs]
 
 
 def _folder_name(config: Config) -> str:
@@ -126,7 +126,7 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
         )
 
 
-def refuse_fewer_seeds(jobs: Sequence[Job]) -> None:
+def refuse_fewer_seeds(jobs: Sequence[RunJob]) -> None:
     """Check that the runs that have begun have no other seeds than they are to have.
 
     Raises:
@@ -138,7 +138,7 @@ def refuse_fewer_seeds(jobs: Sequence[Job]) -> None:
             with_first_choices(job.config, begun, job.folder)
 
 
-def begin(folder: Path, kind: str, jobs: Sequence[Job], **more: Any) -> None:
+def begin(folder: Path, kind: str, jobs: Sequence[RunJob], **more: Any) -> None:
     """Write which runs belong to a folder of several runs.
 
     Args:
@@ -171,7 +171,7 @@ def listed_runs(folder: Path) -> list[Path]:
     return [folder / name for name in names if holds_run(folder / name)]
 
 
-def read_jobs(folder: Path, kind: str) -> list[Job]:
+def read_jobs(folder: Path, kind: str) -> list[RunJob]:
     """Read the runs that :func:`begin` has written.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -365,31 +364,29 @@ class Totals:
 
     def __init__(self) -> None:
         """Start before the first round."""
-        self._seconds = {"train": 0.0, "evaluate": 0.0}
-        self._bytes = {"up": 0, "down": 0}
-        self._steps = 0
-        self._events: Counter[str] = Counter()
+        self.record: Record = {
+            "seconds": {"train": 0.0, "evaluate": 0.0},
+            "bytes": {"up": 0, "down": 0},
+            "steps": 0,
+            "events": dict.fromkeys([*_EVENTS, "repeated"], 0),
+        }
+        """Seconds, bytes and gradient steps, and the number of events of each kind."""
 
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Add the record of a round."""
-        for name in self._seconds:
-            self._seconds[name] += record["seconds"][name]
-        for way in self._bytes:
-            self._bytes[way] += record["bytes"][way]
-        self._steps += record["steps"]
+        for section in ("seconds", "bytes"):
+            sums = self.record[section]
+            for name in sums:
+                sums[name] += record[section][name]
+
+        self.record["steps"] += record["steps"]
 
     def add_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Count events."""
-        self._events.update(event["kind"] for event in events)
-
-    def record(self) -> Record:
-        """Return seconds, bytes and gradient steps, and the number of events of each kind."""
-        return {
-            "seconds": dict(self._seconds),
-            "bytes": dict(self._bytes),
-            "steps": self._steps,
-            "events": {kind: self._events[kind] for kind in (*_EVENTS, "repeated")},
-        }
+        """Count events; notes are not counted."""
+        counts = self.record["events"]
+        for event in events:
+            if event["kind"] in counts:
+                counts[event["kind"]] += 1
 
 
 def event_sentences(report: RoundReport) -> list[str]:

@@ -14,15 +14,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
-from fedtailor.core.atomic import safe_name, to_json, write_whole
+from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
 from fedtailor.core.errors import (
     ConfigError,
     DataError,
@@ -36,12 +37,12 @@ from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
 from fedtailor.experiment.folder import exclusive
-from fedtailor.experiment.progress import Progress, Silence
-from fedtailor.experiment.reader import COMPARISON_FILE, read_result
+from fedtailor.experiment.progress import RunProgress, Silence
+from fedtailor.experiment.reader import COMPARISON_FILE, CONFIG_FILE, read_result
 from fedtailor.experiment.resume import refuse_other_values
-from fedtailor.experiment.run import unused_folder
+from fedtailor.experiment.run import require_config, unused_folder
 from fedtailor.experiment.runner import (
-    Job,
+    RunJob,
     begin,
     is_finished,
     make_jobs,
@@ -59,19 +60,20 @@ from fedtailor.experiment.sweep_options import (
     load_sweep,
     methods_of,
     sweep_to_toml,
+    values_to_try,
     with_values,
 )
 
 if TYPE_CHECKING:
-    from optuna import Study
+    from optuna import Study, Trial
     from optuna.samplers import BaseSampler
 
-KIND = "sweep"
-RESULT_FILE = "sweep.json"
-CHOSEN_BY = (
+_KIND = "sweep"
+_VERSION = 2
+_CHOSEN_BY = (
     "mean accuracy of personalized models on validation examples, over known clients and seeds"
 )
-_VERSION = 2
+_QUARTILES = {"min": 0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1}
 _TRAINING_OPTIONS = frozenset(option.name for option in dataclasses.fields(Training))
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -87,7 +89,7 @@ def sweep(
     halving: int = 0,
     seed: int = 0,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     announce: Say | None = None,
 ) -> dict[str, Any]:
     """Try values of options, and choose by validation examples.
@@ -130,11 +132,7 @@ def sweep(
         >>> result["methods"][0]["best"]["values"]
         {'training.lr': 0.05}
     """
-    given: object = config
-    if not isinstance(given, Config):
-        allowed = "a configuration, made by make_config(...) or load_config(PATH)"
-        raise ConfigError(f"sweep needs {allowed}.", key="config", allowed=allowed)
-
+    require_config(config, "sweep")
     options = SweepOptions(
         methods=tuple(methods),
         sampler=sampler,  # type: ignore[arg-type]  # the options check it
@@ -153,26 +151,25 @@ def sweep(
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"cannot write '{folder}': {error.strerror or error}."
-        raise RunError(message, path=str(folder)) from error
+    except OSError as reason:
+        raise unwritable(folder, reason) from reason
 
     say = announce or (lambda _: None)
     notes = _notes(config, searches)
     with exclusive(folder):
-        begin(folder, KIND, [])
+        begin(folder, _KIND, [])
         write_whole(folder / SWEEP_FILE, sweep_to_toml(config, options))
         for note in notes:
             say(f"note: {note}")
 
-        trial_progress = _ValidationProgress(progress or Silence())
+        trial_progress = _TrialProgress(progress or Silence())
         for search in searches:
             search.run(folder, trial_progress, say)
         result = _conclude(config, options, searches, folder, notes)
 
     if result["best"] is None:
-        trial_records = [trial for search in searches for trial in search.trials]
-        first = next(trial["error"] for trial in trial_records if trial["error"])
+        errors = [trial["error"] for search in searches for trial in search.trials]
+        first = next(filter(None, errors))
         raise RunError(f"every trial of the sweep failed; the first: {first}", path=str(folder))
 
     return result
@@ -180,7 +177,7 @@ def sweep(
 
 def default_sweep_folder(config: Config) -> Path:
     """Return a folder that does not exist yet: ``runs/sweep-DATASET-TIME``."""
-    return unused_folder(f"{KIND}-{config.data.title}")
+    return unused_folder(f"{_KIND}-{config.data.title}")
 
 
 # Checks before the first trial.
@@ -190,7 +187,7 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
     """Refuse a folder that holds anything but the same sweep; trials and seeds may be added."""
     is_sweep = (folder / SWEEP_FILE).is_file()
     if not is_sweep or (folder / COMPARISON_FILE).is_file():
-        refuse_other_kind(folder, KIND)
+        refuse_other_kind(folder, _KIND)
     if not is_sweep:
         return
 
@@ -284,37 +281,29 @@ def make_searches(config: Config, options: SweepOptions) -> list[Search]:
 
     searches = []
     for place, method in enumerate(methods):
+        # Several methods may be one algorithm with different options.
         earlier = names[:place].count(method.name)
-        label = _label(method) if options.methods else method.name
-        fixed = method.options if options.methods else {}
         search = Search(
-            method=label,
+            method=options.methods[place].strip() if options.methods else method.name,
             name=f"{method.name}-{earlier + 1}" if earlier else method.name,
             config=dataclasses.replace(config, algorithm=method),
-            space=_space_of(method, names, options.space, fixed),
+            space=_space_of(method, names, options),
             options=options,
         )
-        search.check_values()
+        search.check()
         searches.append(search)
 
     return searches
 
 
-def _label(method: AlgorithmOptions) -> str:
-    """Return a method as a user writes it."""
-    options = dict(method.options)
-    if method.preset != AlgorithmOptions().preset:
-        options = {"preset": method.preset, **options}
+def _show(values: Mapping[str, Any]) -> str:
+    """Return values in words: numbers with four digits."""
+    words = []
+    for key, value in values.items():
+        number = f"{value:.4g}" if isinstance(value, float) else show(value)
+        words.append(f"{key}={value if isinstance(value, str) else number}")
 
-    inside = ", ".join(f"{name}={show_value(value)}" for name, value in options.items())
-    return f"{method.name}({inside})" if inside else method.name
-
-
-def show_value(value: Any) -> str:
-    """Return a value as tables show it: numbers with four digits."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else show(value)
+    return ", ".join(words)
 
 
 def _options_of(name: str) -> set[str]:
@@ -326,23 +315,16 @@ def _refuse_unused_options(names: Sequence[str], space: Space) -> None:
     """Refuse an option of algorithms that no method of the sweep has."""
     for key in space:
         owner, _, option = key.rpartition(".")
-        if owner == "algorithm":
-            allowed = sorted(set().union(*map(_options_of, names)))
-        elif owner in names:
-            allowed = sorted(_options_of(owner))
-        else:
-            continue
-
-        if option not in allowed:
+        owners = names if owner == "algorithm" else [name for name in names if name == owner]
+        allowed = sorted(set().union(*map(_options_of, owners)))
+        if owners and option not in allowed:
             hint = did_you_mean(option, allowed) or "."
-            whose = owner if owner in names else " or ".join(names)
+            whose = " or ".join(dict.fromkeys(owners))
             message = f"sweep.values.{key}: '{option}' is no option of {whose}{hint}"
             raise ConfigError(message, key=f"sweep.values.{key}", allowed=allowed, got=option)
 
 
-def _space_of(
-    method: AlgorithmOptions, names: Sequence[str], space: Space, fixed: Mapping[str, Any]
-) -> Space:
+def _space_of(method: AlgorithmOptions, names: Sequence[str], options: SweepOptions) -> Space:
     """Return what varies for a method, by the keys of its configuration.
 
     ``METHOD.OPTION`` comes before ``algorithm.OPTION``, and both come before ``training.OPTION``,
@@ -351,45 +333,37 @@ def _space_of(
     Args:
         method: the method.
         names: the algorithms of all methods.
-        space: what varies in the sweep.
-        fixed: options that the user wrote with the method.
+        options: of the sweep.
 
     Raises:
-        ConfigError: a fixed option would vary.
+        ConfigError: an option that the user wrote with the method would vary.
     """
-    own_options = _options_of(method.name)
     general: Space = {}
     specific: Space = {}
-    for key, dimension in space.items():
+    for key, distribution in options.space.items():
         owner, _, option = key.rpartition(".")
         if owner == method.name:
-            specific[f"algorithm.{option}"] = dimension
-        elif (owner == "algorithm" and option in own_options) or (
-            owner != "algorithm" and owner not in names
-        ):
-            general[key] = dimension
+            specific[f"algorithm.{option}"] = distribution
+        elif owner == "algorithm":
+            if option in _options_of(method.name):
+                general[key] = distribution
+        elif owner not in names:
+            general[key] = distribution
 
-    result = general | specific
+    space = general | specific
+    for option, value in method.options.items() if options.methods else ():
+        for key in (f"algorithm.{option}", f"training.{option}"):
+            if key in space:
+                fixed = f"for {method.name} it is fixed: {option} = {show(value)}"
+                message = f"sweep.values varies {key}, but {fixed}."
+                raise ConfigError(message, key=f"sweep.values.{key}", got=show(value))
+
+    # A value of [training] that the method overrides would make equal trials.
     for option in _TRAINING_OPTIONS:
-        if f"algorithm.{option}" in result or option in method.options:
-            overridden = result.pop(f"training.{option}", None)
-            if overridden is not None and option in fixed:
-                raise _fixed_option(method, f"training.{option}", fixed[option])
+        if f"algorithm.{option}" in space or option in method.options:
+            space.pop(f"training.{option}", None)
 
-    for option, value in fixed.items():
-        if f"algorithm.{option}" in result:
-            raise _fixed_option(method, f"algorithm.{option}", value)
-
-    return result
-
-
-def _fixed_option(method: AlgorithmOptions, key: str, value: Any) -> ConfigError:
-    option = key.rpartition(".")[2]
-    return ConfigError(
-        f"sweep.values varies {key}, but for {method.name} it is fixed: {option} = {show(value)}.",
-        key=f"sweep.values.{key}",
-        got=show(value),
-    )
+    return space
 
 
 # The trials of a method.
@@ -413,9 +387,8 @@ class Search:
     @property
     def grid_size(self) -> int:
         """The number of combinations; 0: some values come from a range."""
-        if not all(dimension.values for dimension in self.space.values()):
-            return 0
-        return math.prod(len(dimension.values) for dimension in self.space.values())
+        lists = [getattr(distribution, "choices", ()) for distribution in self.space.values()]
+        return math.prod(map(len, lists))
 
     @property
     def uses_grid(self) -> bool:
@@ -437,7 +410,7 @@ class Search:
         """The rounds after which trials may be pruned, and all rounds last."""
         return halving_rounds(self.num_trials, self.config.schedule.rounds, self.options.halving)
 
-    def check_values(self) -> None:
+    def check(self) -> None:
         """Check the number of trials, and every value by itself.
 
         Raises:
@@ -450,43 +423,37 @@ class Search:
                 allowed=["random", "tpe"],
                 got="grid",
             )
-        if self.num_trials == 0:
+        if not 1 <= self.num_trials <= MOST_TRIALS:
+            allowed = f"from 1 to {MOST_TRIALS}"
             raise ConfigError(
-                f"the sweep of {self.method} needs a number of trials: set sweep.trials, or "
-                "--trials.",
+                f"the number of trials of {self.method} must be {allowed}, got {self.num_trials} "
+                "trials. Set sweep.trials, or --trials.",
                 key="sweep.trials",
-                allowed="1 or more",
-                got=0,
-            )
-        if self.num_trials > MOST_TRIALS:
-            raise ConfigError(
-                f"the grid of {self.method} has {self.grid_size} trials; at most {MOST_TRIALS} are "
-                "run. Set sweep.trials.",
-                key="sweep.trials",
-                allowed=f"at most {MOST_TRIALS}",
-                got=self.grid_size,
+                allowed=allowed,
+                got=self.num_trials,
             )
 
-        for key, dimension in self.space.items():
-            for value in dimension.extremes():
+        for key, distribution in self.space.items():
+            for value in values_to_try(distribution):
                 make_algorithm(with_values(self.config, {key: value}))
 
-    def run(self, folder: Path, progress: _ValidationProgress, say: Say) -> None:
+    def run(self, folder: Path, progress: _TrialProgress, say: Say) -> None:
         """Run all trials, in folders below ``folder``."""
-        study = self._make_study()
+        study = self.make_study()
         for number in range(1, self.num_trials + 1):
             # A sampler of its own for every trial: an interruption cannot change what is drawn.
-            study.sampler = self._make_sampler(number)
-            distributions = {name: each.distribution for name, each in self.space.items()}
-            trial = study.ask(distributions)
-            values = {key: dim.value(trial.params[key]) for key, dim in self.space.items()}
+            study.sampler = self.make_sampler(number)
+            trial = study.ask(self.space)
+            state, steps, error = self._run_trial(trial, number, folder, progress, say)
+            if error is not None:
+                say(f"{self._title(number)} failed: {error}")
 
-            record = _new_record(number, values)
+            record = _trial_record(number, trial.params, steps, error)
             self.trials.append(record)
-            state = self._run_trial(trial, record, folder, progress, say)
-            study.tell(trial, record["validation"] if state == "COMPLETE" else None, _state(state))
+            score = record["validation"] if state == "COMPLETE" else None
+            study.tell(trial, score, import_optuna().trial.TrialState[state])
 
-    def _make_study(self) -> Study:
+    def make_study(self) -> Study:
         """Return the study of Optuna, with the combinations of a grid waiting in their order."""
         optuna = import_optuna()
         pruner = optuna.pruners.NopPruner()
@@ -497,58 +464,60 @@ class Search:
 
         study: Study = optuna.create_study(direction="maximize", pruner=pruner)
         if self.uses_grid:
-            places = [range(len(dimension.values)) for dimension in self.space.values()]
-            for point in itertools.islice(itertools.product(*places), self.num_trials):
+            lists = [values_to_try(distribution) for distribution in self.space.values()]
+            for point in itertools.islice(itertools.product(*lists), self.num_trials):
                 study.enqueue_trial(dict(zip(self.space, point, strict=True)))
 
         return study
 
-    def _make_sampler(self, number: int) -> BaseSampler:
+    def make_sampler(self, number: int) -> BaseSampler:
         """Return the sampler of one trial, seeded by sweep, method and number."""
         key = rng.new_key(self.options.seed, round=number, purpose=f"sweep/{self.method}")
         seed = int(rng.words(rng.plain(key), 1)[0] % 2**32)
         samplers = import_optuna().samplers
-        if self.options.sampler == "tpe":
-            return samplers.TPESampler(seed=seed)  # type: ignore[no-any-return]
-        return samplers.RandomSampler(seed=seed)  # type: ignore[no-any-return]
+        make = samplers.TPESampler if self.options.sampler == "tpe" else samplers.RandomSampler
+        return make(seed=seed)  # type: ignore[no-any-return]
+
+    def _title(self, number: int) -> str:
+        return f"{self.method}: trial {number} of {self.num_trials}"
 
     def _run_trial(
-        self, trial: Any, record: Record, folder: Path, progress: _ValidationProgress, say: Say
-    ) -> str:
-        """Run a trial for more and more rounds until it is pruned; return its state."""
-        title = f"{self.method}: trial {record['trial']} of {self.num_trials}"
-        values = ", ".join(f"{key}={show_value(value)}" for key, value in record["values"].items())
-
+        self, trial: Trial, number: int, folder: Path, progress: _TrialProgress, say: Say
+    ) -> tuple[str, list[Record], FedtailorError | None]:
+        """Run a trial for more and more rounds; return its state, steps, and why it failed."""
+        steps: list[Record] = []
         for rounds in self.rungs:
-            overrides = dict(record["values"])
+            overrides = dict(trial.params)
             share = ""
             if self.options.halving:
                 overrides["federation.rounds"] = rounds
                 share = f", {rounds} of {self.config.schedule.rounds} rounds"
 
+            # Values that are right by themselves can be wrong together.
             try:
                 (job,) = make_jobs([with_values(self.config, overrides)], folder)
             except ConfigError as error:
-                return _fail(record, title, error, say)
+                return "FAIL", steps, error
 
+            # The notes of all trials are the same.
             before = " (finished before)" if is_finished(job) else ""
-            say(f"{title}{share}: {values}{before}")
-            progress.passes_notes = record["trial"] == 1 and not record["steps"] and not before
+            say(f"{self._title(number)}{share}: {_show(trial.params)}{before}")
+            progress.passes_notes = number == 1 and not steps and not before
+
             (outcome,) = run_jobs([job], progress)
             if outcome.error is not None:
-                return _fail(record, title, outcome.error, say)
+                return "FAIL", steps, outcome.error
 
             step = _read_step(job, outcome.result)
             if step["validation"] is None:
-                missing = RunError("it has no accuracy on validation examples.")
-                return _fail(record, title, missing, say)
+                return "FAIL", steps, RunError("it has no accuracy on validation examples.")
 
-            _add_step(record, step)
+            steps.append(step)
             trial.report(step["validation"], rounds)
             if rounds != self.rungs[-1] and trial.should_prune():
-                return "PRUNED"
+                return "PRUNED", steps, None
 
-        return "COMPLETE"
+        return "COMPLETE", steps, None
 
 
 def halving_rounds(trials: int, rounds: int, factor: int) -> list[int]:
@@ -573,18 +542,7 @@ def halving_rounds(trials: int, rounds: int, factor: int) -> list[int]:
     return [rounds // factor**step for step in range(steps, -1, -1)]
 
 
-def _state(name: str) -> Any:
-    return import_optuna().trial.TrialState[name]
-
-
-def _fail(record: Record, title: str, error: FedtailorError, say: Say) -> str:
-    """Note why a trial failed, and return its state."""
-    record["error"] = str(error)
-    say(f"{title} failed: {error}")
-    return "FAIL"
-
-
-def _read_step(job: Job, result: Any) -> Record:
+def _read_step(job: RunJob, result: Any) -> Record:
     """Return what the result of a run says of its trial; no score on test examples is among it."""
     num_seeds = len(job.config.seeds)
     try:
@@ -610,30 +568,24 @@ def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
     return accuracy if is_number else None
 
 
-def _new_record(number: int, values: Mapping[str, Any]) -> Record:
-    """Return the record of a trial that has not begun."""
+def _trial_record(
+    number: int,
+    values: Mapping[str, Any],
+    steps: Sequence[Record],
+    error: FedtailorError | None,
+) -> Record:
+    """Return the record of a trial; the scores of its last step stand at the top."""
+    last = steps[-1] if steps else {}
     return {
         "trial": number,
         "values": dict(values),
         "rank": None,
-        "rounds": None,
-        "validation": None,
-        "standard_error": None,
-        "run": None,
-        "trained_rounds": 0,
-        "seconds": 0.0,
-        "steps": [],
-        "error": None,
+        **{name: last.get(name) for name in ("rounds", "validation", "standard_error", "run")},
+        "trained_rounds": sum(step["trained_rounds"] for step in steps),
+        "seconds": math.fsum(step["seconds"] for step in steps),
+        "steps": list(steps),
+        "error": None if error is None else str(error),
     }
-
-
-def _add_step(record: Record, step: Record) -> None:
-    """Add what a trial reached after some rounds; its latest scores stand at the top."""
-    record["steps"].append(step)
-    for name in ("rounds", "validation", "standard_error", "run"):
-        record[name] = step[name]
-    record["trained_rounds"] += step["trained_rounds"]
-    record["seconds"] += step["seconds"]
 
 
 # The choice.
@@ -670,16 +622,15 @@ def _conclude(
         "sampler": options.sampler,
         "halving": options.halving,
         "values": options.values,
-        "chosen_by": CHOSEN_BY,
+        "chosen_by": _CHOSEN_BY,
         "best": best,
         "methods": methods,
         "trained_rounds": sum(method["trained_rounds"] for method in methods),
         "notes": list(notes),
     }
     runs = [folder / method["best"]["run"] for method in chosen]
-    jobs = [Job(load_config(run / "experiment.toml"), run) for run in runs]
-    begin(folder, KIND, jobs)
-    write_whole(folder / RESULT_FILE, to_json(result, indent=2) + "\n")
+    begin(folder, _KIND, [RunJob(load_config(run / CONFIG_FILE), run) for run in runs])
+    write_whole(folder / "sweep.json", to_json(result, indent=2) + "\n")
 
     return result
 
@@ -718,35 +669,24 @@ def _spread(steps: Sequence[Record]) -> Record | None:
     if not steps:
         return None
 
-    scores = sorted(step["validation"] for step in steps)
-    quartiles = scores * 3
-    if len(scores) > 1:
-        quartiles = statistics.quantiles(scores, n=4, method="inclusive")
-
-    return {
-        "rounds": steps[0]["rounds"],
-        "trials": len(scores),
-        "min": scores[0],
-        "lower_quartile": quartiles[0],
-        "median": quartiles[1],
-        "upper_quartile": quartiles[2],
-        "max": scores[-1],
-    }
+    scores = [step["validation"] for step in steps]
+    quartiles = np.quantile(scores, list(_QUARTILES.values())).tolist()
+    named = dict(zip(_QUARTILES, quartiles, strict=True))
+    return {"rounds": steps[0]["rounds"], "trials": len(scores), **named}
 
 
 def _best_toml(search: Search, best: Record, folder: Path) -> str:
     """Return the best configuration of a method, below comments that say what it is."""
-    values = ", ".join(f"{key}={show_value(value)}" for key, value in best["values"].items())
     error = ""
     if best["standard_error"] is not None:
         error = f" ± {best['standard_error']:.4f}"
 
     lines = [
-        f"The best of {search.num_trials} trials of {search.method}: {values}",
-        f"Chosen by {CHOSEN_BY}: {best['validation']:.4f}{error}",
+        f"The best of {search.num_trials} trials of {search.method}: {_show(best['values'])}",
+        f"Chosen by {_CHOSEN_BY}: {best['validation']:.4f}{error}",
     ]
     comments = "".join(f"# {one_line(line)}\n" for line in lines)
-    config = load_config(folder / best["run"] / "experiment.toml")
+    config = load_config(folder / best["run"] / CONFIG_FILE)
     return f"{comments}\n{to_toml(config)}"
 
 
@@ -760,17 +700,15 @@ def _test_scores(folder: Path) -> Record:
     }
 
 
-class _ValidationProgress:
+class _TrialProgress:
     """Passes on the progress of trials, without scores on test examples."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: RunProgress) -> None:
+        self.begin = progress.begin
+        self.prepare = progress.prepare
+        self.end = progress.end
         self.passes_notes = True
-        """Whether notes are passed on, which are the same for all trials of a method."""
-
-    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
-        """Start a run of one seed."""
-        self._progress.begin(title, num_rounds, done)
+        self._progress = progress
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round, with what decides only."""
@@ -778,15 +716,7 @@ class _ValidationProgress:
         validation = [scores for scores in evaluations if scores["test_set"] == "validation"]
         self._progress.round({**record, "evaluations": validation})
 
-    def prepare(self, what: str, done: int, total: int) -> None:
-        """Report for how many images something is done before the first round."""
-        self._progress.prepare(what, done, total)
-
     def note(self, text: str) -> None:
         """Report something that a user should know."""
         if self.passes_notes:
             self._progress.note(text)
-
-    def end(self) -> None:
-        """Report the end of a run."""
-        self._progress.end()

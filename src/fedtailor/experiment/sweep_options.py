@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 
 from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, show
 from fedtailor.core.reading import read_toml
-from fedtailor.experiment.config import AlgorithmOptions, Config, make_config, to_toml
-from fedtailor.experiment.methods import read_method
+from fedtailor.experiment.config import AlgorithmOptions, Config, flatten, make_config, to_toml
+from fedtailor.experiment.methods import read_methods
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -33,28 +34,8 @@ MOST_TRIALS = 10_000
 """Of a method."""
 
 
-class Dimension(NamedTuple):
-    """What to try for one key."""
-
-    distribution: BaseDistribution
-    """Of places in the list of values, or of numbers in the range."""
-    values: tuple[Any, ...] = ()
-    """The list; empty: a range."""
-
-    def value(self, drawn: Any) -> Any:
-        """Return the value that a draw from the distribution stands for."""
-        return self.values[drawn] if self.values else drawn
-
-    def extremes(self) -> tuple[Any, ...]:
-        """Return values that are all right only if every other one is."""
-        if self.values:
-            return self.values
-        ends: Any = self.distribution
-        return (ends.low, ends.high)
-
-
-Space = dict[str, Dimension]
-"""Key -> what to try."""
+Space = dict[str, "BaseDistribution"]
+"""Key -> the distribution of what to try: of a list's values, or of the numbers of a range."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +64,21 @@ class SweepOptions:
             message = f"sweep.halving must be {allowed}, got 1."
             raise ConfigError(message, key="sweep.halving", allowed=allowed, got=1)
 
-        flat = list(_flat(self.values))
-        keys = [key for key, _ in flat]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
+        # training.lr = [...] needs no quotes, so a key may be there twice in two forms.
+        values: dict[str, Any] = {}
+        for name, item in self.values.items():
+            part = flatten({name: item})
+            for key in values.keys() & part.keys():
                 message = f"sweep.values gives '{key}' twice; give it once."
                 raise ConfigError(message, key=f"sweep.values.{key}")
 
-        object.__setattr__(self, "values", dict(flat))
-        _ = self.space  # every value is checked at once
-        methods = [read_method(text) for text in self.methods]
-        for place, method in enumerate(methods):
-            if method in methods[:place]:
-                message = f"the method '{self.methods[place]}' is given twice."
-                raise ConfigError(message, key="sweep.methods", got=self.methods[place])
+            values |= part
+
+        object.__setattr__(self, "values", values)
+
+        # All values and methods are checked at once.
+        _ = self.space
+        read_methods(self.methods)
 
     @property
     def space(self) -> Space:
@@ -105,7 +87,13 @@ class SweepOptions:
         Raises:
             ConfigError: a value is neither a list nor a range.
         """
-        return {key: _read_dimension(key, value) for key, value in self.values.items()}
+        return {key: _read_distribution(key, value) for key, value in self.values.items()}
+
+
+def values_to_try(distribution: BaseDistribution) -> Sequence[Any]:
+    """Return the values of a list, or the ends of a range, between which all are right."""
+    ends: Any = distribution
+    return ends.choices if hasattr(ends, "choices") else (ends.low, ends.high)
 
 
 def import_optuna() -> Any:
@@ -125,19 +113,10 @@ def import_optuna() -> Any:
     return optuna
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted keys: ``training.lr = [...]`` needs no quotes."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _read_dimension(key: str, value: Any) -> Dimension:
+def _read_distribution(key: str, value: Any) -> BaseDistribution:
     """Read what to try for a key: a list of different values, or a range."""
     if isinstance(value, str):
-        return Dimension(_read_range(key, value))
+        return _read_range(key, value)
     if not isinstance(value, list | tuple):
         raise _refuse(key, _FORMS, value)
     if not value:
@@ -152,8 +131,11 @@ def _read_dimension(key: str, value: Any) -> Dimension:
                 key, f"a list of different values, and {show(item)} is there twice", value
             )
 
-    places = import_optuna().distributions.CategoricalDistribution(range(len(value)))
-    return Dimension(places, tuple(value))
+    # Optuna warns of lists and tables, which its databases cannot hold. There is no database here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        distributions = import_optuna().distributions
+        return distributions.CategoricalDistribution(value)  # type: ignore[no-any-return]
 
 
 def _is_plain(value: Any) -> bool:
@@ -191,12 +173,13 @@ def _read_range(key: str, text: str) -> BaseDistribution:
     if kind == "loguniform" and low <= 0:
         raise _refuse(key, "loguniform(A, B) with A > 0", text)
 
-    distributions = import_optuna().distributions
-    if kind == "integers":
-        return distributions.IntDistribution(low, high)  # type: ignore[no-any-return]
-    return distributions.FloatDistribution(  # type: ignore[no-any-return]
+    distributions: Any = import_optuna().distributions
+    distribution: BaseDistribution = distributions.FloatDistribution(
         low, high, log=kind == "loguniform"
     )
+    if kind == "integers":
+        distribution = distributions.IntDistribution(low, high)
+    return distribution
 
 
 def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
@@ -233,7 +216,7 @@ def load_sweep(
     # Overrides of [sweep] replace single values of the file; all others are those of a run.
     table = dict(section)
     if isinstance(table.get("values", {}), Mapping):
-        table["values"] = dict(_flat(table.get("values", {})))
+        table["values"] = flatten(table.get("values", {}))
     run_overrides = []
     for key, value in overrides:
         if key.startswith(f"{_SECTION}.values."):
@@ -276,7 +259,7 @@ def methods_of(config: Config, options: SweepOptions) -> list[AlgorithmOptions]:
             got=ignored,
         )
 
-    return [read_method(text) for text in options.methods]
+    return read_methods(options.methods)
 
 
 def check_keys(config: Config, options: SweepOptions) -> None:

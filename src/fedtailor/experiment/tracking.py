@@ -15,18 +15,17 @@ import secrets
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, describe_error, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import read_lines
-from fedtailor.experiment.config import Config, to_toml
-from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.config import Config, flatten, to_toml
+from fedtailor.experiment.progress import RunProgress
 
 FOLDER = "tracking"
 """In a run folder: one folder for each tracker."""
@@ -52,7 +51,10 @@ class TrackedRun(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The configuration by dotted name, such as ``training.lr``: numbers, booleans, texts."""
-        return dict(_dotted(self.configuration))
+        options = flatten(self.configuration)
+        for key, value in options.items():
+            options[key] = value if isinstance(value, bool | int | float | str) else str(value)
+        return options
 
 
 class Tracker(Protocol):
@@ -69,7 +71,7 @@ class Tracker(Protocol):
         """Log the final scores and close the log; None: the run was interrupted."""
 
 
-class Entry(NamedTuple):
+class TrackerEntry(NamedTuple):
     """A row of the table of trackers."""
 
     target: str
@@ -81,15 +83,15 @@ class Entry(NamedTuple):
     """Of the environment: names a server; only the first library is needed then."""
 
 
-TRACKERS: Mapping[str, Entry] = {
-    "mlflow": Entry(
+TRACKERS: Mapping[str, TrackerEntry] = {
+    "mlflow": TrackerEntry(
         "mlflow:MLflow",
         "MLflow",
         ("mlflow", "sqlalchemy", "alembic"),
         server_variable="MLFLOW_TRACKING_URI",
     ),
-    "tensorboard": Entry("tensorboard:TensorBoard", "TensorBoard", ("tensorboard",)),
-    "wandb": Entry("wandb:WeightsAndBiases", "Weights & Biases", ("wandb",)),
+    "tensorboard": TrackerEntry("tensorboard:TensorBoard", "TensorBoard", ("tensorboard",)),
+    "wandb": TrackerEntry("wandb:WeightsAndBiases", "Weights & Biases", ("wandb",)),
 }
 """The trackers by name."""
 
@@ -123,32 +125,23 @@ def make_tracker(name: str, run: TrackedRun) -> Tracker:
     return make(run)
 
 
-@contextmanager
-def tracked(
-    progress: Progress, names: Iterable[str], path: Path, config: Config
-) -> Iterator[TrackedProgress]:
-    """Give the progress of the run of one seed, which is logged by trackers too.
-
-    Args:
-        progress: is told everything as well.
-        names: of the trackers.
-        path: the run folder, which all seeds share.
-        config: of the run.
-    """
-    observer = TrackedProgress(progress, names, path, config)
-    try:
-        yield observer
-    finally:
-        observer.close(None)
-
-
 class TrackedProgress:
-    """Tells trackers about a run, and whoever shows its progress."""
+    """Tells trackers about the run of one seed, and whoever shows its progress.
+
+    As a context manager it closes the logs, if the run ends early too.
+    """
 
     def __init__(
-        self, progress: Progress, names: Iterable[str], path: Path, config: Config
+        self, progress: RunProgress, names: Iterable[str], path: Path, config: Config
     ) -> None:
-        """Prepare; nothing is written before the run begins."""
+        """Prepare; nothing is written before the run begins.
+
+        Args:
+            progress: is told everything as well.
+            names: of the trackers.
+            path: the run folder, which all seeds share.
+            config: of the run.
+        """
         self.prepare = progress.prepare
         self.note = progress.note
         self.end = progress.end
@@ -157,6 +150,12 @@ class TrackedProgress:
         self._path = path
         self._config = config
         self._trackers: dict[str, Tracker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close(None)
 
     def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
         """Start the logs, and give them the rounds that were done before."""
@@ -173,10 +172,9 @@ class TrackedProgress:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Log the final scores of a run, and close the logs."""
-        self.close(final_values(result) if self._trackers else None)
+        self._close(final_values(result) if self._trackers else None)
 
-    def close(self, scores: Values | None) -> None:
-        """Close the logs, if they are open."""
+    def _close(self, scores: Values | None) -> None:
         self._tell(lambda tracker: tracker.close(scores))
         self._trackers = {}
 
@@ -275,14 +273,3 @@ def _finite(values: Mapping[str, Any]) -> Values:
         if isinstance(value, int | float) and math.isfinite(value):
             finite[key] = float(value)
     return finite
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield (
-                f"{prefix}{key}",
-                value if isinstance(value, bool | int | float | str) else str(value),
-            )

@@ -33,7 +33,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
 from fedtailor.experiment.folder import RunFolder
-from fedtailor.experiment.progress import Progress
+from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import count_rounds, read_provenance
 from fedtailor.experiment.resume import changed_software
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
@@ -87,7 +87,7 @@ class Start(NamedTuple):
 class RunWriter:
     """Writes the folder of a run, and closes what was opened for it."""
 
-    def __init__(self, path: Path, plan: RunPlan, observer: Progress) -> None:
+    def __init__(self, path: Path, plan: RunPlan, observer: RunProgress) -> None:
         """Write to a run folder that exists; nobody else may write to it meanwhile."""
         self.path = path
         self.result: dict[str, Any] | None = None
@@ -250,7 +250,7 @@ class RunWriter:
         """Write the result of a run after its last round, and its last checkpoint."""
         self._note(_notes_on_end(last, self._plan), round=last.round)
         result = summary.result(last, self._plan.roster, self._plan.schedule)
-        result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record()}
+        result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record}
         result["seconds"]["total"] = self._seconds()
         self.result = result
 
