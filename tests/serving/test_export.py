@@ -151,7 +151,7 @@ def test_safetensors_holds_model_and_preprocessing(shelf, tmp_path):
     path = fedtailor.export_model(personal, tmp_path, "safetensors")
     tensors = safetensors.numpy.load_file(path)
     assert tensors["preprocessing.white"] == 255
-    assert np.array_equal(tensors["head.weight"], personal.module.personal.head.weight.numpy())
+    assert np.array_equal(tensors["head.weight"], personal.module.tree().head.weight.numpy())
     card = json.loads((tmp_path / "a.safetensors.json").read_text())
     assert card["format"] == "safetensors" and card["file"] == "a.safetensors"
 

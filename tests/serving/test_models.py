@@ -155,7 +155,7 @@ def test_the_module_is_a_plain_one_with_preprocessing_inside(shelf):
         0
     ].personalized.accuracy
     names = set(model.module.state_dict())
-    assert "personal.model.head.weight" in names
+    assert "model_head_weight" in names
 
 
 def test_probabilities_are_calibrated_on_validation_examples(tmp_path):

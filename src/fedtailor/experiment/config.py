@@ -209,8 +209,9 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
         >>> config.data.clients, config.training.batch_size
         (10, 50)
     """
-    if not isinstance(values, Mapping):
-        got = show(values) if isinstance(values, str | Path) else type(values).__name__
+    argument: object = values
+    if not isinstance(argument, Mapping):
+        got = show(argument) if isinstance(argument, str | Path) else type(argument).__name__
         message = (
             "make_config needs sections and their options, such as {'training': {'lr': 0.1}}, got "
             f"{got}. load_config reads a file."
@@ -370,14 +371,18 @@ def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
     for section, cls in _CLASSES.items():
         options[section] = [field.name for field in dataclasses.fields(cls)]
 
-    # The options of the algorithm that the configuration names, if it does so rightly.
+    for section, names in options.items():
+        if name in names:
+            return f"; did you mean '{section}.{name}'?"
+
+    # Last, because an algorithm needs torch, which takes seconds to import.
     algorithm = values.get("algorithm", {})
     chosen = algorithm.get("name", AlgorithmOptions.name) if isinstance(algorithm, Mapping) else ""
-    if isinstance(chosen, str) and match_name(chosen, ALGORITHMS):
-        options["algorithm"] = load_algorithm(chosen).option_names()
+    is_algorithm = isinstance(chosen, str) and match_name(chosen, ALGORITHMS)
+    if is_algorithm and name in load_algorithm(chosen).option_names():
+        return f"; did you mean 'algorithm.{name}'?"
 
-    sections = [section for section, names in options.items() if name in names]
-    return f"; did you mean '{sections[0]}.{name}'?" if sections else ""
+    return ""
 
 
 def _check_keys_are_text(values: Mapping[Any, Any]) -> None:

@@ -14,7 +14,6 @@ the last checkpoint that can be used, and the records with it.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,10 +24,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import DataError, all_done
+from fedtailor.core.errors import all_done
 from fedtailor.core.federation import Roster
-from fedtailor.core.reading import LARGEST_TEXT, parse_json, read_file
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
@@ -44,8 +41,6 @@ CHECKPOINTS = "checkpoints"
 """Folder in a run folder for checkpoints, and for what clients keep from round to round."""
 _SCRATCH = "state"
 """Folder for what need not outlive the process, such as models before they are written."""
-_PENDING = "result.part"
-"""The result of a run, until its last checkpoint is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +96,10 @@ class RunWriter:
         self._stack = ExitStack()
 
         modules = readable_modules(plan.algorithm)
-        kept = _make_stores(path / CHECKPOINTS, plan.kept, modules)
+        lasting = _make_stores(path / CHECKPOINTS, plan.kept, modules)
         scratch = _make_stores(path / _SCRATCH, plan.scratch, modules)
-        self._stores = {**kept, **scratch}
-        self._checkpoints = Checkpoints(path / CHECKPOINTS, kept, modules=modules)
+        self._stores = {**lasting, **scratch}
+        self._checkpoints = Checkpoints(path / CHECKPOINTS, lasting, modules=modules)
         self._closing = (
             observer.end,
             *(store.close for store in scratch.values()),
@@ -192,9 +187,7 @@ class RunWriter:
 
         self._totals.add_events(self._folder.events())
         self._seconds_before = float(checkpoint["seconds"])
-        if "result_sha256" in checkpoint:
-            self.result = self._read_pending(checkpoint["result_sha256"])
-
+        self.result = checkpoint.get("result")
         return notes
 
     def _objection(self, checkpoint: Mapping[str, Any]) -> str:
@@ -205,13 +198,6 @@ class RunWriter:
         """
         if not isinstance(checkpoint.get("seconds"), int | float):
             return "its notes are not those of a run."
-
-        if "result_sha256" in checkpoint:
-            try:
-                self._read_pending(checkpoint["result_sha256"])
-            except DataError as reason:
-                return reason.message
-
         return self._folder.objection(checkpoint.get("records"))
 
     def add_round(self, report: RoundReport) -> None:
@@ -254,12 +240,9 @@ class RunWriter:
         result["seconds"]["total"] = self._seconds()
         self.result = result
 
-        # A kill in between must not leave a finished run without its last checkpoint.
+        # The last checkpoint holds the result, so that a kill after it loses neither of them.
         if self._plan.checkpoint_every > 0:
-            raw = to_json(result, compact=True).encode()
-            write_whole(self.path / _PENDING, raw)
-            self._save_checkpoint(last.state, result_sha256=hashlib.sha256(raw).hexdigest())
-
+            self._save_checkpoint(last.state, result=result)
         return self.conclude()
 
     def conclude(self) -> dict[str, Any]:
@@ -268,20 +251,7 @@ class RunWriter:
         self._checkpoints.keep(1 if self._plan.checkpoint_every > 0 else 0)
         result = {**self.result, "run": str(self.path)}
         self._folder.finish(result)
-        (self.path / _PENDING).unlink(missing_ok=True)
         return result
-
-    def _read_pending(self, sha256: Any) -> dict[str, Any]:
-        """Read the result that waits for its last checkpoint.
-
-        Raises:
-            DataError: it is not what was written.
-        """
-        path = self.path / _PENDING
-        raw = read_file(path, limit=LARGEST_TEXT, within=self.path)
-        if hashlib.sha256(raw).hexdigest() != sha256:
-            raise DataError(f"'{path}' is damaged: its SHA-256 does not match.", path=str(path))
-        return dict(parse_json(raw, path))
 
     def _note(self, notes: Sequence[str], *, round: int) -> None:
         """Write notes among the events, and show them."""

@@ -13,6 +13,7 @@ import safetensors.numpy
 import torch
 
 from fedtailor import __version__
+from fedtailor.core import tree
 from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
 from fedtailor.core.errors import ConfigError, RunError, describe_error, find_name
 from fedtailor.data.input_specification import InputSpecification
@@ -116,36 +117,33 @@ def refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
 def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
     """Return what somebody who has only the exported file must know."""
     inputs = model.inputs
-    return {
-        **{key: model.card.get(key) for key in _CARD_KEYS},
-        "format": format,
-        "fedtailor": __version__,
-        "torch": torch.__version__,
-        "inputs": {
-            **inputs.to_record(),
-            "name": "inputs",
-            "shape": ["batch", *inputs.shape],
-            "meaning": _meaning(inputs),
-            "mean": inputs.mean.tolist(),
-            "std": inputs.std.tolist(),
-        },
-        "outputs": _outputs(format),
+    outputs: Any = "none: the file holds the tensors of the model only"
+    if format != "safetensors":
+        shape = "(batch, classes)"
+        outputs = {
+            "logits": f"logits or log-probabilities, up to a term that all classes share, {shape}",
+            "probabilities": f"softmax of logits / temperature, {shape}",
+        }
+
+    card = {key: model.card.get(key) for key in _CARD_KEYS}
+    card |= {"format": format, "fedtailor": __version__, "torch": torch.__version__}
+    if format == "onnx":
+        card["opset"] = OPSET
+
+    # What goes in and comes out, for a program that has no fedtailor.
+    card["inputs"] = {
+        **inputs.to_record(),
+        "name": "inputs",
+        "shape": ["batch", *inputs.shape],
+        "meaning": _meaning(inputs),
+        "mean": inputs.mean.tolist(),
+        "std": inputs.std.tolist(),
+    }
+    return card | {
+        "outputs": outputs,
         "classes": [str(name) for name in model.classes_],
         "temperature": model.temperature,
         "calibrated": model.is_calibrated,
-        **({"opset": OPSET} if format == "onnx" else {}),
-    }
-
-
-def _outputs(format: str) -> Any:
-    """Put into words what a file gives for a batch of inputs."""
-    if format == "safetensors":
-        return "none: the file holds the tensors of the model only"
-
-    shape = "(batch, classes)"
-    return {
-        "logits": f"logits or log-probabilities, up to a term that all classes share, {shape}",
-        "probabilities": f"softmax of logits / temperature, {shape}",
     }
 
 
@@ -181,8 +179,8 @@ def _safetensors(model: PersonalModel) -> bytes:
         "preprocessing.mean": model.inputs.mean,
         "preprocessing.std": model.inputs.std,
     }
-    for name, value in model.module.personal.state_dict().items():
-        tensors[name] = np.ascontiguousarray(value.numpy())
+    for path, value in tree.paths(model.module.tree()).items():
+        tensors[path.replace("/", ".")] = np.ascontiguousarray(value.numpy())
 
     data: bytes = safetensors.numpy.save(tensors)
     return data

@@ -71,8 +71,8 @@ class PersonalModel:
         return None if threshold is None else float(threshold)
 
     def _calibration(self) -> Mapping[str, Any]:
-        calibration = self.card.get("calibration")
-        return calibration if isinstance(calibration, Mapping) else {}
+        calibration: Mapping[str, Any] = self.card.get("calibration", {})
+        return calibration
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the predicted classes (n,): names, or numbers if the classes have none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -13,16 +14,12 @@ from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification
 
 
-class Branch(nn.Module):
-    """The tensors of a personal model below one name."""
-
-
 class PersonalModule(nn.Module):
     """A personal model with its preprocessing inside, in evaluation mode.
 
     Its input are values as they are stored: images (n, channels, height, width), or tables (n,
     features). Its output are logits or log-probabilities (n, classes). All tensors of the model are
-    buffers, named as in the model's file.
+    buffers, named by their paths, such as ``model_head_weight``.
     """
 
     white: Tensor
@@ -47,31 +44,29 @@ class PersonalModule(nn.Module):
         super().__init__()
         self.algorithm = algorithm
         self.task = task
-        self.personal = Branch()
-        places: list[tuple[nn.Module, str]] = []
-        for path, leaf in tree.paths(personal).items():
-            places.append(_register(self.personal, path, leaf))
-
-        self._places = places
         self._structure = tree.map(lambda leaf: leaf.new_empty(0), personal)
+        self._names: list[str] = []
+        for path, leaf in tree.paths(personal).items():
+            name = re.sub(r"\W", "_", path)
+            while hasattr(self, name):  # another path, or a method of the module
+                name += "_"
+
+            self.register_buffer(name, leaf.detach())
+            self._names.append(name)
+
+        # Of every channel of images, or of every feature of tables.
         dtype = torch.get_default_dtype()
         axes = (1, 1) if inputs.kind == "images" else ()
+        for name, values in (("mean", inputs.mean), ("std", inputs.std)):
+            numbers = torch.tensor(values.tolist(), dtype=dtype).view(-1, *axes)
+            self.register_buffer(name, numbers, persistent=False)
+
         self.register_buffer("white", torch.tensor(inputs.white, dtype=dtype), persistent=False)
-        self.register_buffer(
-            "mean",
-            torch.tensor(inputs.mean.tolist(), dtype=dtype).view(-1, *axes),
-            persistent=False,
-        )
-        self.register_buffer(
-            "std", torch.tensor(inputs.std.tolist(), dtype=dtype).view(-1, *axes), persistent=False
-        )
         self.eval()
 
     def tree(self) -> Any:
         """Return the personal model as the algorithm made it."""
-        return tree.rebuild(
-            self._structure, iter([getattr(owner, name) for owner, name in self._places])
-        )
+        return tree.rebuild(self._structure, (getattr(self, name) for name in self._names))
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return the inputs of the model for stored values: the same bits as in training."""
@@ -88,26 +83,3 @@ class PersonalModule(nn.Module):
     def ood_score(self, x: Tensor) -> Tensor | None:
         """Return how far stored values lie from what the model knows (n,); None: not said."""
         return self.algorithm.ood_score(self.task, self.tree(), self.normalize(x))
-
-
-def _register(root: nn.Module, path: str, leaf: Tensor) -> tuple[nn.Module, str]:
-    """Put a tensor into branches by the parts of its path; return the last one and its name."""
-    *names, last = path.replace("/", ".").split(".")
-    owner = root
-    for name in names:
-        free = _free_name(owner, name, Branch)
-        if not hasattr(owner, free):
-            owner.add_module(free, Branch())
-
-        owner = getattr(owner, free)
-
-    last = _free_name(owner, last, None)
-    owner.register_buffer(last, leaf.detach())
-    return owner, last
-
-
-def _free_name(owner: nn.Module, name: str, kind: type[nn.Module] | None) -> str:
-    """Return the name, with underscores behind it if something of another kind has it already."""
-    while hasattr(owner, name) and not (kind and isinstance(getattr(owner, name), kind)):
-        name += "_"
-    return name or "_"

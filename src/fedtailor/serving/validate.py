@@ -53,9 +53,7 @@ class CrossValidation(NamedTuple):
     """Of the onboarded model, from examples that it was not made from."""
 
 
-def cross_validate(
-    run: FinishedRun, site: SiteData, *, number: int | None = None
-) -> CrossValidation:
+def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
     """Compare the three models that a site could use, by 5-fold cross-validation.
 
     The model of its own is trained on the site's data alone: as long as a client of the run, and
@@ -65,7 +63,6 @@ def cross_validate(
     Args:
         run: which the site would join.
         site: its data; only the training examples are used.
-        number: of the new client; None: the first that the run does not use.
 
     Raises:
         DataError: there are fewer examples than folds.
@@ -75,7 +72,7 @@ def cross_validate(
         message = f"--validate needs at least {FOLDS} examples, got {site.num_train}."
         raise DataError(message, key="data", allowed=f">= {FOLDS}", got=site.num_train)
 
-    number = run.next_number if number is None else number
+    number = run.next_number
     name = run.method.config.algorithm.name
     alone = _alone(run, site)
     shared = run.global_model()
@@ -84,11 +81,11 @@ def cross_validate(
     right: dict[str, np.ndarray] = {}
 
     for train, held_out in folds_of(site):
-        onboarded = onboard(run, site, number=number, positions=train).personal
+        onboarded = onboard(run, site, positions=train).personal
         models = {name: make_model(run.method, number, onboarded, {})}
         if shared is not None:
             models["the global model"] = make_model(run.method, number, shared, {})
-        own = onboard(alone, site, number=number, positions=train).personal
+        own = onboard(alone, site, positions=train).personal
         models["a model of its own"] = make_model(alone.method, number, own, {})
 
         for candidate, model in models.items():
