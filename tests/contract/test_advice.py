@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedtailor.core.message import Field, Problem
+from fedtailor.core.message import Field
+from fedtailor.core.upload_checks import Problem
 from fedtailor.testing.advice import FEW, FLOAT64, advice, advice_on_error
 
 MESSAGES = {

@@ -12,9 +12,10 @@ from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.codec import decode, encode
 from fedtailor.core.federation import Cohort
-from fedtailor.core.message import Each, Mean, Sum, problem_with, reduce_field
-from fedtailor.core.message_bytes import download_bytes, tree_bytes, upload_bytes
+from fedtailor.core.message import Each, Mean, Sum, download_bytes, tree_bytes, upload_bytes
+from fedtailor.core.reduction import reduce_field
 from fedtailor.core.rng import new_key
+from fedtailor.core.upload_checks import problem_with
 from fedtailor.deployment.packing import (
     pack_download,
     pack_upload,

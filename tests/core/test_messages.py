@@ -11,15 +11,15 @@ from fedtailor.core import tree
 from fedtailor.core.message import (
     Each,
     Field,
-    FieldSum,
     Mean,
     Reduced,
     Sum,
-    problem_with,
-    reduce_field,
+    download_bytes,
     spread,
+    upload_bytes,
 )
-from fedtailor.core.message_bytes import download_bytes, upload_bytes
+from fedtailor.core.reduction import FieldSum, reduce_field
+from fedtailor.core.upload_checks import problem_with
 from fedtailor.testing.runs import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -440,16 +440,16 @@ def test_a_field_is_reduced_while_it_arrives(order, absent):
         {client: entry for client, entry in entries.items() if client not in absent}
     )
     assert total.num_parts == 1
-    assert_same_bits(total.result(), expected)
+    assert_same_bits(total.reduced(), expected)
 
 
 def test_a_sum_without_clients_is_refused():
     total = FieldSum([1])
     with pytest.raises(ValueError, match="may still come"):
-        total.result()
+        total.reduced()
     total.skip(1)
-    with pytest.raises(ValueError, match="nobody sent the field"):
-        total.result()
+    with pytest.raises(ValueError, match="no client sent the field"):
+        total.reduced()
 
 
 def test_own_weights_may_be_for_fewer_axes():

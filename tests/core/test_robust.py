@@ -10,7 +10,8 @@ import torch
 
 from fedtailor.core import robust, tree
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.message import Each, Field, Mean, Sum, reduce_field
+from fedtailor.core.message import Each, Field, Mean, Sum
+from fedtailor.core.reduction import reduce_field
 from fedtailor.core.robust import (
     RULES as TABLE,
 )

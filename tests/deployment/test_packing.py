@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from fedtailor.core import tree
 from fedtailor.core.codec import decode, encode
 from fedtailor.core.errors import DataError
-from fedtailor.core.message import Each, Field, Mean, Sum, problem_with, reduce_field
-from fedtailor.core.message_bytes import tree_bytes, upload_bytes
+from fedtailor.core.message import Each, Field, Mean, Sum, tree_bytes, upload_bytes
+from fedtailor.core.reduction import reduce_field
 from fedtailor.core.robust import RULES, left_out_by_krum
+from fedtailor.core.upload_checks import problem_with
 from fedtailor.deployment.packing import (
     pack_download,
     pack_upload,

@@ -9,7 +9,7 @@ import torch
 
 import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.message_bytes import tree_bytes
+from fedtailor.core.message import tree_bytes
 from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import Audit, broken_line, page
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance

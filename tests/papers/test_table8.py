@@ -6,8 +6,7 @@ import torch
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.pfedfda import PFedFDA
-from fedtailor.core.message import BYTES_PER_SCALAR, Mean
-from fedtailor.core.message_bytes import download_bytes, upload_bytes
+from fedtailor.core.message import BYTES_PER_SCALAR, Mean, download_bytes, upload_bytes
 from fedtailor.core.task import BODY, Task
 from fedtailor.models import build_model
 

@@ -11,7 +11,7 @@ from contract.cases import ALGORITHMS, build, quick, small_federation
 from faults.bad_clients import FAULTS, BadClient
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
-from fedtailor.core.message import PartialSum
+from fedtailor.core.reduction import PartialSum
 from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Training
 from fedtailor.simulation import clients

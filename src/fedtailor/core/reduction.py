@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
+
+from fedtailor.core import tree
+from fedtailor.core.message import Each, Mean, Reduced, Sum, spread
 
 Part = TypeVar("Part")
 
@@ -21,10 +25,7 @@ REDUCTION_VERSION = 2
 
 
 class _Segment(NamedTuple, Generic[Part]):
-    """A part of the tree from whose clients nothing more can come.
-
-    Neighbors among those who are expected.
-    """
+    """A run of expected clients, in the order of their ids, from whom nothing more can come."""
 
     start: int
     """The place of its first client among the ids of all who are expected."""
@@ -99,10 +100,10 @@ class ArrivingSum(Generic[Part]):
         return {segment.lowest: segment.part for segment in segments if segment.part is not None}
 
     def result(self) -> Part | None:
-        """Return the sum over those who came; None if nobody did.
+        """Return the sum over the clients that came; None if none did.
 
         Raises:
-            ValueError: somebody may still come.
+            ValueError: a client may still come.
         """
         if self._place:
             raise ValueError(
@@ -115,10 +116,11 @@ class ArrivingSum(Generic[Part]):
     def _settle(self, client: int, part: Part | None) -> None:
         place = self._place.pop(client)
         segment = _Segment(place, place, client, part)
-        sibling = self._pop_sibling(segment)
-        while sibling is not None:
+
+        # A join can make the next one possible, up to the root.
+        while (sibling := self._pop_sibling(segment)) is not None:
             segment = self._joined(segment, sibling)
-            sibling = self._pop_sibling(segment)
+
         self._by_start[segment.start] = segment
         self._by_end[segment.end] = segment
 
@@ -178,3 +180,112 @@ def tree_sum(values: Mapping[int, Tensor]) -> Tensor:
     result = total.result()
     assert result is not None, "a sum over no clients"
     return result
+
+
+class PartialSum(NamedTuple):
+    """The sum of one field over some clients, in float64.
+
+    It can be sent, and added where the other clients are.
+    """
+
+    is_mean: bool
+    """Whether the sum is divided by the weight in the end."""
+    like: tree.Tree
+    """The structure and the types of a value, without its numbers: of the lowest of the clients."""
+    weight: Tensor
+    """The sum of their weights."""
+    leaves: dict[str, Tensor]
+    """The weighted sums of their values, by path."""
+
+
+class FieldSum(ArrivingSum[PartialSum]):
+    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order.
+
+    No upload is kept. A leaf comes back in its own dtype.
+    """
+
+    def __init__(self, clients: Iterable[int]) -> None:
+        """Begin with the ids of the clients who may send the field."""
+        super().__init__(clients, _join_parts)
+
+    def add(self, client: int, part: Mean | Sum | PartialSum) -> None:
+        """Add what a client sent, or one of the :meth:`parts` of another sum under its id.
+
+        What a client sent stays as it is, and can be dropped. The memory of a part is used. The
+        other clients that are in the part must be skipped.
+
+        Raises:
+            KeyError: the client is not expected, or not any more.
+        """
+        super().add(client, part if isinstance(part, PartialSum) else _weighted(part))
+
+    def reduced(self) -> Reduced:
+        """Return the mean or sum over those who sent the field.
+
+        Raises:
+            ValueError: a client may still come, or none came.
+        """
+        part = self.result()
+        if part is None:
+            raise ValueError("no client sent the field")
+
+        divisor = torch.where(part.weight > 0, part.weight, 1.0)
+        reduced = []
+        for path, like in tree.paths(part.like).items():
+            # Zero has one sign, so that rows of weight zero change nothing.
+            result = part.leaves[path] + 0.0
+            if part.is_mean:
+                result /= spread(divisor, result)
+
+            # The memory layout does not depend on who was first.
+            plain = torch.empty(result.shape, dtype=like.dtype, device=like.device)
+            reduced.append(plain.copy_(result))
+
+        return Reduced(tree.rebuild(part.like, iter(reduced)), part.weight)
+
+
+def _weighted(entry: Mean | Sum) -> PartialSum:
+    """Return what one client sent as a sum, in memory of its own."""
+    factor = torch.ones((), dtype=torch.float64)
+    if isinstance(entry, Mean):
+        factor = entry.weight.to(torch.float64, copy=True)
+    elif isinstance(entry.rows, Tensor):
+        factor = entry.rows.to(torch.float64, copy=True)
+
+    leaves = {}
+    for path, leaf in tree.paths(entry.value).items():
+        copied = leaf.to(torch.float64, copy=True)
+        leaves[path] = copied.mul_(spread(factor, copied))
+
+    like = tree.map(lambda leaf: leaf.new_empty(0), entry.value)
+    return PartialSum(isinstance(entry, Mean), like, factor, leaves)
+
+
+def _join_parts(left: PartialSum, right: PartialSum) -> PartialSum:
+    """Return the sum of two parts, in the memory of the left one, whose ids are lower."""
+    for path, leaf in left.leaves.items():
+        leaf.add_(right.leaves[path])
+
+    # Weights of kind ``own`` can be for different numbers of axes.
+    shorter, longer = sorted((left.weight, right.weight), key=Tensor.dim)
+    return left._replace(weight=longer + spread(shorter, longer))
+
+
+def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:
+    """Reduce one field over the cohort, whose entries are given by client.
+
+    Means and sums are what :class:`FieldSum` makes of them. :class:`Each` values are stacked along
+    a new leading axis, in the order of ids.
+    """
+    ids = sorted(entries)
+    if isinstance(entries[ids[0]], Each):
+        values = [entries[client].value for client in ids]
+        return Reduced(tree.stack(values), torch.tensor(float(len(ids))))
+
+    total = FieldSum(ids)
+    for client in ids:
+        entry = entries[client]
+        assert not isinstance(entry, Each)
+        total.add(client, entry)
+
+    return total.reduced()

@@ -30,18 +30,8 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.devices import to_host
-from fedtailor.core.message import (
-    Each,
-    Field,
-    Mean,
-    Messages,
-    Reduced,
-    Sum,
-    Upload,
-    reduce_field,
-    spread,
-)
-from fedtailor.core.reduction import tree_sum
+from fedtailor.core.message import Each, Field, Mean, Messages, Reduced, Sum, Upload, spread
+from fedtailor.core.reduction import reduce_field, tree_sum
 from fedtailor.core.schedule import RobustRule
 
 _CHUNK_NUMBERS = 2**23

@@ -3,7 +3,7 @@
 An upload or a broadcast holds numbers that need not be sent: the lower half of a symmetric matrix,
 rows of weight 0, the same weight beside several fields. They are left out, and the receiver puts
 them back, so that all that is computed from a message has the same bits as in a simulation, whose
-count of bytes (:mod:`fedtailor.core.message_bytes`) is that of these messages.
+count of bytes (:mod:`fedtailor.core.message`) is that of these messages.
 
 A packed upload is a tree of three dicts::
 
@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.errors import DataError, one_line
-from fedtailor.core.message import Each, Field, Mean, Messages, Sum, Upload, problem_with
-from fedtailor.core.message_bytes import sent_rows
+from fedtailor.core.message import Each, Field, Mean, Messages, Sum, Upload, sent_rows
+from fedtailor.core.upload_checks import problem_with
 
 _VALUES = ("not finite", "range", "covariance")
 """Kinds of problems with values. Such an upload can travel, and the server refuses it as a

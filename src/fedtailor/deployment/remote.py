@@ -12,8 +12,9 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import FedtailorError, one_line
 from fedtailor.core.federation import Roster
-from fedtailor.core.message import Messages, Problem
+from fedtailor.core.message import Messages
 from fedtailor.core.scores import Scores
+from fedtailor.core.upload_checks import Problem
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.packing import pack_download, unpack_upload

@@ -14,8 +14,7 @@ from fedtailor.core import tree
 from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import ClientInfo
-from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages
-from fedtailor.core.message_bytes import bytes_of_rows, download_bytes
+from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages, bytes_of_rows, download_bytes
 from fedtailor.core.options import AsReleased, marks_of
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, TRAINED, Task

@@ -19,8 +19,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import holds_examples
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation, Split
-from fedtailor.core.message import BYTES_PER_SCALAR
-from fedtailor.core.message_bytes import download_bytes
+from fedtailor.core.message import BYTES_PER_SCALAR, download_bytes
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import BINS, SCORE_BINS
 from fedtailor.core.task import Task

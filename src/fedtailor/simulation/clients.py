@@ -14,9 +14,9 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
-from fedtailor.core.message import Problem
 from fedtailor.core.scores import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
+from fedtailor.core.upload_checks import Problem
 from fedtailor.simulation.engines.containment import contained
 from fedtailor.simulation.engines.options import refuse_engine
 from fedtailor.simulation.programs import (

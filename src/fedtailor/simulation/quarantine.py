@@ -14,7 +14,7 @@ from fedtailor.core import tree
 from fedtailor.core.devices import to_host
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
-from fedtailor.core.message import Problem
+from fedtailor.core.upload_checks import Problem
 from fedtailor.simulation.report import RoundReport, describe, too_few
 
 LARGEST_NUMBER = torch.finfo(torch.float32).max

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
-from fedtailor.core.message import Problem
 from fedtailor.core.scores import Scores
+from fedtailor.core.upload_checks import Problem
 
 Point = Literal["global", "local", "personalized"]
 

@@ -14,18 +14,12 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.message import (
-    FieldSum,
-    Mean,
-    Reduced,
-    Upload,
-    problem_with,
-    reduce_field,
-)
-from fedtailor.core.message_bytes import download_bytes, upload_bytes
+from fedtailor.core.message import Mean, Reduced, Upload, download_bytes, upload_bytes
+from fedtailor.core.reduction import FieldSum, reduce_field
 from fedtailor.core.robust import RULES, needs_every_value, sent_values
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
+from fedtailor.core.upload_checks import problem_with
 from fedtailor.simulation.clients import Clients, TrainReply
 from fedtailor.simulation.evaluation import (
     evaluate_global,
@@ -377,7 +371,7 @@ class RunServer:
     def _reduce(self, name: str, attempt: RoundAttempt, sent: tree.Tree | None) -> Reduced:
         """Reduce a field over the cohort."""
         if name in attempt.sums:
-            return attempt.sums[name].result()
+            return attempt.sums[name].reduced()
 
         entries = {client: upload[name] for client, upload in attempt.uploads.items()}
         reduce = RULES[self.schedule.robust].reduce

@@ -16,17 +16,9 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, GatheringEngine, Job, Program
-from fedtailor.core.message import (
-    FieldSum,
-    Mean,
-    Messages,
-    PartialSum,
-    Problem,
-    Sum,
-    Upload,
-    problem_with,
-)
-from fedtailor.core.message_bytes import upload_bytes
+from fedtailor.core.message import Mean, Messages, Sum, Upload, upload_bytes
+from fedtailor.core.reduction import FieldSum, PartialSum
+from fedtailor.core.upload_checks import Problem, problem_with
 from fedtailor.simulation.quarantine import problem_at_client
 
 Entries = Mapping[str, Mean | Sum | PartialSum]

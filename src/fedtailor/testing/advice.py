@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedtailor.core.message import Field, Messages, Problem
+from fedtailor.core.message import Field, Messages
+from fedtailor.core.upload_checks import Problem
 
 FEW = (
     "Clients may have 0, 1 or 2 examples, or a single class: divide by clamped counts "

@@ -16,8 +16,8 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
-from fedtailor.core.message import Problem
 from fedtailor.core.task import Task, Training
+from fedtailor.core.upload_checks import Problem
 from fedtailor.testing import federations
 from fedtailor.testing.engines import Exposed, Guarding, NotStacked, Strict
 from fedtailor.testing.isolation import seed_globally

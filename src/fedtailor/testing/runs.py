@@ -12,9 +12,10 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
-from fedtailor.core.message import Messages, Problem, problem_with
+from fedtailor.core.message import Messages
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores, total
+from fedtailor.core.upload_checks import Problem, problem_with
 from fedtailor.simulation.quarantine import problem_at_client
 from fedtailor.simulation.report import RoundReport, describe
 from fedtailor.simulation.rounds import simulate
