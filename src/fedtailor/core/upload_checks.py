@@ -254,7 +254,8 @@ class _FieldCheck(NamedTuple):
         """Check the numbers of one tensor, which messages name ``which``."""
         if numbers.ends:
             least, most = numbers.ends
-            low, high = self.field.low, self.field.high
+            low = self.field.low
+            high = self.field.high
             if not (math.isfinite(least) and math.isfinite(most)):
                 self.refuse("not finite", f"{which} has values that are not finite")
             if least < low or most > high:
