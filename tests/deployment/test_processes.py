@@ -12,7 +12,6 @@ import pytest
 from fedtailor.core.errors import RunError
 from fedtailor.deployment.flower import processes
 from fedtailor.deployment.flower.processes import ServerProcesses, SiteProcesses, explain
-from fedtailor.deployment.keys import PublicKey
 from fedtailor.deployment.run_site import run_site
 from fedtailor.deployment.supervise import Ended
 
@@ -163,16 +162,9 @@ def test_ends_are_explained(name, code, output, said):
     assert said in explain(Ended(name, code, 1.0, output))
 
 
-def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, server, monkeypatch):
+def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, server):
     stand_in(FLWR)
-    monkeypatch.setattr(
-        processes, "read_public_key", lambda path: PublicKey(path.read_text(), "SHA256:x")
-    )
-    keys = {}
-    for name in ("a", "b"):
-        keys[name] = tmp_path / f"{name}.pub"
-        keys[name].write_text(f"key of {name}")
-
+    keys = {name: f"key of {name}" for name in ("a", "b")}
     folder = tmp_path / "server"
     first = server.register(keys)
     assert len(set(first.values())) == 2
@@ -185,7 +177,7 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, server, mo
     (folder / "nodes.json").write_text(json.dumps(noted))
     again = server.register(keys)
     assert again["a"] == first["a"]
-    assert json.loads((folder / "registered.json").read_text())[str(again["b"])] == "key of b"
+    assert json.loads((folder / "registered.json").read_text())[str(again["b"])] == "key of b\n"
 
     (folder / "registered.json").unlink()  # a new database
     server.register(keys)

@@ -39,7 +39,8 @@ class Deployment:
         keys = {}
         for number in range(SITES):
             make_node_key(folder / f"site{number}" / "node")
-            keys[f"site{number}"] = folder / f"site{number}" / "node.pub"
+            public = folder / f"site{number}" / "node.pub"
+            keys[f"site{number}"] = public.read_text().strip()
         self.port = processes.free_port()
         self.server = ServerProcesses(folder / "server", folder / "server", "127.0.0.1", self.port)
         self.sites = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import hashlib
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -68,13 +67,12 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
 
     key = ec.generate_private_key(ec.SECP384R1())
     subject = _name("fedtailor certificate authority")
-    builder = _certificate(subject, subject, key.public_key(), AUTHORITY_DAYS, is_authority=True)
-    certificate = builder.sign(key, hashes.SHA384())
+    builder = _certificate(subject, subject, key, AUTHORITY_DAYS, is_authority=True)
 
     folder.mkdir(parents=True, exist_ok=True)
     write_private(folder / "ca.key", _private_text(key))
-    write_whole(folder / "ca.crt", _certificate_text(certificate))
-    _sign_server(folder, names, certificate, key)
+    _write_certificate(folder / "ca.crt", builder, key)
+    _sign_server(folder, names, subject, key)
 
 
 def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
@@ -99,7 +97,7 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     if not is_ours or key.public_key() != certificate.public_key():
         raise DataError(f"'{path}' and ca.crt do not belong together.", path=str(path))
 
-    _sign_server(folder, names, certificate, key)
+    _sign_server(folder, names, certificate.subject, key)
 
 
 def make_node_key(path: Path) -> PublicKey:
@@ -113,12 +111,9 @@ def make_node_key(path: Path) -> PublicKey:
     _refuse_existing(path, public_path)
 
     key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, _private_text(key, serialization.PrivateFormat.OpenSSH))
-    write_whole(public_path, public + b"\n")
+    write_whole(public_path, _public_text(key.public_key()) + "\n")
 
     return read_public_key(public_path)
 
@@ -131,26 +126,24 @@ def read_public_key(path: Path) -> PublicKey:
         RunError: it cannot be read, or ``cryptography`` is not installed.
     """
     _require_cryptography()
-    content = _read(path, _LARGEST_PUBLIC_KEY).decode(errors="replace")
-    lines = [line for line in content.splitlines() if line.strip()]
+    lines = [line for line in _read(path, _LARGEST_PUBLIC_KEY).splitlines() if line.strip()]
     if len(lines) != 1:
         message = f"'{path}' must hold one public key, on one line."
         raise DataError(message, path=str(path), got=f"{len(lines)} lines")
 
-    kind, *rest = lines[0].split()
-    if kind != _KIND or not rest:
-        hint = "'fedtailor site init' makes one, site.key.pub"
-        message = f"'{path}' is not the public key of a site: {hint}."
-        raise DataError(message, path=str(path), allowed=_KIND, got=kind[:60])
-
-    text = f"{kind} {rest[0]}"
     try:
-        serialization.load_ssh_public_key(text.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise DataError(f"the public key '{path}' is damaged: {error}.", path=str(path)) from error
+        key = serialization.load_ssh_public_key(lines[0])
+        is_ours = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp384r1"
+    except (ValueError, UnsupportedAlgorithm):
+        is_ours = False
+    if not is_ours:
+        hint = "'fedtailor site init' makes one, site.key.pub"
+        message = f"'{path}' is damaged, or not the public key of a site: {hint}."
+        raise DataError(message, path=str(path), allowed=_KIND, got=str(lines[0][:60]))
 
-    digest = hashlib.sha256(base64.b64decode(rest[0])).digest()
-    return PublicKey(text, "SHA256:" + base64.b64encode(digest).decode().rstrip("="))
+    # Written again, it has no comment.
+    digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
+    return PublicKey(_public_text(key), "SHA256:" + base64.b64encode(digest).decode().rstrip("="))
 
 
 def days_left(certificate: Path) -> float:
@@ -184,37 +177,39 @@ def _require_cryptography() -> None:
 def _sign_server(
     folder: Path,
     names: x509.SubjectAlternativeName,
-    authority: x509.Certificate,
+    authority: x509.Name,
     key: ec.EllipticCurvePrivateKey,
 ) -> None:
-    """Write a new key of the server, and its certificate by the authority."""
+    """Write a new key of the server, and its certificate by the authority with this key."""
     server = ec.generate_private_key(ec.SECP384R1())
-    subject = _name("fedtailor server")
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-    usage = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
     builder = _certificate(
-        subject, authority.subject, server.public_key(), SERVER_DAYS, is_authority=False
+        _name("fedtailor server"), authority, server, SERVER_DAYS, is_authority=False
     )
-    for extension in (usage, issuer, names):
+    for extension in (
+        x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()),
+        names,
+    ):
         builder = builder.add_extension(extension, critical=False)
 
     write_private(folder / "server.key", _private_text(server))
-    write_whole(folder / "server.pem", _certificate_text(builder.sign(key, hashes.SHA384())))
+    _write_certificate(folder / "server.pem", builder, key)
 
 
 def _certificate(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
+    key: ec.EllipticCurvePrivateKey,
     days: int,
     *,
     is_authority: bool,
 ) -> x509.CertificateBuilder:
-    """Return a certificate that is not signed yet."""
+    """Return a certificate for a key that is not signed yet."""
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
     length = 0 if is_authority else None
-    constraints = x509.BasicConstraints(ca=is_authority, path_length=length)
+
+    # An authority signs certificates and nothing else, a server proves with its key who it is.
     usage = x509.KeyUsage(
         digital_signature=not is_authority,
         content_commitment=False,
@@ -230,14 +225,21 @@ def _certificate(
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - day)
         .not_valid_after(now + days * day)
-        .add_extension(constraints, critical=True)
+        .add_extension(x509.BasicConstraints(is_authority, length), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+
+
+def _write_certificate(
+    path: Path, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey
+) -> None:
+    certificate = builder.sign(key, hashes.SHA384())
+    write_whole(path, bytes(certificate.public_bytes(serialization.Encoding.PEM)))
 
 
 def _name(common_name: str) -> x509.Name:
@@ -276,8 +278,9 @@ def _private_text(
     return bytes(key.private_bytes(serialization.Encoding.PEM, form, encryption))
 
 
-def _certificate_text(certificate: x509.Certificate) -> bytes:
-    return bytes(certificate.public_bytes(serialization.Encoding.PEM))
+def _public_text(key: ec.EllipticCurvePublicKey) -> str:
+    form = serialization.PublicFormat.OpenSSH
+    return str(key.public_bytes(serialization.Encoding.OpenSSH, form).decode())
 
 
 def _load_certificate(path: Path) -> x509.Certificate:

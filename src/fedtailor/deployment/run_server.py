@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ from fedtailor.deployment.federation_folder import (
     OUTCOME_FILE,
     SERVING_FILE,
     FederationFolder,
-    Registered,
     check_enough,
     read_attendance,
 )
@@ -95,7 +94,7 @@ def run_server(folder: Path, observer: ServeObserver, *, new: bool = False) -> d
     try:
         logged.say(f"starting the server on {host}, port {deploy.port}")
         processes.start()
-        nodes = processes.register(_key_files(folder / "flower" / "sites", sites))
+        nodes = processes.register({site.name: site.key for site in sites})
         logged.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
         return _serve(_RoundLoop(folder, run, processes, nodes), logged)
     finally:
@@ -137,17 +136,6 @@ def _say_changes(folder: Path, run: Path, observer: ServeObserver) -> None:
             f"{FEDERATION_FILE} was changed since this run began. The run continues as it began, "
             "but for [deploy]; the next run takes the changes."
         )
-
-
-def _key_files(folder: Path, sites: Sequence[Registered]) -> dict[str, Path]:
-    """Write the public keys of the sites as files, and return where they are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for site in sites:
-        files[site.name] = folder / f"{site.name}.pub"
-        write_whole(files[site.name], site.key + "\n")
-
-    return files
 
 
 def _choose_run(place: FederationFolder, *, new: bool) -> Path:

@@ -36,13 +36,12 @@ from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
-from fedtailor.experiment.progress import RunProgress, Silence
+from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.reader import ACROSS_SITES, holds_run
+from fedtailor.experiment.reader import ACROSS_SITES, holds_run, read_provenance
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import federate
 
-MEMBERS_FILE = "members.json"
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
 """What the server keeps of each site from round to round."""
 _PAUSE = 1.0
@@ -52,16 +51,13 @@ MakeTransport = Callable[[Mapping[str, int]], Transport]
 """Makes the transport of a run from the numbers of the sites by name."""
 
 
-def serve_rounds(
-    folder: Path, run: Path, make_transport: MakeTransport, progress: RunProgress | None = None
-) -> dict[str, Any]:
+def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict[str, Any]:
     """Run or resume a run across sites, and return its result.
 
     Args:
         folder: of the server.
         run: the run folder, in which an earlier process may have begun.
         make_transport: is given the sites of the run.
-        progress: is told about every round.
 
     Raises:
         ConfigError: the configuration is wrong, or does not fit the data of the sites.
@@ -87,7 +83,7 @@ def serve_rounds(
         agreement = agree(exchange, file, sites)
         _make_folder(run, agreement, text)
 
-    return _serve(run, agreement, exchange, progress or Silence())
+    return _serve(run, agreement, exchange)
 
 
 def _exchange(
@@ -136,14 +132,12 @@ class _AttendanceNotes:
         write_attendance(self._folder, sites)
 
 
-def _serve(
-    path: Path, agreement: Agreement, exchange: Exchange, progress: RunProgress
-) -> dict[str, Any]:
+def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     plan = agreement.plan
     schedule = plan.config.schedule
     roster = agreement.roster()
-    with exclusive(path), RunWriter(path, _run_plan(agreement, roster), progress) as writer:
+    with exclusive(path), RunWriter(path, _run_plan(agreement, roster), Silence()) as writer:
         start = writer.restore()
         if writer.result is not None:
             return writer.conclude()
@@ -178,6 +172,14 @@ def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:
     plan = agreement.plan
     name = plan.config.algorithm.name
     sites = len(agreement.members)
+    facts = {
+        "algorithm": name,
+        "dataset": plan.inputs.dataset,
+        "clients": sites,
+        "seeds": list(plan.config.seeds),
+        **_origin(agreement),
+    }
+
     return RunPlan(
         title=f"{name}, {sites} sites",
         algorithm=plan.algorithm,
@@ -186,29 +188,24 @@ def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:
         inputs=plan.inputs,
         split=lambda: _split(agreement),
         provenance=_provenance(agreement),
-        facts={
-            "algorithm": name,
-            "dataset": plan.inputs.dataset,
-            "clients": sites,
-            "seeds": list(plan.config.seeds),
-            "plan_sha256": plan.digest,
-            "engine": ACROSS_SITES,
-            "device": "cpu",
-        },
+        facts=facts,
         notes=agreement.notes(),
         checkpoint_every=1,
         kept=_STORES,
     )
 
 
+def _origin(agreement: Agreement) -> dict[str, Any]:
+    """Return what both the result and the provenance say of where a run was computed."""
+    return {"plan_sha256": agreement.plan.digest, "engine": ACROSS_SITES, "device": "cpu"}
+
+
 def _provenance(agreement: Agreement) -> dict[str, Any]:
-    """Return where the result comes from."""
+    """Return where the result comes from; :func:`read_agreement` reads the sites in it."""
     return {
         **describe(),
-        "plan_sha256": agreement.plan.digest,
+        **_origin(agreement),
         "reduction": REDUCTION_VERSION,
-        "engine": ACROSS_SITES,
-        "device": "cpu",
         "sites": [member._asdict() for member in agreement.members],
         "notes": agreement.notes(),
     }
@@ -246,8 +243,6 @@ def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
     RunFolder.create(run, config=config, provenance=_provenance(agreement))
 
     write_whole(run / FEDERATION_FILE, text)
-    members = [member._asdict() for member in agreement.members]
-    write_whole(run / MEMBERS_FILE, to_json({"members": members}, indent=2) + "\n")
     write_whole(run / PLAN_FILE, agreement.plan.raw)
 
 
@@ -259,16 +254,15 @@ def read_agreement(run: Path) -> Agreement:
         DataError: a file is damaged, or another version of fedtailor has begun the run.
     """
     plan = read_plan(read_file(run / PLAN_FILE, limit=LARGEST_PLAN, within=run))
-    path = run / MEMBERS_FILE
     members = []
     try:
-        for record in read_object(path, within=run)["members"]:
+        for record in read_provenance(run)["sites"]:
             members.append(Member(**{**record, "share": tuple(record["share"])}))
     except (TypeError, KeyError) as reason:
-        raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
+        raise damaged(run, f"its sites: {type(reason).__name__}: {reason}") from reason
 
     if len(members) != plan.sites:
-        raise damaged(path, f"it names {len(members)} members, and the plan is for {plan.sites}")
+        raise damaged(run, f"it names {len(members)} sites, and the plan is for {plan.sites}")
     return Agreement(plan, members)
 
 
@@ -293,15 +287,15 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
 
         return make_transport({number: int(nodes[name]) for name, number in numbers.items()})
 
-    outcome: dict[str, Any] = {"submission": submission}
+    def conclude(outcome: Mapping[str, Any]) -> None:
+        record = {"submission": submission, **outcome}
+        write_whole(folder / OUTCOME_FILE, to_json(record) + "\n")
+
+    # Without an outcome, this process counts as killed, and is started again.
     try:
-        outcome["result"] = serve_rounds(folder, folder / RUNS / str(serving["run"]), connect)
+        conclude({"result": serve_rounds(folder, folder / RUNS / str(serving["run"]), connect)})
     except FedtailorError as error:
-        outcome["error"] = error.as_record()
+        conclude({"error": error.as_record()})
     except Exception as error:
-        outcome["error"] = {"kind": "run", "message": f"unexpected {describe_error(error)}"}
+        conclude({"error": {"kind": "run", "message": f"unexpected {describe_error(error)}"}})
         raise
-    finally:
-        # Without an outcome, this process counts as killed, and is started again.
-        if len(outcome) > 1:
-            write_whole(folder / OUTCOME_FILE, to_json(outcome) + "\n")

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError, one_line
-from fedtailor.deployment.keys import read_public_key, write_private
+from fedtailor.deployment.keys import write_private
 from fedtailor.deployment.supervise import Ended, Supervisor
 
 _START_SECONDS = 90.0
@@ -141,11 +141,10 @@ class ServerProcesses:
         command += ["--root-certificates", str(self._certificate), *only_ours]
         self._supervisor.start("superexec", command)
 
-    def register(self, keys: Mapping[str, Path]) -> dict[str, int]:
+    def register(self, keys: Mapping[str, str]) -> dict[str, int]:
         """Register the public keys of new sites, and return the node ids of all sites by name.
 
         Raises:
-            DataError: a file is not a site's public key.
             RunError: Flower refuses.
         """
         path = self._folder / "nodes.json"
@@ -158,15 +157,15 @@ class ServerProcesses:
         for node in registered - set(nodes.values()):
             self._flwr("supernode", "unregister", str(node), _CONNECTION)
 
-        texts = {name: read_public_key(key).text for name, key in keys.items()}
-        for name, text in texts.items():
+        file = self._folder / "site.pub"
+        for text in keys.values():
             if text not in nodes:
-                file = str(keys[name].resolve())
-                answer = self._flwr("supernode", "register", file, _CONNECTION)
+                write_whole(file, text + "\n")
+                answer = self._flwr("supernode", "register", str(file), _CONNECTION)
                 nodes[text] = int(answer["node-id"])
                 write_whole(path, json.dumps(nodes))
 
-        return {name: nodes[text] for name, text in texts.items()}
+        return {name: nodes[text] for name, text in keys.items()}
 
     def submit(self, run_folder: Path) -> str:
         """Start the round loop for a run's folder, and return Flower's id of the run."""
