@@ -1,9 +1,9 @@
-"""The tables of problems in docs/own-data.md, from the rules of own data."""
+"""The tables of problems in docs/own-data.md, from the kinds of own data."""
 
 import re
 from pathlib import Path
 
-from fedtailor.data.own.rules import SECTIONS
+from fedtailor.data.own.kinds import SECTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "own-data.md"
 

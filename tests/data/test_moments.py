@@ -12,7 +12,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data import moments as module
 from fedtailor.data.build import build
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.moments import Moments, merge_moments, moments_of, normalization_of
+from fedtailor.data.moments import ColumnMoments, merge_moments, moments_of, normalization_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import normalization
 
@@ -104,7 +104,9 @@ def test_a_run_merges_its_known_clients_in_the_order_of_their_ids():
         moments_of(x[np.sort(rows.train)], np.arange(len(rows.train)))
         for rows in divided.positions[:3]
     ]
-    sent = [Moments.from_record(json.loads(json.dumps(each.to_record())), 4) for each in known]
+    sent = [
+        ColumnMoments.from_record(json.loads(json.dumps(each.to_record())), 4) for each in known
+    ]
     assert normalization(divided) == normalization_of(merge_moments(sent), 1.0)
 
 
@@ -113,7 +115,7 @@ def test_a_run_merges_its_known_clients_in_the_order_of_their_ids():
 def test_a_record_keeps_every_bit(values):
     x = np.array(values, dtype=np.float32)[:, None]
     moments = moments_of(x, np.arange(len(x)))
-    assert bits(Moments.from_record(json.loads(json.dumps(moments.to_record())), 1)) == bits(
+    assert bits(ColumnMoments.from_record(json.loads(json.dumps(moments.to_record())), 1)) == bits(
         moments
     )
 
@@ -145,9 +147,9 @@ SOUND = {"count": 3, "mean": [1.0, 2], "squares": [0, 5.5]}
     ],
 )
 def test_a_hostile_record_is_refused(record):
-    assert Moments.from_record(SOUND, 2).mean.tolist() == [1, 2]
+    assert ColumnMoments.from_record(SOUND, 2).mean.tolist() == [1, 2]
     with pytest.raises(DataError, match="moments must be"):
-        Moments.from_record(record, 2)
+        ColumnMoments.from_record(record, 2)
 
 
 def test_the_largest_numbers_that_pass_can_be_merged():
@@ -156,6 +158,6 @@ def test_the_largest_numbers_that_pass_can_be_merged():
         {"count": 2**40, "mean": [sign * largest], "squares": [2**40 * 4 * largest**2]}
         for sign in (1, -1)
     ]
-    merged = merge_moments([Moments.from_record(each, 1) for each in ends * 50])
+    merged = merge_moments([ColumnMoments.from_record(each, 1) for each in ends * 50])
     found = normalization_of(merged, 1.0)
     assert math.isfinite(found.mean[0]) and math.isfinite(found.std[0])

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedtailor.data.division import Division
 from fedtailor.data.own.findings import Findings, OwnData
-from fedtailor.data.own.kinds import Severity
-from fedtailor.data.own.rules import KINDS
+from fedtailor.data.own.kinds import KINDS, Severity
 
 _SEVERITIES: tuple[Severity, ...] = ("error", "skipped", "warning")
 _FIRST = 3

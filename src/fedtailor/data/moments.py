@@ -32,7 +32,7 @@ _SMALLEST_DEVIATION = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class ColumnMoments:
     """Count, mean and squared deviations of every feature or channel."""
 
     count: int
@@ -46,7 +46,7 @@ class Moments:
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
     @classmethod
-    def from_record(cls, record: Any, width: int) -> Moments:
+    def from_record(cls, record: Any, width: int) -> ColumnMoments:
         """Return the moments that :meth:`to_record` wrote.
 
         Args:
@@ -69,7 +69,7 @@ class Moments:
         return cls(count, mean, squares)
 
 
-def moments_of(x: np.ndarray, rows: np.ndarray) -> Moments:
+def moments_of(x: np.ndarray, rows: np.ndarray) -> ColumnMoments:
     """Return the moments of some examples.
 
     Their bits depend on these examples and on their order in ``x`` only, not on the other examples
@@ -86,10 +86,10 @@ def moments_of(x: np.ndarray, rows: np.ndarray) -> Moments:
         _moments(x[ordered[start : start + step]].reshape(-1, width))
         for start in range(0, len(ordered), step)
     ]
-    return merge_moments(parts) if parts else Moments(0, np.zeros(width), np.zeros(width))
+    return merge_moments(parts) if parts else ColumnMoments(0, np.zeros(width), np.zeros(width))
 
 
-def _moments(values: np.ndarray) -> Moments:
+def _moments(values: np.ndarray) -> ColumnMoments:
     """Return the moments of at least one row of values (rows, features)."""
     offset = values[0].astype(np.float64)  # which makes those of a constant feature exact
     shifted = values.astype(np.float64)
@@ -97,10 +97,10 @@ def _moments(values: np.ndarray) -> Moments:
     center = shifted.sum(0) / len(shifted)
     shifted -= center
     np.square(shifted, out=shifted)
-    return Moments(len(shifted), offset + center, shifted.sum(0))
+    return ColumnMoments(len(shifted), offset + center, shifted.sum(0))
 
 
-def merge_moments(parts: Sequence[Moments]) -> Moments:
+def merge_moments(parts: Sequence[ColumnMoments]) -> ColumnMoments:
     """Merge the moments of sites, in the order of client ids.
 
     Raises:
@@ -120,7 +120,7 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     return merged
 
 
-def _merged(first: Moments, second: Moments) -> Moments:
+def _merged(first: ColumnMoments, second: ColumnMoments) -> ColumnMoments:
     if second.count == 0:
         return first
     if first.count == 0:
@@ -131,10 +131,10 @@ def _merged(first: Moments, second: Moments) -> Moments:
     mean = first.mean + step * (second.count / count)
     between = step**2 * (first.count * (second.count / count))
 
-    return Moments(count, mean, first.squares + second.squares + between)
+    return ColumnMoments(count, mean, first.squares + second.squares + between)
 
 
-def normalization_of(moments: Moments, white: float) -> Normalization:
+def normalization_of(moments: ColumnMoments, white: float) -> Normalization:
     """Return mean and standard deviation of values that are scaled by ``white``.
 
     A constant feature gets the deviation 1.

@@ -21,7 +21,7 @@ from fedtailor.core.task import Task
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.moments import Moments, merge_moments, normalization_of
+from fedtailor.data.moments import ColumnMoments, merge_moments, normalization_of
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
@@ -348,7 +348,7 @@ def _inputs(
 def _standardized(inputs: InputSpecification, records: Sequence[Any]) -> InputSpecification:
     """Return the inputs with the mean and deviation of all training examples."""
     width = inputs.shape[0]
-    moments = merge_moments([Moments.from_record(record, width) for record in records])
+    moments = merge_moments([ColumnMoments.from_record(record, width) for record in records])
     if moments.count == 0:
         raise _no_training_example()
 

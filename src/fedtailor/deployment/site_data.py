@@ -18,7 +18,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import ClientSplitter
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.moments import Moments, moments_of
+from fedtailor.data.moments import ColumnMoments, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions, split_digest, to_records
@@ -101,7 +101,7 @@ def prepare(
     return PreparedData(site, positions, _digest(site, positions))
 
 
-def moments(prepared: PreparedData) -> Moments:
+def moments(prepared: PreparedData) -> ColumnMoments:
     """Return mean and deviation of the training examples, per feature or channel."""
     return moments_of(prepared.site.x, prepared.positions.train)
 

@@ -499,7 +499,7 @@ def test_an_image_that_is_not_in_the_folder_is_an_error(pictures, name, kind):
 )
 def test_labels_that_cannot_be_classes_are_refused(tmp_path, labels, kind, row, monkeypatch):
     if row is None:
-        monkeypatch.setattr("fedtailor.data.own.rules.MAX_CLASSES", 3)
+        monkeypatch.setattr("fedtailor.data.own.labels.MAX_CLASSES", 3)
 
     rows = [["n", "label"], *([number, label] for number, label in enumerate(labels))]
     _, findings = read(write(tmp_path / "d", a=rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,31 +14,48 @@ from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
-from fedtailor.data.own.facts import Block, Labels, ValueRange
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
+    Finding,
+    FindingPlace,
     Findings,
-    Place,
     Site,
     Unusable,
-    no_examples,
 )
-from fedtailor.data.own.names import listed, safe_name, show
+from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
+from fedtailor.data.own.labels import find_regression
+from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.npz import read_archive
 from fedtailor.data.own.patterns import MAX_CLASSES
-from fedtailor.data.own.rules import (
-    ARRAYS,
-    ARRAYS_ALIKE,
-    FINITE_ARRAYS,
-    IMAGE_VALUES,
-    LABELS,
-    check,
-)
 
 _ARRAYS = ("x", "y", "class_names")
 
+Part = Literal["train", "test"]
+PARTS: tuple[Part, ...] = ("train", "test")
 
-class Scale(NamedTuple):
+
+class SiteArrays(NamedTuple):
+    """One part of a site's examples."""
+
+    place: FindingPlace
+    """The site and its file."""
+    part: Part
+    x: np.ndarray
+    """(rows, height, width), (rows, height, width, channels) or (rows, features), numbers."""
+    y: np.ndarray  # (rows,), numbers
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an example."""
+        return self.x.shape[1:]
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether the examples are floats."""
+        return self.x.dtype.kind == "f"
+
+
+class _Scale(NamedTuple):
     """The type in which all examples are stored, and their normalization."""
 
     kind: type[np.uint8] | type[np.float32]
@@ -52,7 +69,7 @@ def read_npz_sites(
     """Read the arrays ``x``, ``y`` and perhaps ``class_names`` of every site.
 
     ``x`` is (rows, height, width), (rows, height, width, channels) or (rows, features), numbers;
-    ``y`` is (rows,), whole numbers from 0. ``rules.ARRAYS`` says what is not accepted.
+    ``y`` is (rows,), whole numbers from 0.
 
     Args:
         folder: the data's folder; problems name files relative to it.
@@ -64,37 +81,36 @@ def read_npz_sites(
         The data set, or None after an error.
     """
     digests: dict[str, str] = {}
-    blocks = []
+    parts = []
     names: dict[str, tuple[str, ...]] = {}  # class names by the file that has them
     left = MAX_TOTAL_BYTES
-    for site, files in sites:
-        for part in ("train", "test"):
-            if part not in files:
+    for site, by_part in sites:
+        for part in PARTS:
+            if part not in by_part:
                 continue
 
-            path = files[part]
-            place = Place(findings, site, safe_name(path.relative_to(folder).as_posix()))
+            path = by_part[part]
+            place = FindingPlace(findings, site, safe_name(path.relative_to(folder).as_posix()))
             arrays = _read_file(path, folder, place, digests, left)
             if arrays is None:
                 continue
 
             left -= sum(array.nbytes for array in arrays.values())
-            which: Literal["train", "test"] = "train" if part == "train" else "test"
-            blocks.append(Block(place, which, arrays["x"], arrays["y"]))
-            if "class_names" in arrays:
-                class_names = _read_names(arrays["class_names"], place)
-                names.update({place.path: class_names} if class_names else {})
+            parts.append(SiteArrays(place, part, arrays["x"], arrays["y"]))
+            class_names = _read_names(arrays.get("class_names"), place)
+            if class_names:
+                names[place.path] = class_names
 
     site_names = [site for site, _ in sites]
     sources = one_source(folder.name, digests)
     common = _common_names(names, findings)
-    return combine_blocks(
-        folder.name, site_names, blocks, common, options, findings, sources=sources
+    return combine_arrays(
+        folder.name, site_names, parts, common, options, findings, sources=sources
     )
 
 
 def _read_file(
-    path: Path, folder: Path, place: Place, digests: dict[str, str], limit: int
+    path: Path, folder: Path, place: FindingPlace, digests: dict[str, str], limit: int
 ) -> dict[str, np.ndarray] | None:
     """Return the arrays of a file; None, with the problem added, without ``x`` or ``y``."""
     try:
@@ -121,8 +137,11 @@ def _read_file(
     return arrays
 
 
-def _read_names(array: np.ndarray, place: Place) -> tuple[str, ...] | None:
-    """Return the class names, or None with the problem added."""
+def _read_names(array: np.ndarray | None, place: FindingPlace) -> tuple[str, ...]:
+    """Return the class names; none, with the problem added, if they cannot be used."""
+    if array is None:
+        return ()
+
     names = tuple(safe_name(str(name)) for name in array.ravel()[: MAX_CLASSES + 1])
     is_list = array.ndim == 1 and array.dtype.kind == "U" and 0 < len(names) <= MAX_CLASSES
     if is_list and len(set(names)) == len(names) and "" not in names:
@@ -133,7 +152,7 @@ def _read_names(array: np.ndarray, place: Place) -> tuple[str, ...] | None:
         f"got type {array.dtype} of shape {array.shape}."
     )
     place.add("wrong_class_names", message)
-    return None
+    return ()
 
 
 def _common_names(names: Mapping[str, tuple[str, ...]], findings: Findings) -> tuple[str, ...]:
@@ -148,10 +167,10 @@ def _common_names(names: Mapping[str, tuple[str, ...]], findings: Findings) -> t
     return names[first] if names else ()
 
 
-def combine_blocks(
+def combine_arrays(
     name: str,
     site_names: Sequence[str],
-    blocks: Sequence[Block],
+    parts: Sequence[SiteArrays],
     class_names: Sequence[str],
     options: DataOptions,
     findings: Findings,
@@ -164,37 +183,40 @@ def combine_blocks(
     counts of all labels that could be read are added to ``findings`` in any case.
     """
     refuse_groups(options, findings)
-    checked = _check_blocks(blocks, len(class_names))
-    if not checked:
+    usable = _keep_usable(parts, len(class_names) or MAX_CLASSES)
+    if not usable:
         findings.sites.extend(Site(site) for site in site_names)
-        no_examples(findings)
+        findings.add_empty()
         return None
 
     # Counts first: they help to find a problem of the values.
-    names = tuple(class_names) or _number_classes(checked, findings)
+    names = tuple(class_names) or _number_classes(usable, findings)
     numbers = {site: number for number, site in enumerate(site_names)}
-    lengths = [len(block.y) for block in checked]
+    lengths = [len(part.y) for part in usable]
     examples = Examples(
-        x=checked[0].x[:0],
-        y=np.concatenate([block.y for block in checked]),
-        site=np.repeat([numbers[block.place.site] for block in checked], lengths),
-        is_test=np.repeat([block.part == "test" for block in checked], lengths),
+        x=usable[0].x[:0],
+        y=np.concatenate([part.y for part in usable]),
+        site=np.repeat([numbers[part.place.site] for part in usable], lengths),
+        is_test=np.repeat([part.part == "test" for part in usable], lengths),
     )
     findings.sites.extend(examples.count_sites(site_names, names))
 
-    scale = _find_scale(checked) if _check_values(checked) else None
+    first = usable[0]
+    checks = [_check_finite(part) for part in usable]
+    checks += [part.place.check(_find_difference(part, first)) for part in usable]
+    scale = _find_scale(usable) if all(checks) else None
     if scale is None or findings.has_errors:
         return None
 
-    _warn_of_options(checked[0], options, findings)
-    x = np.concatenate([block.x.astype(scale.kind, copy=False) for block in checked])
+    _warn_of_options(first.shape, options, findings)
+    x = np.concatenate([part.x.astype(scale.kind, copy=False) for part in usable])
     examples = replace(examples, x=x)
     ends = np.cumsum(lengths)
 
     def name_of(row: int) -> str:
         number = int(np.searchsorted(ends, row, side="right"))
-        block = checked[number]
-        return f"{block.place.site}/{block.part}:{row - int(ends[number]) + lengths[number]}"
+        part = usable[number]
+        return f"{part.place.site}/{part.part}:{row - int(ends[number]) + lengths[number]}"
 
     examples.report_duplicates(name_of, findings)
     return examples.to_dataset(
@@ -208,37 +230,147 @@ def combine_blocks(
     )
 
 
-def _check_blocks(blocks: Sequence[Block], num_classes: int) -> list[Block]:
-    """Return the blocks that have examples and can be used; add the problems of the others."""
-    filled = [block for block in blocks if block.x.size or block.y.size]
-    with_examples = {block.place.site for block in filled}
-    empty = {block.place.site: block.place for block in blocks}
+def _keep_usable(parts: Sequence[SiteArrays], most_classes: int) -> list[SiteArrays]:
+    """Return the arrays with examples that can be used, converted; add what is wrong with others.
+
+    Images get channels last, and labels become int64.
+    """
+    filled = [part for part in parts if part.x.size or part.y.size]
+    with_examples = {part.place.site for part in filled}
+    empty = {part.place.site: part.place for part in parts}
     for site, place in empty.items():
         if site not in with_examples:
             place.skip_empty()
 
-    checked = []
-    for block in filled:
-        block.num_classes = num_classes
-        if check(ARRAYS, block, block.place):
-            checked.append(block.converted())
+    usable = []
+    for part in filled:
+        if not part.place.check(_find_wrong_arrays(part, most_classes)):
+            continue
 
-    return checked
+        x = part.x
+        if x.ndim == 3:
+            x = x[..., None]
+        elif x.ndim == 4 and _find_channels(x.shape) == 1:
+            x = np.moveaxis(x, 1, 3)
+            part.place.findings.note(
+                "Images stored channels first (rows, channels, height, width) were converted to "
+                "channels last."
+            )
+
+        usable.append(part._replace(x=x, y=part.y.astype(np.int64)))
+
+    return usable
 
 
-def _check_values(blocks: Sequence[Block]) -> bool:
-    """Return whether all examples are finite, of one shape, and all whole numbers or all floats."""
-    usable = [check(FINITE_ARRAYS, block, block.place) for block in blocks]
-    usable += [check(ARRAYS_ALIKE, (blocks[0], block), block.place) for block in blocks[1:]]
-    return all(usable)
+def _find_wrong_arrays(part: SiteArrays, most_classes: int) -> Iterator[Finding]:
+    """Yield what is wrong with the shapes, types and labels of a part."""
+    x = part.x
+    y = part.y
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif":
+        is_binary = bool(((y == 0) | (y == 1)).all())
+        if is_binary and (y.sum(axis=1) == 1).all():
+            message = f"The labels y are one-hot, of shape {y.shape}: store y.argmax(axis=1)."
+            yield Finding("wrong_shape", message)
+
+        message = f"The labels y have the shape {y.shape}. {SEVERAL_LABELS}"
+        yield Finding("several_labels", message)
+
+    if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
+        message = (
+            "Expected y of shape (rows,) and x of shape (rows, ...) with the same number of rows, "
+            f"got x of shape {x.shape} and y of shape {y.shape}."
+        )
+        yield Finding("wrong_shape", message)
+
+    # True and false are numbers in a table, but no pixels.
+    if x.dtype.kind not in ("buif" if x.ndim == 2 else "uif"):
+        message = f"Expected x of whole numbers or floats, got type {x.dtype}."
+        yield Finding("wrong_type", message)
+
+    if 0 in x.shape[1:] or x.ndim not in (2, 3, 4):
+        message = (
+            "Expected x of shape (rows, height, width), (rows, height, width, channels) or (rows, "
+            f"features), got {x.shape}."
+        )
+        yield Finding("wrong_shape", message)
+
+    if y.dtype.kind not in "buif":
+        message = f"Expected labels y of whole numbers, got type {y.dtype}; names go into"
+        yield Finding("wrong_type", f"{message} class_names.")
+
+    fractions = np.flatnonzero(y != np.floor(y))
+    if len(fractions):
+        row = int(fractions[0])
+        message = (
+            f"Labels must be whole numbers: not so in {counted(len(fractions), 'row')}, the first "
+            f"is {y[row]} at index {row}. {NO_REGRESSION}"
+        )
+        yield Finding("float_label", message, row)
+
+    for kind, is_wrong in (("negative_label", y < 0), ("label_out_of_range", y >= most_classes)):
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            message = f"Labels must be from 0 to {most_classes - 1}, got {y[row]} at index {row}."
+            yield Finding(kind, message, row)
+
+    if x.ndim == 4 and _find_channels(x.shape) is None:
+        message = f"The channels of images of shape {x.shape} are unclear: store them in the last"
+        yield Finding("wrong_shape", f"{message} axis.")
+
+    if y.dtype.kind == "f":
+        message = "Labels are whole numbers stored as floats; they are converted."
+        yield Finding("labels_as_floats", message)
 
 
-def _number_classes(blocks: Sequence[Block], findings: Findings) -> tuple[str, ...]:
+def _find_channels(shape: tuple[int, ...]) -> int | None:
+    """Return which axis of images has the channels; None if it is not clear.
+
+    It is the last one, or, as in PyTorch, the second one if that has 1 or 3 entries and the last
+    has neither 1 nor 3.
+    """
+    _, second, third, last = shape
+    if last in (1, 3) or last <= min(second, third):
+        return 3
+
+    return 1 if second in (1, 3) and third > 3 else None
+
+
+def _check_finite(part: SiteArrays) -> bool:
+    """Return whether all examples are finite as 32-bit floats; add the first row that is not."""
+    if not part.has_floats:
+        return True
+
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(part.x.astype(np.float32, copy=False))
+
+    rows = np.flatnonzero(~is_finite.reshape(len(part.x), -1).all(axis=1))
+    if len(rows):
+        message = (
+            "There are values that are not finite as 32-bit floats (NaN, infinite or too large) in "
+            f"{counted(len(rows), 'row')}; the first at index {rows[0]}."
+        )
+        part.place.add("not_finite", message, int(rows[0]))
+
+    return not len(rows)
+
+
+def _find_difference(part: SiteArrays, first: SiteArrays) -> Iterator[Finding]:
+    """Yield how the examples of a part differ from the first one."""
+    if part.shape != first.shape:
+        message = f"Expected examples of shape {first.shape} as in {show(first.place.path)}, got"
+        yield Finding("shape_differs", f"{message} shape {part.shape}.")
+
+    if first.x.ndim == 4 and part.has_floats != first.has_floats:
+        message = f"Expected examples of type {first.x.dtype} as in {show(first.place.path)}, got"
+        yield Finding("type_differs", f"{message} type {part.x.dtype}.")
+
+
+def _number_classes(parts: Sequence[SiteArrays], findings: Findings) -> tuple[str, ...]:
     """Name the classes by their numbers; warn of gaps, and refuse a likely regression."""
-    present = np.unique(np.concatenate([np.unique(block.y) for block in blocks]))
-    examples = sum(len(block.y) for block in blocks)
-    labels = Labels("y", [str(label) for label in present], examples)
-    check(LABELS, labels, findings.place)
+    present = np.unique(np.concatenate([np.unique(part.y) for part in parts]))
+    examples = sum(len(part.y) for part in parts)
+    for kind, message, _ in find_regression("y", len(present), examples):
+        findings.add(kind, message)
 
     absent = np.setdiff1d(np.arange(present[-1] + 1), present)
     if len(absent):
@@ -251,7 +383,7 @@ def _number_classes(blocks: Sequence[Block], findings: Findings) -> tuple[str, .
     return tuple(str(label) for label in range(int(present[-1]) + 1))
 
 
-def _find_scale(blocks: Sequence[Block]) -> Scale | None:
+def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
     """Return the scale of all examples; None, with the problem added, if none fits.
 
     * Tables: float32, as they are.
@@ -260,28 +392,37 @@ def _find_scale(blocks: Sequence[Block]) -> Scale | None:
     * Images of floats within [0, 1]: float32, and 1 is white. Other floats are used as they are,
       with a warning.
     """
-    if blocks[0].x.ndim == 2:
-        return Scale(np.float32, 1.0, AS_THEY_ARE)
+    if parts[0].x.ndim == 2:
+        return _Scale(np.float32, 1.0, AS_THEY_ARE)
 
-    lowest = min(blocks, key=lambda block: float(block.x.min()))
-    highest = max(blocks, key=lambda block: float(block.x.max()))
-    values = ValueRange(float(lowest.x.min()), float(highest.x.max()), lowest.has_floats)
-    offender = lowest if values.low < 0 else highest
-    if not check(IMAGE_VALUES, values, offender.place):
+    lowest = min(parts, key=lambda part: float(part.x.min()))
+    highest = max(parts, key=lambda part: float(part.x.max()))
+    low = float(lowest.x.min())
+    high = float(highest.x.max())
+    place = (lowest if low < 0 else highest).place
+    if lowest.has_floats:
+        if low >= 0 and high <= 1:
+            return _Scale(np.float32, 1.0, Normalization())
+
+        message = f"Images hold floats from {low:g} to {high:g}, not within [0, 1]: they are used"
+        place.add("values_unscaled", f"{message} as they are.")
+        return _Scale(np.float32, 1.0, AS_THEY_ARE)
+
+    if low < 0 or high > 65535:
+        message = (
+            "Images of whole numbers must be from 0 to 255 or to 65535, got values from "
+            f"{low:g} to {high:g}."
+        )
+        place.add("value_out_of_range", message)
         return None
 
-    if values.are_floats:
-        is_scaled = 0 <= values.low <= values.high <= 1
-        return Scale(np.float32, 1.0, Normalization() if is_scaled else AS_THEY_ARE)
-
-    findings = highest.place.findings
-    white = 255.0 if values.high <= 255 else 65535.0
-    warn_if_dark(values.high, white, findings)
+    white = 255.0 if high <= 255 else 65535.0
+    warn_if_dark(high, white, place.findings)
     if white == 255:
-        return Scale(np.uint8, white, Normalization())
+        return _Scale(np.uint8, white, Normalization())
 
-    findings.note(f"Images hold whole numbers up to {values.high:g}: 65535 is white (16 bits).")
-    return Scale(np.float32, white, Normalization())
+    place.findings.note(f"Images hold whole numbers up to {high:g}: 65535 is white (16 bits).")
+    return _Scale(np.float32, white, Normalization())
 
 
 def warn_if_dark(peak: float, white: float, findings: Findings) -> None:
@@ -308,16 +449,15 @@ def refuse_groups(options: DataOptions, findings: Findings) -> None:
         findings.add("option_unused", message, severity="error")
 
 
-def _warn_of_options(block: Block, options: DataOptions, findings: Findings) -> None:
+def _warn_of_options(shape: tuple[int, ...], options: DataOptions, findings: Findings) -> None:
     """Warn of options for image files, which have no effect on arrays."""
     size = options.image_size
-    if size and block.shape[:2] != (size, size):
-        message = f"data.image_size = {size} is for image files; arrays keep shape {block.shape}."
+    if size and shape[:2] != (size, size):
+        message = f"data.image_size = {size} is for image files; arrays keep shape {shape}."
         findings.add("option_unused", message)
 
     if options.color != "auto":
-        channels = block.shape[-1]
         message = (
-            f"data.color = {options.color!r} is for image files; arrays keep {channels} channels."
+            f"data.color = {options.color!r} is for image files; arrays keep {shape[-1]} channels."
         )
         findings.add("option_unused", message)

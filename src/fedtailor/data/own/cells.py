@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtailor.data.columns import MAX_CATEGORIES
-from fedtailor.data.own.findings import Place
+from fedtailor.data.own.findings import FindingPlace
 from fedtailor.data.own.kinds import SEVERAL_LABELS
-from fedtailor.data.own.names import At, show
+from fedtailor.data.own.names import counted, show
 from fedtailor.data.own.patterns import category_in, cell_of, number_in, number_or_none
 
 MAX_TEXTS = 1_000
 """Most different texts of a column that are kept to describe it; far more than a column of
 categories may have."""
+
+
+class At(NamedTuple):
+    """The first row in which something is, its text, and how many rows have it."""
+
+    row: int
+    text: str = ""
+    num_rows: int = 1
+
+
+def first_at(is_wrong: np.ndarray) -> At | None:
+    """Return the first row where ``is_wrong`` (rows,) is true; None if there is none."""
+    rows = np.flatnonzero(is_wrong)
+    return At(int(rows[0]), num_rows=len(rows)) if len(rows) else None
 
 
 class _Codes(dict[str, int]):
@@ -67,9 +82,7 @@ class Cells:
         """Return cells (rows,) that are numbers; NaN is an empty cell."""
         cells = cls()
         cells._numbers = array("f", _as_float32(values).tobytes())
-        cells._texts.update(
-            (cell_of(value), code) for code, value in enumerate(values[:1].tolist())
-        )
+        cells._texts.update((cell_of(value), 0) for value in values[:1].tolist())
         return cells
 
     @classmethod
@@ -84,21 +97,20 @@ class Cells:
 
     def add(self, cells: Iterable[str]) -> None:
         """Add the cells of more rows."""
+        texts = map(str.strip, cells)
         if self._numbers is not None:
-            self._add_numbers([cell.strip() for cell in cells])
+            self._add_numbers(list(texts))
             return
 
         before = len(self._texts)
-        self._codes.extend(map(self._texts.__getitem__, map(str.strip, cells)))
+        self._codes.extend(map(self._texts.__getitem__, texts))
         if len(self._texts) > before:
             self._drop_texts()
 
     def _drop_texts(self) -> None:
         """Keep only the numbers, if there are too many texts or if all are numbers."""
-        if self.keeps_texts or len(self._texts) <= MAX_CATEGORIES:
-            return
-
-        if len(self._texts) <= MAX_TEXTS and self.text_at is not None:
+        most = MAX_CATEGORIES if self.text_at is None else MAX_TEXTS
+        if self.keeps_texts or len(self._texts) <= most:
             return
 
         self._filled = self.num_filled
@@ -117,8 +129,8 @@ class Cells:
         for cell in cells:
             number = number_or_none(cell)
             if number is None:
-                first = self._text_at or At(len(self._numbers), cell, 0)
-                self._text_at = replace(first, count=first.count + 1)
+                row, text, count = self._text_at or At(len(self._numbers), cell, 0)
+                self._text_at = At(row, text, count + 1)
                 if len(self._texts) < MAX_TEXTS + 1:
                     self._texts[cell]
 
@@ -148,9 +160,9 @@ class Cells:
         if self._numbers is not None:
             return np.frombuffer(self._numbers, dtype=np.float32)
 
-        values = [number_or_none(text) for text in self._texts]
-        table = [float("nan") if value is None else value for value in values]
-        return np.asarray(_as_float32(np.array(table, dtype=np.float64))[self.codes])
+        # As floats, None is NaN.
+        values = np.array([number_or_none(text) for text in self._texts], dtype=np.float64)
+        return np.asarray(_as_float32(values)[self.codes])
 
     @property
     def num_filled(self) -> int:
@@ -172,12 +184,8 @@ class Cells:
     def at(self, is_wrong: Callable[[str], bool]) -> At | None:
         """Return the first row with such a text, and how many have one; None if there is none."""
         wrong = np.array([is_wrong(text) for text in self._texts], dtype=bool)
-        if not wrong.any():
-            return None
-
-        rows = np.flatnonzero(wrong[self.codes])
-        text = self.texts[self.codes[rows[0]]]
-        return At(int(rows[0]), text, len(rows))
+        at = first_at(wrong[self.codes]) if wrong.any() else None
+        return at and at._replace(text=self.texts[self.codes[at.row]])
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:
@@ -189,7 +197,7 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
 class Table:
     """A table as it was read."""
 
-    place: Place
+    place: FindingPlace
     columns: dict[str, Cells]
     """By name, safe to print, in the order of the file."""
     lines: Sequence[int]
@@ -204,11 +212,6 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """Names of all columns."""
         return tuple(self.columns)
-
-    @property
-    def num_bytes(self) -> int:
-        """The size that counts for the limit: 4 bytes a cell."""
-        return 4 * len(self.lines) * len(self.columns)
 
     def check_rows(self) -> bool:
         """Return whether all rows are as long as the header; add the others as problems."""
@@ -230,3 +233,31 @@ class Table:
             self.place.add(kind, f"Column {show(name)} {sentence}", severity="error")
 
         return not wrong
+
+    def check_numbers(self, names: Iterable[str]) -> bool:
+        """Return whether all numbers of these columns are finite; add the problems of others."""
+        checks = []
+        for name in names:
+            at = first_at(np.isinf(self.columns[name].numbers))
+            checks.append(self.check_cells("not_finite", name, "values beyond 32-bit floats", at))
+
+        return all(checks)
+
+    def check_cells(self, kind: str, name: str, what: str, at: At | None) -> bool:
+        """Return whether no cell of a column is wrong; add the first row, and how many there are.
+
+        Args:
+            kind: of the problem.
+            name: of the column.
+            what: what the wrong cells have, after "has".
+            at: the first of them; None if all cells are right.
+        """
+        if at is None:
+            return True
+
+        line = self.lines[at.row]
+        text = f"{show(at.text)} in " if at.text else "in "
+        rows = counted(at.num_rows, "row")
+        message = f"Column {show(name)} has {what} in {rows}; the first is {text}row {line}."
+        self.place.add(kind, message, line, severity="error")
+        return False

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.data.columns import RawColumn
-from fedtailor.data.own.cells import Table
-from fedtailor.data.own.facts import ColumnNumbers, Feature, Names
-from fedtailor.data.own.findings import Findings
-from fedtailor.data.own.names import counted, joined
-from fedtailor.data.own.rules import (
-    FEATURES,
-    FILLED_CELLS,
-    SIMILAR_NAMES,
-    TEXT_FEATURES,
-    check,
+from fedtailor.data.columns import MAX_CATEGORIES, RawColumn
+from fedtailor.data.own.cells import Table, first_at
+from fedtailor.data.own.findings import Finding, Findings
+from fedtailor.data.own.kinds import DATES, SERIES
+from fedtailor.data.own.names import counted, joined, show
+from fedtailor.data.own.patterns import (
+    DATE,
+    DECIMAL_COMMA,
+    IMAGE,
+    LIST,
+    category_in,
+    is_identifier,
+    is_number,
+    matches,
+    option_text,
+    share_like,
 )
+
+_CELLS_OF_A_CATEGORY = 5
+"""A column with fewer cells than this for each of its many texts looks like an identifier."""
+
+_WORDS_OF_FREE_TEXT = 5
+
+_UNUSABLE = (
+    ("dates", DATE, "dates or times", DATES),
+    ("time_series", LIST, "lists of numbers", SERIES),
+    (
+        "image_paths",
+        IMAGE,
+        "paths of images",
+        "A column with the paths of images must be called 'image'.",
+    ),
+)
+"""Kind of the problem, pattern, what most texts of the column are, and what to do."""
 
 
 class Joined(NamedTuple):
@@ -28,6 +51,46 @@ class Joined(NamedTuple):
     """All rows (rows, features), float32: numbers, or positions in the texts of a column; NaN for
     empty cells."""
     columns: tuple[RawColumn, ...]
+
+
+class _Feature:
+    """A column of all tables."""
+
+    def __init__(self, name: str, tables: Sequence[Table]) -> None:
+        self.name: str = name
+        self.title = f"Column {show(name)}"
+        self.tables = tables
+        self.cells = [table.columns[name] for table in tables]
+        self.text_at = [cells.text_at for cells in self.cells]
+        self.is_text = any(self.text_at)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """All categories, in the order of appearance; not all if there are very many."""
+        categories = (category_in(text) for cells in self.cells for text in cells.texts)
+        return [text for text in dict.fromkeys(categories) if text]
+
+    @cached_property
+    def categories(self) -> tuple[str, ...]:
+        """The categories, sorted; none for numbers."""
+        return tuple(sorted(self.texts)) if self.is_text else ()
+
+    def values(self) -> np.ndarray:
+        """Return the cells of all tables (rows,), float32: numbers, or positions in the categories.
+
+        Empty cells are NaN.
+        """
+        if not self.is_text:
+            return np.concatenate([cells.numbers for cells in self.cells])
+
+        position: dict[str, float] = {text: code for code, text in enumerate(self.categories)}
+        position[""] = float("nan")
+        parts = []
+        for cells in self.cells:
+            codes = [position[category_in(text)] for text in cells.texts]
+            parts.append(np.array(codes, dtype=np.float32)[cells.codes])
+
+        return np.concatenate(parts)
 
 
 def join_features(
@@ -41,8 +104,8 @@ def join_features(
     Returns:
         None, with the problems added, if they cannot be used.
     """
-    features = [Feature(name, tables) for name in names]
-    usable = [_check(feature) for feature in features]
+    features = [_Feature(name, tables) for name in names]
+    usable = [_check_texts(feature, findings) for feature in features if feature.is_text]
     if not all(usable):
         return None
 
@@ -56,73 +119,138 @@ def join_features(
         _refuse_missing(x, features, tables)
         return None
 
-    is_empty = num_empty == rows
-    for feature, empty in zip(features, is_empty, strict=True):
-        if empty:
-            message = f"Column {feature.title} has no value in any table, and is left out."
+    used = []
+    for feature, count in zip(features, num_empty.tolist(), strict=True):
+        if count == rows:
+            message = f"{feature.title} has no value in any table, and is left out."
             findings.add("empty_column", message)
+        else:
+            used.append((feature, count))
 
-    if is_empty.all():
+    if not used:
         findings.add("no_features", "No column of features has any value.")
         return None
 
-    used = [feature for feature, empty in zip(features, is_empty, strict=True) if not empty]
-    _describe(used, num_empty[~is_empty], rows, findings)
-    for feature in used:
-        check(FEATURES, feature, tables[0].place)
+    _describe(used, rows, findings)
+    for feature, _ in used:
+        if is_identifier(feature.name):
+            message = (
+                f"{feature.title} is a feature, although its name is that of an identifier. Remove "
+                "it, or if it says which rows belong together, such as those of a patient: "
+                f"{option_text('group', feature.name)}."
+            )
+            tables[0].place.add("identifier", message)
 
     return Joined(x, tuple(RawColumn(feature.name, feature.categories) for feature in features))
 
 
-def _check(feature: Feature) -> bool:
-    """Return whether a column can be used; add what is wrong with its texts."""
-    if not feature.is_text:
-        return True
-
-    table, line, _ = feature.first_text
-    if not check(TEXT_FEATURES, feature, table.place, line):
+def _check_texts(feature: _Feature, findings: Findings) -> bool:
+    """Return whether a column with text can be used; add what is wrong to its first text."""
+    pairs = zip(feature.tables, feature.text_at, strict=True)
+    table, at = next((table, at) for table, at in pairs if at is not None)
+    line = table.lines[at.row]
+    example = f"{show(category_in(at.text))} (row {line} of {show(table.place.path)})"
+    if not table.place.check(_find_wrong_texts(feature, example, line)):
         return False
 
-    what = f"In column {feature.title}, the categories"
-    return check(SIMILAR_NAMES, Names(what, feature.texts), table.place.findings.place)
+    what = f"In column {show(feature.name)}, the categories"
+    findings.warn_of_similar_names(what, feature.texts)
+    return True
 
 
-def _refuse_missing(x: np.ndarray, features: Sequence[Feature], tables: Sequence[Table]) -> None:
+def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Finding]:
+    """Yield what is wrong with a column that holds text; the first error says what it holds."""
+    texts = feature.texts
+    title = feature.title
+    numbers = [text for text in texts if is_number(text)]
+    others = [text for text in texts if not is_number(text)]
+    if share_like(DECIMAL_COMMA, others) == 1:
+        message = (
+            f"{title} holds numbers with a comma, such as {show(others[0])}. Write numbers with a "
+            "point and without commas, such as 1.5 or 1500."
+        )
+        yield Finding("not_a_number", message, line)
+
+    for kind, pattern, what, advice in _UNUSABLE:
+        if share_like(pattern, others) > 0.5:
+            text = next(text for text in others if matches(pattern, text))
+            message = f"{title} holds {what}, such as {show(text)}. {advice}"
+            yield Finding(kind, message, line)
+
+    # Long texts that rarely occur twice.
+    words = sum(len(text.split()) for text in others) / max(len(others), 1)
+    num_filled = sum(cells.num_filled for cells in feature.cells)
+    is_varied = len(texts) > max(min(num_filled / 2, MAX_CATEGORIES), 2)
+    if words >= _WORDS_OF_FREE_TEXT and is_varied:
+        message = (
+            f"{title} holds free text, such as {show(others[0])}. Free text is not supported, only "
+            "numbers and categories: remove the column."
+        )
+        yield Finding("free_text", message, line)
+
+    is_full = any(cells.is_full for cells in feature.cells)
+    if is_full or len(texts) > MAX_CATEGORIES:
+        if len(numbers) > len(texts) / 2:
+            cells = counted(len(others), "text")
+            advice = f"Most are numbers: correct or empty the cells that are not ({cells})."
+        elif num_filled < _CELLS_OF_A_CATEGORY * len(texts):
+            advice = (
+                f"It looks like an identifier or free text, with {num_filled / len(texts):.1f} "
+                "cells for each text: remove the column, or if it says which rows belong together, "
+                f"such as those of a patient: {option_text('group', feature.name)}."
+            )
+        else:
+            advice = "Remove the column, or merge its categories into fewer."
+
+        many = f"more than {MAX_CATEGORIES}" if is_full else str(len(texts))
+        message = (
+            f"{title} has {many} different texts, such as {example}; at most {MAX_CATEGORIES} "
+            f"categories are read. {advice}"
+        )
+        yield Finding("too_many_categories", message, line)
+
+    if numbers:
+        message = (
+            f"{title} holds numbers such as {show(numbers[0])} and text such as {example}: each is "
+            "a category, also the numbers. If it should hold numbers, correct or empty the cells "
+            "with text."
+        )
+        yield Finding("mixed_column", message, line)
+
+
+def _refuse_missing(x: np.ndarray, features: Sequence[_Feature], tables: Sequence[Table]) -> None:
     """Add an error for every column of a table with empty cells."""
     start = 0
     for table in tables:
-        cells_of_table = x[start : start + len(table.lines)]
+        is_empty = np.isnan(x[start : start + len(table.lines)])
         start += len(table.lines)
-        for place in np.flatnonzero(np.isnan(cells_of_table).any(axis=0)).tolist():
-            cells = ColumnNumbers(features[place].name, cells_of_table[:, place], table.lines)
-            check(FILLED_CELLS, cells, table.place)
+        for feature, rows in zip(features, is_empty.T, strict=True):
+            what = 'empty cells (data.missing = "refuse")'
+            table.check_cells("missing_value", feature.name, what, first_at(rows))
 
 
-def _describe(
-    features: Sequence[Feature], num_empty: np.ndarray, rows: int, findings: Findings
-) -> None:
-    """Add notes on the number of columns, and on the empty cells by column."""
-    texts = [feature for feature in features if feature.is_text]
+def _describe(used: Sequence[tuple[_Feature, int]], rows: int, findings: Findings) -> None:
+    """Add notes on the columns, and on their numbers of empty cells."""
+    texts = [feature for feature, _ in used if feature.is_text]
+    numbers = len(used) - len(texts)
     kinds = []
     if not texts:
-        kinds.append(counted(len(features), "feature"))
-    elif len(texts) < len(features):
-        numbers = len(features) - len(texts)
+        kinds.append(counted(numbers, "feature"))
+    elif numbers:
         kinds.append(counted(numbers, "column of numbers", "columns of numbers"))
 
     if texts:
         kinds.append(counted(len(texts), "column of categories", "columns of categories"))
 
-    note = f"{' and '.join(kinds)}, in the order of {features[0].tables[0].place.path}."
+    note = f"{' and '.join(kinds)}, in the order of {used[0][0].tables[0].place.path}."
     if texts:
-        sizes = joined(f"{feature.title} ({len(feature.categories)})" for feature in texts)
+        sizes = joined(f"{show(feature.name)} ({len(feature.categories)})" for feature in texts)
         note = f"{note} Categories: {sizes}."
 
     findings.note(note)
-    empty = zip(features, num_empty.tolist(), strict=True)
-    by_column = [f"{feature.title} {count}" for feature, count in empty if count]
+    by_column = [f"{show(feature.name)} {count}" for feature, count in used if count]
     if by_column:
-        cells = counted(int(num_empty.sum()), "empty cell")
+        cells = counted(sum(count for _, count in used), "empty cell")
         findings.note(
             f"{cells} in {rows} rows, by column: {joined(by_column)}. The median of the training "
             "examples of all sites replaces an empty number, and the category 'missing' an empty "

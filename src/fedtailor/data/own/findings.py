@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.own.kinds import SEVERITY, Severity
-from fedtailor.data.own.names import safe_name, show
+from fedtailor.data.own.kinds import KINDS, Severity
+from fedtailor.data.own.names import listed, safe_name, show, similar_names
 
 MAX_SITES = 10_000
 """Most sites; more are usually a folder of single files that was read as sites."""
@@ -20,13 +20,12 @@ MAX_TOTAL_BYTES = 2 * 2**30
 """Most bytes of the examples in all array or table files together, as stored in memory."""
 
 
-class Problem(NamedTuple):
+class DataProblem(NamedTuple):
     """A problem with a file, a row or a site."""
 
     severity: Severity
     kind: str
-    """A short name that never changes, such as ``truncated_image``; see
-    ``rules.KINDS``."""
+    """A short name that never changes, such as ``truncated_image``; see ``kinds.KINDS``."""
     site: str
     path: str
     """The file, relative to the data's folder; for a row of a table ``file:row``."""
@@ -51,14 +50,14 @@ class Findings:
     layout: str = ""
     """The recognized layout, in words."""
     sites: list[Site] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[DataProblem] = field(default_factory=list)
     counts: dict[tuple[Severity, str], int] = field(default_factory=dict)
     """The number of problems by (severity, kind), including those beyond ``MAX_PROBLEMS``."""
     notes: list[str] = field(default_factory=list)
     """Notes on sizes, colors, orientation and other conversions."""
 
     @property
-    def errors(self) -> Sequence[Problem]:
+    def errors(self) -> Sequence[DataProblem]:
         """The problems that make the data unusable."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
@@ -77,18 +76,20 @@ class Findings:
         severity: Severity | None = None,
     ) -> None:
         """Add a problem, of the usual severity of its kind unless another is given."""
-        severity = severity or SEVERITY[kind]
-        is_error = severity == "error"
+        severity = severity or KINDS[kind].severities[0]
 
         # Errors and others have separate limits, so that many warnings never hide an error.
-        before = 0
-        for (other, _), count in self.counts.items():
-            before += count if (other == "error") == is_error else 0
-
+        is_error = severity == "error"
+        alike = [count for key, count in self.counts.items() if (key[0] == "error") == is_error]
         self.counts[severity, kind] = self.counts.get((severity, kind), 0) + 1
-        if before < MAX_PROBLEMS:
+        if sum(alike) < MAX_PROBLEMS:
             texts = (safe_name(text) for text in (site, path, message))
-            self.problems.append(Problem(severity, kind, *texts))
+            self.problems.append(DataProblem(severity, kind, *texts))
+
+    def add_empty(self) -> None:
+        """Add that no site has an example, unless an error says why."""
+        if not self.has_errors:
+            self.add("no_examples", "No site has any examples.")
 
     def note(self, text: str) -> None:
         """Add a note, unless it is there already."""
@@ -96,10 +97,16 @@ class Findings:
         if text not in self.notes:
             self.notes.append(text)
 
-    @property
-    def place(self) -> Place:
-        """Where problems without a site or file are added."""
-        return Place(self, "", "")
+    def warn_of_similar_names(self, what: str, names: Iterable[str]) -> None:
+        """Warn of names that readers confuse; ``what`` they are is the beginning of a sentence."""
+        for group in similar_names(names):
+            message = f"{what} {listed(group)} differ only by case, spaces or Unicode form; "
+            self.add("similar_names", f"{message}they are kept apart.")
+
+    def summarize(self, severity: Severity) -> str:
+        """Return how many problems there are of each kind, such as ``unreadable images (2)``."""
+        kinds = sorted(kind for other, kind in self.counts if other == severity)
+        return ", ".join(f"{KINDS[kind].words} ({self.counts[severity, kind]})" for kind in kinds)
 
 
 class OwnData(NamedTuple):
@@ -118,8 +125,16 @@ class Unusable(Exception):
         self.message = message
 
 
+class Finding(NamedTuple):
+    """What a check finds; the place where it is becomes known when it is added."""
+
+    kind: str
+    message: str
+    row: int | None = None
+
+
 @dataclass(frozen=True)
-class Place:
+class FindingPlace:
     """A file of a site, whose problems are added to ``findings``."""
 
     findings: Findings
@@ -134,13 +149,20 @@ class Place:
         path = self.path if row is None else f"{self.path}:{row}"
         self.findings.add(kind, message, site=self.site, path=path, severity=severity)
 
+    def check(self, wrong: Iterable[Finding]) -> bool:
+        """Add what a check yields up to the first error; return whether there is no error.
+
+        What the check would yield later is not computed, so its later conditions may rely on the
+        earlier ones.
+        """
+        for kind, message, row in wrong:
+            self.add(kind, message, row)
+            if KINDS[kind].severities[0] == "error":
+                return False
+
+        return True
+
     def skip_empty(self) -> None:
         """Add that the site has no examples; nothing is added if the data has no sites."""
         if self.site:
             self.add("empty_site", f"Site {show(self.site)} has no examples and is left out.")
-
-
-def no_examples(findings: Findings) -> None:
-    """Add that no site has an example, unless an error says why."""
-    if not findings.has_errors:
-        findings.add("no_examples", "No site has any examples.")

@@ -16,7 +16,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import warn_if_dark
 from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
-from fedtailor.data.own.findings import Findings, Place, Unusable
+from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
 from fedtailor.data.own.names import counted, joined, show
 from fedtailor.data.preparing import READING, Report, to_nobody
 
@@ -130,7 +130,7 @@ def read_pictures(
 
     with reading_images():
         for row, (path, where) in enumerate(pictures):
-            place = Place(findings, where.site, where.path)
+            place = FindingPlace(findings, where.site, where.path)
             decoded = _decode(path, place)
             report(READING, row + 1, len(pictures))
             if decoded is None:
@@ -193,7 +193,7 @@ def square(pixels: np.ndarray, side: int) -> np.ndarray:
     return resized[..., None] if is_gray else resized
 
 
-def _decode(path: Path, place: Place) -> Decoded | None:
+def _decode(path: Path, place: FindingPlace) -> Decoded | None:
     """Return a decoded file; None, with the problem added, if it cannot be used."""
     try:
         return decode(path)

@@ -1,4 +1,8 @@
-"""The kinds of problems that readers report, and sentences that several share."""
+"""Every kind of problem of a user's own data, and sentences that several share.
+
+To add a kind, write it here and add it where the data are checked: the counts and the page
+``docs/own-data.md`` (``make docs``) take it from here.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ class Kind(NamedTuple):
     """A kind of problem."""
 
     severities: tuple[Severity, ...]
+    """The first one is usual."""
     words: str
     """What problems of this kind are, in the plural."""
 
 
-REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+_KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "Folders and files": {
         "error": {
             "not_found": "missing paths",
@@ -47,13 +52,42 @@ REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "symlink_folder": "links to a folder that is read in its own place",
             "broken_symlink": "broken links",
         },
-        "warning": {"non_utf8_name": "names that are not UTF-8"},
+        "warning": {
+            "non_utf8_name": "names that are not UTF-8",
+        },
     },
     "Sites and classes": {
-        "error": {"no_examples": "data without examples"},
+        "error": {
+            "no_examples": "data without examples",
+            "one_class": "data of a single class",
+            "several_labels": "several labels of an example, in one cell or as rows of `y`",
+            "float_label": "labels that are neither text nor whole numbers",
+            "likely_regression": (
+                "more than 30 whole numbers as labels, with fewer than 5 examples each on average"
+            ),
+            "too_many_classes": "more than 10,000 classes",
+        },
         "skipped": {
             "empty_site": "sites without readable examples",
             "empty_class": "classes without readable images",
+        },
+        "error, warning": {
+            "no_training": "data or sites without training examples",
+        },
+        "warning": {
+            "class_in_test_only": "classes with test examples only",
+            "few_examples": "sites with fewer than 10 training examples",
+            "no_test": "sites without test examples, although others have some",
+            "one_class_site": "sites with examples of only one class",
+            "class_not_trained": (
+                "sites that are tested on a class in which only other sites have training examples"
+            ),
+            "class_at_one_site": "sites with classes that no other site has",
+            "unsafe_name": (
+                "names of sites or classes with control or HTML characters, or like a formula"
+            ),
+            "similar_names": "names that differ only by case, spaces or Unicode form",
+            "mixed_labels": "label columns with both numbers and text",
         },
     },
     "Images": {
@@ -88,7 +122,9 @@ REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "wrong_group": "values of `data.group` for images without one group in parentheses",
             "group_in_train_and_test": "groups in training and test of data that come divided",
         },
-        "warning": {"group_at_several_sites": "groups at several sites"},
+        "warning": {
+            "group_at_several_sites": "groups at several sites",
+        },
     },
     "Arrays, and what a function returns": {
         "error": {
@@ -100,11 +136,23 @@ REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "class_names_differ": "`class_names` that differ between files",
             "too_large": "more than 2 GiB of arrays and tables, or 32 GiB of images",
             "wrong_return": "functions that return something else",
+            "wrong_shape": "arrays of neither images nor features, or with other rows than `y`",
+            "negative_label": "labels below 0",
+            "label_out_of_range": "labels beyond the class names, or above 9,999",
+            "shape_differs": "examples of another shape than those of the first site",
+            "type_differs": "images of floats at one site, of whole numbers at another",
+            "value_out_of_range": "images of whole numbers that are negative or beyond 65535",
         },
-        "warning, error": {"option_unused": "options without effect on arrays"},
+        "warning, error": {
+            "option_unused": "options without effect on arrays",
+        },
         "warning": {
             "unused_array": "arrays besides `x`, `y` and `class_names`",
             "unused_label": "numbers below the largest label without examples",
+            "labels_as_floats": "labels that are whole numbers stored as floats",
+            "values_unscaled": (
+                "images of floats that are not within [0, 1], which are used as they are"
+            ),
         },
     },
     "Tables": {
@@ -120,40 +168,61 @@ REPORTED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "missing_column": "columns that other tables have",
             "extra_column": "columns that other tables do not have",
             "wrong_column_type": "columns of neither numbers nor text",
+            "unnamed_column": "columns without a name",
+            "duplicate_column": "columns that appear twice",
+            "missing_group_column": (
+                "tables without the column `data.group`, or whose labels are in it"
+            ),
+            "missing_label": "rows without a label",
+            "wrong_split": "values of a column `split` other than train or test",
+            "not_finite": "values that are NaN, infinite, or beyond 32-bit floats",
+            "dates": "columns of dates or times",
+            "time_series": "columns of time series: lists of numbers in cells",
+            "image_paths": "columns of paths of images that are not called `image`",
+            "free_text": "columns of free text",
+            "too_many_categories": "columns with more than 50 categories",
         },
-        "skipped": {"empty_column": "columns without any value"},
+        "skipped": {
+            "empty_column": "columns without any value",
+        },
         "warning, error": {
-            "missing_value": "empty cells, in tables to predict or with `data.missing` refuse"
+            "missing_value": "empty cells, in tables to predict or with `data.missing` refuse",
         },
-        "warning": {"unseen_category": "categories that no training example has"},
+        "warning": {
+            "unseen_category": "categories that no training example has",
+            "unused_column": "columns of tables of images that are not used",
+            "mixed_column": "columns with both numbers and text, which are categories",
+            "identifier": "features called like an identifier, such as `patient_id`",
+        },
     },
 }
-"""What readers report, by section of the page and severity; the first of two is the usual one."""
+"""Words by section of the page, severities and kind."""
 
 
 def _collect_sections() -> dict[str, dict[str, Kind]]:
     sections: dict[str, dict[str, Kind]] = {}
-    for section, by_severity in REPORTED.items():
+    for section, by_severity in _KINDS.items():
         sections[section] = {}
         for severities, kinds in by_severity.items():
-            usual = cast(tuple[Severity, ...], tuple(severities.split(", ")))
-            sections[section].update({kind: Kind(usual, words) for kind, words in kinds.items()})
+            allowed = cast(tuple[Severity, ...], tuple(severities.split(", ")))
+            sections[section].update({kind: Kind(allowed, words) for kind, words in kinds.items()})
 
     return sections
 
 
-REPORTED_KINDS: Mapping[str, Mapping[str, Kind]] = _collect_sections()
-"""The same kinds by section of the page."""
+SECTIONS: Mapping[str, Mapping[str, Kind]] = _collect_sections()
+"""Every kind of problem, by section of the page."""
 
-SEVERITY: Mapping[str, Severity] = {
-    kind: entry.severities[0] for kinds in REPORTED_KINDS.values() for kind, entry in kinds.items()
+KINDS: Mapping[str, Kind] = {
+    kind: entry for kinds in SECTIONS.values() for kind, entry in kinds.items()
 }
-"""The usual severity of every kind that readers report."""
+"""Every kind of problem."""
 
 SEVERAL_LABELS = (
     "Several labels per example (multi-label) are not supported: give one label per row, or a "
     "table for each question."
 )
+NO_REGRESSION = "Only classification is supported, not regression."
 DATES = (
     "Dates are not supported: give a number instead, such as age in years or days since admission, "
     "or leave the column out."

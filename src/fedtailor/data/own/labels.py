@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedtailor.data.own.cells import Cells, Table
-from fedtailor.data.own.facts import Labels
-from fedtailor.data.own.findings import Findings
-from fedtailor.data.own.names import At, counted, listed, show
+from fedtailor.data.own.findings import Finding, Findings
+from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
+from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import (
     DATE,
+    MAX_CLASSES,
     MISSING_LABELS,
     is_like_label,
     is_number,
+    label_number,
     looks_like_regression,
     option_text,
+    several_labels,
     share_like,
 )
-from fedtailor.data.own.rules import ALL_LABELS, LABELS, check
 
 USUAL_NAME = "label"
 
@@ -43,27 +45,75 @@ def name_classes(
     """
     columns = [table.columns[name] for table in tables]
     texts = dict.fromkeys(text for cells in columns for text in cells.texts)
+    numbers = {text: label_number(text) for text in texts}
     examples = sum(len(cells) for cells in columns)
-    labels = Labels(show(name), list(texts), examples, lambda text: _find(text, name, tables))
-    if not check(LABELS, labels, tables[0].place) or not check(ALL_LABELS, labels, findings.place):
+    title = f"Column {show(name)}"
+
+    several = several_labels(list(texts))
+    if several:
+        message = f"{title} holds several labels in one cell, such as {show(several)}. "
+        _refuse("several_labels", message + SEVERAL_LABELS, several, name, tables)
         return None
 
+    if None in numbers.values():
+        class_of = {text: safe_name(text) for text in texts}
+        class_names = sorted(set(class_of.values()))
+    else:
+        fraction = next((text for text in texts if isinstance(numbers[text], float)), "")
+        if fraction:
+            message = f"Labels must be text or whole numbers: column {show(name)} holds "
+            message += f"{show(fraction)}. {NO_REGRESSION}"
+            _refuse("float_label", message, fraction, name, tables)
+            return None
+
+        class_of = {text: str(number) for text, number in numbers.items()}
+        class_names = sorted(set(class_of.values()), key=int)
+        regression = find_regression(show(name), len(class_names), examples)
+        if not tables[0].place.check(regression):
+            return None
+
+    # Numbers among texts are classes of their own, which is rarely meant.
+    with_number = [text for text, number in numbers.items() if number is not None]
+    if 0 < len(with_number) < len(texts):
+        text = next(text for text, number in numbers.items() if number is None)
+        message = f"{title} holds numbers such as {show(with_number[0])} and text such as "
+        findings.add("mixed_labels", f"{message}{show(text)}. Each is a separate class.")
+
+    if len(class_names) > MAX_CLASSES:
+        message = f"{title} holds {len(class_names)} different labels; at most {MAX_CLASSES} are "
+        findings.add("too_many_classes", f"{message}read.")
+        return None
+
+    position = {name: code for code, name in enumerate(class_names)}
     y = []
     for cells in columns:
-        codes = np.array([labels.codes[text] for text in cells.texts], dtype=np.int64)
+        codes = np.array([position[class_of[text]] for text in cells.texts], dtype=np.int64)
         y.append(codes[cells.codes])
 
-    return tuple(labels.class_names), np.concatenate(y)
+    return tuple(class_names), np.concatenate(y)
 
 
-def _find(text: str, name: str, tables: Sequence[Table]) -> At:
-    """Return the first row with a label."""
+def _refuse(kind: str, message: str, text: str, name: str, tables: Sequence[Table]) -> None:
+    """Add the problem of a label to its first row."""
     for table in tables:
         at = table.columns[name].at(lambda other: other == text)
-        if at is not None and at.row is not None:
-            return At(table.lines[at.row], show(text), place=table.place)
+        if at is not None:
+            table.place.add(kind, message, table.lines[at.row])
+            return
 
-    raise ValueError(text)
+
+def find_regression(name: str, values: int, examples: int) -> list[Finding]:
+    """Return the problem of labels, different whole numbers, that look like a regression."""
+    if not looks_like_regression(values, examples):
+        return []
+
+    message = (
+        f"The labels in {name} look like a regression target: {values} different whole numbers "
+        f"with {examples / values:.1f} examples each on average. Only classification is "
+        "supported. If the numbers are classes, name them: write texts such as 'class 7' into a "
+        "table, or give class_names with arrays."
+    )
+    return [Finding("likely_regression", message)]
 
 
 def guess_label(tables: Sequence[Table], group: str, findings: Findings) -> str | None:
@@ -74,12 +124,13 @@ def guess_label(tables: Sequence[Table], group: str, findings: Findings) -> str 
     if not tables:
         return USUAL_NAME  # no table can be read, which is reported
 
-    ignored = {group, "split", "image"}
-    names = dict.fromkeys(name for table in tables for name in table.names if name not in ignored)
-    columns = {
-        name: [table.columns[name] for table in tables if name in table.columns] for name in names
-    }
-    named = [name for name in names if is_like_label(name)]
+    columns: dict[str, list[Cells]] = {}
+    for table in tables:
+        for name, cells in table.columns.items():
+            if name not in (group, "split", "image"):
+                columns.setdefault(name, []).append(cells)
+
+    named = [name for name in columns if is_like_label(name)]
     fitting = [name for name in named if _can_be_label(columns[name])]
     if len(fitting) == 1:
         if fitting[0] != USUAL_NAME:
@@ -89,7 +140,7 @@ def guess_label(tables: Sequence[Table], group: str, findings: Findings) -> str 
         return fitting[0]
 
     # Columns whose name says nothing: text before numbers, and the last column first.
-    candidates = [name for name in reversed(names) if name not in fitting]
+    candidates = [name for name in reversed(columns) if name not in fitting]
     others = [name for name in candidates if _is_likely(columns[name])]
     others.sort(key=lambda name: _are_numbers(_texts_of(columns[name])))
     if len(named) == 1 and (named[0] == USUAL_NAME or not others):
@@ -126,9 +177,9 @@ def _is_likely(columns: Sequence[Cells]) -> bool:
     if any(cells.is_full for cells in columns) or not _can_be_label(columns):
         return False
 
-    texts = _texts_of(columns)
-    has_empty = any(cells.at(lambda text: text.lower() in MISSING_LABELS) for cells in columns)
-    return not has_empty and 2 <= len(texts) <= min(_FEW, sum(map(len, columns)) / 2)
+    has_empty = any(text.lower() in MISSING_LABELS for cells in columns for text in cells.texts)
+    most = min(_FEW, sum(map(len, columns)) / 2)
+    return not has_empty and 2 <= len(_texts_of(columns)) <= most
 
 
 def _suggest(

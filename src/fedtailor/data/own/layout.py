@@ -70,7 +70,7 @@ _TOO_FRESH = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class FolderLayout:
     """A recognized layout and the files to read."""
 
     kind: Literal["images", "arrays", "tables", "target"]
@@ -118,7 +118,7 @@ class Layout:
         return hashlib.sha256(described.encode("ascii")).hexdigest()
 
 
-def recognize(path: str, findings: Findings) -> Layout | None:
+def recognize(path: str, findings: Findings) -> FolderLayout | None:
     """Return the layout of data; None, with the problem added, if none is recognized.
 
     Folders are searched for tables at the top, then for ``train.npz`` or ``test.npz`` in their
@@ -135,7 +135,7 @@ def recognize(path: str, findings: Findings) -> Layout | None:
     return layout
 
 
-def _recognize(path: str, findings: Findings) -> Layout | None:
+def _recognize(path: str, findings: Findings) -> FolderLayout | None:
     place = os.path.expanduser(path)
     if os.path.isdir(place):
         tree = walk(Path(place), findings)
@@ -146,7 +146,7 @@ def _recognize(path: str, findings: Findings) -> Layout | None:
 
     if _TARGET.fullmatch(path):
         name = _set_name(path.replace(":", "."))
-        return Layout(kind="target", words=FUNCTION, name=name, target=path)
+        return FolderLayout(kind="target", words=FUNCTION, name=name, target=path)
 
     _refuse(findings, "not_found", _nothing_at(path))
     return None
@@ -175,11 +175,11 @@ def _refuse(findings: Findings, kind: str, message: str) -> None:
     findings.add(kind, _with_layouts(message))
 
 
-def _of_file(file: Path, path: str, findings: Findings) -> Layout | None:
+def _of_file(file: Path, path: str, findings: Findings) -> FolderLayout | None:
     """Return the layout of a file, which must be a table."""
     if file.suffix.lower() in TABLES:
         file = file.resolve()
-        return Layout(
+        return FolderLayout(
             kind="tables",
             words=ONE_TABLE,
             name=_set_name(file.stem),
@@ -196,7 +196,7 @@ def _of_file(file: Path, path: str, findings: Findings) -> Layout | None:
     return None
 
 
-def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
+def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
     """Return the layout of a folder."""
     if not tree.files:
         _refuse(findings, "empty_folder", "The folder holds no files.")
@@ -214,7 +214,7 @@ def _of_folder(tree: Tree, findings: Findings) -> Layout | None:
         return None
 
     name = _set_name(tree.folder.name)
-    layout = Layout(kind="images", words="", name=name, folder=tree.folder, files=tree.files)
+    layout = FolderLayout(kind="images", words="", name=name, folder=tree.folder, files=tree.files)
     if tables:
         _leave_out([*arrays, *others], findings)
         if images:
@@ -245,8 +245,8 @@ def _part_of_npz(file: File) -> str:
 
 
 def _of_tables(
-    layout: Layout, tree: Tree, files: Sequence[File], findings: Findings
-) -> Layout | None:
+    layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
+) -> FolderLayout | None:
     """Return the layout of a folder with one table per site, or with a single table."""
     paths = [tree.path(file) for file in files]
     if len(paths) == 1:
@@ -261,8 +261,8 @@ def _of_tables(
 
 
 def _of_arrays(
-    layout: Layout, tree: Tree, files: Sequence[File], findings: Findings
-) -> Layout | None:
+    layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
+) -> FolderLayout | None:
     """Return the layout of a folder with one folder of arrays per site."""
     sites = _top_folders(tree)
     if not _are_distinct(sites, findings):
@@ -278,8 +278,8 @@ def _of_arrays(
 
 
 def _of_images(
-    layout: Layout, tree: Tree, images: Sequence[File], findings: Findings
-) -> Layout | None:
+    layout: FolderLayout, tree: Tree, images: Sequence[File], findings: Findings
+) -> FolderLayout | None:
     """Return the layout of a folder of images."""
     if not images:
         message = "The folder holds no supported images, arrays or tables."

@@ -11,11 +11,10 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import Cells, Table
-from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Findings, Place, Problem
+from fedtailor.data.own.findings import MAX_TOTAL_BYTES, DataProblem, FindingPlace, Findings
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import category_in
 from fedtailor.data.own.table import TABLES, Sought, read_header, read_table
-from fedtailor.data.own.tables import check_numbers
 
 
 class LikeTable(NamedTuple):
@@ -26,7 +25,7 @@ class LikeTable(NamedTuple):
     lines: Sequence[int]
     """Line of every row in a CSV file, where the header is line 1; number of the row in a Parquet
     file, from 1, and in a data frame, from 0."""
-    problems: list[Problem]
+    problems: list[DataProblem]
     """Errors, and a warning for every column with empty cells or unseen categories."""
 
 
@@ -46,7 +45,7 @@ def read_table_like(path: Path, columns: Columns) -> LikeTable:
         >>> read_table_like(Path("missing.csv"), plan).problems[0].kind
         'unreadable_file'
     """
-    place = Place(Findings(), "", safe_name(path.name))
+    place = FindingPlace(Findings(), "", safe_name(path.name))
     if path.suffix.lower() not in TABLES:
         place.add("unknown_layout", f"Only {', '.join(TABLES)} files can be read as tables.")
         return LikeTable(None, (), place.findings.problems)
@@ -66,7 +65,7 @@ def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
     Raises:
         DataError: it is no data frame.
     """
-    place = Place(Findings(), "", "data frame")
+    place = FindingPlace(Findings(), "", "data frame")
     texts = _names_of_texts(columns)
     expected = set(columns.names)
     try:
@@ -93,7 +92,7 @@ def _names_of_texts(columns: Columns) -> set[str]:
     return {column.name for column in columns.columns if column.kind == "category"}
 
 
-def _encode(table: Table | None, columns: Columns, place: Place) -> LikeTable:
+def _encode(table: Table | None, columns: Columns, place: FindingPlace) -> LikeTable:
     """Turn the cells of a table into features."""
     if table is None or not _check(table, columns):
         return LikeTable(None, (), place.findings.problems)
@@ -145,17 +144,10 @@ def _check(table: Table, columns: Columns) -> bool:
     if missing or extra or not table.check_types(columns.names):
         return False
 
-    usable = table.check_rows()
+    checks = [table.check_rows()]
     numbers = [column.name for column in columns.columns if column.kind == "number"]
     for name in numbers:
         at = table.columns[name].text_at
-        if at is not None and at.row is not None:
-            cells_in_words = counted(at.count, "cell has", "cells have")
-            message = (
-                f"Column {show(name)} must hold numbers: {cells_in_words} another value, first "
-                f"{show(at.value)}."
-            )
-            place.add("not_a_number", message, table.lines[at.row])
-            usable = False
+        checks.append(table.check_cells("not_a_number", name, "text in place of numbers", at))
 
-    return check_numbers(table, numbers) and usable
+    return table.check_numbers(numbers) and all(checks)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 _HIDDEN_MEANING = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -82,31 +80,6 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     ('1 image', '2 images', '3 classes')
     """
     return f"1 {singular}" if number == 1 else f"{number} {plural or singular + 's'}"
-
-
-@dataclass(frozen=True)
-class At:
-    """The first row in which something is, and in how many rows it is."""
-
-    row: int | None
-    value: str = ""
-    """What is in it, for a message."""
-    count: int = 1
-    place: Any = None
-    """The file, a :class:`fedtailor.data.own.findings.Place`, if it is not the one at hand."""
-
-    @property
-    def rows(self) -> str:
-        """The number of rows in words."""
-        return counted(self.count, "row")
-
-
-def first_repeated(names: Sequence[str]) -> str:
-    """Return the first name that is there again, in quotes; empty if all differ."""
-    if len(set(names)) == len(names):
-        return ""
-
-    return next(show(name) for name in names if names.count(name) > 1)
 
 
 def similar_names(names: Iterable[str]) -> list[list[str]]:

@@ -173,15 +173,6 @@ def looks_like_regression(values: int, examples: int) -> bool:
     return values > _REGRESSION_VALUES and examples < _REGRESSION_EXAMPLES * values
 
 
-def describe_regression(values: int, examples: int) -> str:
-    """Describe labels that look like a regression; empty if they do not."""
-    if not looks_like_regression(values, examples):
-        return ""
-
-    mean = examples / values
-    return f"{values} different whole numbers with {mean:.1f} examples each on average"
-
-
 def several_labels(texts: Sequence[str]) -> str:
     """Return a label that is several labels in one cell; empty if there is none.
 

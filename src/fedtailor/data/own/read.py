@@ -12,12 +12,11 @@ from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.examples import Examples, one_source
-from fedtailor.data.own.findings import Findings, OwnData, Place, Problem, no_examples
+from fedtailor.data.own.findings import DataProblem, FindingPlace, Findings, OwnData
 from fedtailor.data.own.groups import groups_of_paths
 from fedtailor.data.own.images import SUFFIXES, read_pictures
-from fedtailor.data.own.layout import Layout, recognize
+from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.names import listed, safe_name
-from fedtailor.data.own.rules import summarize_kinds
 from fedtailor.data.own.sites import cross_check
 from fedtailor.data.preparing import Report, to_nobody
 
@@ -73,7 +72,7 @@ def load_own(path: str, options: DataOptions, report: Report = to_nobody) -> Dat
 
 
 def _read(
-    layout: Layout | None, options: DataOptions, findings: Findings, report: Report
+    layout: FolderLayout | None, options: DataOptions, findings: Findings, report: Report
 ) -> OwnData:
     """Read data with a recognized layout, and check all sites together."""
     if layout is None:
@@ -102,7 +101,7 @@ def _read(
 
 
 def _dispatch(
-    layout: Layout, options: DataOptions, findings: Findings, report: Report
+    layout: FolderLayout, options: DataOptions, findings: Findings, report: Report
 ) -> Dataset | None:
     """Read the data with the reader for their layout."""
     if layout.kind == "images":
@@ -126,7 +125,7 @@ def _dispatch(
     return read_target(layout.target, options, findings)
 
 
-def _explain_tables(layout: Layout, findings: Findings) -> None:
+def _explain_tables(layout: FolderLayout, findings: Findings) -> None:
     """Say to the first error of a table why a folder of images is read as tables."""
     if not any(file.suffix in SUFFIXES for file in layout.files):
         return
@@ -144,12 +143,12 @@ def _explain_tables(layout: Layout, findings: Findings) -> None:
 
 
 def _read_images(
-    layout: Layout, options: DataOptions, findings: Findings, report: Report
+    layout: FolderLayout, options: DataOptions, findings: Findings, report: Report
 ) -> Dataset | None:
     """Return the images of a folder, training images first."""
     read = read_pictures(layout.pictures, options, findings, report)
     if read is None:
-        no_examples(findings)
+        findings.add_empty()
         return None
 
     where = [layout.pictures[row].where for row in read.rows]
@@ -175,17 +174,17 @@ def _read_images(
     return examples.to_dataset(layout.name, site_names, class_names, findings, sources=sources)
 
 
-def _skip_empty_sites(layout: Layout, filled: set[str], findings: Findings) -> None:
+def _skip_empty_sites(layout: FolderLayout, filled: set[str], findings: Findings) -> None:
     """Add the problem of every site whose folder has no examples."""
     for site in sorted(set(layout.sites).difference(filled)):
-        Place(findings, site, site).skip_empty()
+        FindingPlace(findings, site, site).skip_empty()
 
 
 def _summary(findings: Findings) -> list[str]:
     """Return a sentence that counts what was left out, and one that counts the warnings."""
     counts = {
-        "Left out": summarize_kinds(findings, "skipped"),
-        "Warnings": summarize_kinds(findings, "warning"),
+        "Left out": findings.summarize("skipped"),
+        "Warnings": findings.summarize("warning"),
     }
     return [f"{what}: {kinds}." for what, kinds in counts.items() if kinds]
 
@@ -196,7 +195,7 @@ def _as_error(path: str, findings: Findings) -> DataError:
     number = sum(findings.counts["error", kind] for kind in kinds)
     sentences = [_sentence(problem) for problem in findings.errors[:_SHOWN]]
     if number > len(sentences):
-        sentences.append(f"All errors: {summarize_kinds(findings, 'error')}.")
+        sentences.append(f"All errors: {findings.summarize('error')}.")
 
     # The path stands before the message, unless the message names it.
     message = " ".join(sentences)
@@ -209,6 +208,6 @@ def _as_error(path: str, findings: Findings) -> DataError:
     return DataError(message, key="data.path", path=safe_name(path), got=kinds[0])
 
 
-def _sentence(problem: Problem) -> str:
+def _sentence(problem: DataProblem) -> str:
     where = problem.path or problem.site
     return f"{where}: {problem.message}" if where else problem.message

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from fedtailor.data.own.facts import AllSites, Names, OneSite
-from fedtailor.data.own.findings import Findings, Place
-from fedtailor.data.own.rules import ALL_SITES, NAMES, ONE_SITE, SIMILAR_NAMES, check
+from fedtailor.data.own.findings import Finding, Findings, Site
+from fedtailor.data.own.names import counted, listed, reasons_for_care, show
+
+FEW = 10
+"""Sites with fewer training examples get a warning."""
+
+
+class _AllSites:
+    """How many sites have examples of each class."""
+
+    def __init__(self, sites: list[Site]) -> None:
+        self.count = len(sites)
+        self.train: Counter[str] = Counter()
+        self.test: Counter[str] = Counter()
+        self.any: Counter[str] = Counter()
+        for site in sites:
+            self.train.update(site.train.keys())
+            self.test.update(site.test.keys())
+            self.any.update(site.train.keys() | site.test.keys())
 
 
 def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
@@ -20,21 +37,76 @@ def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
     if not filled:
         return
 
-    sites = AllSites(filled)
-    for rule in ALL_SITES:
-        check([rule], sites, findings.place)
+    sites = _AllSites(filled)
+    classes = sorted(sites.any)
+    if len(classes) == 1:
+        message = f"All examples are of class {show(classes[0])}; at least two classes are needed."
+        findings.add("one_class", message)
 
-    if not sites.trained:
+    if not sites.train:
+        findings.add("no_training", "All examples are for testing, none are for training.")
         return
 
-    for site in filled:
-        check(ONE_SITE, OneSite(site, sites), Place(findings, site.name, ""))
+    untrained = [name for name in classes if name not in sites.train]
+    if untrained:
+        message = f"No site has training examples of {listed(untrained)}, only test examples: "
+        findings.add("class_in_test_only", f"{message}no model can learn it.")
 
+    if not sites.test and max(sum(site.train.values()) for site in filled) < 2:
+        message = "No site has more than one example, which is too few for both training and"
+        findings.add("no_training", f"{message} testing.")
+
+    for site in filled:
+        for kind, message, _ in _check_site(site, sites):
+            findings.add(kind, message, site=site.name, severity="warning")
+
+    # Names are used as they are, so that results can be found by them; outputs escape them.
     site_names = [site.name for site in findings.sites if site.name]
     for name in site_names:
-        check(NAMES, Names("Site", [name]), Place(findings, name, ""))
+        _warn_of_name(f"Site {show(name)}", name, findings, site=name)
 
-    classes = Names("Class", sorted({*sites.classes, *class_names}))
-    check(NAMES, classes, findings.place)
-    check(SIMILAR_NAMES, Names("Site names", site_names), findings.place)
-    check(SIMILAR_NAMES, classes._replace(what="Class names"), findings.place)
+    all_classes = sorted({*classes, *class_names})
+    for name in all_classes:
+        _warn_of_name(f"Class {show(name)}", name, findings)
+
+    findings.warn_of_similar_names("Site names", site_names)
+    findings.warn_of_similar_names("Class names", all_classes)
+
+
+def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
+    """Yield what is unusual about a site among all."""
+    title = f"Site {show(site.name)}" if site.name else "The data"
+    classes = sorted({*site.train, *site.test})
+    examples = sum(site.train.values())
+    if not examples:
+        yield Finding("no_training", f"{title} has test examples but no training examples.")
+    else:
+        if examples < FEW:
+            number = counted(examples, "training example")
+            yield Finding("few_examples", f"{title} has {number}, fewer than {FEW}.")
+
+        if sites.test and not site.test:
+            message = f"{title} has no test examples, although other sites have some: it is not "
+            yield Finding("no_test", f"{message}scored on its own data.")
+
+        if len(classes) == 1 < len(sites.any):
+            message = f"{title} has examples of only one class, {listed(classes)}."
+            yield Finding("one_class_site", message)
+
+        # Classes that no site trains are a problem of the data, not of this site.
+        tested = [name for name in site.test if name not in site.train and name in sites.train]
+        if tested:
+            message = f"{title} has test examples of {listed(tested)}, but no training examples."
+            yield Finding("class_not_trained", message)
+
+    alone = [name for name in classes if sites.any[name] == 1]
+    if alone and sites.count > 1:
+        message = f"Only site {show(site.name)} has examples of {listed(alone)}."
+        yield Finding("class_at_one_site", message)
+
+
+def _warn_of_name(title: str, name: str, findings: Findings, site: str = "") -> None:
+    reasons = reasons_for_care(name)
+    if reasons:
+        message = f"{title} {' and '.join(reasons)}; it is used, and escaped in all outputs."
+        findings.add("unsafe_name", message, site=site)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,11 +22,10 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.columns import MAX_CATEGORIES
 from fedtailor.data.files import read_bytes
 from fedtailor.data.own.cells import Cells, Table
-from fedtailor.data.own.findings import Place, Unusable
+from fedtailor.data.own.findings import FindingPlace, Unusable
 from fedtailor.data.own.kinds import DATES, SERIES
-from fedtailor.data.own.names import safe_name, show
+from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.patterns import cell_of
-from fedtailor.data.own.rules import HEADER, check
 
 TABLES = (".csv", ".parquet", ".pq")
 """Endings of the names of tables, in upper or lower case."""
@@ -51,7 +51,7 @@ class Sought:
 
 
 def read_table(
-    path: Path, place: Place, sought: Sought, digests: dict[str, str], *, limit: int
+    path: Path, place: FindingPlace, sought: Sought, digests: dict[str, str], *, limit: int
 ) -> Table | None:
     """Read a CSV or Parquet file; None, with the problems added, if it cannot be used.
 
@@ -74,16 +74,27 @@ def read_table(
     return None
 
 
-def read_header(header: Iterable[str], place: Place) -> tuple[str, ...] | None:
+def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...] | None:
     """Return the names of columns, safe to print; None, with the problem added, if wrong."""
     names = tuple(safe_name(name.strip()) for name in header)
-    return names if check(HEADER, names, place) else None
+    if "" in names:
+        columns = listed(names, 20)
+        message = f"Column {names.index('') + 1} has no name; the columns are: {columns}."
+        place.add("unnamed_column", message)
+        return None
+
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        place.add("duplicate_column", f"Column {show(repeated[0])} appears more than once.")
+        return None
+
+    return names
 
 
 # CSV
 
 
-def _read_csv(raw: bytes, place: Place, sought: Sought, limit: int) -> Table | None:
+def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table | None:
     """Read UTF-8 with commas, semicolons or tabs between the cells; blank lines are ignored."""
     if not raw.strip():
         raise Unusable("empty_file", "The file is empty: it has no header.")
@@ -126,7 +137,7 @@ def _find_delimiter(first: str, sought: Sought) -> str:
 
 
 def _read_rows(
-    reader: Any, names: Sequence[str], place: Place, sought: Sought, limit: int
+    reader: Any, names: Sequence[str], place: FindingPlace, sought: Sought, limit: int
 ) -> Table:
     """Read the rows below the header, some at a time."""
     lines = array("q")
@@ -167,7 +178,7 @@ def _first_wrong_byte(raw: bytes) -> str:
 # Parquet
 
 
-def _read_parquet(raw: bytes, place: Place, sought: Sought, limit: int) -> Table | None:
+def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table | None:
     try:
         import pyarrow.parquet
     except ImportError as error:

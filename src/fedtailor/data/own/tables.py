@@ -4,95 +4,86 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fedtailor.core.errors import did_you_mean
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.cells import Table
 from fedtailor.data.own.duplicates import Occurrence
-from fedtailor.data.own.examples import AS_THEY_ARE, Examples, count_sites, one_source
-from fedtailor.data.own.facts import ColumnNumbers, ColumnTexts, Header
+from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
 from fedtailor.data.own.features import join_features
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
+    Finding,
+    FindingPlace,
     Findings,
-    Place,
     Site,
-    no_examples,
 )
 from fedtailor.data.own.groups import note_groups
 from fedtailor.data.own.labels import guess_label, name_classes
-from fedtailor.data.own.names import counted, safe_name, show
-from fedtailor.data.own.patterns import is_like_label
-from fedtailor.data.own.rules import (
-    GROUP_CELLS,
-    LABEL_CELLS,
-    NUMBER_CELLS,
-    ROLES,
-    SPLIT_CELLS,
-    check,
-)
+from fedtailor.data.own.names import counted, listed, safe_name, show
+from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label
 from fedtailor.data.own.table import Sought, read_table
 from fedtailor.data.preparing import Report, to_nobody
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of all tables with examples, one table after the other."""
+class _SiteTable:
+    """The table of a site, and the roles of its columns."""
 
-    tables: Sequence[Table]
-    headers: Sequence[Header]
-    site: np.ndarray  # (rows,), number of the site
-
-    @property
-    def names(self) -> Header:
-        """The columns of the first table."""
-        return self.headers[0]
+    table: Table
+    label: str
+    group: str
+    """Column with the group of each example, such as its patient; empty: none."""
 
     @property
-    def starts(self) -> np.ndarray:
-        """The first row of every table, and the number of all rows at the end."""
-        return np.cumsum([0, *(len(table.lines) for table in self.tables)])
+    def split(self) -> str:
+        """Column that marks rows for training and rows for testing; empty: none."""
+        return self._special("split")
 
-    def name_of(self, row: int) -> str:
-        """Return file and line of a row."""
-        starts = self.starts
-        number = int(np.searchsorted(starts, row, side="right")) - 1
-        table = self.tables[number]
-        return f"{table.place.path}:{table.lines[row - int(starts[number])]}"
+    @property
+    def image(self) -> str:
+        """Column with paths of images; a table with it has no features. Empty: none."""
+        return self._special("image")
+
+    def _special(self, name: str) -> str:
+        return name if name in self.table.columns and name not in (self.label, self.group) else ""
+
+    @property
+    def roles(self) -> set[str]:
+        """Columns that are not features."""
+        return {self.label, self.group, self.split, self.image}
+
+    @property
+    def others(self) -> list[str]:
+        """Columns without a role."""
+        roles = self.roles
+        return [name for name in self.table.names if name not in roles]
+
+    @property
+    def features(self) -> list[str]:
+        """Columns that are features."""
+        return [] if self.image else self.others
+
+    @property
+    def used(self) -> list[str]:
+        """All columns that are used, except label and group."""
+        return [*self.features, *filter(None, (self.split, self.image))]
 
     def is_test(self) -> np.ndarray:
         """Return which rows are for testing (rows,)."""
-        parts = []
-        for table, header in zip(self.tables, self.headers, strict=True):
-            if header.split:
-                cells = table.columns[header.split]
-                is_test = np.array([text.lower() == "test" for text in cells.texts])
-                parts.append(is_test[cells.codes])
-            else:
-                parts.append(np.zeros(len(table.lines), dtype=bool))
+        if not self.split:
+            return np.zeros(len(self.table.lines), dtype=bool)
 
-        return np.concatenate(parts)
-
-    def groups(self, findings: Findings) -> np.ndarray | None:
-        """Return the number of the group of every row (rows,); None without a column of groups."""
-        if not self.names.group:
-            return None
-
-        numbers: dict[str, int] = {}
-        parts = []
-        for table in self.tables:
-            cells = table.columns[self.names.group]
-            codes = [numbers.setdefault(text, len(numbers)) for text in cells.texts]
-            parts.append(np.array(codes)[cells.codes])
-
-        note_groups(len(numbers), findings)
-        return np.concatenate(parts)
+        cells = self.table.columns[self.split]
+        is_test = np.array([text.lower() == "test" for text in cells.texts])
+        return np.asarray(is_test[cells.codes])
 
 
 def read_tables(
@@ -127,55 +118,79 @@ def read_tables(
     label = safe_name(options.label_column)
     tables = _read_files(files, label, group, findings, digests)
     label = label or guess_label(tables, group, findings) or ""
-    findings.sites.extend(Site(site) for site, _ in files)
+    site_names = [site for site, _ in files]
+    findings.sites.extend(Site(site) for site in site_names)
     if not label:
         return None
 
-    rows = _filled_rows(tables, [site for site, _ in files], label, group)
-    if not rows.tables:
-        no_examples(findings)
+    usable = []
+    for table in tables:
+        site_table = _SiteTable(table, label, group)
+        if not _check_table(site_table):
+            continue
+
+        if table.lines:
+            usable.append(site_table)
+        else:
+            table.place.skip_empty()
+
+    if not usable:
+        findings.add_empty()
         return None
 
-    classes = name_classes(label, rows.tables, findings)
+    tables = [site_table.table for site_table in usable]
+    classes = name_classes(label, tables, findings)
     if classes is None:
         return None
 
+    # Counts first: they help to find a problem of the columns.
     class_names, y = classes
-    site_names = [site.name for site in findings.sites]
-    is_test = rows.is_test()
-    findings.sites[:] = count_sites(site_names, class_names, y, rows.site, is_test)
-    if not _check_columns_alike(rows) or findings.has_errors:
+    numbers = [site_names.index(table.place.site) for table in tables]
+    lengths = [len(table.lines) for table in tables]
+    examples = Examples(
+        x=np.empty((len(y), 0), dtype=np.float32),
+        y=y,
+        site=np.repeat(np.array(numbers, dtype=np.int64), lengths),
+        is_test=np.concatenate([site_table.is_test() for site_table in usable]),
+        group=_number_groups(tables, group, findings) if group else None,
+    )
+    findings.sites[:] = examples.count_sites(site_names, class_names)
+    if not _check_columns_alike(usable) or findings.has_errors:
         return None
 
-    folder = files[0][1].parent
-    nothing = np.empty((len(y), 0), dtype=np.float32)
-    examples = Examples(nothing, y, rows.site, is_test, rows.groups(findings))
-    if rows.names.image:
-        read = _read_images(folder, rows, examples, class_names, options, findings, report)
-        if read is None:
+    first = usable[0]
+    name = files[0][1].parent.name
+    if first.image:
+        pictures = _read_images(files[0][1].parent, usable, examples, class_names, options, report)
+        if pictures is None:
             return None
 
-        examples, digests_of_images = read
+        examples, digests_of_images = pictures
         findings.sites[:] = examples.count_sites(site_names, class_names)
-        sources = one_source(folder.name, {**digests, **digests_of_images})
-        return examples.to_dataset(folder.name, site_names, class_names, findings, sources=sources)
+        sources = one_source(name, {**digests, **digests_of_images})
+        return examples.to_dataset(name, site_names, class_names, findings, sources=sources)
 
-    features = rows.names.features
     refuses = options.missing == "refuse"
-    joined = join_features(features, rows.tables, findings, refuses_missing=refuses)
+    joined = join_features(first.features, tables, findings, refuses_missing=refuses)
     if joined is None:
         return None
 
+    ends = np.cumsum(lengths)
+
+    def name_of(row: int) -> str:
+        number = int(np.searchsorted(ends, row, side="right"))
+        table = tables[number]
+        return f"{table.place.path}:{table.lines[row - int(ends[number])]}"
+
     examples = dataclasses.replace(examples, x=joined.x)
-    examples.report_duplicates(rows.name_of, findings)
-    roles = rows.names.roles
-    unused = tuple(name for name in rows.names.names if name in roles)
+    examples.report_duplicates(name_of, findings)
+    unused = tuple(name for name in first.table.names if name in first.roles)
     return examples.to_dataset(
-        folder.name,
+        name,
         site_names,
         class_names,
         findings,
-        sources=one_source(folder.name, digests),
+        sources=one_source(name, digests),
         white=1.0,
         normalize=AS_THEY_ARE,
         raw=RawTable(joined.columns, unused),
@@ -198,89 +213,108 @@ def _read_files(
     tables = []
     left = MAX_TOTAL_BYTES
     for site, path in files:
-        place = Place(findings, site, safe_name(path.name))
+        place = FindingPlace(findings, site, safe_name(path.name))
         table = read_table(path, place, sought, digests, limit=left)
         if table is not None:
-            left -= table.num_bytes
+            left -= 4 * len(table.lines) * len(table.columns)
             tables.append(table)
 
     return tables
 
 
-def _filled_rows(tables: Sequence[Table], sites: Sequence[str], label: str, group: str) -> _Rows:
-    """Check every table, and return the rows of those that can be used and have any."""
-    filled = []
-    headers = []
-    for table in tables:
-        header = Header(table.names, label, group)
-        if _check_table(table, header):
-            if table.lines:
-                filled.append(table)
-                headers.append(header)
-            else:
-                table.place.skip_empty()
-
-    numbers = [sites.index(table.place.site) for table in filled]
-    lengths = [len(table.lines) for table in filled]
-    return _Rows(filled, headers, np.repeat(np.array(numbers, dtype=np.int64), lengths))
-
-
-def _check_table(table: Table, header: Header) -> bool:
+def _check_table(site_table: _SiteTable) -> bool:
     """Return whether every cell of a table can be used; add what is wrong, once for each column."""
-    place = table.place
-    used = [header.label, *header.used, *filter(None, [header.group])]
-    if not check(ROLES, header, place) or not table.check_types(used, header.label):
+    table = site_table.table
+    label = site_table.label
+    group = site_table.group
+    used = [label, *site_table.used, *filter(None, [group])]
+    if not table.place.check(_find_wrong_roles(site_table)) or not table.check_types(used, label):
         return False
 
-    usable = table.check_rows()
-    usable &= check_numbers(table, header.features)
-    checks = ((header.label, LABEL_CELLS), (header.group, GROUP_CELLS), (header.split, SPLIT_CELLS))
-    for name, rules in checks:
-        if name:
-            usable &= check(rules, ColumnTexts(table.columns[name], table.lines), place)
+    checks = [table.check_rows(), table.check_numbers(site_table.features)]
+    at = table.columns[label].at(lambda text: text.lower() in MISSING_LABELS)
+    checks.append(table.check_cells("missing_label", label, "no label", at))
+    if group:
+        at = table.columns[group].at(lambda text: text.lower() in MISSING_WORDS)
+        checks.append(table.check_cells("missing_group", group, "no group", at))
 
-    return usable
+    if site_table.split:
+        at = table.columns["split"].at(lambda text: text.lower() not in ("train", "test"))
+        what = "another value than train or test"
+        checks.append(table.check_cells("wrong_split", "split", what, at))
 
-
-def check_numbers(table: Table, names: Sequence[str]) -> bool:
-    """Return whether all numbers of some columns are finite; add the problem of others."""
-    usable = True
-    for name in names:
-        values = table.columns[name].numbers
-        if np.isinf(values).any():
-            cells = ColumnNumbers(name, values, table.lines)
-            usable &= check(NUMBER_CELLS, cells, table.place)
-
-    return usable
+    return all(checks)
 
 
-def _check_columns_alike(rows: _Rows) -> bool:
+def _find_wrong_roles(site_table: _SiteTable) -> Iterator[Finding]:
+    """Yield what is wrong with the columns of a table."""
+    names = site_table.table.names
+    label = site_table.label
+    group = site_table.group
+    others = site_table.others
+    columns = f"the columns are: {listed(names, 20)}."
+    if label not in names:
+        hint = did_you_mean(label, names).rstrip("?")
+        message = f"No column {show(label)} for the labels (data.label_column){hint}; {columns}"
+        yield Finding("missing_label_column", message)
+
+    if group == label:
+        message = f"Column {show(group)} holds the labels, so it cannot be the column of groups"
+        yield Finding("missing_group_column", f"{message} (data.group).")
+
+    if group and group not in names:
+        hint = did_you_mean(group, [name for name in names if name != label]).rstrip("?")
+        message = f"No column {show(group)} for the groups (data.group){hint}; {columns}"
+        yield Finding("missing_group_column", message)
+
+    if not site_table.image and not others:
+        message = "No column is left for features; an image is missing too: "
+        yield Finding("no_features", f"{message}{listed(names, 20)}.")
+
+    if site_table.image and others:
+        message = "Because there is a column 'image', other columns are not used: "
+        yield Finding("unused_column", f"{message}{listed(others, 20)}.")
+
+
+def _check_columns_alike(tables: Sequence[_SiteTable]) -> bool:
     """Return whether all tables have the same columns; the smaller group gets the problem."""
-    columns = [dict.fromkeys(header.used) for header in rows.headers]
-    having = Counter(name for names in columns for name in names)
-    total = len(columns)
+    columns = [set(table.used) for table in tables]
+    having = Counter(name for table in tables for name in table.used)
+    total = len(tables)
     for name, count in having.items():
         if count == total:
             continue
 
         is_extra = 2 * count < total
         kind = "extra_column" if is_extra else "missing_column"
-        tables = counted(count, "table has", "tables have")
-        message = f"Column {show(name)} differs: {tables} it, of {total}."
-        for table, names in zip(rows.tables, columns, strict=True):
+        number = counted(count, "table has", "tables have")
+        message = f"Column {show(name)} differs: {number} it, of {total}."
+        for table, names in zip(tables, columns, strict=True):
             if (name in names) == is_extra:
-                table.place.add(kind, message)
+                table.table.place.add(kind, message)
 
     return all(count == total for count in having.values())
 
 
+def _number_groups(tables: Sequence[Table], name: str, findings: Findings) -> np.ndarray:
+    """Return the number of the group of every row (rows,)."""
+    numbers: dict[str, int] = {}
+    parts = []
+    for table in tables:
+        cells = table.columns[name]
+        codes = [numbers.setdefault(text, len(numbers)) for text in cells.texts]
+        parts.append(np.array(codes)[cells.codes])
+
+    note_groups(len(numbers), findings)
+    return np.concatenate(parts)
+
+
 def _read_images(
     folder: Path,
-    rows: _Rows,
+    tables: Sequence[_SiteTable],
     examples: Examples,
     class_names: Sequence[str],
     options: DataOptions,
-    findings: Findings,
     report: Report,
 ) -> tuple[Examples, dict[str, str]] | None:
     """Read the images that tables name, relative to their folder; return them with their digests.
@@ -293,38 +327,39 @@ def _read_images(
     from fedtailor.data.own.images import Picture, read_pictures  # imports pillow
 
     root = folder.resolve()
+    findings = tables[0].table.place.findings
     pictures = []
-    row = 0
-    for table in rows.tables:
-        cells = table.columns[rows.names.image]
+    table_of_row: list[Table] = []
+    for site_table in tables:
+        table = site_table.table
+        cells = table.columns[site_table.image]
         for line, code in zip(table.lines, cells.codes.tolist(), strict=True):
-            name = cells.texts[code]
-            path = _find_image(root, name, table.place, line)
+            row = len(table_of_row)
+            table_of_row.append(table)
+            path = _find_image(root, cells.texts[code], table.place, line)
             if path is not None:
                 part = "test" if examples.is_test[row] else "train"
                 label = class_names[examples.y[row]]
-                where = Occurrence(table.place.site, part, label, safe_name(name))
-                pictures.append(Picture(path, where))
+                name = safe_name(cells.texts[code])
+                pictures.append(Picture(path, Occurrence(table.place.site, part, label, name)))
 
-            row += 1
-
-    if len(pictures) < row:
+    if len(pictures) < len(table_of_row):
         return None
 
     read = read_pictures(pictures, options, findings, report)
     if read is None:
-        no_examples(findings)
+        findings.add_empty()
         return None
 
-    chosen = examples.take(read.x, np.array(read.rows))
-    for number, table in enumerate(rows.tables):
-        if not (np.searchsorted(rows.starts, read.rows, side="right") == number + 1).any():
-            table.place.skip_empty()
+    filled = {table_of_row[row].place.site for row in read.rows}
+    for site_table in tables:
+        if site_table.table.place.site not in filled:
+            site_table.table.place.skip_empty()
 
-    return chosen, read.digests
+    return examples.take(read.x, np.array(read.rows)), read.digests
 
 
-def _find_image(root: Path, name: str, place: Place, line: int) -> Path | None:
+def _find_image(root: Path, name: str, place: FindingPlace, line: int) -> Path | None:
     """Return the file of an image; None, with the problem added, if the folder has no such file."""
     try:
         path = (root / name).resolve()
@@ -338,7 +373,6 @@ def _find_image(root: Path, name: str, place: Place, line: int) -> Path | None:
     except (OSError, RuntimeError, ValueError):
         pass  # a link that leads to itself, or a name that no file can have
 
-    place.add(
-        "missing_image", f"Image {show(name)} does not exist in the folder of the table.", line
-    )
+    message = f"Image {show(name)} does not exist in the folder of the table."
+    place.add("missing_image", message, line)
     return None

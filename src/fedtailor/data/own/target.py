@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +11,10 @@ from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.arrays import combine_blocks, refuse_groups, warn_if_dark
+from fedtailor.data.own.arrays import Part, SiteArrays, combine_arrays, refuse_groups, warn_if_dark
 from fedtailor.data.own.duplicates import report_duplicate_rows
 from fedtailor.data.own.examples import check_groups, count_sites
-from fedtailor.data.own.facts import Block
-from fedtailor.data.own.findings import MAX_SITES, Findings, Place
+from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings
 from fedtailor.data.own.names import safe_name, show
 
 _RETURNS = (
@@ -56,11 +55,11 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
     if sites is None:
         return None
 
-    blocks = []
+    parts = []
     for site, value in sites.items():
-        blocks += _read_blocks(Place(findings, site, name), value)
+        parts += _read_parts(FindingPlace(findings, site, name), value)
 
-    return combine_blocks(name, list(sites), blocks, (), options, findings, sources={})
+    return combine_arrays(name, list(sites), parts, (), options, findings, sources={})
 
 
 def _call(name: str) -> Any:
@@ -95,7 +94,7 @@ def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
 def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] | None:
     """Return the value of each site; None, with the problem added, if it is not a mapping."""
     if not isinstance(returned, Mapping):
-        _refuse(Place(findings, "", name), returned)
+        _refuse(FindingPlace(findings, "", name), returned)
         return None
 
     if len(returned) > MAX_SITES:
@@ -121,21 +120,21 @@ def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] 
     return sites
 
 
-def _read_blocks(place: Place, value: Any) -> list[Block]:
+def _read_parts(place: FindingPlace, value: Any) -> list[SiteArrays]:
     """Return the parts of a site; none, with the problem added, if they are wrong."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         _refuse(place, value)
         return []
 
     if all(isinstance(part, tuple) and len(part) == 2 for part in value):
-        blocks = [_read_block(place, "train", value[0]), _read_block(place, "test", value[1])]
+        parts = [_read_part(place, "train", value[0]), _read_part(place, "test", value[1])]
     else:
-        blocks = [_read_block(place, "train", value)]
+        parts = [_read_part(place, "train", value)]
 
-    return [block for block in blocks if block is not None]
+    return [part for part in parts if part is not None]
 
 
-def _read_block(place: Place, part: Literal["train", "test"], pair: Any) -> Block | None:
+def _read_part(place: FindingPlace, part: Part, pair: Any) -> SiteArrays | None:
     """Return x and y as arrays, or None with the problem added."""
     what = f"{place.path}() returned for site {show(place.site)}"
     try:
@@ -151,10 +150,10 @@ def _read_block(place: Place, part: Literal["train", "test"], pair: Any) -> Bloc
         place.add("object_array", f"{what} an array of Python objects, not of numbers.")
         return None
 
-    return Block(place, part, x, y)
+    return SiteArrays(place, part, x, y)
 
 
-def _refuse(place: Place, got: Any) -> None:
+def _refuse(place: FindingPlace, got: Any) -> None:
     """Add the problem of a wrong return value."""
     where = f" for site {show(place.site)}" if place.site else ""
     length = f" of length {len(got)}" if isinstance(got, tuple | list) else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.data.own.findings import MAX_SITES, Findings, Place
+from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings
 from fedtailor.data.own.names import counted, safe_name, show
 
 MAX_FILES = 2_000_000
@@ -143,7 +143,9 @@ def _limit_sites(entries: Sequence[os.DirEntry[str]], findings: Findings) -> Non
         raise _TooLargeError
 
 
-def _add_file(entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, place: Place) -> None:
+def _add_file(
+    entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, place: FindingPlace
+) -> None:
     """Add a file to the tree, or a problem if it is left out."""
     try:
         reason = _refuse_link(Path(entry.path), tree.folder) if entry.is_symlink() else None
@@ -209,8 +211,8 @@ def _is_utf8(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def _place(parts: tuple[str, ...], findings: Findings) -> Place:
-    return Place(findings, parts[0] if len(parts) > 1 else "", "/".join(parts))
+def _place(parts: tuple[str, ...], findings: Findings) -> FindingPlace:
+    return FindingPlace(findings, parts[0] if len(parts) > 1 else "", "/".join(parts))
 
 
 def is_dicom(raw: bytes) -> bool:
