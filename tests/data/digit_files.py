@@ -144,22 +144,16 @@ def write_cifar10(
 
 
 def write_cifar100(folder: Path, generator: np.random.Generator) -> None:
-    """Write CIFAR-100 as pickles and as binary files."""
+    """Write CIFAR-100 as pickles."""
     for name in ("train", "test"):
         batch = {
             "coarse_labels": [4, 1, 19],
             "fine_labels": [0, 1, 89],
             "data": random_images(generator, 3, 3072),
         }
-        raws = {
-            f"cifar-100-python/{name}": pickle.dumps(batch),
-            f"cifar-100-binary/{name}.bin": np.column_stack(list(batch.values()))
-            .astype(np.uint8)
-            .tobytes(),
-        }
-        for place, raw in raws.items():
-            (folder / place).parent.mkdir(exist_ok=True)
-            (folder / place).write_bytes(raw)
+        path = folder / "cifar-100-python" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(batch))
 
 
 def leaf(**writers: tuple[list[float], list[int]]) -> dict[str, Any]:

@@ -158,13 +158,3 @@ def test_tables_can_be_used_as_they_are(float64: torch.dtype) -> None:
     np.testing.assert_array_equal(
         values(federation_of(dataset, normalize="dataset")), dataset.x.astype(np.float64)
     )
-
-
-def test_a_task_for_other_data_is_refused() -> None:
-    dataset = colorful()
-    divided = build(DataOptions(partition="iid", clients=2), run_seed=0, dataset=dataset)
-    for changes in ({"num_classes": 4}, {"input_shape": (1, 4, 5)}):
-        with pytest.raises(
-            ConfigError, match=r"shape \(3, 4, 5\) in 3 classes, as data set 'colorful'"
-        ):
-            to_federation(divided, task_of(dataset, **changes))

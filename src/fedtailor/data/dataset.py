@@ -152,29 +152,13 @@ class Dataset:
 
         # The features of a table as read are not known yet, and it may lack cells.
         mean, std = self.normalize
-        if self.raw is not None:
-            self._check_raw(self.raw)
-            most = len(mean)
-        else:
-            most = shape[-1]
-            if self.x.dtype == np.float32 and not np.isfinite(self.x).all():
-                raise self._refuse("examples", "finite", "NaN or infinity")
+        most = shape[-1] if self.raw is None else len(mean)
+        if self.raw is None and self.x.dtype == np.float32 and not np.isfinite(self.x).all():
+            raise self._refuse("examples", "finite", "NaN or infinity")
 
         if len(mean) not in (1, most) or len(mean) != len(std) or min(std) <= 0:
             allowed = f"1 or {most} means and as many deviations > 0"
             raise self._refuse("normalization", allowed, tuple(self.normalize))
-
-    def _check_raw(self, raw: RawTable) -> None:
-        """Check that the columns as read are those of the examples."""
-        shape = (len(self.x), len(raw.columns))
-        if self.x.shape != shape or self.x.dtype != np.float32 or np.isinf(self.x).any():
-            got = f"type {self.x.dtype} of shape {self.x.shape}, or infinity"
-            raise self._refuse("examples", f"finite or NaN, float32 of shape {shape}", got)
-
-        for (name, texts), codes in zip(raw.columns, self.x.T, strict=True):
-            if texts and not np.isin(codes[~np.isnan(codes)], np.arange(len(texts))).all():
-                allowed = f"whole numbers from 0 to {len(texts) - 1}"
-                raise self._refuse(f"column {name!r}", allowed, "another number")
 
     def _check_column(self, what: str, column: np.ndarray | None, names: Sized) -> None:
         """Check that every example has one of the named domains or subclasses."""

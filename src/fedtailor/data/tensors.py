@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import UNSCALED, Federation, Split, Splits
 from fedtailor.core.task import Task
 from fedtailor.data.build import DividedData
@@ -22,19 +21,8 @@ def to_federation(
         divided: the data.
         task: a task for ``dataset.input_shape`` and ``dataset.num_classes``.
         normalize: mean and standard deviation; None: :func:`normalization` finds them.
-
-    Raises:
-        ConfigError: the task is for examples of another shape, or for another number of classes.
     """
     dataset = divided.dataset
-    shape = tuple(task.input_shape)
-    if (shape, task.num_classes) != (dataset.input_shape, dataset.num_classes):
-        needed = f"examples of shape {dataset.input_shape} in {dataset.num_classes} classes"
-        allowed = f"{needed}, as data set '{dataset.name}'"
-        got = f"{shape} in {task.num_classes}"
-        message = f"the task must be for {allowed}, got {got}."
-        raise ConfigError(message, key="model", allowed=allowed, got=got)
-
     x, scale = tables(dataset, normalize or normalization(divided))
     published = divided.division.dataset
     official_test = torch.arange(published.num_official_train, len(published.y))

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.data.corruptions.kinds import (
     Draws,
     ImageBatch,
@@ -66,33 +65,27 @@ def corrupt(
     *,
     rows: np.ndarray,
     seed: int,
-    frost: Sequence[np.ndarray] | None = None,
+    frost: Sequence[np.ndarray] = (),
 ) -> np.ndarray:
     """Return corrupted images.
 
     Args:
-        images: (n, height, width, 1 or 3), uint8.
+        images: (n, height, width, 1 or 3), uint8, see :func:`.shift.check_images`.
         kind: a name in :data:`CORRUPTIONS`.
         severity: 1 to 5.
         rows: (n,), each image's position in the data set, on which its random numbers depend.
         seed: seed of all random numbers.
         frost: pictures of frost, (height, width, 3), uint8, from :func:`.pictures.load_frost`;
-            None: drawn ones.
+            empty: drawn ones.
 
     Returns:
         An array like ``images``.
-
-    Raises:
-        ConfigError: the corruption or the severity does not exist.
-        DataError: the images have another shape or type, or the numbers of rows and images differ.
 
     Example:
         >>> gray = np.full((1, 32, 32, 3), 100, np.uint8)
         >>> int(corrupt(gray, "brightness", 4, rows=np.array([0]), seed=0)[0, 0, 0, 0])
         151
     """
-    kind = find_name("corruption", kind, CORRUPTIONS)
-    _check(images, severity, rows)
     if kind == "frost" and not frost:
         from fedtailor.data.corruptions.pictures import draw_frost
 
@@ -104,24 +97,7 @@ def corrupt(
     chunk = max(1, _CHUNK_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
-        batch = ImageBatch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost or ())
+        batch = ImageBatch(images[part], Draws(seed, f"{kind}-{severity}", rows[part]), frost)
         out[part] = corruption.apply(batch, *corruption.levels[severity - 1])
 
     return out
-
-
-def _check(images: np.ndarray, severity: int, rows: np.ndarray) -> None:
-    if severity not in SEVERITIES:
-        message = f"severity must be a whole number from 1 to 5, got {severity}."
-        raise ConfigError(message, key="severity", allowed="1 to 5", got=severity)
-
-    shape = images.shape
-    if images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:]:
-        allowed = "of type uint8 and shape (rows, height, width, 1 or 3)"
-        message = f"images to corrupt must be {allowed}, got {images.dtype}, {shape}."
-        raise DataError(message, key="images", allowed=allowed)
-
-    if rows.shape != shape[:1] or rows.dtype.kind not in "iu" or (rows < 0).any():
-        allowed = f"{len(images)} positions >= 0, one for each image"
-        message = f"rows must be {allowed}, got type {rows.dtype} of shape {rows.shape}."
-        raise DataError(message, key="rows", allowed=allowed)

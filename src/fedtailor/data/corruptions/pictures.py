@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,7 @@ def load_frost(folder: Path, sources: dict[str, str]) -> list[np.ndarray]:
     return pictures
 
 
+@cache
 def draw_frost() -> list[np.ndarray]:
     """Return five textures (128, 128, 3), uint8, of ridges like ice, always the same.
 

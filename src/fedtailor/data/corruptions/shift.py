@@ -14,7 +14,7 @@ from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.options import Range, build, check_options
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
-from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, draw_frost, load_frost
+from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, load_frost
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.partitions.text import read_expression
 
@@ -194,7 +194,7 @@ def _rows_by_pair(
 def _frost(
     used: Mapping[Pair, np.ndarray], folder: Path, sources: dict[str, str], notes: list[str]
 ) -> list[np.ndarray]:
-    """Return pictures of frost if they are used, and add the notes on the corruptions."""
+    """Return photographs of frost if they are used, and add the notes on the corruptions."""
     kinds = {pair.kind for pair in used}
     if "motion_blur" in kinds:
         notes.append(MOTION_NOTE)
@@ -205,7 +205,7 @@ def _frost(
     if not pictures:
         notes.append(APPROXIMATE_NOTE)
 
-    return pictures or draw_frost()
+    return pictures
 
 
 def check_images(dataset: Dataset) -> None:

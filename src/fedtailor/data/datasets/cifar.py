@@ -1,14 +1,13 @@
-"""CIFAR-10 and CIFAR-100: python batches (pickles) or the binary version, in torchvision's folders.
+"""CIFAR-10 and CIFAR-100: python batches, which are pickles, in torchvision's folders.
 
-An image is 3,072 bytes: the red, green and blue planes of 32x32. The version in pickles is read if
-its folder exists. Krizhevsky 2009, "Learning multiple layers of features from tiny images",
-technical report, University of Toronto.
+An image is 3,072 bytes: the red, green and blue planes of 32x32. Krizhevsky 2009, "Learning
+multiple layers of features from tiny images", technical report, University of Toronto.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,28 +40,11 @@ _NAMES = {
 """Names of classes by the kind of labels, which is its key in a pickle."""
 
 
-class _Layout(NamedTuple):
-    """The files of CIFAR-10 or CIFAR-100."""
-
-    python: str
-    """Folder of the version in pickles."""
-    binary: str
-    """Folder of the binary version, whose files have the suffix .bin."""
-    files: tuple[str, ...]
-    """The training files, then the test file."""
-    labels: tuple[str, ...]
-    """Kinds of labels, in the order in which a binary record has them."""
-
-
-_CIFAR10 = _Layout(
-    "cifar-10-batches-py",
-    "cifar-10-batches-bin",
-    (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch"),
-    ("labels",),
-)
-_CIFAR100 = _Layout(
-    "cifar-100-python", "cifar-100-binary", ("train", "test"), ("coarse_labels", "fine_labels")
-)
+_FILES = {
+    "cifar-10-batches-py": (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch"),
+    "cifar-100-python": ("train", "test"),
+}
+"""The training files, then the test file, by folder."""
 
 
 def load(files: Files) -> Dataset:
@@ -72,19 +54,23 @@ def load(files: Files) -> Dataset:
         DataError: a file is missing or damaged, a pickle asks for more than arrays, or a fine label
             goes with two coarse ones.
     """
-    layout = _CIFAR10 if files.dataset == "cifar10" else _CIFAR100
-    has_pickles = (files.folder / layout.python).is_dir()
-    is_binary = not has_pickles and (files.folder / layout.binary).is_dir()
+    folder = "cifar-10-batches-py"
+    kinds = ["labels"]
+    if files.dataset != "cifar10":
+        folder = "cifar-100-python"
+        kinds = ["fine_labels"]
+
+    # Coarse labels make the fine ones subclasses.
+    is_coarse = files.dataset == "cifar100_coarse"
+    if is_coarse:
+        kinds = ["coarse_labels", "fine_labels"]
+
     # Every file has pixels and one column for each kind of labels.
     images = []
-    columns: dict[str, list[np.ndarray]] = {kind: [] for kind in layout.labels}
-    for name in layout.files:
-        if is_binary:
-            path = files.find(f"{layout.binary}/{name}.bin")
-            pixels, labels = _read_binary(files.read(path), path, layout.labels)
-        else:
-            path = files.find(f"{layout.python}/{name}")
-            pixels, labels = _read_python(files.read(path), path, layout.labels)
+    columns: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
+    for name in _FILES[folder]:
+        path = files.find(f"{folder}/{name}")
+        pixels, labels = _read(files.read(path), path, kinds)
 
         # From planes to channels that come last.
         planes = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -93,21 +79,16 @@ def load(files: Files) -> Dataset:
             column.append(check_labels(labels[kind], len(_names(kind)), where=str(path)))
             check_count(path, column[-1], pixels)
 
-    # The last kind is the finest; coarse labels make it a subclass.
-    joined = {kind: np.concatenate(column) for kind, column in columns.items()}
-    is_coarse = files.dataset == "cifar100_coarse"
-    kind = "coarse_labels" if is_coarse else layout.labels[-1]
     dataset = Dataset(
         name=files.dataset,
         x=np.concatenate(images),
-        y=joined[kind],
-        num_classes=len(_names(kind)),
-        class_names=_names(kind),
-        subclasses=joined["fine_labels"] if is_coarse else None,
+        y=np.concatenate(columns[kinds[0]]),
+        num_classes=len(_names(kinds[0])),
+        class_names=_names(kinds[0]),
+        subclasses=np.concatenate(columns["fine_labels"]) if is_coarse else None,
         subclass_names=_names("fine_labels") if is_coarse else (),
         num_official_train=sum(map(len, images[:-1])),
         sources=files.sources,
-        tested_on="synthetic" if is_binary else "original",
     )
     _check_nested(dataset)
     return dataset
@@ -134,22 +115,7 @@ def _check_nested(dataset: Dataset) -> None:
         )
 
 
-def _read_binary(
-    raw: bytes, path: Path, kinds: tuple[str, ...]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return pixels (rows, 3072) and labels (rows,) of every kind from records without a header."""
-    record = len(kinds) + _PIXELS
-    if not raw or len(raw) % record:
-        raise damaged(path, f"a multiple of {record} bytes", f"{len(raw)} bytes")
-
-    rows = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    labels = {kind: rows[:, place] for place, kind in enumerate(kinds)}
-    return rows[:, len(kinds) :], labels
-
-
-def _read_python(
-    raw: bytes, path: Path, kinds: tuple[str, ...]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _read(raw: bytes, path: Path, kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return pixels (rows, 3072) and labels (rows,) of every kind from a pickled batch."""
     batch = read_pickle(raw, path)
     absent = {"data", *kinds} - set(batch)

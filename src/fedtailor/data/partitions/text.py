@@ -48,7 +48,7 @@ def read_expression(
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text ``name`` or ``name(option=value, ...)``.
 
-    Values are numbers, quoted texts, True and False. The error message shows ``key`` and
+    Values are written as in Python. The error message shows ``key`` and
     ``example``.
 
     Raises:
@@ -67,7 +67,7 @@ def read_expression(
             return node.id, {}
 
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            options = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+            options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
             if None not in options and len(options) == len(node.keywords):
                 return node.func.id, {str(option): value for option, value in options.items()}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -83,19 +83,6 @@ def _parse(text: str) -> ast.expr:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Python only warns of strange numbers
         return ast.parse(spelled + parenthesis + options, mode="eval").body
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of a number, a text, True or False."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float | str):
-        return node.value
-
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _literal(node.operand)
-        if type(value) in (int, float):
-            return -value
-
-    raise ValueError("not a plain value")
 
 
 def _unreadable(text: str, key: str, example: str) -> ConfigError:
