@@ -101,8 +101,10 @@ def test_errors_and_options_import_the_standard_library_only(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_loads_code_from_data(module):
     text = MODULES[module].read_text()
+    for harmless in (".eval(", "ast.literal_eval("):
+        text = text.replace(harmless, "")
     for dangerous in ("torch.load(", "allow_pickle=True", "yaml.load(", "eval("):
-        assert dangerous not in text.replace(".eval(", ""), f"{module} uses {dangerous}"
+        assert dangerous not in text, f"{module} uses {dangerous}"
 
 
 def test_pickle_has_one_user():
