@@ -206,6 +206,10 @@ class Case:
         """Return the number of a client's training examples."""
         return len(self.federation().splits[client].train)
 
+    def place(self, round: int, client: int) -> str:
+        """Return a round and a client in words, as sentences begin."""
+        return f"Round {round}, {self.who(client)}"
+
     def who(self, client: int) -> str:
         """Return a client with the number of its training examples, in words."""
         size = self.size(client)

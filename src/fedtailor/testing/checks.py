@@ -86,25 +86,25 @@ def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
             if not hint and case.size(client) <= 2:
                 hint = f" {FEW}."
 
-            return f"Round {round}, {case.who(client)}: {METHODS[program]} fails: {reason}.{hint}"
+            return f"{case.place(round, client)}: {METHODS[program]} fails: {reason}.{hint}"
 
     for (round, client), output in trace.of("train").items():
         problem = problem_with_output(output, messages)
         if problem is not None:
-            hint = advice(problem, messages)
             return (
-                f"Round {round}, {case.who(client)}: what local_update returns cannot be used: "
-                f"{problem}.{hint}"
+                f"{case.place(round, client)}: what local_update returns cannot be used: "
+                f"{problem}.{advice(problem, messages)}"
             )
 
+    # Personal models may be unusable until training has come to an end.
     for (round, client), output in trace.of("personalize").items():
         if round == len(trace.reports) and not all_finite(output):
-            part = "the personal model"
-            if all_finite(output.personal):
-                part = "its diagnostics or scores"
-
-            what = f"{METHODS['personalize']} returns values that are not finite in {part}"
-            return f"Round {round}, {case.who(client)}: {what}. {FEW}."
+            is_model = not all_finite(output.personal)
+            part = "the personal model" if is_model else "its diagnostics or scores"
+            return (
+                f"{case.place(round, client)}: {METHODS['personalize']} returns values that are "
+                f"not finite in {part}. {FEW}."
+            )
 
     return None
 
@@ -117,27 +117,24 @@ def check_weights(case: Case) -> str | None:
         if isinstance(output, Failure):
             continue
 
-        for name, entry in output.upload.items():
-            if name not in messages or not isinstance(entry, Mean):
-                continue
-
+        # Every run checks "equal", and "own" may be anything.
+        means = {
+            name: entry
+            for name, entry in output.upload.items()
+            if isinstance(entry, Mean)
+            and name in messages
+            and messages[name].weight in ("num_train", "class_counts")
+        }
+        for name, entry in means.items():
             kind = messages[name].weight
-            if kind not in (
-                "num_train",
-                "class_counts",
-            ):  # "equal" is checked in every run, "own" may be anything
-                continue
-
             weight = to_host(entry.weight, "the comparison with a declared weight")
             expected = getattr(federation.info(client), kind)
             if weight.shape != expected.shape or not torch.equal(weight, expected):
                 return (
-                    f"Round {round}, {case.who(client)}: field '{name}' is sent with weight "
-                    f"{_short(weight)}, "
-                    f'but messages declares weight="{kind}", which is {_short(expected)}. Send '
-                    f'Mean(value, data.info.{kind}), or declare another weight; "own" is for '
-                    "weights that the client "
-                    "computes."
+                    f"{case.place(round, client)}: field '{name}' is sent with weight "
+                    f'{_short(weight)}, but messages declares weight="{kind}", which is '
+                    f"{_short(expected)}. Send Mean(value, data.info.{kind}), or declare another "
+                    'weight; "own" is for weights that the client computes.'
                 )
 
     return None
@@ -186,101 +183,78 @@ def check_downloads(case: Case) -> str | None:
     )
 
 
+_STORED = {
+    "server_state": ("The server state", "aggregate"),
+    "client_state": ("The client state", "local_update or onboard"),
+    "per_client": ("What a client receives as download.per_client", "aggregate"),
+    "personal": ("The personal model", "a later call"),
+}
+"""Kind of value that a run stores -> its name in sentences, and the methods that return it."""
+
+
 def check_structure(case: Case) -> str | None:
     """States, values for single clients, and personal models keep their leaves in every round."""
     algorithm = case.algorithm
     task = case.task()
     info = case.federation().info(0)
     key = new_key(0)
-    values = case.spied.observed.values
-    personal = [
-        model for model in values["personal"] if not (isinstance(model, tuple) and model == ())
-    ]
-    first_personal = personal[0] if personal else ()
 
-    return (
-        _change_of_structure(
-            "The server state",
-            ("init_server", algorithm.init_server(task, key)),
-            ("aggregate", values["server_state"]),
-        )
-        or _change_of_structure(
-            "The client state",
-            ("init_client", algorithm.init_client(task, info, key)),
-            ("local_update or onboard", values["client_state"]),
-        )
-        or _change_of_structure(
-            "What a client receives as download.per_client",
-            ("init_per_client", algorithm.init_per_client(task, info, key)),
-            ("aggregate", values["per_client"]),
-        )
-        or _change_of_structure(
-            "The personal model", ("the first call", first_personal), ("a later call", personal)
-        )
+    # The local point may have no model: that is the empty tuple.
+    values = case.spied.observed.values.copy()
+    values["personal"] = [model for model in values["personal"] if not _is_empty(model)]
+    first = {
+        "server_state": ("init_server", algorithm.init_server(task, key)),
+        "client_state": ("init_client", algorithm.init_client(task, info, key)),
+        "per_client": ("init_per_client", algorithm.init_per_client(task, info, key)),
+        "personal": ("the first call", next(iter(values["personal"]), ())),
+    }
+
+    for kind, (what, later_source) in _STORED.items():
+        source, expected = first[kind]
+        for value in values[kind]:
+            if structure(value) != structure(expected):
+                difference = _difference_of_structure(expected, value, source, later_source)
+                return (
+                    f"{what} changes its structure: {difference}. Return the same names, shapes "
+                    "and types in every round."
+                )
+
+    return None
+
+
+def _is_empty(model: Any) -> bool:
+    return isinstance(model, tuple) and model == ()
+
+
+def _difference_of_structure(first: Any, second: Any, source: str, other_source: str) -> str:
+    """Return a leaf in which two trees differ, in words."""
+    leaves, others = (
+        {path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(value)}
+        for value in (first, second)
     )
+    for path in [*leaves, *others]:
+        name = f"'{path or '.'}'"
+        if path not in others:
+            return f"{name} comes from {source}, but not from {other_source}"
+        if path not in leaves:
+            return f"{name} comes from {other_source}, but not from {source}"
+        if leaves[path] != others[path]:
+            return f"{name} is {leaves[path]} from {source}, but {others[path]} from {other_source}"
+
+    return f"the order of the leaves differs between {source} and {other_source}"
 
 
 def check_storage(case: Case) -> str | None:
     """States, values for single clients, and personal models can be stored in files."""
-    values = case.spied.observed.values
-    kinds = {
-        "server_state": "The server state",
-        "client_state": "The client state",
-        "per_client": "What a client receives as download.per_client",
-        "personal": "The personal model",
-    }
     modules = readable_modules(case.algorithm)
-
-    for kind, what in kinds.items():
-        for value in values[kind]:
+    for kind, (what, _) in _STORED.items():
+        for value in case.spied.observed.values[kind]:
             try:
                 encode(to_host(value, "a test of whether it can be stored"), modules=modules)
             except TypeError as error:
                 return f"{what} cannot be stored, so that a run could not be resumed: {error}."
 
     return None
-
-
-def _change_of_structure(
-    what: str, first: tuple[str, Any], later: tuple[str, list[Any]]
-) -> str | None:
-    """Return the first change of structure in a sentence, or None.
-
-    Args:
-        what: has these values.
-        first: the source of the first value, and the value.
-        later: the source of the later values, and the values.
-    """
-    source, expected = first
-    later_source, values = later
-    for value in values:
-        if structure(value) != structure(expected):
-            difference = _difference_of_structure(expected, value, source, later_source)
-            return (
-                f"{what} changes its structure: {difference}. Return the same names, shapes and "
-                "types in every round."
-            )
-    return None
-
-
-def _difference_of_structure(first: Any, second: Any, source: str, other_source: str) -> str:
-    """Return a leaf in which two trees differ, in words."""
-    leaves = {path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(first)}
-    others = {
-        path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(second)
-    }
-    for path in [*leaves, *others]:
-        if path not in others:
-            return f"'{path or '.'}' comes from {source}, but not from {other_source}"
-        if path not in leaves:
-            return f"'{path or '.'}' comes from {other_source}, but not from {source}"
-        if leaves[path] != others[path]:
-            return (
-                f"'{path or '.'}' is {leaves[path]} from {source}, but {others[path]} from "
-                f"{other_source}"
-            )
-
-    return f"the order of the leaves differs between {source} and {other_source}"
 
 
 def check_inputs(case: Case) -> str | None:
@@ -394,7 +368,7 @@ def check_buffers(case: Case) -> str | None:
     if not missing or sent.isdisjoint(task.names("body")):
         return None
 
-    names = ", ".join(f"'{name}'" for name in models)
+    names = ", ".join(map(repr, models))
     return (
         f"Field {names} of messages: layers of the body are sent without their statistics of batch "
         f"normalization, such as '{missing[0]}', so that no client has them. Send all of "

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from fedtailor.core import tree
-from fedtailor.core.engine import Engine, ExampleRows, Failure, Job, Program, cut, one_thread
+from fedtailor.core.engine import ExampleRows, Failure, Job, Program, cut, one_thread
 from fedtailor.simulation.engines.batched import Batched, run_stacked
-from fedtailor.testing.runs import Disagreement, assert_same_bits, program_name
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import Disagreement, PassingEngine, assert_same_bits, program_name
 
 
-class Exposed:
+class Exposed(Reference):
     """Runs one client after the other on the very inputs, as ``Reference`` does on copies.
 
     So checks see what a program changes, and whether it looks at the examples of others.
@@ -22,16 +23,10 @@ class Exposed:
 
     name = "exposed"
 
-    def begin_run(self) -> None:
-        """Do nothing: nothing is kept from one call to the next."""
-
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         with one_thread():
             return [_run(program, common, job) for job in jobs]
-
-    def close(self) -> None:
-        """Do nothing: nothing is held between calls."""
 
 
 def _run(program: Program, common: Any, job: Job) -> Any:
@@ -41,41 +36,18 @@ def _run(program: Program, common: Any, job: Job) -> Any:
         return Failure(error)
 
 
-class Shuffled:
+class Shuffled(PassingEngine):
     """Gives the clients to another engine in another order."""
-
-    name = "shuffled"
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def begin_run(self) -> None:
-        """Begin a run of the other engine."""
-        self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
-        order = list(range(len(jobs)))
-        random.Random(1).shuffle(order)
-        outputs = self.engine.map(program, common, [jobs[position] for position in order])
+        order = random.Random(1).sample(range(len(jobs)), len(jobs))
+        outputs = super().map(program, common, [jobs[position] for position in order])
         return [outputs[order.index(position)] for position in range(len(jobs))]
 
-    def close(self) -> None:
-        """Close the other engine."""
-        self.engine.close()
 
-
-class Padded:
+class Padded(PassingEngine):
     """Puts examples of weight 0 before, between and after the examples of every client."""
-
-    name = "padded"
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def begin_run(self) -> None:
-        """Begin a run of the other engine."""
-        self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
@@ -86,11 +58,7 @@ class Padded:
                 train=_pad(job.inputs.train, total), test=_pad(job.inputs.test, total)
             )
             padded.append(job._replace(inputs=inputs))
-        return self.engine.map(program, common, padded)
-
-    def close(self) -> None:
-        """Close the other engine."""
-        self.engine.close()
+        return super().map(program, common, padded)
 
 
 def _pad(part: ExampleRows, total: int) -> ExampleRows:
@@ -107,17 +75,8 @@ def _pad(part: ExampleRows, total: int) -> ExampleRows:
     return ExampleRows(rows, weight)
 
 
-class Guarding:
+class Guarding(PassingEngine):
     """Checks that a program does not change its inputs."""
-
-    name = "guarding"
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def begin_run(self) -> None:
-        """Begin a run of the other engine."""
-        self.engine.begin_run()
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job.
@@ -130,17 +89,13 @@ class Guarding:
             inputs[f"client {job.client}"] = job.inputs
 
         before = tree.map(torch.clone, inputs)
-        outputs = self.engine.map(program, common, jobs)
+        outputs = super().map(program, common, jobs)
         try:
             assert_same_bits(before, inputs)
         except Disagreement as error:
             raise Disagreement(f"{program_name(program)}: {error}") from None
 
         return outputs
-
-    def close(self) -> None:
-        """Close the other engine."""
-        self.engine.close()
 
 
 class NotStacked(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.engine import Engine, Failure
+from fedtailor.core.engine import Engine, Failure, Job, Program
 from fedtailor.core.federation import Federation
 from fedtailor.core.message import Messages
 from fedtailor.core.schedule import Schedule
@@ -66,9 +67,9 @@ class Trace:
     def of(self, program: str) -> dict[tuple[int, int], Any]:
         """Return (round, client) -> output of one program: train, personalize or score."""
         return {
-            (each.round, each.client): each.output
-            for each in self.outputs
-            if each.program == program
+            (round, client): output
+            for round, name, client, output in self.outputs
+            if name == program
         }
 
     def numbers(self) -> dict[str, Tensor]:
@@ -78,36 +79,47 @@ class Trace:
             Disagreement: the program of a client failed.
         """
         result: dict[str, Tensor] = {}
-        for each in self.outputs:
-            result.update(each.tensors())
+        for output in self.outputs:
+            result.update(output.tensors())
         return result
 
 
-class TracingEngine:
-    """An engine that passes the work to another engine and keeps what comes back."""
+class PassingEngine:
+    """Base of an engine that passes the work to another engine, with something done to it."""
 
-    name = "tracing"
+    name = "passing"
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.trace = Trace()
 
     def begin_run(self) -> None:
         """Begin a run of the other engine."""
         self.engine.begin_run()
 
-    def map(self, program: Any, common: Any, jobs: Any) -> list[Any]:
+    def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
-        outputs = self.engine.map(program, common, jobs)
+        return self.engine.map(program, common, jobs)
+
+    def close(self) -> None:
+        """Close the other engine."""
+        self.engine.close()
+
+
+class TracingEngine(PassingEngine):
+    """Keeps what comes back."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.trace = Trace()
+
+    def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
+        """Return the output of every job."""
+        outputs = super().map(program, common, jobs)
         round = int(common.round)
         name = program_name(program)
         for job, output in zip(jobs, outputs, strict=True):
             self.trace.outputs.append(ClientOutput(round, name, job.client, output))
         return outputs
-
-    def close(self) -> None:
-        """Close the other engine."""
-        self.engine.close()
 
 
 def problem_with_output(output: Any, messages: Messages) -> Problem | None:
@@ -143,8 +155,7 @@ def run(
         options: fields of the schedule; they replace the evaluation after every round, for example.
     """
     tracing = TracingEngine(engine)
-    everything = {"evaluate_every": 1, "personalized_every": 1}
-    schedule = Schedule(rounds=rounds, **{**everything, **options})
+    schedule = Schedule(rounds=rounds, **{"evaluate_every": 1, "personalized_every": 1, **options})
     tracing.trace.reports = list(simulate(algorithm, federation, tracing, schedule, seed=seed))
 
     return tracing.trace
@@ -207,12 +218,9 @@ def _assert_same_structure(first: dict[str, Tensor], second: dict[str, Tensor]) 
     if missing:
         raise Disagreement(f"{missing[0]} is in only one of them")
 
-    for path, other_path in zip(first, second, strict=True):
+    for (path, leaf), (other_path, other) in zip(first.items(), second.items(), strict=True):
         if path != other_path:
             raise Disagreement(f"{path} is in another place")
-
-    for path, leaf in first.items():
-        other = second[path]
         if leaf.shape != other.shape or leaf.dtype != other.dtype:
             raise Disagreement(f"{path} is {_kind(leaf)} and {_kind(other)}")
 
@@ -227,9 +235,13 @@ def _distance(first: Tensor, second: Tensor) -> float:
 
 def scores_of(trace: Trace, point: str, group: str = "known") -> list[Scores] | None:
     """Return the scores of the last evaluation at a point; None if there was none."""
-    evaluations = [each for report in trace.reports for each in report.evaluations]
-    found = [each for each in evaluations if each.point == point and each.group == group]
-    return found[-1].scores if found else None
+    scores = None
+    for report in trace.reports:
+        for evaluation in report.evaluations:
+            if (evaluation.point, evaluation.group) == (point, group):
+                scores = evaluation.scores
+
+    return scores
 
 
 def accuracy(scores: list[Scores]) -> float:

@@ -36,11 +36,30 @@ SOURCES = {
 class Observations:
     """What the methods of a spied algorithm returned, and how many gradient steps they took."""
 
-    values: dict[str, list[Any]] = field(default_factory=lambda: {kind: [] for kind in SOURCES})
+    values: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     """Kind of value, as in ``SOURCES`` -> all values of it, in order."""
     steps: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     """Method -> for every call the steps that it reports, and the steps that ``train`` took in
     it."""
+
+
+_GUARDED: dict[str, tuple[str, ...]] = {
+    "broadcast": ("server", "cohort"),
+    "aggregate": ("server", "received", "cohort"),
+}
+"""Methods of the server -> their arguments, which they must not change. Those of clients' methods
+are guarded by the engine :class:`Guarding`."""
+
+_SPIED = (
+    "init_server",
+    "init_client",
+    "broadcast",
+    "local_update",
+    "aggregate",
+    "global_model",
+    "onboard",
+    "personalize",
+)
 
 
 def spied(algorithm: A) -> tuple[A, Observations]:
@@ -51,64 +70,46 @@ def spied(algorithm: A) -> tuple[A, Observations]:
     """
     cls = type(algorithm)
     observed = Observations()
-    values = observed.values
 
-    def spy_on(
-        name: str, keep: Callable[..., None], guarded: tuple[str, ...] = ()
-    ) -> Callable[..., Any]:
+    def spy_on(name: str) -> Callable[..., Any]:
         method = getattr(cls, name)
 
         def wrapper(self: Any, *arguments: Any, **named: Any) -> Any:
-            inputs = _inputs(guarded, arguments)
+            inputs = _inputs(_GUARDED.get(name, ()), arguments)
             before = tree.map(torch.clone, inputs)
             with counted() as taken:
                 result = method(self, *arguments, **named)
 
             _check_inputs(name, before, inputs)
             observed.steps[name].append((_reported_steps(result), sum(taken)))
-            keep(result, *arguments)
+            for kind, value in _values(name, result, arguments):
+                observed.values[kind].append(value)
+
             return result
 
         return wrapper
 
-    def keep_update(update: Any, *arguments: Any) -> None:
-        values["client_state"].append(update.state)
-        values["personal"].append(update.personal)
-        values["upload"].append(_values_of(update.upload))
+    return with_methods(algorithm, {name: spy_on(name) for name in _SPIED}), observed
 
-    def keep_aggregate(result: Any, server: Any, received: Any, cohort: Any) -> None:
+
+def _values(name: str, result: Any, arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield kind and value of everything that a method's result contains."""
+    if name in ("init_server", "init_client"):
+        yield name, result
+    elif name == "onboard":
+        yield "client_state", result.state
+    elif name == "local_update":
+        yield "client_state", result.state
+        yield "personal", result.personal
+        yield "upload", _without_weights(result.upload)
+    elif name == "aggregate":
         server_state, for_clients = result
-        values["server_state"].append(server_state)
-        values["per_client"].extend(_by_client(for_clients, len(cohort.ids)))
-
-    def keep_onboarded(onboarded: Any, *arguments: Any) -> None:
-        values["client_state"].append(onboarded.state)
-
-    def keep_personal(model: Any, *arguments: Any) -> None:
-        if model is not None:
-            values["personal"].append(model)
-
-    def keep_server_state(server: Any, *arguments: Any) -> None:
-        values["init_server"].append(server)
-
-    def keep_client_state(state: Any, *arguments: Any) -> None:
-        values["init_client"].append(state)
-
-    def keep_nothing(*arguments: Any) -> None:
-        pass
-
-    methods = {
-        "init_server": spy_on("init_server", keep_server_state),
-        "init_client": spy_on("init_client", keep_client_state),
-        "broadcast": spy_on("broadcast", keep_nothing, guarded=("server", "cohort")),
-        "local_update": spy_on("local_update", keep_update),
-        "aggregate": spy_on("aggregate", keep_aggregate, guarded=("server", "received", "cohort")),
-        "global_model": spy_on("global_model", keep_personal),
-        "onboard": spy_on("onboard", keep_onboarded),
-        "personalize": spy_on("personalize", keep_personal),
-    }
-
-    return with_methods(algorithm, methods), observed
+        cohort = arguments[-1]
+        yield "server_state", server_state
+        for value in _by_client(for_clients, len(cohort.ids)):
+            yield "per_client", value
+    elif name in ("global_model", "personalize") and result is not None:
+        yield "personal", result
 
 
 def with_methods(algorithm: A, methods: dict[str, Any]) -> A:
@@ -148,7 +149,7 @@ def _check_inputs(name: str, before: Any, inputs: Any) -> None:
         raise Disagreement(f"{name}: {error}") from None
 
 
-def _values_of(upload: Any) -> dict[str, Any]:
+def _without_weights(upload: Any) -> dict[str, Any]:
     """Return the values of an upload without their weights."""
     if not isinstance(upload, Mapping):
         return {}

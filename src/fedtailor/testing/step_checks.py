@@ -14,14 +14,14 @@ def check_steps(case: Case) -> str | None:
         steps = report.metrics.get("steps", {})
         for client in sorted(set(report.trained) - set(steps)):
             return (
-                f"Round {report.round}, {case.who(client)}: local_update reports no metric "
+                f"{case.place(report.round, client)}: local_update reports no metric "
                 f"'steps'. {_HINT}."
             )
 
         for client, count in steps.items():
             if count < 0 or count != int(count):
                 return (
-                    f"Round {report.round}, {case.who(client)}: metric 'steps' is {count:g}, which "
+                    f"{case.place(report.round, client)}: metric 'steps' is {count:g}, which "
                     f"is not a number of steps. {_HINT}."
                 )
 
