@@ -169,20 +169,22 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         if not self.aggregate_body:
             return statistics
 
-        shapes = self._with_gaussian_layer(task).shapes(*ft.BODY)
+        shapes = bottleneck.with_gaussian_layer(task, self.latent_dim).shapes(*ft.BODY)
         return {"body": ft.Field(kind="model", shapes=shapes, weight="equal"), **statistics}
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body and standard normal classes."""
         shape = (task.num_classes, self.latent_dim)
-        body = self._initial_body(task, key) if self.aggregate_body else ()
+        body: ft.Params | tuple[()] = ()
+        if self.aggregate_body:
+            body = bottleneck.with_gaussian_layer(task, self.latent_dim).initial(key, *ft.BODY)
         return ServerState(body, torch.zeros(shape), torch.ones(shape))
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common model."""
-        head = self._gaussian_model(task).init_head(key.common("model"))
-        body = () if self.aggregate_body else self._initial_body(task, key)
-        return ClientState(head, body)
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
+        body = () if self.aggregate_body else task.initial(key, *ft.BODY)
+        return ClientState(task.initial(key, "head"), body)
 
     def local_update(
         self,
@@ -193,7 +195,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         key: ft.Key,
     ) -> ft.ClientUpdate:
         """Train body and head towards the classes' Gaussians, then multiply those of each class."""
-        task = self._with_gaussian_layer(task)
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
         shared = download.shared
         classes = bottleneck.Gaussians(shared.means, shared.stds)
 
@@ -257,7 +259,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         key: ft.Key,
     ) -> Personal:
         """Tune the head on the frozen body."""
-        task = self._with_gaussian_layer(task)
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
         body = self._body(download.shared, state)
         tuned = bottleneck.train_sampled_head(
             task,
@@ -273,12 +275,13 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the means (n, V) of the Gaussian features."""
-        return self._gaussian_features(task, personal, x).mean
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
+        return bottleneck.predict_gaussians(task, personal.model, x).mean
 
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logits or log-probabilities, averaged over samples of the features."""
-        z = self._gaussian_features(task, personal, x)
-        task = self._with_gaussian_layer(task)
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
+        z = bottleneck.predict_gaussians(task, personal.model, x)
 
         # the head is linear: the mean of its logits is that of the mean sample
         if self.prediction == "mean_logits":
@@ -289,26 +292,10 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         """Record the steps that tuned the head."""
         return {"steps": personal.steps}
 
-    def _gaussian_model(self, task: ft.Task) -> bottleneck.GaussianModel:
-        return bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes)
-
-    def _with_gaussian_layer(self, task: ft.Task) -> ft.Task:
-        return task._replace(model=self._gaussian_model(task))
-
-    def _gaussian_features(
-        self, task: ft.Task, personal: Personal, x: Tensor
-    ) -> bottleneck.Gaussians:
-        return bottleneck.split(
-            ft.predict_features(self._with_gaussian_layer(task), personal.model, x)
-        )
-
     def _body(self, shared: ServerState, state: ClientState) -> ft.Params:
         """Return the body that a client starts from: the server's, or its personal one."""
         body = shared.body if self.aggregate_body else state.body
         return dict(body)
-
-    def _initial_body(self, task: ft.Task, key: ft.Key) -> ft.Params:
-        return self._with_gaussian_layer(task).initial(key, *ft.BODY)
 
     def _noise(self, key: ft.Key) -> Tensor:
         return ft.normal(key.fold("prediction"), (self.prediction_samples, self.latent_dim))

@@ -82,14 +82,6 @@ class Personal(NamedTuple):
     prior: Tensor
 
 
-class Refreshed(NamedTuple):
-    """A client's Gaussian: means, covariance, and how well they describe the features."""
-
-    means: Tensor
-    covariance: Tensor
-    fit: gaussian.FeatureFit
-
-
 def body_loss(
     task: ft.Task,
     body: ft.Params,
@@ -191,19 +183,17 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
         trained = ft.train(task, loss, shared.body, context=received.head, data=data.train, key=key)
         body: ft.Params = trained.params
-        refreshed = self._refresh(task, shared, body, data, key)
-
-        new = ServerState(body, refreshed.means, refreshed.covariance)
-        upload = new.upload(data.info.num_train)
+        new, fit = self._refresh(task, shared, body, data, key)
         metrics = {
             **trained.metrics,
-            "feature_surprise": refreshed.fit.surprise,
-            "feature_kurtosis": refreshed.fit.kurtosis,
+            "feature_surprise": fit.surprise,
+            "feature_kurtosis": fit.kurtosis,
             **self.diagnostics(task, received),
         }
 
         new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
         personal = received._replace(body=body)
+        upload = new.upload(data.info.num_train)
         return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
@@ -241,8 +231,8 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
     def _refresh(
         self, task: ft.Task, shared: ServerState, body: ft.Params, data: ft.ClientData, key: ft.Key
-    ) -> Refreshed:
-        """Estimate the Gaussian of the trained body's features, and blend it with the server's."""
+    ) -> tuple[ServerState, gaussian.FeatureFit]:
+        """Blend the Gaussian of the trained body's features with the server's; return their fit."""
         features = ft.cached_features(task, body, data.train, key=key)
         moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
@@ -260,7 +250,8 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
             features.x, features.y, features.weight, means, covariance, self.shrinkage
         )
         dtype = shared.means.dtype
-        return Refreshed(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), fit)
+        covariance = gaussian.symmetric(covariance.to(dtype))
+        return ServerState(body, means.to(dtype), covariance), fit
 
     def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
         """Combine the server's Gaussian with a prior: uniform without examples."""

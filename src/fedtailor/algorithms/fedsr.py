@@ -137,7 +137,7 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the model and the references of the classes."""
         table = (task.num_classes, self.latent_dim)
-        model = self.with_gaussian_layer(task).shapes(*ft.ALL)
+        model = bottleneck.with_gaussian_layer(task, self.latent_dim).shapes(*ft.ALL)
         return {
             "model": ft.Field(kind="model", shapes=model),
             "references": ft.Field(kind="model", shapes=References._make([table, table, ()])),
@@ -147,7 +147,8 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         """Start from the common initialization, with the same reference for all classes."""
         zeros = torch.zeros(task.num_classes, self.latent_dim)
         references = References(zeros, torch.ones_like(zeros), torch.ones(()))
-        return ServerState(self.with_gaussian_layer(task).initial(key), references)
+        model = bottleneck.with_gaussian_layer(task, self.latent_dim).initial(key)
+        return ServerState(model, references)
 
     def local_update(
         self,
@@ -159,9 +160,8 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     ) -> ft.ClientUpdate:
         """Train the received model and references."""
         loss = partial(simple_loss, method=self)
-        trained = ft.train(
-            self.with_gaussian_layer(task), loss, download.shared, data=data.train, key=key
-        )
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
+        trained = ft.train(task, loss, download.shared, data=data.train, key=key)
         result: ServerState = trained.params
 
         n = data.info.num_train
@@ -184,7 +184,7 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         """Tune the head of a copy of the global model."""
         model = download.shared.model
         tuned = bottleneck.train_sampled_head(
-            self.with_gaussian_layer(task),
+            bottleneck.with_gaussian_layer(task, self.latent_dim),
             model,
             data.train,
             key=key.fold("finetune"),
@@ -196,27 +196,14 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
 
     def features(self, task: ft.Task, personal: ft.FineTuned, x: Tensor) -> Tensor:
         """Return the means (n, V) of the Gaussian features."""
-        return self._gaussian_features(task, personal, x).mean
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
+        return bottleneck.predict_gaussians(task, personal.model, x).mean
 
     def predict(self, task: ft.Task, personal: ft.FineTuned, x: Tensor) -> Tensor:
         """Return the logarithms of probabilities, averaged over samples of the features."""
         noise = ft.normal(
             ft.new_key(0, purpose="prediction"), (self.prediction_samples, self.latent_dim)
         )
-        z = self._gaussian_features(task, personal, x)
-        return bottleneck.mean_log_probabilities(
-            self.with_gaussian_layer(task), personal.model, z, noise
-        )
-
-    def with_gaussian_layer(self, task: ft.Task) -> ft.Task:
-        """Return the task whose model has the Gaussian layer and the head on top of it."""
-        return task._replace(
-            model=bottleneck.GaussianModel(task.model, self.latent_dim, task.num_classes)
-        )
-
-    def _gaussian_features(
-        self, task: ft.Task, personal: ft.FineTuned, x: Tensor
-    ) -> bottleneck.Gaussians:
-        return bottleneck.split(
-            ft.predict_features(self.with_gaussian_layer(task), personal.model, x)
-        )
+        task = bottleneck.with_gaussian_layer(task, self.latent_dim)
+        z = bottleneck.predict_gaussians(task, personal.model, x)
+        return bottleneck.mean_log_probabilities(task, personal.model, z, noise)

@@ -305,9 +305,10 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         train_body: bool,
     ) -> Round:
         """Run M-step, E-step and, if wanted, the training of the body."""
+        # M-step: from the means before the E-step
         terms = self._confidence(shared, state)
 
-        # E-step; a posterior that is not finite is replaced by the one from before
+        # E-step, on cached features; a posterior that is not finite is replaced by the old one
         head = ft.train(
             task,
             partial(head_loss, draws=self.draws),
@@ -343,6 +344,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
 
     def _confidence(self, shared: ServerState, state: ClientState) -> Confidence:
         """Run the M-step of a client (eq. 8)."""
+        # |sigma_j|^2 / D and |m_j - w|^2 / D
         posterior = state.posterior
         size = gaussian_heads.head_size(posterior.mean)
         uncertainty = gaussian_heads.squares(posterior.deviation()) / size
@@ -354,6 +356,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             "deviation": deviation,
         }
 
+        # rho_j^2; the first round has the initial scale
         variance = torch.where(state.trained > 0, terms[self.confidence], self.initial_scale**2)
         variance = variance.clamp(min=_LEAST_VARIANCE)
         return Confidence(1.0 / variance, variance.sqrt(), uncertainty, deviation)
@@ -370,9 +373,8 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
 
 def _started(shared: ServerState, state: ClientState) -> ClientState:
     """Return the state, in which a client that has not trained yet starts from what it received."""
-    has_trained = state.trained > 0
-    mean = tree.where(has_trained, state.posterior.mean, shared.head)
-    state = state._replace(posterior=state.posterior._replace(mean=mean))
-    if isinstance(state.body, dict):
-        state = state._replace(body=tree.where(has_trained, state.body, shared.body))
-    return state
+    posterior = state.posterior._replace(mean=shared.head)
+    body = shared.body if isinstance(state.body, dict) else ()
+    fresh = ClientState(posterior, body, state.trained)
+    started: ClientState = tree.where(state.trained > 0, state, fresh)
+    return started

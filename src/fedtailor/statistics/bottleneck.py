@@ -18,7 +18,16 @@ from torch import Tensor
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, normal, uniform
-from fedtailor.core.task import BODY, Batch, LossOutput, Model, Params, Task, Training
+from fedtailor.core.task import (
+    BODY,
+    Batch,
+    LossOutput,
+    Model,
+    Params,
+    Task,
+    Training,
+    predict_features,
+)
 from fedtailor.training.batches import is_moved
 from fedtailor.training.blocks import Trained, cached_features, train
 from fedtailor.training.losses import weighted_mean
@@ -116,6 +125,16 @@ class GaussianModel:
     def head(self, params: Params, z: Tensor) -> Tensor:
         """Return logits (..., classes) of draws (..., V)."""
         return F.linear(z, params["head.weight"], params["head.bias"])
+
+
+def with_gaussian_layer(task: Task, latent_dim: int) -> Task:
+    """Return the task whose model has a Gaussian layer, and the head on top of it."""
+    return task._replace(model=GaussianModel(task.model, latent_dim, task.num_classes))
+
+
+def predict_gaussians(task: Task, model: Params, x: Tensor) -> Gaussians:
+    """Return the Gaussians of inputs in evaluation mode; the task's model has the layer."""
+    return split(predict_features(task, model, x))
 
 
 def sample_noise(key: Key, z: Gaussians, samples: int) -> Tensor:
