@@ -47,7 +47,7 @@ def sampled_head(task, data, key, training):
     own = task._replace(model=GaussianModel(task.model, 3, task.num_classes))
     model, epochs = own.model.init(new_key(1)), training.epochs
     return train_sampled_head(
-        own, model, data, key=key, training=training, epochs=epochs, samples=2
+        own._replace(training=training), model, data, key=key, epochs=epochs, samples=2
     ).params
 
 

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from fedtailor import toolkit as ft
 from fedtailor.algorithms._simplex import least_quadratic, nearest_psd
 from fedtailor.toolkit import gaussian, tree
 
@@ -39,16 +38,6 @@ class FeatureStatistics(NamedTuple):
     """``V = (1 / n) sum_c (p_c E_c |z|^2 - p_c^2 |m_c|^2)``."""
     prior_means: Float[Tensor, "*clients classes d"]
     """``H[c] = p_c m_c``."""
-
-
-def measured(
-    task: ft.Task, body: ft.Params, data: ft.ExampleSet, *, key: ft.Key
-) -> tuple[ft.ExampleSet, gaussian.ClassMoments]:
-    """Return the features of all examples as a table, and their moments."""
-    features = ft.cached_features(task, body, data, key=key)
-    return features, gaussian.class_moments(
-        features.x, features.labels(), features.weight, task.num_classes
-    )
 
 
 def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> FeatureStatistics:

@@ -266,7 +266,6 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
             {**body, **state.head},
             data.train,
             key=key,
-            training=task.training,
             epochs=self.head_epochs,
             samples=self.samples,
             likelihood=self.likelihood,

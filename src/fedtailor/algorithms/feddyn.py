@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 
 from fedtailor import toolkit as ft
-from fedtailor.toolkit import losses, tree
+from fedtailor.toolkit import losses
 
 
 class ServerState(NamedTuple):
@@ -88,14 +88,11 @@ class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, with h = 0."""
-        model = task.initial(key)
-        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *ft.TRAINED)))
+        return ServerState(task.initial(key), task.zeros(*ft.TRAINED))
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with g_i = 0."""
-        return ClientState(
-            {name: torch.zeros(shape) for name, shape in task.shapes(*ft.TRAINED).items()}
-        )
+        return ClientState(task.zeros(*ft.TRAINED))
 
     def broadcast(self, server: ServerState, cohort: ft.Cohort) -> ft.ModelState:
         """Send the model alone."""

@@ -233,8 +233,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         self, task: ft.Task, shared: ServerState, body: ft.Params, data: ft.ClientData, key: ft.Key
     ) -> tuple[ServerState, gaussian.FeatureFit]:
         """Blend the Gaussian of the trained body's features with the server's; return their fit."""
-        features = ft.cached_features(task, body, data.train, key=key)
-        moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
+        features, moments = gaussian.measure(task, body, data.train, key=key)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
 
         # mu_i; a class without examples keeps the server's mean

@@ -44,11 +44,10 @@ from fedtailor import toolkit as ft
 from fedtailor.algorithms._head_mixing import (
     FeatureStatistics,
     feature_statistics,
-    measured,
     mixed,
     mixing_weights,
 )
-from fedtailor.toolkit import losses, tree
+from fedtailor.toolkit import gaussian, losses, tree
 
 
 class ServerState(NamedTuple):
@@ -146,7 +145,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
         dtype = shared.class_means.dtype
 
         # m_c, V and H, under the received body
-        features, before = measured(task, shared.body, data.train, key=key.fold("before"))
+        features, before = gaussian.measure(task, shared.body, data.train, key=key.fold("before"))
         head = ft.train_head(
             task,
             shared.body,
@@ -170,7 +169,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             key=key.fold("body"),
         )
 
-        _, after = measured(task, body.params, data.train, key=key.fold("after"))
+        _, after = gaussian.measure(task, body.params, data.train, key=key.fold("after"))
         upload: dict[str, ft.Mean | ft.Each] = {
             "body": ft.Mean(body.params, data.info.num_train),
             "class_means": ft.Mean(after.means.to(dtype), data.info.class_counts),

@@ -133,10 +133,7 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         trained = ft.train(task, loss, state, context=shared, data=data.train, key=key)
 
         # the means of the client's classes, under the model that it trained
-        features = ft.cached_features(task, trained.params, data.train, key=key)
-        moments = gaussian.class_moments(
-            features.x, features.labels(), features.weight, task.num_classes
-        )
+        _, moments = gaussian.measure(task, trained.params, data.train, key=key)
         local_means = moments.means.to(shared.means.dtype)
         upload = {"prototypes": ft.Mean(local_means, data.info.class_counts)}
 
@@ -187,10 +184,6 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
     ) -> Personal:
         """Return the client's own model with the global prototypes."""
         return Personal(state, download.shared.prototypes)
-
-    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the features of the model."""
-        return ft.predict_features(task, personal.model, x)
 
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return negative squared distances from prototypes (-inf: none), or the head's logits."""

@@ -148,7 +148,7 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
         """Start from a personal head that adds nothing; with ``hyper`` keep nothing."""
         if self.variant == "hyper":
             return {}
-        return {name: torch.zeros(shape) for name, shape in task.shapes("head").items()}
+        return task.zeros("head")
 
     def local_update(
         self,
@@ -210,10 +210,6 @@ class FedRoD(ft.Algorithm[ServerState, ft.Params, Personal]):
         shared = download.shared
         head = personal_head(task, state, shared.hyper, data.info.class_counts)
         return Personal(shared.model, head)
-
-    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the features that both heads receive."""
-        return ft.predict_features(task, personal.model, x)
 
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the sum of both heads' logits."""

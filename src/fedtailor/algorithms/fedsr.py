@@ -188,7 +188,6 @@ class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
             model,
             data.train,
             key=key.fold("finetune"),
-            training=task.training,
             epochs=self.finetune_epochs,
             samples=self.samples,
         )

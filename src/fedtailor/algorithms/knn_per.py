@@ -157,10 +157,6 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
         mixing = torch.where(data.val.size() > 0, best, self.mixing)
         return personal._replace(mixing=torch.where(table.size() > 0, mixing, 0.0))
 
-    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the features of the global model."""
-        return ft.predict_features(task, personal.model, x)
-
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return logarithms of mixed probabilities, or logits where nothing is remembered."""
         memory: Memory = personal.memory.value

@@ -83,14 +83,11 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common initialization, with no correction."""
-        model = task.initial(key)
-        return ServerState(model, tree.map(torch.zeros_like, task.pick(model, *ft.TRAINED)))
+        return ServerState(task.initial(key), task.zeros(*ft.TRAINED))
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with a control of 0."""
-        return ClientState(
-            {name: torch.zeros(shape) for name, shape in task.shapes(*ft.TRAINED).items()}
-        )
+        return ClientState(task.zeros(*ft.TRAINED))
 
     def local_update(
         self,

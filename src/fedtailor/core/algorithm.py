@@ -236,8 +236,7 @@ class Algorithm(ABC, Generic[S, C, P]):
 
         What its head receives.
 
-        By default a personal model is one that the default of ``predict`` takes. A method that
-        defines ``predict`` has features only if it defines this too.
+        By default a personal model is the parameters of a whole model, or has them in ``model``.
 
         Raises:
             TypeError: the model is something else.

@@ -81,6 +81,10 @@ class Task(NamedTuple):
         """Return the parameter shapes of the given groups."""
         return {name: self.model.shapes[name] for name in self.names(*groups)}
 
+    def zeros(self, *groups: str) -> Params:
+        """Return zeros of the parameter shapes of the given groups."""
+        return {name: torch.zeros(shape) for name, shape in self.shapes(*groups).items()}
+
     def initial(self, key: Key, *groups: str) -> Params:
         """Return the common initial parameters of the given groups (all if none is given).
 

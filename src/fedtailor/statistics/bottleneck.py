@@ -25,7 +25,6 @@ from fedtailor.core.task import (
     Model,
     Params,
     Task,
-    Training,
     predict_features,
 )
 from fedtailor.training.batches import is_moved
@@ -182,7 +181,6 @@ def train_sampled_head(
     data: ExampleSet,
     *,
     key: Key,
-    training: Training,
     epochs: int,
     samples: int,
     likelihood: Likelihood = "expected_log",
@@ -190,9 +188,9 @@ def train_sampled_head(
     """Train the head of a model with a Gaussian layer by cross-entropy of sampled features.
 
     The body stays frozen. The Gaussians are those of evaluation mode, computed once unless
-    ``training`` augments images: then they differ by epoch.
+    training augments images: then they differ by epoch.
     """
-    if is_moved(training, data.x):
+    if is_moved(task.training, data.x):
         examples = data
         body = task.pick(model, *BODY)
     else:
@@ -208,7 +206,6 @@ def train_sampled_head(
         context=body,
         data=examples,
         key=key.fold("head"),
-        training=training,
         epochs=epochs,
     )
 

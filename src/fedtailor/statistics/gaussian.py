@@ -14,6 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Real
 from torch import Tensor
 
+from fedtailor.core.federation import ExampleSet
+from fedtailor.core.rng import Key
+from fedtailor.core.task import Params, Task
+from fedtailor.training.blocks import cached_features
+
 _SMALLEST_DEVIATION = 1e-12
 """Replaces the standard deviation of a constant feature in a correlation."""
 
@@ -61,6 +66,14 @@ def class_moments(
 
     centered = z.double() - means[labels.clamp(0, num_classes - 1)]
     return ClassMoments(means, counts, centered.mT @ (centered * weight.double()[:, None]))
+
+
+def measure(
+    task: Task, params: Params, data: ExampleSet, *, key: Key
+) -> tuple[ExampleSet, ClassMoments]:
+    """Return the features of a client's examples under a model as a table, and their moments."""
+    features = cached_features(task, params, data, key=key)
+    return features, class_moments(features.x, features.y, features.weight, task.num_classes)
 
 
 def fill_missing_means(
