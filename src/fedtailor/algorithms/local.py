@@ -79,12 +79,6 @@ class Local(ft.Algorithm[tuple[()], ft.Params, ft.Params]):
         trained = ft.train(task, ft.classification_loss, state, data=data.train, key=key)
         return ft.ClientUpdate(trained.params, {}, personal=trained.params, metrics=trained.metrics)
 
-    def aggregate(
-        self, server: tuple[()], received: ft.Received, cohort: ft.Cohort
-    ) -> tuple[tuple[()], tuple[()]]:
-        """Return nothing: no client sends anything."""
-        return (), ()
-
     def personalize(
         self,
         task: ft.Task,

@@ -41,26 +41,23 @@ from torch import Tensor
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import gaussian_heads, optimizer, tree
 
-
-class ServerState(NamedTuple):
-    """The global Gaussian p: means (with buffers), and raw deviations."""
-
-    mean: ft.Params
-    raw: ft.Params
+Gaussian = gaussian_heads.HeadPosterior
+"""Over all weights here: means (with buffers), and raw deviations. The global one, p, is the server
+state."""
 
 
 class ClientState(NamedTuple):
     """The client's Gaussian q, whose means hold buffers too, and 1 once it has trained."""
 
-    own: gaussian_heads.HeadPosterior
+    own: Gaussian
     trained: Tensor
 
 
 class Learner(NamedTuple):
     """What a step changes: q and p, Adam's moments of both, and the sum of the losses."""
 
-    own: gaussian_heads.HeadPosterior
-    copy: gaussian_heads.HeadPosterior
+    own: Gaussian
+    copy: Gaussian
     own_moments: optimizer.Moments
     copy_moments: optimizer.Moments
     loss: Tensor
@@ -72,7 +69,7 @@ def alternate(
     """Take a step of q towards the data and p, then one of p towards it; ``count`` is n_i."""
 
     # q_i: likelihood of all n_i examples, and divergence from p
-    def own_objective(own: gaussian_heads.HeadPosterior) -> tuple[Tensor, tuple[Tensor, ft.Params]]:
+    def own_objective(own: Gaussian) -> tuple[Tensor, tuple[Tensor, ft.Params]]:
         loss, buffers = gaussian_heads.expected_loss(task, own, batch, key, method.draws)
         loss = count * loss + method.penalty * gaussian_heads.divergence_between(own, old.copy)
         return loss, (loss, buffers)
@@ -84,7 +81,7 @@ def alternate(
     own = own._replace(mean={**own.mean, **task.pick(old.own.mean, "buffer"), **buffers})
 
     # p: divergence of the new q_i from it
-    def copy_objective(copy: gaussian_heads.HeadPosterior) -> Tensor:
+    def copy_objective(copy: Gaussian) -> Tensor:
         return method.penalty * gaussian_heads.divergence_between(own, copy)
 
     slope = torch.func.grad(copy_objective)(old.copy)
@@ -96,7 +93,7 @@ def alternate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
+class PFedBayes(ft.Algorithm[Gaussian, ClientState, ft.Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
 
     penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("the global Gaussian never moves.")] = 10.0
@@ -129,21 +126,21 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
             "raw": ft.Field(kind="model", shapes=task.shapes(*ft.TRAINED), weight="equal"),
         }
 
-    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
+    def init_server(self, task: ft.Task, key: ft.Key) -> Gaussian:
         """Start from the common initialization, equally uncertain everywhere."""
         mean = task.initial(key)
         rho = gaussian_heads.raw_of(self.initial_scale)
         raw = {name: torch.full_like(mean[name], rho) for name in task.names(*ft.TRAINED)}
-        return ServerState(mean, raw)
+        return Gaussian(mean, raw)
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start like the server; the first download replaces it."""
-        return ClientState(_gaussian(self.init_server(task, key)), torch.zeros(()))
+        return ClientState(self.init_server(task, key), torch.zeros(()))
 
     def local_update(
         self,
         task: ft.Task,
-        download: ft.Download[ServerState],
+        download: ft.Download[Gaussian],
         state: ClientState,
         data: ft.ClientData,
         key: ft.Key,
@@ -160,8 +157,8 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         return ft.ClientUpdate(new_state, upload, personal=end.own.mean, metrics=metrics)
 
     def aggregate(
-        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
-    ) -> tuple[ServerState, tuple[()]]:
+        self, server: Gaussian, received: ft.Received, cohort: ft.Cohort
+    ) -> tuple[Gaussian, tuple[()]]:
         """Mix the means of means and raw deviations into the old ones."""
         mean = received["mean"].or_else(server.mean)
         raw = received["raw"].or_else(server.raw)
@@ -169,16 +166,16 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         def mix(old: Tensor, mean: Tensor) -> Tensor:
             return (1 - self.mixing) * old + self.mixing * mean
 
-        return tree.map(mix, server, ServerState(mean, raw)), ()
+        return tree.map(mix, server, Gaussian(mean, raw)), ()
 
-    def global_model(self, task: ft.Task, server: ServerState) -> ft.Params:
+    def global_model(self, task: ft.Task, server: Gaussian) -> ft.Params:
         """Return the mean of the global Gaussian."""
         return server.mean
 
     def onboard(
         self,
         task: ft.Task,
-        download: ft.Download[ServerState],
+        download: ft.Download[Gaussian],
         info: ft.ClientInfo,
         data: ft.ClientData,
         key: ft.Key,
@@ -186,14 +183,14 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
         """Start from the global Gaussian and train for a round, with the global Gaussian fixed."""
         shared = download.shared
         with_fixed_global = replace(self, global_lr=0.0)
-        trained = with_fixed_global.learn(task, shared, _gaussian(shared), data, key)
+        trained = with_fixed_global.learn(task, shared, shared, data, key)
         end: Learner = trained.params
         return ft.Onboarded(ClientState(end.own, torch.ones(())), trained.steps)
 
     def personalize(
         self,
         task: ft.Task,
-        download: ft.Download[ServerState],
+        download: ft.Download[Gaussian],
         state: ClientState,
         data: ft.ClientData,
         key: ft.Key,
@@ -204,28 +201,22 @@ class PFedBayes(ft.Algorithm[ServerState, ClientState, ft.Params]):
     def learn(
         self,
         task: ft.Task,
-        shared: ServerState,
-        own: gaussian_heads.HeadPosterior,
+        shared: Gaussian,
+        own: Gaussian,
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.Trained:
         """Train for a round; the result is a :class:`Learner`."""
-        copy = _gaussian(shared)
         own_moments = optimizer.Moments.zeros(own)
-        copy_moments = optimizer.Moments.zeros(copy)
-        start = Learner(own, copy, own_moments, copy_moments, torch.zeros(()))
+        copy_moments = optimizer.Moments.zeros(shared)
+        start = Learner(own, shared, own_moments, copy_moments, torch.zeros(()))
         step = partial(alternate, method=self)
         return ft.train(
             task, None, start, context=data.info.num_train, data=data.train, key=key, step=step
         )
 
 
-def _gaussian(server: ServerState) -> gaussian_heads.HeadPosterior:
-    return gaussian_heads.HeadPosterior(server.mean, server.raw)
-
-
-def _own(download: ft.Download[ServerState], state: ClientState) -> gaussian_heads.HeadPosterior:
+def _own(download: ft.Download[Gaussian], state: ClientState) -> Gaussian:
     """Return a client's Gaussian: the global one if it never trained."""
-    received = _gaussian(download.shared)
-    own: gaussian_heads.HeadPosterior = tree.where(state.trained > 0, state.own, received)
+    own: Gaussian = tree.where(state.trained > 0, state.own, download.shared)
     return own

@@ -185,13 +185,14 @@ class Algorithm(ABC, Generic[S, C, P]):
         The values are in the order of ``cohort.ids``.
 
         By default the server state is a NamedTuple, and every received field replaces its field of
-        the same name.
+        the same name. If nothing is sent, the state stays as it is.
 
         Raises:
             TypeError: the server state lacks a received field.
         """
-        fields = getattr(server, "_fields", None)
-        if fields is None or not set(received) <= set(fields):
+        if not received:
+            return server, ()
+        if not set(received) <= set(getattr(server, "_fields", ())):
             raise TypeError(
                 f"{type(self).__name__} must define aggregate, or keep a server state that is a "
                 f"NamedTuple with the fields {sorted(received)}"
