@@ -228,10 +228,8 @@ def _is_empty(model: Any) -> bool:
 
 def _difference_of_structure(first: Any, second: Any, source: str, other_source: str) -> str:
     """Return a leaf in which two trees differ, in words."""
-    leaves, others = (
-        {path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(value)}
-        for value in (first, second)
-    )
+    leaves = _leaves_in_words(first)
+    others = _leaves_in_words(second)
     for path in [*leaves, *others]:
         name = f"'{path or '.'}'"
         if path not in others:
@@ -242,6 +240,10 @@ def _difference_of_structure(first: Any, second: Any, source: str, other_source:
             return f"{name} is {leaves[path]} from {source}, but {others[path]} from {other_source}"
 
     return f"the order of the leaves differs between {source} and {other_source}"
+
+
+def _leaves_in_words(value: Any) -> dict[str, str]:
+    return {path: f"of shape {shape} and type {dtype}" for path, shape, dtype in structure(value)}
 
 
 def check_storage(case: Case) -> str | None:
