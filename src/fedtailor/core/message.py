@@ -120,6 +120,23 @@ def spread(weight: Tensor, leaf: Tensor) -> Tensor:
     return weight.reshape(weight.shape + (1,) * (leaf.dim() - weight.dim()))
 
 
+def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
+    """Return what a broadcast holds in every field; None where it holds no such field."""
+    values: dict[str, tree.Tree | None] = {}
+    for name, field in messages.items():
+        value = shared.get(name) if isinstance(shared, Mapping) else getattr(shared, name, None)
+        values[name] = value if _has_declared_shapes(value, field) else None
+    return values
+
+
+def _has_declared_shapes(value: Any, field: Field) -> bool:
+    try:
+        shapes = {path: tuple(leaf.shape) for path, leaf in tree.paths(value).items()}
+    except TypeError:
+        return False
+    return shapes == field.leaf_shapes()
+
+
 def num_scalars(kind: str, shape: tuple[int, ...]) -> int:
     """Return how many numbers a tensor takes; a symmetric matrix (..., d, d) counts packed."""
     if kind == "covariance":

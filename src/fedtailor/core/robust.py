@@ -23,16 +23,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.devices import to_host
-from fedtailor.core.message import Each, Field, Mean, Messages, Reduced, Sum, Upload, spread
+from fedtailor.core.message import Field, Mean, Messages, Reduced, Upload, sent_rows, spread
 from fedtailor.core.reduction import reduce_field, tree_sum
-from fedtailor.core.schedule import RobustRule
 
 _CHUNK_NUMBERS = 2**23
 """Numbers of all clients that are sorted or multiplied at once (64 MiB)."""
@@ -41,7 +40,7 @@ _SMALLEST_EIGENVALUE = 1e-6
 
 
 class RobustReduction(NamedTuple):
-    """What a rule does with the uploads of a cohort; the table ``RULES`` is at the end."""
+    """What a rule does with the uploads of a cohort: one of two ways."""
 
     reduce: Callable[[Mapping[int, Mean], Field, tree.Tree | None, float], Reduced] | None = None
     """``reduce(entries, field, sent, share)``: the mean of one field over the cohort, given by
@@ -54,43 +53,15 @@ class RobustReduction(NamedTuple):
     """``leave_out(uploads, sent, share)``: the clients whose uploads do not count, and how far they
     are from the others, relative to the median of all."""
 
+    def needs_every_value(self, field: Field) -> bool:
+        """Return whether the rule compares what single clients sent in a field."""
+        return self.reduce is None or field.reduction == "mean"
 
-def needs_every_value(rule: RobustRule, field: Field) -> bool:
-    """Return whether the server needs what every single client sent in a field, not only its sum.
-
-    A rule compares the clients: even ``norm_clip`` does, because its bound is the median of the
-    cohort.
-    """
-    if RULES[rule].leave_out is not None or field.reduction == "each":
-        return True
-    return RULES[rule].reduce is not None and field.reduction == "mean"
-
-
-def unprotected_fields(rule: RobustRule, messages: Messages) -> list[str]:
-    """Return the fields of uploads that a rule for means leaves as they are."""
-    if RULES[rule].reduce is None:
-        return []
-    return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
-
-
-def sent_values(shared: Any, messages: Messages) -> dict[str, tree.Tree | None]:
-    """Return what a broadcast holds in every field that clients upload.
-
-    None where it holds no such field.
-    """
-    values: dict[str, tree.Tree | None] = {}
-    for name, field in messages.items():
-        value = shared.get(name) if isinstance(shared, Mapping) else getattr(shared, name, None)
-        values[name] = value if _has_declared_shapes(value, field) else None
-    return values
-
-
-def _has_declared_shapes(value: Any, field: Field) -> bool:
-    try:
-        shapes = {path: tuple(leaf.shape) for path, leaf in tree.paths(value).items()}
-    except TypeError:
-        return False
-    return shapes == field.leaf_shapes()
+    def unprotected_fields(self, messages: Messages) -> list[str]:
+        """Return the fields of uploads that the rule leaves as they are."""
+        if self.reduce is None:
+            return []
+        return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
 
 
 # Clipping
@@ -101,12 +72,11 @@ def _mean_of_clipped(
 ) -> Reduced:
     """Shorten changes to the median length of those who sent something, and take the mean."""
     norms = {client: _norm(entry, sent) for client, entry in entries.items()}
-    sent_something = to_host(
-        {client: (entry.weight > 0).any() for client, entry in entries.items()}, "norm_clip"
-    )
-    bound = _middle([norms[client] for client in entries if bool(sent_something[client])])
-    clipped = {}
+    sent_any = {client: sent_rows(entry).any() for client, entry in entries.items()}
+    sent_any = to_host(sent_any, "norm_clip")
+    bound = _median_of([norms[client] for client in entries if sent_any[client]])
 
+    clipped = {}
     for client, entry in entries.items():
         value = entry.value
         if norms[client] > bound:
@@ -119,41 +89,29 @@ def _mean_of_clipped(
 
 def _norm(entry: Mean, sent: tree.Tree | None) -> float:
     """Return the length of a change."""
-    weight = sending_weight(entry)
+    sent_mask = sent_rows(entry)
     old = _paths(sent)
     squares = []
     for path, leaf in tree.paths(entry.value).items():
         # Flattened: the order of addition must not depend on how a leaf lies in memory.
-        change = _change(leaf, old.get(path), spread(weight, leaf)).flatten()
+        change = _change(leaf, old.get(path), spread(sent_mask, leaf)).flatten()
         squares.append(change.square().sum())
     return math.sqrt(sum(map(float, to_host(squares, "norm_clip"))))
 
 
-def _change(leaf: Tensor, old: Tensor | None, weight: Tensor) -> Tensor:
-    """Return a change in float64.
-
-    0 where the weight, which fits the leaf, says that nothing was sent.
-    """
+def _change(leaf: Tensor, old: Tensor | None, is_sent: Tensor) -> Tensor:
+    """Return a change in float64; 0 where nothing was sent."""
     change = leaf.double()
     if old is not None:
         change = change - old.double()
-    return torch.where(weight > 0, change, 0.0)
+    return torch.where(is_sent, change, 0.0)
 
 
 def _paths(sent: tree.Tree | None) -> dict[str, Tensor]:
     return {} if sent is None else tree.paths(sent)
 
 
-def sending_weight(entry: Mean | Sum | Each) -> Tensor:
-    """Return a weight that is positive in the rows that a client sent."""
-    if isinstance(entry, Mean):
-        return entry.weight
-    if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
-        return entry.rows
-    return torch.ones(())
-
-
-def _middle(values: list[float]) -> float:
+def _median_of(values: list[float]) -> float:
     """Return the median of numbers; infinite if there are none."""
     ordered = sorted(values)
     if not ordered:
@@ -276,7 +234,7 @@ def positive_definite(matrices: Tensor) -> Tensor:
 def left_out_by_krum(
     uploads: Mapping[int, Upload], sent: Mapping[str, tree.Tree | None], share: float
 ) -> dict[int, float]:
-    """Return the clients whose uploads are farthest from those nearest to them, and how far.
+    """Return the clients whose uploads are farthest from their nearest ones, and how far.
 
     Distances are relative to the median of all.
 
@@ -293,8 +251,9 @@ def left_out_by_krum(
     distances = _squared_distances([uploads[client] for client in ids], sent)
     num_nearest = len(ids) - num_left_out - 2
     nearest = distances.fill_diagonal_(math.inf).sort(dim=1).values[:, :num_nearest]
-    scores = dict(zip(ids, to_host(nearest.sum(1).sqrt(), "krum").tolist(), strict=True))
-    typical = _middle(list(scores.values()))
+    lengths = to_host(nearest.sum(1).sqrt(), "krum").tolist()
+    scores = dict(zip(ids, lengths, strict=True))
+    typical = _median_of(list(scores.values()))
 
     # Rounded, so that equal uploads have equal scores whichever others took part. Of these the
     # lower ids stay.
@@ -303,8 +262,8 @@ def left_out_by_krum(
         ratio = score / typical if typical > 0 else score
         relative[client] = float(f"{ratio:.9g}")
 
-    farthest = sorted(ids, key=lambda client: (relative[client], client))[len(ids) - num_left_out :]
-
+    nearest_first = sorted(ids, key=lambda client: (relative[client], client))
+    farthest = nearest_first[len(ids) - num_left_out :]
     return {client: relative[client] for client in sorted(farthest)}
 
 
@@ -313,17 +272,17 @@ def _squared_distances(uploads: list[Upload], sent: Mapping[str, tree.Tree | Non
     products = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
     for name in uploads[0]:
         old = _paths(sent.get(name))
-        weights = [sending_weight(upload[name]) for upload in uploads]
+        masks = [sent_rows(upload[name]) for upload in uploads]
         columns = [tree.paths(upload[name].value) for upload in uploads]
         for path, like in columns[0].items():
+            # Rows of a tensor at a time, so that those of all clients fit into memory.
             for start, stop in _chunks(like.shape, len(uploads)):
                 before = _rows(old[path], start, stop) if path in old else None
                 vectors = []
-                for weight, column in zip(weights, columns, strict=True):
-                    part = _rows(spread(weight, like), start, stop)
-                    vectors.append(
-                        _change(_rows(column[path], start, stop), before, part).flatten()
-                    )
+                for mask, column in zip(masks, columns, strict=True):
+                    is_sent = _rows(spread(mask, like), start, stop)
+                    change = _change(_rows(column[path], start, stop), before, is_sent)
+                    vectors.append(change.flatten())
 
                 rows = torch.stack(vectors)
                 products += rows @ rows.mT
@@ -332,11 +291,10 @@ def _squared_distances(uploads: list[Upload], sent: Mapping[str, tree.Tree | Non
     return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
 
 
-RULES: Mapping[RobustRule, RobustReduction] = {
-    "none": RobustReduction(),
+RULES: Mapping[str, RobustReduction] = {
     "norm_clip": RobustReduction(reduce=_mean_of_clipped),
     "median": RobustReduction(reduce=_median_of_entries),
     "trimmed_mean": RobustReduction(reduce=_trimmed_mean_of_entries),
     "krum": RobustReduction(leave_out=left_out_by_krum),
 }
-"""The rules by their names in ``federation.robust``."""
+"""The rules by their names in ``federation.robust``, which knows ``none`` too."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedtailor.core.algorithm import Algorithm
+    from fedtailor.core.robust import RobustReduction
 
 _MOST_DRAWS = 10_000
 _FORMS = 'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)"'
@@ -271,6 +272,15 @@ class Schedule:
         """Return whether all clients train in every round."""
         who = algorithm.trains if self.train == "auto" else self.train
         return who == "all"
+
+    def robust_reduction(self) -> RobustReduction | None:
+        """Return how means over clients are protected; None: they are not."""
+        if self.robust == "none":
+            return None
+
+        from fedtailor.core.robust import RULES
+
+        return RULES[self.robust]
 
     @property
     def fewest_uploads(self) -> int:

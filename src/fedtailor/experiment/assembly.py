@@ -15,7 +15,6 @@ from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean, match_name
 from fedtailor.core.federation import Federation, Roster
-from fedtailor.core.robust import unprotected_fields
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build, split_record
@@ -102,7 +101,8 @@ def notes_on_unprotected_fields(
     algorithm: Algorithm[Any, Any, Any], task: Task, schedule: Schedule
 ) -> list[str]:
     """Return a note if the robust rule leaves some of what clients upload as it is."""
-    fields = unprotected_fields(schedule.robust, algorithm.messages(task))
+    rule = schedule.robust_reduction()
+    fields = rule.unprotected_fields(algorithm.messages(task)) if rule else []
     if not fields:
         return []
 

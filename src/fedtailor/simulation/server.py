@@ -14,9 +14,16 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.message import Mean, Reduced, Upload, download_bytes, upload_bytes
+from fedtailor.core.message import (
+    Field,
+    Mean,
+    Reduced,
+    Upload,
+    download_bytes,
+    sent_values,
+    upload_bytes,
+)
 from fedtailor.core.reduction import FieldSum, reduce_field
-from fedtailor.core.robust import RULES, needs_every_value, sent_values
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import problem_with
@@ -123,14 +130,14 @@ class RunServer:
         self.num_trainable = len(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
 
+        self.robust = schedule.robust_reduction()
+
         # Uploads are added up as they arrive, so that the memory does not grow with the cohort.
         self.uploaded = [
             name for name, declared in self.messages.items() if declared.reduction != "none"
         ]
         self.summed = tuple(
-            name
-            for name in self.uploaded
-            if not needs_every_value(schedule.robust, self.messages[name])
+            name for name in self.uploaded if not self._needs_every_value(self.messages[name])
         )
 
         fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
@@ -305,14 +312,19 @@ class RunServer:
             )
             refuse_too_few(report, usable, len(self.asked), needed)
 
+    def _needs_every_value(self, declared: Field) -> bool:
+        """Return whether single uploads of a field are needed, and not only their sum."""
+        if declared.reduction == "each":
+            return True
+        return self.robust is not None and self.robust.needs_every_value(declared)
+
     def _leave_out(self, report: RoundReport, attempt: RoundAttempt) -> None:
         """Leave out the clients that the robust rule does, if it is one that does."""
-        leave_out = RULES[self.schedule.robust].leave_out
-        if leave_out is None:
+        if self.robust is None or self.robust.leave_out is None:
             return
 
         sent = sent_values(attempt.shared, self.messages)
-        distances = leave_out(attempt.uploads, sent, self.schedule.robust_share)
+        distances = self.robust.leave_out(attempt.uploads, sent, self.schedule.robust_share)
         for client, distance in distances.items():
             attempt.leave_out(client)
             reason = (
@@ -374,7 +386,7 @@ class RunServer:
             return attempt.sums[name].reduced()
 
         entries = {client: upload[name] for client, upload in attempt.uploads.items()}
-        reduce = RULES[self.schedule.robust].reduce
+        reduce = self.robust.reduce if self.robust else None
         declared = self.messages[name]
         if reduce is None or declared.reduction != "mean":
             return reduce_field(entries)
