@@ -131,7 +131,7 @@ def test_clients_without_a_score_are_counted_and_left_out(tmp_path):
     assert (test.num_clients, test.num_missing) == (2, 2) and test.outcomes == Outcomes(1, 0, 1)
     assert test.difference == pytest.approx((0.25 - 0.5) / 2, **EXACT)
     assert comparison.groups[0].summaries[0].num_clients == {0: 3}
-    assert comparison.warnings[0].startswith("1 client has no accuracy with fedavg in seed 0")
+    assert comparison.warnings[0].endswith("no accuracy with fedavg in seed 0: 1.")
 
 
 def test_one_seed_has_no_standard_error_and_is_no_evidence(tmp_path):
@@ -209,7 +209,7 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
     open_one = write_run(tmp_path / "c", scores, algorithm="apfl", finished=False)
     text = "\n".join(compare(read_methods([one, other, open_one])).warnings)
     for words in (
-        "apfl has not finished seed 0 (interrupted): it is left out.",
+        "apfl has not finished seed 0 (interrupted): left out.",
         "data: digits with digest d (fedavg); mnist with digest e (ditto)",
         "training.epochs: 1 (fedavg); 5 (ditto)",
         "training.batch_size: not recorded (fedavg); 8 (ditto)",

@@ -44,6 +44,8 @@ COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 NO_RUN = f"'{{path}}' is not the folder of a run: it holds no {CONFIG_FILE}."
 """What is said of any other folder."""
+LOST_WORK = ("quarantine", "failed", "absent")
+"""Events by which the work of a client is lost."""
 ACROSS_SITES = "sites"
 """Stands in place of an engine in the provenance of a run across sites."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedtailor.core.errors import one_line
-from fedtailor.core.options import show
-from fedtailor.report.methods import Method, settings_of
+from fedtailor.experiment.reader import LOST_WORK, RunRecords
+from fedtailor.report.methods import Method, in_words, settings_of
 from fedtailor.report.records import MetricScores
 
-_TRAINING = ("epochs", "steps", "batch_size", "drop_last")
-"""Keys of ``[training]``, or of an algorithm, that are part of its budget."""
-_FEDERATION = (
+_BUDGET = ("epochs", "steps", "batch_size", "drop_last")
+"""Keys of ``[training]``; an algorithm may have one of its own, which then counts."""
+_SETTINGS = (
     "federation.participation",
     "federation.min_clients",
     "federation.full_last_round",
@@ -21,18 +21,21 @@ _FEDERATION = (
     "federation.robust",
     "evaluation.select",
     "evaluation.patience",
+    "training.precision",
 )
-_MODEL = ("model.name", "model.options", "model.others", "training.precision")
-_SOFTWARE = ("fedtailor", "python", "torch", "numpy")
-_CIRCUMSTANCES = {
+_PROVENANCE = {
+    "versions.fedtailor": "the version of fedtailor",
+    "versions.python": "the version of python",
+    "versions.torch": "the version of torch",
+    "versions.numpy": "the version of numpy",
     "commit": "the commit of fedtailor",
     "reduction": "the order of addition (reduction)",
     "engine": "the engine",
     "device": "the device",
 }
 """Keys of a provenance, and what they are."""
-_LOST_WORK = ("quarantine", "failed", "absent")
-"""Events by which the work of a client is lost."""
+_PARTICIPATION = "federation.participation"
+_WHO_TRAINS = "who trains in a round (federation.train)"
 _UNKNOWN = "not recorded"
 
 Scores: TypeAlias = Mapping[str, Mapping[int, MetricScores]]
@@ -55,10 +58,8 @@ def find_warnings(
         *_unfinished(methods),
         *_without_scores(finished, scores, metric, point),
         *_other_seeds(finished),
-        *_other_data(finished),
-        *_other_settings(finished),
-        *_other_rounds(finished, scores),
-        *_other_software(finished),
+        *_other_splits(finished),
+        *_other_facts(finished, scores),
         *_lost_work(finished),
     )
 
@@ -89,11 +90,8 @@ def _unfinished(methods: Sequence[Method]) -> Iterator[str]:
             yield f"{method.label} has no run yet: it is left out."
         elif open_seeds:
             states = sorted({str(method.runs[seed].status.get("state")) for seed in open_seeds})
-            left_out = "they are" if len(open_seeds) > 1 else "it is"
-            yield (
-                f"{method.label} has not finished {_seeds(open_seeds)} ({', '.join(states)}): "
-                f"{left_out} left out."
-            )
+            which = f"{_seeds(open_seeds)} ({', '.join(states)})"
+            yield f"{method.label} has not finished {which}: left out."
 
 
 def _without_scores(
@@ -110,12 +108,8 @@ def _without_scores(
         for seed, of_seed in scores[method.label].items():
             count = of_seed.num_clients - len(of_seed.values)
             if count:
-                words = "1 client has" if count == 1 else f"{count} clients have"
-                left_out = "is" if count == 1 else "are"
-                yield (
-                    f"{words} no {metric} with {method.label} in seed {seed}, and {left_out} left "
-                    "out."
-                )
+                where = f"with {method.label} in seed {seed}"
+                yield f"Clients that are left out, because they have no {metric} {where}: {count}."
 
 
 def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:
@@ -127,10 +121,8 @@ def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:
         )
 
 
-def _other_data(finished: Sequence[Method]) -> Iterator[str]:
-    """Say that the data or the splits of a seed differ."""
-    yield from _differences("data", finished, _over_runs(_data))
-
+def _other_splits(finished: Sequence[Method]) -> Iterator[str]:
+    """Say that the splits of a seed differ."""
     # Methods whose splits are the same, and those whose split is not known, by what they are.
     seeds_by_groups: dict[str, list[int]] = {}
     seeds_by_unknown: dict[str, list[int]] = {}
@@ -161,109 +153,60 @@ def _other_data(finished: Sequence[Method]) -> Iterator[str]:
         )
 
 
-def _other_settings(finished: Sequence[Method]) -> Iterator[str]:
-    """Say that budgets or models differ."""
+def _other_facts(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
+    """Say in what budgets, models, rounds, software or machines differ."""
+    facts = {method.label: _facts(method, scores[method.label]) for method in finished}
+    names = dict.fromkeys(name for of_method in facts.values() for name in of_method)
 
-    def setting(key: str) -> Callable[[Method], Any]:
-        return lambda method: settings_of(method.config).get(key, _UNKNOWN)
+    # Where all clients take part in every round, it does not matter who trains.
+    if all(of_method[_PARTICIPATION] == "all" for of_method in facts.values()):
+        names.pop(_WHO_TRAINS, None)
 
-    def budget(key: str) -> Callable[[Method], Any]:
-        own = setting(f"algorithm.{key}")
-        shared = setting(f"training.{key}")
-        return lambda method: shared(method) if own(method) == _UNKNOWN else own(method)
-
-    for key in _TRAINING:
-        yield from _differences(f"training.{key}", finished, budget(key))
-
-    for key in _FEDERATION:
-        yield from _differences(key, finished, setting(key))
-
-    if any(setting("federation.participation")(method) != "all" for method in finished):
-        what = "who trains in a round (federation.train)"
-        yield from _differences(what, finished, setting("federation.train"))
-
-    for key in _MODEL:
-        yield from _differences(key, finished, _section(key))
-
-    yield from _differences("rounds", finished, _results("rounds"))
-    yield from _differences("gradient steps of all clients", finished, _results("steps"))
+    for name in names:
+        words = {label: of_method[name] for label, of_method in facts.items() if name in of_method}
+        if len(set(words.values())) > 1:
+            yield f"The methods differ in {name}: {_by_value(words)}."
 
 
-def _section(key: str) -> Callable[[Method], Any]:
-    """Return the reader of a key, or of a table of what is below it."""
+def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]:
+    """Return what should be the same for all methods, in words, by what it is."""
+    settings = settings_of(method.config)
+    facts = {}
+    for key in _BUDGET:
+        value = settings.get(f"algorithm.{key}", settings.get(f"training.{key}", _UNKNOWN))
+        facts[f"training.{key}"] = in_words(value)
 
-    def read(method: Method) -> Any:
-        settings = settings_of(method.config)
-        start = f"{key}."
-        below = {
-            name.removeprefix(start): value
-            for name, value in settings.items()
-            if name.startswith(start)
-        }
-        return settings.get(key, below)
+    for key in _SETTINGS:
+        facts[key] = in_words(settings.get(key, _UNKNOWN))
 
-    return read
+    facts[_WHO_TRAINS] = in_words(settings.get("federation.train", _UNKNOWN))
+    model = {key: in_words(value) for key, value in settings.items() if key.startswith("model.")}
+    facts["the model"] = ", ".join(f"{key}={value}" for key, value in sorted(model.items()))
 
+    # What the runs of several seeds say, which need not be the same.
+    of_runs: dict[str, set[str]] = {}
+    for seed, run in method.finished.items():
+        for name, value in _facts_of_run(run, scores.get(seed)).items():
+            of_runs.setdefault(name, set()).add(in_words(value))
 
-def _results(name: str) -> Callable[[Method], str]:
-    """Return the reader of a number of the results of all seeds, in words."""
-
-    def read(method: Method) -> str:
-        runs = method.finished.values()
-        return " or ".join(sorted({show((run.result or {}).get(name, _UNKNOWN)) for run in runs}))
-
-    return read
+    return facts | {name: " or ".join(sorted(values)) for name, values in of_runs.items()}
 
 
-def _other_rounds(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
-    """Say that the models are of different rounds."""
+def _facts_of_run(run: RunRecords, scores: MetricScores | None) -> dict[str, Any]:
+    """Return what a run says of its data, results and circumstances, by what it is."""
+    provenance = settings_of(run.provenance)
+    data = provenance.get("data.dataset", _UNKNOWN)
+    digest = provenance.get("data.sha256")
+    result = run.result or {}
+    facts = {
+        "data": data if digest is None else f"{data} with digest {str(digest)[:8]}",
+        "rounds": result.get("rounds", _UNKNOWN),
+        "gradient steps of all clients": result.get("steps", _UNKNOWN),
+    }
+    if scores is not None:
+        facts["rounds after which the models were made"] = scores.round
 
-    def rounds(method: Method) -> str:
-        of_seeds = sorted({one.round for one in scores[method.label].values()})
-        return " or ".join(map(str, of_seeds))
-
-    having = [method for method in finished if scores[method.label]]
-    yield from _differences("rounds after which the models were made", having, rounds)
-
-
-def _other_software(finished: Sequence[Method]) -> Iterator[str]:
-    """Say that versions, engines or devices differ."""
-    for name in _SOFTWARE:
-        yield from _differences(f"the version of {name}", finished, _over_runs(_version(name)))
-
-    for key, words in _CIRCUMSTANCES.items():
-        yield from _differences(words, finished, _over_runs(_circumstance(key)))
-
-
-def _over_runs(read: Callable[[Mapping[str, Any]], Any]) -> Callable[[Method], str]:
-    """Return the reader of what the provenance of the finished runs of a method says, in words."""
-
-    def in_words(method: Method) -> str:
-        values = {_in_words(read(run.provenance)) for run in method.finished.values()}
-        return " or ".join(sorted(values))
-
-    return in_words
-
-
-def _data(provenance: Mapping[str, Any]) -> str:
-    """Return the name of the data, and the first digits of their digest."""
-    data = provenance.get("data")
-    if not isinstance(data, Mapping):
-        return _UNKNOWN
-
-    return f"{data.get('dataset')} with digest {str(data.get('sha256'))[:8]}"
-
-
-def _version(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    def read(provenance: Mapping[str, Any]) -> Any:
-        versions = provenance.get("versions")
-        return versions.get(name, _UNKNOWN) if isinstance(versions, Mapping) else _UNKNOWN
-
-    return read
-
-
-def _circumstance(key: str) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda provenance: provenance.get(key, _UNKNOWN)
+    return facts | {name: provenance.get(key, _UNKNOWN) for key, name in _PROVENANCE.items()}
 
 
 def _lost_work(finished: Sequence[Method]) -> Iterator[str]:
@@ -273,7 +216,7 @@ def _lost_work(finished: Sequence[Method]) -> Iterator[str]:
         for run in method.finished.values():
             counts = (run.result or {}).get("events")
             if isinstance(counts, Mapping):
-                numbers = [counts.get(kind) for kind in _LOST_WORK]
+                numbers = [counts.get(kind) for kind in LOST_WORK]
                 total += sum(number for number in numbers if isinstance(number, int))
 
         if total:
@@ -355,19 +298,6 @@ def _equal_methods(finished: Sequence[Method], scores: Scores, metric: str) -> I
                 f"{pair} have the same {metric} at every client in {_seeds(shared)}: either a "
                 "method is compared with itself, or what tells them apart had no effect."
             )
-
-
-def _differences(
-    what: str, methods: Sequence[Method], read: Callable[[Method], Any]
-) -> Iterator[str]:
-    """Say that values differ, and which methods have which."""
-    words = {method.label: _in_words(read(method)) for method in methods}
-    if len(set(words.values())) > 1:
-        yield f"The methods differ in {what}: {_by_value(words)}."
-
-
-def _in_words(value: Any) -> str:
-    return one_line(value) if isinstance(value, str) else show(value)
 
 
 def _by_value(words: Mapping[str, str]) -> str:

@@ -141,6 +141,15 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_flat(config, ""))
 
 
+def in_words(value: Any) -> str:
+    """Return a value of a configuration or a record in one line; a text has no quotes.
+
+    >>> in_words("digits"), in_words(0.5), in_words([1, 2])
+    ('digits', '0.5', '[1, 2]')
+    """
+    return one_line(value) if isinstance(value, str) else show(value)
+
+
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtailor.cli.show.console import percent, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.experiment.reader import LOST_WORK
 
 if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 _MOST_SITES = 30
 _FEW_EXAMPLES = 200
 """A pooled accuracy of fewer test examples is printed with its interval."""
-_LOST_WORK = ("quarantine", "failed", "absent")
-"""Events by which the work of a client is lost."""
 _HEADINGS = {metric.heading: key for key, metric in CLIENT_METRICS.items() if metric.heading}
 """Of the metrics beside the accuracy, with their keys in a result."""
 
@@ -199,7 +198,7 @@ def warn(results: Sequence[Mapping[str, Any]]) -> None:
     """Print one line if uploads were left out or clients failed, and where to read the reasons."""
     affected = []
     for result in results:
-        if any(result["events"][kind] for kind in _LOST_WORK):
+        if any(result["events"][kind] for kind in LOST_WORK):
             affected.append(result)
 
     if not affected:

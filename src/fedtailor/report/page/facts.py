@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.core.options import show
-from fedtailor.report.methods import settings_of
+from fedtailor.report.methods import in_words, settings_of
 from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, number
 
@@ -151,7 +150,7 @@ def _settings_tables(name: str, settings: Mapping[str, Mapping[str, Any]]) -> li
     shared: list[list[Cell]] = []
     for key in dict.fromkeys(key for of_method in settings.values() for key in of_method):
         values = [
-            _as_text(of_method[key]) if key in of_method else "" for of_method in settings.values()
+            in_words(of_method[key]) if key in of_method else "" for of_method in settings.values()
         ]
         is_shared = len(set(values)) == 1 and all(key in one for one in settings.values())
         if is_shared:
@@ -182,7 +181,3 @@ def _settings_tables(name: str, settings: Mapping[str, Mapping[str, Any]]) -> li
     )
 
     return tables
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
