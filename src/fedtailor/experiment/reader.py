@@ -112,21 +112,6 @@ class RunRecords:
             if record["round"] in complete:
                 yield record
 
-    def clients_of_round(self, number: int) -> list[Record]:
-        """Return the lines of ``clients.jsonl`` of one round, and keep them.
-
-        Raises:
-            DataError: the file is damaged, or the folder is gone.
-        """
-        if number not in self._clients_by_round:
-            lines = [line for line in self.iterate_clients() if line["round"] == number]
-            self._clients_by_round[number] = lines
-        return self._clients_by_round[number]
-
-    @cached_property
-    def _clients_by_round(self) -> dict[int, list[Record]]:
-        return {}
-
     @property
     def is_across_sites(self) -> bool:
         """Whether real sites trained in this run: their models stay with them."""

@@ -15,7 +15,7 @@ from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.report.cautions import find_notes, find_warnings
 from fedtailor.report.methods import Method
-from fedtailor.report.records import POINTS, Group, MetricScores, read_scores
+from fedtailor.report.records import POINTS, Group, MethodRecords, MetricScores, read_records
 from fedtailor.report.statistics import (
     Interval,
     Outcomes,
@@ -255,7 +255,8 @@ def compare(
     reference = find_name("method", against, labels, key="against") if against else first
     local = next((method.label for method in methods if method.algorithm == "local"), "")
 
-    groups = {group: _read(methods, metric, point, group, local) for group in get_args(Group)}
+    records = [read_records(method) for method in methods]
+    groups = {group: _select(records, metric, point, group, local) for group in get_args(Group)}
     scores = groups["known"].chosen
     _check_scores(scores, reference, metric, point)
 
@@ -274,28 +275,28 @@ def compare(
     )
 
 
-def _read(
-    methods: Sequence[Method], metric: str, point: str, group: Group, local: str
+def _select(
+    records: Sequence[MethodRecords], metric: str, point: str, group: Group, local: str
 ) -> _GroupScores:
-    """Read the scores of the finished runs, where a client has one."""
+    """Select the scores of the finished runs that are compared."""
 
-    def at(point: str, method: Method) -> BySeed:
+    def at(point: str, method: MethodRecords) -> BySeed:
         by_seed = {}
-        for seed, run in sorted(method.finished.items()):
-            scores = read_scores(run, point=point, metric=metric, group=group)
-            if scores is not None and scores.values:
+        for seed, of_seed in sorted(method.seeds.items()):
+            scores = of_seed.metric(metric, point, group)
+            if scores is not None:
                 by_seed[seed] = scores
 
         return by_seed
 
     return _GroupScores(
-        methods=methods,
+        methods=[method.method for method in records],
         group=group,
         is_higher_better=CLIENT_METRICS[metric].higher_is_better,
-        chosen={method.label: at(point, method) for method in methods},
-        of_global={method.label: at("global", method) for method in methods if point != "global"},
+        chosen={method.label: at(point, method) for method in records},
+        of_global={method.label: at("global", method) for method in records if point != "global"},
         of_local={
-            method.label: at(_DEFAULT_POINT, method) for method in methods if method.label == local
+            method.label: at(_DEFAULT_POINT, method) for method in records if method.label == local
         },
     )
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.methods import Method
@@ -36,9 +37,10 @@ their clients."""
 class FinalScores:
     """The scores of a client's model, in the round that gave the final models."""
 
-    accuracy: float
+    metrics: Mapping[str, float]
+    """By the names of :data:`fedtailor.core.metrics.CLIENT_METRICS`. Empty without test examples or
+    after a failed evaluation; an infinite loss is left out."""
     num_train: int
-    num_test: int
     condition: str
     """What was done to its examples, such as ``contrast-3``; empty if nothing is known."""
     bins: Sequence[Sequence[float]]
@@ -50,24 +52,32 @@ class FinalScores:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of all known clients."""
+class MetricScores:
+    """One metric of the clients of one run, at one evaluation point of its final models."""
 
-    mean: float
-    worst_tenth: float | None
+    round: int
+    """After which the models were made."""
+    adaptation: str
+    """What was done to make them."""
+    values: Mapping[int, float]
+    """By the id of the client, in the order of ids."""
+    num_train: Mapping[int, int]
+    """Training examples, by the id of the client."""
+    num_clients: int
+    """Clients of the run that should have a score; some may have none."""
 
 
 @dataclass(frozen=True)
 class SeedRecords:
-    """What figures show of one run."""
+    """What reports show of one run."""
 
     run: RunRecords
-    scores: dict[str, dict[int, FinalScores]] = field(default_factory=dict)
-    """By evaluation point and client."""
-    rounds: dict[str, int] = field(default_factory=dict)
-    """The round of these scores, by evaluation point."""
-    curves: dict[str, dict[int, Evaluation]] = field(default_factory=dict)
-    """Accuracy by evaluation point and round."""
+    all_scores: dict[tuple[Group, str], dict[int, FinalScores]] = field(default_factory=dict)
+    """By group of clients and evaluation point, then by client."""
+    rounds: dict[tuple[Group, str], int] = field(default_factory=dict)
+    """The round of these scores."""
+    curves: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)
+    """The accuracy over known clients, such as ``mean``, by evaluation point and round."""
     followed: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     """Values over clients by training metric and round."""
     last_training: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -89,10 +99,35 @@ class SeedRecords:
         """Return the name of a client, or its number if it has none."""
         return self.client_names[client] if 0 <= client < len(self.client_names) else str(client)
 
+    def scores(self, point: str) -> dict[int, FinalScores]:
+        """Return the scores of the known clients that have an accuracy at an evaluation point."""
+        scores = self.all_scores.get(("known", point), {})
+        return {client: one for client, one in scores.items() if "accuracy" in one.metrics}
+
+    def metric(self, metric: str, point: str, group: Group = "known") -> MetricScores | None:
+        """Return a metric of the final models; None if the run has not finished, or has it not."""
+        scores = self.all_scores.get((group, point), {})
+        final = (self.run.result or {}).get(_PLACES[group], {}).get(point)
+        values = {
+            client: one.metrics[metric]
+            for client, one in sorted(scores.items())
+            if metric in one.metrics
+        }
+        if final is None or not values:
+            return None
+
+        return MetricScores(
+            round=self.rounds[group, point],
+            adaptation=str(final.get("adaptation", "not recorded")),
+            values=values,
+            num_train={client: one.num_train for client, one in scores.items()},
+            num_clients=max(len(scores), _size_of_group(self.run, group)),
+        )
+
 
 @dataclass(frozen=True)
 class MethodRecords:
-    """What figures show of one method."""
+    """What reports show of one method."""
 
     method: Method
     seeds: dict[int, SeedRecords]
@@ -106,7 +141,7 @@ class MethodRecords:
     def point(self) -> str:
         """The evaluation point that the method is judged by; empty before the first evaluation."""
         for point in POINTS:
-            if any(point in seed.scores for seed in self.seeds.values()):
+            if any(seed.scores(point) for seed in self.seeds.values()):
                 return point
 
         return ""
@@ -114,12 +149,13 @@ class MethodRecords:
     def scores(self, point: str = "") -> Iterable[tuple[Unit, FinalScores]]:
         """Yield the scores of every client and seed, by default at the point of the method."""
         for seed in self.seeds.values():
-            for client, scores in seed.scores.get(point or self.point, {}).items():
+            for client, scores in seed.scores(point or self.point).items():
                 yield (seed.split, client), scores
 
     def accuracy(self, point: str = "") -> dict[Unit, float]:
         """Return the accuracy by client, the mean over seeds with the same split."""
-        return mean_by_unit((unit, scores.accuracy) for unit, scores in self.scores(point))
+        scores = self.scores(point)
+        return mean_by_unit((unit, one.metrics["accuracy"]) for unit, one in scores)
 
     def num_train(self) -> dict[Unit, int]:
         """Return the number of training examples by client."""
@@ -150,7 +186,7 @@ def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
     names: dict[Unit, str] = {}
     for seed in seeds:
         clients = set(range(len(seed.client_names)))
-        clients.update(*seed.scores.values(), *seed.last_training.values())
+        clients.update(*seed.all_scores.values(), *seed.last_training.values())
         for client in clients:
             number = f" (split {splits.index(seed.split) + 1})" if len(splits) > 1 else ""
             names.setdefault((seed.split, client), f"{seed.name_of(client)}{number}")
@@ -159,7 +195,7 @@ def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
 
 
 def read_records(method: Method) -> MethodRecords:
-    """Read what figures show of a method.
+    """Read what reports show of a method.
 
     Raises:
         DataError: a file is damaged.
@@ -174,61 +210,71 @@ def _read_seed(run: RunRecords) -> SeedRecords:
         for line in run.rounds:
             _add_round(records, line)
 
+        place = run.path / "result.json"
+        final_rounds = _rounds_of_final_models(run)
+
         place = run.path / "clients.jsonl"
-        last_rounds = _rounds_of_final_models(run)
         for line in run.iterate_clients():
-            _add_client(records, line, last_rounds)
+            if line["point"] == "training":
+                _add_training(records, line)
+            elif line["test_set"] == "clients":
+                _add_scores(records, line, final_rounds)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
-        message = f"a line has another form than expected ({type(reason).__name__})"
+        message = f"it has another form than expected ({type(reason).__name__}: {reason!s:.200})"
         raise damaged(place, message) from reason
 
     return records
 
 
-def _rounds_of_final_models(run: RunRecords) -> dict[str, int]:
-    """Return the round of the final models by evaluation point; empty for an unfinished run."""
-    metrics = (run.result or {}).get("metrics", {})
+def _rounds_of_final_models(run: RunRecords) -> dict[tuple[Group, str], int]:
+    """Return the round of the final models by group and point; empty for an unfinished run."""
+    rounds = {}
+    for group, place in _PLACES.items():
+        evaluations = (run.result or {}).get(place, {})
+        for point in POINTS.keys() & evaluations.keys():
+            rounds[group, point] = int(evaluations[point]["round"])
 
-    return {
-        point: int(metrics[point]["round"]) for point in POINTS if "round" in metrics.get(point, {})
-    }
+    return rounds
 
 
 def _add_round(records: SeedRecords, line: Mapping[str, Any]) -> None:
-    """Add the curves of a line of ``rounds.jsonl``."""
+    """Add the accuracies of a line of ``rounds.jsonl`` to the curves."""
     for evaluation in line.get("evaluations", ()):
         accuracy = evaluation["metrics"].get("accuracy", {})
-        mean = number(accuracy.get("mean"))
-        if _is_of_known_clients(evaluation) and mean is not None:
+        is_of_known = evaluation["test_set"] == "clients" and evaluation["group"] == "known"
+        if is_of_known and number(accuracy.get("mean")) is not None:
             curve = records.curves.setdefault(str(evaluation["point"]), {})
-            curve[int(line["round"])] = Evaluation(mean, number(accuracy.get("worst10")))
+            curve[int(line["round"])] = accuracy
 
 
-def _add_client(
-    records: SeedRecords, line: Mapping[str, Any], last_rounds: Mapping[str, int]
+def _add_scores(
+    records: SeedRecords,
+    line: Mapping[str, Any],
+    final_rounds: Mapping[tuple[Group, str], int],
 ) -> None:
-    """Add a line of ``clients.jsonl``: training metrics, or scores that no later ones replace."""
-    point = str(line["point"])
-    if point == "training":
-        _add_training(records, line)
-        return
+    """Add the scores of a line of ``clients.jsonl``, if they are those of the final models.
 
-    # Scores after the round that gave the final models do not count, nor do those of new clients.
+    As long as a run has not finished, the latest models count.
+    """
+    place = (line["group"], str(line["point"]))
     round_number = int(line["round"])
-    accuracy = number(line.get("accuracy"))
-    is_too_late = round_number > last_rounds.get(point, round_number)
-    if is_too_late or accuracy is None or not _is_of_known_clients(line):
+    if round_number != final_rounds.get(place, round_number):
         return
 
-    if records.rounds.get(point, 0) < round_number:
-        records.scores[point] = {}
-        records.rounds[point] = round_number
+    if records.rounds.get(place, 0) < round_number:
+        records.all_scores[place] = {}
+        records.rounds[place] = round_number
+
+    client = _whole(line, "client")
+    if client in records.all_scores[place]:
+        raise ValueError(f"client {client} has two lines of '{place[1]}' after {round_number}")
 
     diagnostics = {name: number(value) for name, value in line.get("diagnostics", {}).items()}
-    records.scores[point][int(line["client"])] = FinalScores(
-        accuracy=accuracy,
-        num_train=int(line.get("num_train", 0)),
-        num_test=int(line.get("num_test", 0)),
+    records.all_scores[place][client] = FinalScores(
+        metrics={
+            name: _metric(line, name) for name in CLIENT_METRICS if line.get(name) is not None
+        },
+        num_train=_whole(line, "num_train"),
         condition=str(line.get("condition", "")),
         bins=[[float(value) for value in row] for row in line.get("bins", ())],
         class_counts=_class_counts(line.get("confusion", ())),
@@ -250,10 +296,6 @@ def _add_training(records: SeedRecords, line: Mapping[str, Any]) -> None:
             by_round.setdefault(int(line["round"]), []).append(measured)
 
 
-def _is_of_known_clients(line: Mapping[str, Any]) -> bool:
-    return line.get("test_set") == "clients" and line.get("group") == "known"
-
-
 def _class_counts(confusion: Iterable[Sequence[float]]) -> dict[int, int]:
     """Return the examples by class from triples of class, prediction and examples."""
     counts: dict[int, int] = {}
@@ -263,12 +305,42 @@ def _class_counts(confusion: Iterable[Sequence[float]]) -> dict[int, int]:
     return counts
 
 
+def _whole(line: Mapping[str, Any], name: str) -> int:
+    value = line[name]
+    if type(value) is not int:
+        raise ValueError(f"'{name}' is {value!r:.40}")
+
+    return value
+
+
+def _metric(line: Mapping[str, Any], name: str) -> float:
+    value = line[name]
+
+    # A comparison of a huge integer with a float is exact, and one with NaN is false.
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+        raise ValueError(f"'{name}' of client {line['client']} is {value!r:.40}")
+
+    return float(value)
+
+
 def number(value: Any) -> float | None:
     """Return a finite number, or None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
 
     return None
+
+
+def _size_of_group(run: RunRecords, group: Group) -> int:
+    """Return the number of clients of a group in the split; 0 if it is not known."""
+    clients = run.split.get("clients")
+    num_new = run.split.get("new_clients", 0)
+    if not isinstance(clients, list) or type(num_new) is not int:
+        return 0
+    if not 0 <= num_new <= len(clients):
+        return 0
+
+    return num_new if group == "new" else len(clients) - num_new
 
 
 def training_counts(run: RunRecords) -> tuple[dict[int, dict[int, int]], list[str]]:
@@ -289,120 +361,3 @@ def training_counts(run: RunRecords) -> tuple[dict[int, dict[int, int]], list[st
                 class_names = [str(name) for name in card.get("class_names") or ()]
 
     return dict(sorted(counts.items())), class_names
-
-
-@dataclass(frozen=True)
-class MetricScores:
-    """One metric of the clients of one run, at one evaluation point of its final models."""
-
-    round: int
-    """After which the models were made."""
-    adaptation: str
-    """What was done to make them."""
-    values: Mapping[int, float]
-    """By the id of the client, in the order of ids."""
-    num_train: Mapping[int, int]
-    """Training examples, by the id of the client."""
-    num_clients: int
-    """Clients of the run that should have a score; some may have none."""
-
-
-def read_scores(
-    run: RunRecords, *, point: str, metric: str, group: Group = "known"
-) -> MetricScores | None:
-    """Return the scores of the clients of a finished run; None if it has none at the point.
-
-    A client has no value if it has no test examples, if its evaluation failed, or if its loss is
-    infinite.
-
-    Args:
-        run: of one seed.
-        point: one of ``POINTS``.
-        metric: a name of :data:`fedtailor.core.metrics.CLIENT_METRICS`.
-        group: known clients, or those that never took part in training.
-
-    Raises:
-        DataError: the records are damaged.
-    """
-    final = _final_evaluation(run, point, group)
-    if final is None:
-        return None
-
-    round_number = final.get("round")
-    if type(round_number) is not int:
-        raise damaged(run.path / "result.json", f"the evaluation '{point}' has no round")
-
-    # The lines of the clients, one each.
-    place = {"point": point, "test_set": "clients", "group": group}
-    lines: dict[int, Mapping[str, Any]] = {}
-    for line in run.clients_of_round(round_number):
-        if not place.items() <= line.items():
-            continue
-
-        client = _whole(line, "client", run)
-        if client in lines:
-            message = f"a client has two lines of '{point}' after round {round_number}"
-            raise damaged(run.path / "clients.jsonl", message)
-
-        lines[client] = line
-
-    values = {client: _value(line, metric, run) for client, line in sorted(lines.items())}
-    return MetricScores(
-        round=round_number,
-        adaptation=str(final.get("adaptation", "not recorded")),
-        values={client: value for client, value in values.items() if value is not None},
-        num_train={client: _whole(line, "num_train", run) for client, line in lines.items()},
-        num_clients=max(len(lines), _size_of_group(run, group)),
-    )
-
-
-def _final_evaluation(run: RunRecords, point: str, group: Group) -> Mapping[str, Any] | None:
-    """Return the record of an evaluation in the result; None if there is none."""
-    evaluations = (run.result or {}).get(_PLACES[group], {})
-    final = evaluations.get(point) if isinstance(evaluations, Mapping) else None
-    if final is not None and not isinstance(final, Mapping):
-        raise damaged(run.path / "result.json", f"the evaluation '{point}' is no table")
-
-    return final
-
-
-def _size_of_group(run: RunRecords, group: Group) -> int:
-    """Return the number of clients of a group in the split; 0 if it is not known."""
-    clients = run.split.get("clients")
-    num_new = run.split.get("new_clients", 0)
-    if not isinstance(clients, list) or type(num_new) is not int:
-        return 0
-
-    if not 0 <= num_new <= len(clients):
-        return 0
-
-    return num_new if group == "new" else len(clients) - num_new
-
-
-def _whole(line: Mapping[str, Any], name: str, run: RunRecords) -> int:
-    """Return a whole number of a line."""
-    value = line.get(name)
-    if type(value) is not int:
-        raise _not_a_number(run, line, name)
-
-    return value
-
-
-def _value(line: Mapping[str, Any], metric: str, run: RunRecords) -> float | None:
-    """Return the value of a metric; None if the client has none."""
-    value = line.get(metric)
-    if value is None:
-        return None
-
-    # A comparison of a huge integer with a float is exact, and one with NaN is false.
-    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
-        raise _not_a_number(run, line, metric)
-
-    return float(value)
-
-
-def _not_a_number(run: RunRecords, line: Mapping[str, Any], name: str) -> DataError:
-    where = (
-        f"in the line of client {line.get('client')!r:.40} after round {line.get('round')!r:.40}"
-    )
-    return damaged(run.path / "clients.jsonl", f"'{name}' is {line.get(name)!r:.40} {where}")

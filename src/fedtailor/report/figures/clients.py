@@ -27,7 +27,7 @@ _FEWEST_FOR_A_LINE = 12
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceLine:
     """What the accuracies of methods are compared with."""
 
     name: str
@@ -132,7 +132,7 @@ def bars_by_client(
     caption: str,
     quantity: str,
     subtitles: Mapping[str, str] | None = None,
-    reference: Reference | None = None,
+    reference: ReferenceLine | None = None,
     **look: Any,
 ) -> list[Figure]:
     """Return a figure with sorted bars, a panel for each title of ``values``; none without values.
@@ -237,7 +237,7 @@ def partition(records: Sequence[MethodRecords]) -> list[Figure]:
             return [_bubbles(counts, class_names, seed, "Training", seeds)]
 
     for seed in seeds:
-        scores = next(iter(seed.scores.values()), {})
+        scores = next(filter(None, map(seed.scores, POINTS)), {})
         tested = {client: dict(one.class_counts) for client, one in scores.items()}
         if any(tested.values()):
             return [_bubbles(tested, [], seed, "Test", seeds)]
@@ -276,7 +276,7 @@ def _bubbles(
     )
 
 
-def _references(records: Sequence[MethodRecords]) -> list[Reference]:
+def _references(records: Sequence[MethodRecords]) -> list[ReferenceLine]:
     """Return local training and FedAvg if they are there; else every method's own global model."""
     by_name: dict[str, MethodRecords] = {}
     for method in records:
@@ -286,16 +286,16 @@ def _references(records: Sequence[MethodRecords]) -> list[Reference]:
     references = []
     if "local" in by_name:
         method = by_name["local"]
-        references.append(Reference("local training", method.accuracy(), method.label))
+        references.append(ReferenceLine("local training", method.accuracy(), method.label))
 
     for name in ("fedavg", "fedavg_ft"):
         accuracy = by_name[name].accuracy("global") if name in by_name else {}
         if accuracy:
             label = by_name[name].label if name == "fedavg" else f"{by_name[name].label}: global"
-            references.append(Reference("the global model of FedAvg", accuracy, label))
+            references.append(ReferenceLine("the global model of FedAvg", accuracy, label))
             break
 
-    return references or [Reference("the global model of the same run", {}, "")]
+    return references or [ReferenceLine("the global model of the same run", {}, "")]
 
 
 def _in_percent(accuracy: Mapping[Unit, float]) -> dict[Unit, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedtailor.report.charts import CurvePoint, curves, evenly
-from fedtailor.report.parts import Cell, Figure, Panel, ReportTable
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
 from fedtailor.report.records import POINTS, MethodRecords, SeedRecords, number
 
 MOST_ROUNDS = 200
@@ -37,18 +37,16 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
     figures = []
     for point, words in POINTS.items():
 
-        def means(seed: SeedRecords, point: str = point) -> ByRound:
-            return {place: 100 * one.mean for place, one in seed.curves.get(point, {}).items()}
+        def accuracies(figure: str, point: str = point) -> Curves:
+            def values(seed: SeedRecords) -> ByRound:
+                lines = seed.curves.get(point, {})
+                return {place: percent(number(line.get(figure))) for place, line in lines.items()}
 
-        def worst_tenths(seed: SeedRecords, point: str = point) -> ByRound:
-            tenths = {place: one.worst_tenth for place, one in seed.curves.get(point, {}).items()}
-            return {place: 100 * one for place, one in tenths.items() if one is not None}
+            return _over_seeds(records, values)
 
         quantities = [
-            Quantity("Mean over clients", "accuracy, %", _over_seeds(records, means)),
-            Quantity(
-                "Worst tenth of the clients", "accuracy, %", _over_seeds(records, worst_tenths)
-            ),
+            Quantity("Mean over clients", "accuracy, %", accuracies("mean")),
+            Quantity("Worst tenth of the clients", "accuracy, %", accuracies("worst10")),
         ]
         figures += _figure(
             f"curves-{point}",

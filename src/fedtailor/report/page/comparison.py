@@ -56,7 +56,7 @@ def _compare(records: Sequence[MethodRecords]) -> Comparison | None:
     comparable = []
     for method in records:
         finished = [seed for seed in method.seeds.values() if seed.run.result is not None]
-        if any(seed.scores.get(_POINT) for seed in finished):
+        if any(seed.scores(_POINT) for seed in finished):
             comparable.append(method.method)
 
     return compare(comparable, point=_POINT) if len(comparable) > 1 else None
