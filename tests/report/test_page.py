@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from faults import mutations
@@ -237,7 +238,9 @@ def test_long_curves_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):
 
 
 def test_the_expected_calibration_error_is_that_of_the_bins():
-    bins = {7: reliability.Bin(8, 4.0, 3), 14: reliability.Bin(12, 12.0, 9)}
+    bins = np.zeros((reliability.BINS, 3))
+    bins[7] = 8, 4.0, 3
+    bins[14] = 12, 12.0, 9
     assert reliability.calibration_error(bins) == pytest.approx((1 + 3) / 20)
     assert reliability.BINS == BINS
 

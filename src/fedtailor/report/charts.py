@@ -66,8 +66,10 @@ MOST_DOTS = 1000
 """Dots of a panel; of more, the first ones are drawn."""
 
 _SERIES = [f"var(--s{number})" for number in range(8)]
-_DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2]]
-"""After eight series, a color comes again, with other dashes."""
+_DASHES = [
+    dash for dash in ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2]) for _ in range(len(_SERIES))
+]
+"""After eight series the colors come again, with other dashes."""
 _LONGEST_NAME = 28
 _NAMED_BARS = 12
 """So few bars have their names below them."""
@@ -207,7 +209,7 @@ def sorted_bars(
         has_mean_line: whether a dashed line is drawn at the mean.
     """
     ordered = evenly(sorted(values, key=lambda pair: -pair[1]), MOST_BARS)
-    shown = labels(name for name, _ in ordered)
+    drawn = labels(name for name, _ in ordered)
     title, references = reference or ("", {})
     rows = [
         {
@@ -218,7 +220,7 @@ def sorted_bars(
             "reference": references.get(name),
             "sign": "negative" if by_sign and value < 0 else "positive",
         }
-        for place, ((name, value), label) in enumerate(zip(ordered, shown, strict=True))
+        for place, ((name, value), label) in enumerate(zip(ordered, drawn, strict=True))
     ]
     tips = [tooltip("name", "client"), tooltip("value", quantity, number_format)]
     if references:
@@ -230,7 +232,7 @@ def sorted_bars(
         axis = alt.Axis(
             title=None, domain=not by_sign, labelAngle=-40, labelLimit=90, labelOverlap=False
         )
-        x = alt.X("label:O", axis=axis, scale=alt.Scale(domain=shown, paddingInner=0.3))
+        x = alt.X("label:O", axis=axis, scale=alt.Scale(domain=drawn, paddingInner=0.3))
 
     scale = alt.Scale(domain=list(domain), nice=5) if domain else alt.Scale(zero=True, nice=5)
     y = alt.Y("value:Q", title=quantity, scale=scale, axis=alt.Axis(tickCount=5))
@@ -271,24 +273,21 @@ def curves(
         quantity: title of the vertical axis.
         include: a value that the axis holds in any case.
     """
-    shown = dict(zip(names, labels(names), strict=True))
     if max(map(len, points.values()), default=0) < 3:
-        return _last_values(
-            {shown[name]: points[name] for name in points if points[name]}, quantity
-        )
+        last = {name: series[-1] for name, series in points.items() if series}
+        return named_bars(last, quantity, what="method", number_format=".3~g")
 
-    rows = [{"series": shown[name], **point._asdict()} for name in points for point in points[name]]
-    domain = list(shown.values())
+    domain = labels(names)
+    drawn = dict(zip(names, domain, strict=True))
+    rows = [{"series": drawn[name], **point._asdict()} for name in points for point in points[name]]
     legend = None
     if len(domain) > 1:
         legend = alt.Legend(title=None, symbolOpacity=1, symbolType="stroke", symbolStrokeWidth=3)
 
-    color = alt.Color(
-        "series:N", legend=legend, scale=alt.Scale(domain=domain, range=_colors(len(domain)))
-    )
-    dash = alt.StrokeDash(
-        "series:N", legend=legend, scale=alt.Scale(domain=domain, range=_dashes(len(domain)))
-    )
+    scale = alt.Scale(domain=domain, range=_SERIES)
+    color = alt.Color("series:N", legend=legend, scale=scale)
+    scale = alt.Scale(domain=domain, range=_DASHES)
+    dash = alt.StrokeDash("series:N", legend=legend, scale=scale)
     base = alt.Chart(inline(rows), height=190).encode(
         x=alt.X(
             "round:Q", title="round", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False)
@@ -321,30 +320,43 @@ def curves(
     return alt.LayerChart(layer=layers)
 
 
-def _last_values(points: Mapping[str, Sequence[CurvePoint]], quantity: str) -> Chart:
-    """Draw a bar for the last point of every series."""
-    last = {name: series[-1] for name, series in points.items()}
-    rows = [{"series": name, **point._asdict()} for name, point in last.items()]
+def named_bars(
+    values: Mapping[str, CurvePoint],
+    quantity: str,
+    *,
+    what: str,
+    number_format: str,
+) -> Chart:
+    """Draw a bar to the right for every name, with its number, and a line for its spread.
+
+    Args:
+        values: by name, in their order.
+        quantity: title of the horizontal axis.
+        what: the names are of, for tooltips.
+        number_format: of values, as in d3.
+    """
+    drawn = labels(values)
+    rows = [
+        {"label": label, "name": visible(name), **point._asdict()}
+        for label, (name, point) in zip(drawn, values.items(), strict=True)
+    ]
+
+    # Bars begin at 0, and the longest one leaves room for its number.
+    ends = [0.0, *(end for point in values.values() for end in point[2:])]
+    scale = alt.Scale(domain=[1.15 * min(ends), 1.15 * max(ends) or 1.0])
     axis = alt.Axis(title=None, labelLimit=150, labelColor=INK)
-    scale = with_room_for_numbers([end for point in last.values() for end in point[2:]])
-    base = alt.Chart(inline(rows), height=26 * max(1, len(rows))).encode(
+    base = alt.Chart(inline(rows), height=24 * len(rows)).encode(
         x=alt.X("mean:Q", title=quantity, scale=scale, axis=alt.Axis(tickCount=5)),
-        y=alt.Y("series:N", axis=axis, scale=alt.Scale(domain=list(last), paddingInner=0.3)),
+        y=alt.Y("label:N", axis=axis, scale=alt.Scale(domain=drawn, paddingInner=0.3)),
     )
-    tips = [tooltip("series", "method"), tooltip("mean", quantity, ".4~g")]
+    tips = [tooltip("name", what), tooltip("mean", quantity, number_format)]
     bars = base.mark_bar(color=MAIN, opacity=0.75).encode(tooltip=tips)
     spread = base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")
-    numbers = base.mark_text(align="left", dx=6, color=INK, fontSize=12)
-    text = numbers.encode(x=alt.X("high:Q", title=quantity), text=alt.Text("mean:Q", format=".3g"))
+    numbers = base.mark_text(align="left", dx=6, color=INK, fontSize=12).encode(
+        x=alt.X("high:Q", title=quantity), text=alt.Text("mean:Q", format=number_format)
+    )
 
-    return alt.LayerChart(layer=[bars, spread, text])
-
-
-def with_room_for_numbers(values: Iterable[float]) -> alt.Scale:
-    """Return a scale of bars from 0, with room for a number beside the longest one."""
-    ends = [0.0, *values]
-
-    return alt.Scale(domain=[1.15 * min(ends), 1.15 * max(ends) or 1.0])
+    return alt.LayerChart(layer=[bars, spread, numbers])
 
 
 def dots(
@@ -471,12 +483,3 @@ def _specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
     del specification["$schema"]
 
     return specification
-
-
-def _colors(count: int) -> list[str]:
-    return [_SERIES[number % len(_SERIES)] for number in range(count)]
-
-
-def _dashes(count: int) -> list[list[int]]:
-    """Return dashes such that no two series look the same, as long as there are enough."""
-    return [_DASHES[number // len(_SERIES) % len(_DASHES)] for number in range(count)]

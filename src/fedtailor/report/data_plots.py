@@ -16,10 +16,11 @@ from fedtailor.report.charts import (
     INK,
     MAIN,
     Chart,
+    CurvePoint,
     inline,
     labels,
+    named_bars,
     tooltip,
-    with_room_for_numbers,
 )
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, visible
 
@@ -233,26 +234,11 @@ def size_bars(
         title: title of the figure.
     """
     clients = list(names) or [str(number) for number in range(len(counts))]
-    shown = labels(clients)
-    rows = [
-        {"client": label, "name": visible(name), "count": int(count)}
-        for label, name, count in zip(shown, clients, counts, strict=True)
-    ]
-    axis = alt.Axis(title=None, labelLimit=160, labelColor=INK)
-    x = alt.X(
-        "count:Q",
-        title="training examples",
-        axis=alt.Axis(format=",d", tickCount=5),
-        scale=with_room_for_numbers(counts),
-    )
-    y = alt.Y("client:N", axis=axis, scale=alt.Scale(domain=shown, paddingInner=0.3))
-    tips = [tooltip("name", "client"), tooltip("count", "training examples", ",d")]
+    points = {}
+    for name, count in zip(clients, counts, strict=True):
+        points[name] = CurvePoint(0, int(count), int(count), int(count))
 
-    base = alt.Chart(inline(rows), height=22 * len(rows)).encode(x=x, y=y)
-    bars = base.mark_bar(color=MAIN, opacity=0.75).encode(tooltip=tips)
-    numbers = base.mark_text(align="left", dx=4, color=INK, fontSize=12)
-    text = numbers.encode(text=alt.Text("count:Q", format=",d"))
-    chart = alt.LayerChart(layer=[bars, text])
+    chart = named_bars(points, "training examples", what="client", number_format=",d")
     table = ReportTable(
         columns=["client", "training examples"], rows=[*zip(clients, map(int, counts), strict=True)]
     )

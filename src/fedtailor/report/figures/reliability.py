@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import altair as alt
+import numpy as np
 
 from fedtailor.report.charts import CONTRAST, INK, MAIN, Chart, inline, tooltip
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
@@ -16,23 +15,13 @@ BINS = 15
 """Bins of confidence in the records, as in :mod:`fedtailor.core.metrics`, which needs torch."""
 
 
-@dataclass
-class Bin:
-    """A bin of confidence, over clients and seeds."""
-
-    examples: float = 0.0
-    confidence: float = 0.0
-    """The sum over examples."""
-    right: float = 0.0
-
-
 def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return a reliability diagram per method, over the test examples of all clients and seeds."""
     panels = []
     rows: list[list[Cell]] = []
     for method in records:
         bins = _bins(method)
-        if not bins:
+        if not bins.any():
             continue
 
         panels.append(
@@ -42,10 +31,10 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
                 subtitle=f"ECE {100 * calibration_error(bins):.1f} % over all test examples",
             )
         )
-        for number, one in bins.items():
+        for number, (examples, confidence, right) in _filled(bins):
             bounds = [percent(number / BINS), percent((number + 1) / BINS)]
-            shares = [percent(one.confidence / one.examples), percent(one.right / one.examples)]
-            rows.append([method.label, *bounds, round(one.examples), *shares])
+            shares = [percent(confidence / examples), percent(right / examples)]
+            rows.append([method.label, *bounds, round(examples), *shares])
 
     if not panels:
         return []
@@ -66,38 +55,44 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
     return [figure]
 
 
-def calibration_error(bins: Mapping[int, Bin]) -> float:
-    """Return the expected calibration error of all examples together, as a share."""
-    total = math.fsum(one.examples for one in bins.values())
-    return math.fsum(abs(one.confidence - one.right) for one in bins.values()) / total
+def calibration_error(bins: np.ndarray) -> float:
+    """Return the expected calibration error, as a share.
+
+    Args:
+        bins: (bins, 3): examples, the sum of their confidence, and how many were right.
+    """
+    return float(np.abs(bins[:, 1] - bins[:, 2]).sum() / bins[:, 0].sum())
 
 
-def _bins(method: MethodRecords) -> dict[int, Bin]:
-    """Return the bins of a method that hold examples, in their order."""
-    bins: dict[int, Bin] = {}
+def _bins(method: MethodRecords) -> np.ndarray:
+    """Return the bins of all clients and seeds together, as for the calibration error."""
+    bins = np.zeros((BINS, 3))
     for _, scores in method.scores():
-        for number, examples, confidence, right in scores.bins:
-            one = bins.setdefault(min(max(int(number), 0), BINS - 1), Bin())
-            one.examples += examples
-            one.confidence += confidence
-            one.right += right
+        for number, *sums in scores.bins:
+            bins[int(number)] += sums
 
-    return {number: one for number, one in sorted(bins.items()) if one.examples > 0}
+    return bins
 
 
-def _diagram(bins: Mapping[int, Bin]) -> Chart:
+def _filled(bins: np.ndarray) -> Iterator[tuple[int, list[float]]]:
+    """Yield the bins with examples, and their numbers."""
+    for number in np.flatnonzero(bins[:, 0]).tolist():
+        yield number, bins[number].tolist()
+
+
+def _diagram(bins: np.ndarray) -> Chart:
     """Draw the bins of a method."""
-    most = max(one.examples for one in bins.values())
+    most = bins[:, 0].max()
     rows = [
         {
             "from": 100 * number / BINS + 0.4,
             "to": 100 * (number + 1) / BINS - 0.4,
-            "accuracy": 100 * one.right / one.examples,
-            "confidence": 100 * one.confidence / one.examples,
-            "predictions": round(one.examples),
-            "share": one.examples / most,
+            "accuracy": 100 * right / examples,
+            "confidence": 100 * confidence / examples,
+            "predictions": round(examples),
+            "share": examples / most,
         }
-        for number, one in bins.items()
+        for number, (examples, confidence, right) in _filled(bins)
     ]
     tips = [
         tooltip("confidence", "mean confidence, %", ".1f"),
