@@ -68,11 +68,6 @@ class DeployOptions:
     """Names of all classes, in order; empty: those that the sites have, sorted."""
 
     @property
-    def address(self) -> str:
-        """Where sites find the server: ``host:port``."""
-        return f"{self.host}:{self.port}"
-
-    @property
     def listening_address(self) -> str:
         """The address on which the server listens."""
         if self.listen:

@@ -17,7 +17,7 @@ row. What a receiver cannot put back stays as it came: the check of the upload r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,12 @@ def _has_wrong_values(upload: Upload, messages: Messages) -> bool:
     if problem is None:
         return False
 
-    # The first problem may hide one in another field.
+    # Wrong values of one field may hide a problem of another kind in another field.
     problems = [problem]
-    for name, entry in upload.items() if problem.kind in _VALUES else ():
-        other = problem_with({name: entry}, {name: messages[name]})
-        problems += [other] if other is not None else []
+    if problem.kind in _VALUES:
+        for name, entry in upload.items():
+            other = problem_with({name: entry}, {name: messages[name]})
+            problems += [] if other is None else [other]
 
     for problem in problems:
         if problem.kind not in _VALUES:
@@ -165,11 +166,7 @@ def pack_download(shared: tree.Tree, messages: Messages) -> tree.Tree:
         shared: what :meth:`fedtailor.core.algorithm.Algorithm.broadcast` returned.
         messages: the declaration. Fields are found in ``shared`` by their names.
     """
-    new = {}
-    for name, value in _covariances(shared, messages).items():
-        leaves = [_packed_matrices(leaf) for leaf in tree.leaves(value)]
-        new[name] = tree.rebuild(value, iter(leaves))
-    return _replaced(shared, new)
+    return _with_covariances(shared, messages, lambda leaf, shape: _packed_matrices(leaf))
 
 
 def unpack_download(packed: tree.Tree, messages: Messages) -> tree.Tree:
@@ -179,33 +176,30 @@ def unpack_download(packed: tree.Tree, messages: Messages) -> tree.Tree:
         packed: as :func:`fedtailor.core.codec.decode` returned it.
         messages: the declaration.
     """
+    return _with_covariances(packed, messages, _with_both_halves)
+
+
+def _with_covariances(
+    shared: Any, messages: Messages, change: Callable[[Tensor, tuple[int, ...]], Tensor]
+) -> tree.Tree:
+    """Return a broadcast, a mapping or a NamedTuple, with its covariances changed.
+
+    ``change`` gets every leaf, and the shape that the declaration names for it, () if it names
+    none.
+    """
+    is_mapping = isinstance(shared, Mapping)
+    values = shared if is_mapping else getattr(shared, "_asdict", dict)()
     new = {}
-    for name, value in _covariances(packed, messages).items():
-        shapes = messages[name].leaf_shapes()
-        leaves = []
-        for path, leaf in tree.paths(value).items():
-            shape = shapes.get(path, ())
-            leaves.append(_with_both_halves(leaf, shape) if shape else leaf)
-        new[name] = tree.rebuild(value, iter(leaves))
-    return _replaced(packed, new)
+    for name, field in messages.items():
+        if field.kind == "covariance" and field.down and name in values:
+            shapes = field.leaf_shapes()
+            paths = tree.paths(values[name])
+            leaves = [change(leaf, shapes.get(path, ())) for path, leaf in paths.items()]
+            new[name] = tree.rebuild(values[name], iter(leaves))
 
-
-def _replaced(shared: tree.Tree, new: Mapping[str, tree.Tree]) -> tree.Tree:
-    """Return a broadcast, a mapping or a NamedTuple, with some fields replaced."""
     if not new:
         return shared
-    return {**shared, **new} if isinstance(shared, Mapping) else shared._replace(**new)
-
-
-def _covariances(shared: Any, messages: Messages) -> dict[str, Any]:
-    """Return what a broadcast holds in the fields that are covariances."""
-    if not isinstance(shared, Mapping):
-        shared = shared._asdict() if hasattr(shared, "_fields") else {}
-    return {
-        name: shared[name]
-        for name, field in messages.items()
-        if field.kind == "covariance" and field.down and name in shared
-    }
+    return {**shared, **new} if is_mapping else shared._replace(**new)
 
 
 # Weights and rows
@@ -218,8 +212,8 @@ def _weight_key(name: str, field: Field) -> str:
 
 def _packed_leaf(leaf: Tensor, sent: Tensor, field: Field) -> Tensor:
     """Return the rows of a leaf that are sent, along one axis; the leaf itself if all are."""
-    kept = leaf if bool(sent.all()) else leaf[sent].contiguous()
-    return _triangle(kept) if field.kind == "covariance" and _are_symmetric(kept) else kept
+    rows = leaf if bool(sent.all()) else leaf[sent].contiguous()
+    return _triangle(rows) if field.kind == "covariance" and _are_symmetric(rows) else rows
 
 
 def _to_bits(rows: Tensor) -> Tensor:
@@ -264,7 +258,8 @@ def _triangle(matrices: Tensor) -> Tensor:
 
 def _with_both_halves(leaf: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     """Return matrices (..., d, d) if a leaf is the triangles of one of these shapes."""
-    for *leading, size, _ in shapes:
+    for shape in filter(None, shapes):
+        *leading, size, _ = shape
         if leaf.shape == (*leading, size * (size + 1) // 2):
             rows, columns = torch.triu_indices(size, size)
             matrices = torch.empty((*leading, size, size), dtype=leaf.dtype)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.errors import FedtailorError
+from fedtailor.core.errors import FedtailorError, RunError
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.audit import broken_line
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
@@ -65,12 +65,6 @@ def check_site(folder: Path) -> Iterator[Check]:
             yield Check(what, True, step())
         except FedtailorError as error:
             yield Check(what, False, error.message)
-        except _Problem as problem:
-            yield Check(what, False, str(problem))
-
-
-class _Problem(Exception):
-    """Something that a person must put right; its text says what."""
 
 
 def _data(folder: Path, options: SiteOptions) -> str:
@@ -93,10 +87,10 @@ def _data(folder: Path, options: SiteOptions) -> str:
 def _key(folder: Path) -> str:
     path = folder / SITE_KEY
     if not path.is_file():
-        raise _Problem(f"'{path}' is missing: make a folder with 'fedtailor site init'.")
+        raise RunError(f"'{path}' is missing: make a folder with 'fedtailor site init'.")
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        raise _Problem(f"others can read '{path}' (mode {mode:o}): chmod 600.")
+        raise RunError(f"others can read '{path}' (mode {mode:o}): chmod 600.")
     return "only you can read it"
 
 
@@ -104,11 +98,11 @@ def _certificate(folder: Path) -> str:
     path = folder / CERTIFICATE
     if not path.is_file():
         hint = "copy the file of this name from the server's folder 'keys'"
-        raise _Problem(f"'{path}' is missing: {hint}.")
+        raise RunError(f"'{path}' is missing: {hint}.")
 
     days = days_left(path)
     if days < 0:
-        raise _Problem(f"'{path}' ended {-days:.0f} days ago: ask for a new one.")
+        raise RunError(f"'{path}' ended {-days:.0f} days ago: ask for a new one.")
     if days < _FEWEST_DAYS:
         return f"ends in {days:.0f} days: ask for a new one"
     return f"valid for {days:.0f} days"
@@ -118,12 +112,12 @@ def _server(folder: Path, options: SiteOptions) -> str:
     """Ask the server for its health, and see whether it is the one of the certificate."""
     name = options.server
     if not name:
-        raise _Problem('site.toml does not say where the server is: server = "host:port".')
+        raise RunError('site.toml does not say where the server is: server = "host:port".')
 
     host, port = check_address(name)
     path = folder / CERTIFICATE
     if not path.is_file():
-        raise _Problem("not asked: there is no certificate to know it by.")
+        raise RunError("not asked: there is no certificate to know it by.")
 
     url = f"https://{host}:{port}/health"
     try:
@@ -132,17 +126,17 @@ def _server(folder: Path, options: SiteOptions) -> str:
             return f"{name} answers"
     except urllib.error.HTTPError as reason:
         problem = f"{name} answers with status {reason.code}: is it another program?"
-        raise _Problem(problem) from reason
+        raise RunError(problem) from reason
     except (OSError, ValueError) as reason:
         # The library wraps what went wrong on the way.
         cause: Any = getattr(reason, "reason", reason)
         if not isinstance(cause, ssl.SSLError):
             problem = f"{name} does not answer ({cause}): is it running, is the port open?"
-            raise _Problem(problem) from reason
+            raise RunError(problem) from reason
 
         text = getattr(cause, "verify_message", "") or str(cause)
         remedy = "compare the file with the server's, and the clocks"
-        raise _Problem(
+        raise RunError(
             f"{name} is not the server of '{CERTIFICATE}' ({text}): {remedy}."
         ) from reason
 
@@ -151,14 +145,14 @@ def _log(folder: Path) -> str:
     line = broken_line(folder)
     if line is not None:
         where = f"line {line} does not follow from the line before"
-        raise _Problem(f"audit.jsonl was changed: {where}.")
+        raise RunError(f"audit.jsonl was changed: {where}.")
     return "complete"
 
 
 def _flower() -> str:
     if not (Path(sys.executable).parent / "flower-supernode").is_file():
         remedy = "pip install 'fedtailor[flower]'"
-        raise _Problem(f"it is not installed beside {sys.executable}: {remedy}.")
+        raise RunError(f"it is not installed beside {sys.executable}: {remedy}.")
     return "installed"
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedtailor.core.atomic import synchronize_folder, unwritable
 from fedtailor.core.errors import DataError
 from fedtailor.deployment.plan import DeploymentPlan
-from fedtailor.experiment.reader import RunRecords, holds_run, read_run
+from fedtailor.experiment.reader import holds_run, read_run
 from fedtailor.serving.model_folder import ClientModel, write_model_folder
 
 IN_USE = "model"
@@ -88,18 +88,6 @@ def previous(folder: Path) -> ModelVersion:
         message = "there is no version of the model before the one in use."
         raise DataError(message, key="version", path=str(folder / _FOLDER))
     return older[-1]
-
-
-def in_use(folder: Path) -> RunRecords:
-    """Return the version in use.
-
-    Raises:
-        DataError: there is no model yet, or a file is damaged.
-    """
-    if not (folder / IN_USE).exists():
-        message = f"'{folder}' has no model yet: it is made when a run ends."
-        raise DataError(message, path=str(folder / IN_USE), allowed="a model", got="none")
-    return read_run(folder / IN_USE)
 
 
 def write_version(folder: Path, model: ClientModel, plan: DeploymentPlan) -> ModelVersion:
