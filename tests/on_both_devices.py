@@ -56,10 +56,23 @@ def numbers(found):
 
 
 def metrics(found):
-    return [
-        (report.metrics, report.events, report.steps, report.bytes_up, report.bytes_down)
-        for report in found
-    ]
+    """Return what the reports of rounds say in numbers.
+
+    A condition number is rounded to 12 digits: the library of linear algebra computes eigenvalues
+    in an order that depends on where a matrix lies in memory.
+    """
+    result = []
+    for report in found:
+        diagnostics = dict(report.metrics)
+        if "covariance_condition" in diagnostics:
+            condition = diagnostics["covariance_condition"]
+            rounded = {client: float(f"{value:.12g}") for client, value in condition.items()}
+            diagnostics["covariance_condition"] = rounded
+
+        numbers = (report.events, report.steps, report.bytes_up, report.bytes_down)
+        result.append((diagnostics, *numbers))
+
+    return result
 
 
 def assert_same(found, expected):
