@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from fedtailor.core.algorithm import Algorithm
@@ -11,11 +12,13 @@ from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import Scores
+from fedtailor.simulation.absences import Absences
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
 from fedtailor.simulation.quarantine import refuse_total_failure
 from fedtailor.simulation.report import (
     Evaluation,
+    Group,
     RoundReport,
     Stage,
     add_event,
@@ -26,103 +29,133 @@ from fedtailor.simulation.report import (
 
 R = TypeVar("R")
 
-
-def evaluate_global(
-    report: RoundReport, roster: Roster, clients: Clients, model: Any, *, rank: bool
-) -> None:
-    """Score a global model on every client's test examples.
-
-    And on the complete test part, if there is one.
-    """
-    request = ScoreRequest(rank=rank)
-    _score_global(report, request, clients, model, roster.known, new=False)
-    if roster.num_new:
-        _score_global(report, request, clients, model, roster.new, new=True)
-
-    complete = clients.score_complete(request, model, report.round)
-    if isinstance(complete, Failure):
-        add_failure(report, -1, "evaluate on the complete test part", complete)
-    elif complete is not None:
-        report.evaluations.append(Evaluation("global", "none", "known", [], [complete], "complete"))
+_NOBODY = -1
+"""Stands in events for the client of the complete test part, which belongs to nobody."""
 
 
-def _score_global(
-    report: RoundReport,
-    request: ScoreRequest,
-    clients: Clients,
-    model: Any,
-    ids: Sequence[int],
-    *,
-    new: bool,
-) -> None:
-    """Score a global model on the test examples of the known clients, or of the new ones."""
-    replies = clients.score(request, model, ids, report.round)
-    scores = dict(_without_failures(report, replies, len(ids), "evaluate"))
-    group: Literal["known", "new"] = "new" if new else "known"
-    report.evaluations.append(
-        Evaluation("global", "none", group, list(scores), list(scores.values()))
-    )
+class Evaluator:
+    """Has the clients of a run score models, and enters the scores into reports."""
 
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        roster: Roster,
+        clients: Clients,
+        absences: Absences,
+    ) -> None:
+        self.algorithm = algorithm
+        self.roster = roster
+        self.clients = clients
+        self.absences = absences
+        self.groups: dict[Group, range] = {"known": roster.known}
+        if roster.num_new:
+            self.groups["new"] = roster.new
 
-def evaluate_personalized(
-    report: RoundReport,
-    algorithm: Algorithm[Any, Any, Any],
-    roster: Roster,
-    clients: Clients,
-    shared: Any,
-    *,
-    new: bool,
-    keep: bool,
-    rank: bool,
-) -> None:
-    """Personalize and score the known clients, or the new ones.
+    def score_global(self, report: RoundReport, model: Any, *, rank: bool) -> None:
+        """Score a global model on every client's test examples, and on the complete test part.
 
-    Args:
-        report: of the round; evaluations and events are added, and gradient steps if the models are
-            kept.
-        algorithm: what is run.
-        roster: who there is.
-        clients: of the run.
-        shared: what these clients receive.
-        new: whether to take the clients that never take part in training, in place of the known
-            ones.
-        keep: whether clients keep their models.
-        rank: whether the scores hold what AUROC needs.
-    """
-    ids = roster.new if new else roster.known
-    request = PersonalizeRequest(new=new, validate=roster.validates, keep=keep, rank=rank)
-    replies = clients.personalize(request, shared, ids, report.round)
-    diagnostics: dict[str, dict[int, float]] = {}
-    scored: dict[int, dict[str, Scores]] = {}
-    num_required = 0 if new else len(ids)
+        Args:
+            report: of the round; evaluations and events are added.
+            model: the global model.
+            rank: whether the scores hold what AUROC needs.
+        """
+        request = ScoreRequest(rank=rank)
+        for group in self.groups:
+            ask = partial(self.clients.score, request, model, round=report.round)
+            scores = dict(self._answers(report, "evaluate", group, ask))
+            report.evaluations.append(
+                Evaluation("global", "none", group, list(scores), list(scores.values()))
+            )
 
-    for client, reply in _without_failures(report, replies, num_required, "personalize"):
-        record(diagnostics, client, reply.diagnostics)
-        scored[client] = reply.scores
-        if reply.problem:
-            add_event(report, "failed", client, f"personalize: {reply.problem}")
+        self._score_complete(report, request, model)
 
-    if keep:
-        report.steps += whole_sum(diagnostics.get("steps", {}))
+    def _score_complete(self, report: RoundReport, request: ScoreRequest, model: Any) -> None:
+        """Score a global model on the complete test part, if there is one."""
 
-    test_sets: list[Literal["clients", "validation"]] = ["clients"]
-    if roster.validates:
-        test_sets.append("validation")
+        def ask(present: Sequence[int]) -> Iterator[tuple[int, Scores | Failure]]:
+            scores = self.clients.score_complete(request, model, report.round) if present else None
+            if scores is not None:
+                yield _NOBODY, scores
 
-    for test_set in test_sets:
-        scores = {
-            client: each[test_set] for client, each in scored.items() if test_set in each
-        }  # some share none
-        evaluation = Evaluation(
-            point="personalized",
-            adaptation=algorithm.adaptation_summary(new=new),
-            group="new" if new else "known",
-            ids=list(scores),
-            scores=list(scores.values()),
-            test_set=test_set,
-            diagnostics=diagnostics,
-        )
-        report.evaluations.append(evaluation)
+        stage: Stage = "evaluate on the complete test part"
+        for _, scores in self.absences.ask(report, stage, [_NOBODY], ask):
+            if isinstance(scores, Failure):
+                add_failure(report, _NOBODY, stage, scores)
+            else:
+                report.evaluations.append(
+                    Evaluation("global", "none", "known", [], [scores], "complete")
+                )
+
+    def score_personalized(
+        self, report: RoundReport, group: Group, shared: Any, *, keep: bool, rank: bool
+    ) -> None:
+        """Have the clients of a group make and score their personal models.
+
+        Args:
+            report: of the round; evaluations and events are added, and gradient steps if the models
+                are kept.
+            group: of clients.
+            shared: what they receive.
+            keep: whether they keep their models.
+            rank: whether the scores hold what AUROC needs.
+        """
+        new = group == "new"
+        request = PersonalizeRequest(new=new, validate=self.roster.validates, keep=keep, rank=rank)
+        diagnostics: dict[str, dict[int, float]] = {}
+
+        test_sets: dict[Literal["clients", "validation"], dict[int, Scores]] = {"clients": {}}
+        if self.roster.validates:
+            test_sets["validation"] = {}
+
+        ask = partial(self.clients.personalize, request, shared, round=report.round)
+        for client, reply in self._answers(report, "personalize", group, ask):
+            record(diagnostics, client, reply.diagnostics)
+            if reply.problem:
+                add_event(report, "failed", client, f"personalize: {reply.problem}")
+
+            # Some sites share no scores.
+            for test_set, scores in test_sets.items():
+                if test_set in reply.scores:
+                    scores[client] = reply.scores[test_set]
+
+        if keep:
+            report.steps += whole_sum(diagnostics.get("steps", {}))
+
+        for test_set, scores in test_sets.items():
+            evaluation = Evaluation(
+                point="personalized",
+                adaptation=self.algorithm.adaptation_summary(new=new),
+                group=group,
+                ids=list(scores),
+                scores=list(scores.values()),
+                test_set=test_set,
+                diagnostics=diagnostics,
+            )
+            report.evaluations.append(evaluation)
+
+    def _answers(
+        self,
+        report: RoundReport,
+        stage: Stage,
+        group: Group,
+        ask: Callable[[Sequence[int]], Iterable[tuple[int, R | Failure]]],
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the answers of clients that did not fail. A failure becomes an event.
+
+        If all known clients fail, the program is at fault. New ones may be few, and a run without
+        their scores is still of use.
+        """
+        ids = self.groups[group]
+        failed = []
+        for client, reply in self.absences.ask(report, stage, ids, ask):
+            if isinstance(reply, Failure):
+                add_failure(report, client, stage, reply)
+                failed.append((client, reply))
+            else:
+                yield client, reply
+
+        if group == "known":
+            refuse_total_failure(failed, len(ids), stage, report.round)
 
 
 def validation_accuracy(report: RoundReport) -> float | None:
@@ -132,29 +165,11 @@ def validation_accuracy(report: RoundReport) -> float | None:
 
     Test examples are not used: this decides which round is selected, and when a run stops.
     """
-    accuracies = [
-        figures["accuracy"]
-        for evaluation in report.evaluations
-        if evaluation.test_set == "validation" and evaluation.group == "known"
-        for figures in map(per_client, evaluation.scores)
-        if figures
-    ]
+    accuracies = []
+    for evaluation in report.evaluations:
+        if evaluation.test_set == "validation" and evaluation.group == "known":
+            for figures in map(per_client, evaluation.scores):
+                if figures:
+                    accuracies.append(figures["accuracy"])
+
     return math.fsum(accuracies) / len(accuracies) if accuracies else None
-
-
-def _without_failures(
-    report: RoundReport, replies: Iterable[tuple[int, R | Failure]], num_required: int, stage: Stage
-) -> Iterator[tuple[int, R]]:
-    """Yield the replies of clients that did not fail. A failure becomes an event.
-
-    If so many fail that none is left of a required number, the program is at fault. New clients are
-    not required: they may be few, and a run without their scores is still of use.
-    """
-    failed = []
-    for client, reply in replies:
-        if isinstance(reply, Failure):
-            add_failure(report, client, stage, reply)
-            failed.append((client, reply))
-        else:
-            yield client, reply
-    refuse_total_failure(failed, num_required, stage, report.round)

@@ -16,6 +16,8 @@ from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import Problem
 
 Point = Literal["global", "local", "personalized"]
+Group = Literal["known", "new"]
+"""Clients that take part in training, or new ones, which never do."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,7 @@ class Evaluation:
     point: Point
     adaptation: str
     """How the model was adapted to the client's training data before."""
-    group: Literal["known", "new"]
-    """Clients that take part in training, or new ones, which never do."""
+    group: Group
     ids: list[int]
     scores: list[Scores]
     test_set: Literal["clients", "validation", "complete"] = "clients"

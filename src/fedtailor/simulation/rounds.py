@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.schedule import Schedule
+from fedtailor.simulation.absences import Absences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import RoundReport, RunState
 from fedtailor.simulation.server import RoundAttempt, RunServer
@@ -96,27 +98,22 @@ def federate(
         RunError: too few clients did usable work in every attempt at a round.
     """
     check_run(algorithm, roster, schedule)
-    if events:
-        # Only a run that is resumed after absences repeats them.
-        from fedtailor.simulation.absences import RepeatedAbsences
-
-        clients = RepeatedAbsences(clients, events)
+    absences = Absences(events)
 
     # One thread: the server's arithmetic, too, must not depend on the number of cores.
     with one_thread(), placed(device):
-        server = RunServer(algorithm, roster, schedule, seed, resume, device)
+        server = RunServer(algorithm, roster, clients, schedule, seed, resume, absences, device)
 
-    while server.has_more_rounds(server.state.round):
+    while server.has_more_rounds:
         with one_thread(), placed(device):
-            report = _run_round(server, clients)
+            report = _run_round(server, clients, absences)
         yield report
 
 
-def _run_round(server: RunServer, clients: Clients) -> RoundReport:
-    """Run one round and return its report."""
+def _run_round(server: RunServer, clients: Clients, absences: Absences) -> RoundReport:
     start = time.perf_counter()
     report = server.begin_round()
-    attempt = _train(server, clients, report)
+    attempt = _train(server, clients, absences, report)
     server.end_training(report, attempt)
     report.seconds["train"] = time.perf_counter() - start
 
@@ -125,27 +122,30 @@ def _run_round(server: RunServer, clients: Clients) -> RoundReport:
     report.seconds["aggregate"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    server.evaluate(report, clients)
-    if server.select(report):
-        clients.remember()
-
+    server.evaluate(report)
+    server.select(report)
     server.end_round(report)
-    if report.is_last and server.schedule.watches_validation:
-        server.make_final(report, clients)
-
     report.seconds["evaluate"] = time.perf_counter() - start
     return report
 
 
-def _train(server: RunServer, clients: Clients, report: RoundReport) -> RoundAttempt:
+def _train(
+    server: RunServer, clients: Clients, absences: Absences, report: RoundReport
+) -> RoundAttempt:
     """Let clients train until enough of them did usable work; return the successful attempt."""
     while True:
         attempt = server.begin_attempt(report)
-        hold = attempt.request.hold
-        replies = clients.train(
-            attempt.request, attempt.shared, attempt.clients, report.round, attempt.reduction
+        ask = partial(
+            clients.train,
+            attempt.request,
+            attempt.shared,
+            round=report.round,
+            reduction=attempt.reduction,
         )
-        for client, reply in replies:
+
+        # Where all must have replied first, no client's round counts before.
+        hold = attempt.request.hold
+        for client, reply in absences.ask(report, "local_update", attempt.clients, ask):
             usable = server.receive(report, attempt, client, reply)
             if usable and not hold:
                 clients.accept(client)
@@ -176,9 +176,8 @@ def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
         if algorithm.messages(task) != common:
             raise ConfigError(
                 f"{type(algorithm).__name__} sends parts of the model, so all clients need the "
-                "same "
-                f"model, but the model of client {client} differs from the common one. Leave out "
-                "model.others, or choose a method that shares no parameters.",
+                f"same model, but the model of client {client} differs from the common one. "
+                "Leave out model.others, or choose a method that shares no parameters.",
                 key="model.others",
                 allowed=[],
             )

@@ -27,12 +27,9 @@ from fedtailor.core.reduction import FieldSum, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import problem_with
+from fedtailor.simulation.absences import Absences
 from fedtailor.simulation.clients import Clients, TrainReply
-from fedtailor.simulation.evaluation import (
-    evaluate_global,
-    evaluate_personalized,
-    validation_accuracy,
-)
+from fedtailor.simulation.evaluation import Evaluator, validation_accuracy
 from fedtailor.simulation.programs import TrainRequest
 from fedtailor.simulation.quarantine import refuse_too_few, refuse_total_failure
 from fedtailor.simulation.report import (
@@ -67,6 +64,8 @@ class RoundAttempt:
     """The clients that train."""
     cohort: frozenset[int]
     """The clients that upload."""
+    counting: frozenset[int]
+    """The clients of whom enough must do usable work."""
     reduction: Reduction
     """What becomes of the uploads."""
     waiting: set[int]
@@ -103,11 +102,6 @@ class RoundAttempt:
             for total in self.sums.values():
                 total.skip(client)
 
-    def leave_out(self, client: int) -> None:
-        """Leave out a client after all: nothing of it is in a sum."""
-        del self.replies[client]
-        del self.uploads[client]
-
 
 class RunServer:
     """The server of a run."""
@@ -116,19 +110,23 @@ class RunServer:
         self,
         algorithm: Algorithm[Any, Any, Any],
         roster: Roster,
+        clients: Clients,
         schedule: Schedule,
         seed: int,
         resume: RunState | None,
+        absences: Absences,
         device: torch.device,
     ) -> None:
         self.algorithm = algorithm
         self.roster = roster
+        self.clients = clients
         self.schedule = schedule
         self.seed = seed
         self.task = algorithm.bind(roster.common_task)
         self.messages = algorithm.messages(self.task)
         self.num_trainable = len(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm)
+        self.evaluator = Evaluator(algorithm, roster, clients, absences)
 
         self.robust = schedule.robust_reduction()
 
@@ -151,12 +149,13 @@ class RunServer:
 
         self.state = resume.on(device)
 
-    def has_more_rounds(self, done: int) -> bool:
-        """Return whether another round follows after ``done`` rounds."""
+    @property
+    def has_more_rounds(self) -> bool:
+        """Whether another round follows."""
         patience = self.schedule.patience
-        chosen = self.state.selection
-        has_stopped = patience > 0 and chosen is not None and chosen.evaluations_since >= patience
-        return done < self.schedule.rounds and not has_stopped
+        best = self.state.selection
+        has_stopped = patience > 0 and best is not None and best.evaluations_since >= patience
+        return self.state.round < self.schedule.rounds and not has_stopped
 
     # Training
 
@@ -185,6 +184,11 @@ class RunServer:
         report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
         cohort = frozenset(report.cohort)
         clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
+        report.bytes_down += download_bytes(self.messages) * len(clients)
+
+        # If nobody uploads anything, the work of all who train counts.
+        counting = cohort if cohort and self.uploaded else frozenset(clients)
+        self.asked |= counting
 
         # Without this, the first upload that can be used is enough, and no client is left out
         # afterwards.
@@ -195,22 +199,16 @@ class RunServer:
             hold=hold,
             rank=report.round == schedule.rounds,
         )
-        shared = self.broadcast(report.round, report.cohort)
-        report.bytes_down += download_bytes(self.messages) * len(clients)
-
-        reduction = Reduction(self.summed, tuple(sorted(cohort)))
-        attempt = RoundAttempt(
-            request, shared, clients, cohort, reduction, set(clients), reduction.begin()
+        return RoundAttempt(
+            request=request,
+            shared=self.broadcast(report.round, report.cohort),
+            clients=clients,
+            cohort=cohort,
+            counting=counting,
+            reduction=Reduction(self.summed, tuple(report.cohort)),
+            waiting=set(clients),
+            sums={name: FieldSum(cohort) for name in self.summed},
         )
-        self.asked.update(self._counting(attempt))
-        return attempt
-
-    def _counting(self, attempt: RoundAttempt) -> frozenset[int]:
-        """Return the clients of whom enough must do usable work.
-
-        It is the cohort, if it uploads anything.
-        """
-        return attempt.cohort if attempt.cohort and self.uploaded else frozenset(attempt.clients)
 
     def broadcast(self, round: int, ids: Sequence[int]) -> tree.Tree:
         """Return what some clients receive in a round."""
@@ -230,9 +228,8 @@ class RunServer:
     ) -> bool:
         """Enter a client's reply into the attempt; return whether it can be used."""
         if client not in attempt.waiting:
-            add_event(
-                report, "quarantine", client, "an answer that was not asked for, or a second one"
-            )
+            reason = "an answer that was not asked for, or a second one"
+            add_event(report, "quarantine", client, reason)
             return False
 
         # A late answer: the client's answer to this request may still come.
@@ -244,12 +241,13 @@ class RunServer:
 
         attempt.waiting.remove(client)
         if isinstance(reply, Failure):
-            self._note_failure(report, attempt, client, reply)
+            self._add_failure(report, attempt, client, reply)
             return False
 
         # An upload that was reduced on its way was checked and counted there.
         problem = reply.problem
-        if reply.num_bytes is None:
+        num_bytes = reply.num_bytes
+        if num_bytes is None:
             num_train = self.roster.num_train[client]
             problem = problem_with(reply.upload, self.messages, num_train) or problem
 
@@ -258,15 +256,15 @@ class RunServer:
             add_problem(report, client, problem)
             return False
 
-        if client in attempt.cohort and reply.num_bytes is None:
-            attempt.bytes_up += upload_bytes(reply.upload, self.messages)
-        elif client in attempt.cohort and reply.num_bytes is not None:
-            attempt.bytes_up += reply.num_bytes
+        if client in attempt.cohort:
+            if num_bytes is None:
+                num_bytes = upload_bytes(reply.upload, self.messages)
+            attempt.bytes_up += num_bytes
 
         attempt.add(client, reply)
         return True
 
-    def _note_failure(
+    def _add_failure(
         self, report: RoundReport, attempt: RoundAttempt, client: int, failure: Failure
     ) -> None:
         attempt.failures.append((client, failure))
@@ -280,13 +278,13 @@ class RunServer:
             RunError: another attempt would fail too.
         """
         for client in sorted(attempt.waiting):
-            self._note_failure(report, attempt, client, Failure(NoAnswer("no answer")))
+            self._add_failure(report, attempt, client, Failure(NoAnswer("no answer")))
 
         # Nothing depends on the order of arrival.
         attempt.replies = dict(sorted(attempt.replies.items()))
         report.bytes_up += attempt.bytes_up
 
-        counting = self._counting(attempt)
+        counting = attempt.counting
         usable = len(counting & attempt.replies.keys())
         min_clients = min(self.schedule.participation.min_clients, len(counting))
         needed = max(self.schedule.fewest_uploads, min_clients)
@@ -295,7 +293,7 @@ class RunServer:
             add_repetition(report, usable, len(counting), needed)
             return False
 
-        self._leave_out(report, attempt)
+        self._leave_out_suspects(report, attempt)
         return True
 
     def _refuse_hopeless(
@@ -318,7 +316,7 @@ class RunServer:
             return True
         return self.robust is not None and self.robust.needs_every_value(declared)
 
-    def _leave_out(self, report: RoundReport, attempt: RoundAttempt) -> None:
+    def _leave_out_suspects(self, report: RoundReport, attempt: RoundAttempt) -> None:
         """Leave out the clients that the robust rule does, if it is one that does."""
         if self.robust is None or self.robust.leave_out is None:
             return
@@ -326,7 +324,8 @@ class RunServer:
         sent = sent_values(attempt.shared, self.messages)
         distances = self.robust.leave_out(attempt.uploads, sent, self.schedule.robust_share)
         for client, distance in distances.items():
-            attempt.leave_out(client)
+            # Nothing of the client is in a sum: such a rule needs every value.
+            del attempt.replies[client], attempt.uploads[client]
             reason = (
                 f"{self.schedule.robust}: the upload is among the farthest from the others "
                 f"({distance:.3g} times the median distance)"
@@ -343,14 +342,9 @@ class RunServer:
                 scores[client] = reply.scores
 
         if scores:
+            adaptation = "local training of the round"
             report.evaluations.append(
-                Evaluation(
-                    point="local",
-                    adaptation="local training of the round",
-                    group="known",
-                    ids=list(scores),
-                    scores=list(scores.values()),
-                )
+                Evaluation("local", adaptation, "known", list(scores), list(scores.values()))
             )
 
         report.steps = whole_sum(report.metrics.get("steps", {}))
@@ -396,101 +390,90 @@ class RunServer:
 
     # Evaluation
 
-    def evaluate(self, report: RoundReport, clients: Clients) -> None:
+    def evaluate(self, report: RoundReport) -> None:
         """Run the evaluations that are due."""
         schedule = self.schedule
         is_last = report.round == schedule.rounds
 
         # Ranks, for AUROC, take some percent of an evaluation's time.
         if schedule.evaluation_is_due(report.round, schedule.evaluate_every):
-            self._evaluate_global(report, clients, rank=is_last)
+            self._evaluate_global(report, rank=is_last)
 
         # If validation examples decide, the final models are made when the decision is known.
         if schedule.evaluation_is_due(report.round, schedule.personalized_every):
             keep = is_last and not schedule.watches_validation
-            self._evaluate_personalized(report, clients, keep=keep, rank=is_last)
+            self._evaluate_personalized(report, keep=keep, rank=is_last)
 
-    def _evaluate_global(self, report: RoundReport, clients: Clients, *, rank: bool) -> None:
+    def _evaluate_global(self, report: RoundReport, *, rank: bool) -> None:
         model = self.algorithm.global_model(self.task, self.state.server)
         if model is not None:
-            evaluate_global(report, self.roster, clients, model, rank=rank)
+            self.evaluator.score_global(report, model, rank=rank)
 
-    def _evaluate_personalized(
-        self, report: RoundReport, clients: Clients, *, keep: bool, rank: bool
-    ) -> None:
+    def _evaluate_personalized(self, report: RoundReport, *, keep: bool, rank: bool) -> None:
         """Make and test the personal models of the known clients and of the new ones."""
-        for new in (False, True) if self.roster.num_new else (False,):
-            shared = self.broadcast(report.round, self.roster.new if new else self.roster.known)
-            evaluate_personalized(
-                report,
-                self.algorithm,
-                self.roster,
-                clients,
-                shared,
-                new=new,
-                keep=keep,
-                rank=rank,
-            )
+        for group, ids in self.evaluator.groups.items():
+            shared = self.broadcast(report.round, ids)
+            self.evaluator.score_personalized(report, group, shared, keep=keep, rank=rank)
 
         if keep:
-            report.personal = clients.personal
+            report.personal = self.clients.personal
 
-    def select(self, report: RoundReport) -> bool:
-        """Compare the round with the best one so far.
-
-        Return whether the clients are to remember it.
-        """
+    def select(self, report: RoundReport) -> None:
+        """Compare the round with the best one so far, and remember it if it is better."""
         schedule = self.schedule
         if not schedule.watches_validation or not schedule.evaluation_is_due(
             report.round, schedule.personalized_every
         ):
-            return False
+            return
 
-        chosen = self.state.selection
+        best = self.state.selection
         accuracy = validation_accuracy(report)
-        if accuracy is None or (chosen is not None and accuracy <= chosen.accuracy):
-            if chosen is not None:
-                chosen = replace(chosen, evaluations_since=chosen.evaluations_since + 1)
-                self.state = replace(self.state, selection=chosen)
-            return False
+        if accuracy is None or (best is not None and accuracy <= best.accuracy):
+            if best is not None:
+                best = replace(best, evaluations_since=best.evaluations_since + 1)
+                self.state = replace(self.state, selection=best)
+            return
 
         is_to_return = schedule.select == "best"
-        chosen = Selection(
+        best = Selection(
             round=report.round,
             accuracy=accuracy,
             server=self.state.server if is_to_return else (),
             client_rounds=self.state.client_rounds,
             participated=self.state.participated,
         )
-        self.state = replace(self.state, selection=chosen)
-        return is_to_return
+        self.state = replace(self.state, selection=best)
+        if is_to_return:
+            self.clients.remember()
 
     def end_round(self, report: RoundReport) -> None:
-        """Make the state after the round part of its report."""
+        """Make the state after the round part of its report; after the last, make the models."""
         self.state = replace(self.state, round=report.round)
-        report.state = self.state
-        report.is_last = not self.has_more_rounds(report.round)
+        report.is_last = not self.has_more_rounds
+        if report.is_last and self.schedule.watches_validation:
+            self._make_final(report)
 
-    def make_final(self, report: RoundReport, clients: Clients) -> None:
+        report.state = self.state
+
+    def _make_final(self, report: RoundReport) -> None:
         """Go back to the selected round, and make and test the models that the run gives."""
-        chosen = self.state.selection
+        best = self.state.selection
         round = report.round
-        if self.schedule.select == "best" and chosen is not None:
-            clients.go_back()
-            round = chosen.round
+        if self.schedule.select == "best" and best is not None:
+            self.clients.go_back()
+            round = best.round
             self.state = replace(
                 self.state,
-                server=chosen.server,
-                client_rounds=chosen.client_rounds,
-                participated=chosen.participated,
+                server=best.server,
+                client_rounds=best.client_rounds,
+                participated=best.participated,
             )
 
         final = RoundReport(round, [], self.state, is_last=True)
-        self._evaluate_global(final, clients, rank=True)
-        self._evaluate_personalized(final, clients, keep=True, rank=True)
+        self._evaluate_global(final, rank=True)
+        self._evaluate_personalized(final, keep=True, rank=True)
 
         report.final = final
         report.personal = final.personal
-        report.state = self.state
         report.steps += final.steps
         report.events += final.events
