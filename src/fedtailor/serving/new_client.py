@@ -16,17 +16,18 @@ from fedtailor.data.split import ClientPositions
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.serving.load import TrainedMethod, load_method
 from fedtailor.serving.site_data import SiteData, federation_of_one
-from fedtailor.simulation.checkpoint import FinalState, read_final_state, readable_modules
+from fedtailor.simulation.checkpoint import read_final_state, readable_modules
 from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.programs import PersonalizeRequest
+from fedtailor.simulation.report import RunState
 
 
 class FinishedRun(NamedTuple):
     """What a finished run offers to a new site."""
 
     method: TrainedMethod
-    state: FinalState
+    state: RunState
     population: int
     """Clients that could take part in training."""
     trainable: int

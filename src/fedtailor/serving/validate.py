@@ -17,7 +17,7 @@ from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
 from fedtailor.simulation.calibration import FEWEST_EXAMPLES, Calibration, fit_temperature
-from fedtailor.simulation.checkpoint import FinalState
+from fedtailor.simulation.report import RunState
 
 FOLDS = 5
 _FEWEST_STEPS = 500
@@ -126,7 +126,7 @@ def _alone(run: FinishedRun, site: SiteData) -> FinishedRun:
     steps = training.steps or batches * max(int(training.epochs), 1)
     clients = max(run.trainable, 1)
     rounds = max(run.state.client_rounds / clients, _FEWEST_STEPS / steps)
-    state = FinalState(server, run.state.round, math.ceil(rounds * clients))
+    state = RunState(server, run.state.round, math.ceil(rounds * clients))
 
     return run._replace(method=method._replace(algorithm=algorithm), state=state)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core import tree
-from fedtailor.core.atomic import discard
+from fedtailor.core.atomic import discard, unwritable
 from fedtailor.core.codec import compact, decode, encode
 from fedtailor.core.devices import to_host
 from fedtailor.core.errors import DataError, RunError
@@ -35,7 +35,7 @@ _FILE_BYTES = 2**28
 _SUFFIX = ".trees"
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """Where the state of a client is."""
 
     file: int
@@ -50,11 +50,16 @@ class FileDigest(NamedTuple):
     size: int
     sha256: str
 
+    @classmethod
+    def of(cls, content: bytes) -> FileDigest:
+        """Return what a file with this content must be."""
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
 
 class Committed(NamedTuple):
     """The content of a store at some moment; :meth:`Store.reopen` goes back to it."""
 
-    places: dict[int, Place]
+    places: dict[int, StorePlace]
     """By client, in order of arrival."""
     files: dict[int, FileDigest]
     """By number: every file that holds one of these states."""
@@ -93,7 +98,7 @@ class Store(MutableMapping[int, Any]):
         self._modules = modules
         self._recent: OrderedDict[int, Any] = OrderedDict()
         """Trees in memory, the least recently used first."""
-        self._places: dict[int, Place | None] = {}
+        self._places: dict[int, StorePlace | None] = {}
         """Of every client in the store, in order of arrival; None for a tree that is in memory
         only."""
         self._files: dict[int, _File] = {}
@@ -114,7 +119,7 @@ class Store(MutableMapping[int, Any]):
 
     def __setitem__(self, client: int, value: Any) -> None:
         value = compact(value)
-        if self._holds_the_same_nothing(client, value):
+        if self._is_same_empty_tree(client, value):
             return
         self._forget(client)
         self._drop(client)
@@ -194,9 +199,9 @@ class Store(MutableMapping[int, Any]):
 
         self._needed = set(self._files)
         self._next_file = max(self._files, default=-1) + 1
-        known = {self.path(number) for number in self._files}
+        paths = {self.path(number) for number in self._files}
         for path in self.folder.glob(f"{self.name}-*{_SUFFIX}*"):
-            if path not in known:
+            if path not in paths:
                 _remove(path)
 
     def path(self, number: int) -> Path:
@@ -218,14 +223,15 @@ class Store(MutableMapping[int, Any]):
 
         self._remove_outdated()
 
-    def _holds_the_same_nothing(self, client: int, value: Any) -> bool:
-        """Return whether a tree without leaves is stored again, which need not be written again."""
+    def _is_same_empty_tree(self, client: int, value: Any) -> bool:
+        """Return whether a tree without leaves is stored again. It is not written again."""
         old = self._recent.get(client)
         if old is None or type(old) is not type(value) or tree.leaves(value) or tree.leaves(old):
             return False
         return bool(old == value)
 
     def _forget(self, client: int) -> None:
+        """Drop the tree of a client from memory."""
         if client in self._recent:
             self._bytes -= _size(self._recent.pop(client))
 
@@ -236,35 +242,30 @@ class Store(MutableMapping[int, Any]):
             self._files[place.file].in_use -= place.length
 
     def _write(self, clients: Iterable[int]) -> None:
-        """Write the states of clients to new files.
-
-        Those that share files with too many outdated ones are written again.
-        """
-        waiting: list[tuple[int, Place | None]] = [(client, None) for client in clients]
+        """Write the states of clients to new files."""
+        waiting: list[tuple[int, StorePlace | None]] = [(client, None) for client in clients]
         if not waiting:
             return
 
+        # What is left of files that hold more outdated states than others moves to the new ones.
         sparse = {
             number for number, file in self._files.items() if 0 < 2 * file.in_use < file.digest.size
         }
-        if sparse:
-            waiting += [
-                (client, place)
-                for client, place in self._places.items()
-                if place and place.file in sparse
-            ]
+        for client, place in self._places.items() if sparse else ():
+            if place is not None and place.file in sparse:
+                waiting.append((client, place))
 
         while waiting:
             waiting = self._write_file(waiting)
 
     def _write_file(
-        self, waiting: list[tuple[int, Place | None]]
-    ) -> list[tuple[int, Place | None]]:
+        self, waiting: list[tuple[int, StorePlace | None]]
+    ) -> list[tuple[int, StorePlace | None]]:
         """Write states to one file, and return those that it had no room for."""
         number = self._next_file
         path = self.path(number)
         digest = hashlib.sha256()
-        places: dict[int, Place] = {}
+        places: dict[int, StorePlace] = {}
         size = 0
         client = -1
 
@@ -275,12 +276,14 @@ class Store(MutableMapping[int, Any]):
                     if done and size >= _FILE_BYTES:
                         break
 
-                    data = (
-                        self._encode(client) if place is None else self._read_bytes(client, place)
-                    )
+                    if place is None:
+                        data = self._encode(client)
+                    else:
+                        data = self._read_bytes(client, place)
+
                     file.write(data)
                     digest.update(data)
-                    places[client] = Place(number, size, len(data))
+                    places[client] = StorePlace(number, size, len(data))
                     size += len(data)
         except OSError as reason:
             discard(path)
@@ -308,14 +311,14 @@ class Store(MutableMapping[int, Any]):
         except TypeError as reason:
             raise RunError(f"the data of client {client} cannot be stored: {reason}.") from reason
 
-    def _read(self, client: int, place: Place) -> Any:
+    def _read(self, client: int, place: StorePlace) -> Any:
         data = self._read_bytes(client, place)
         try:
             return decode(data, modules=self._modules)
         except DataError as reason:
             raise self._unreadable(client, place, reason) from reason
 
-    def _read_bytes(self, client: int, place: Place) -> bytes:
+    def _read_bytes(self, client: int, place: StorePlace) -> bytes:
         path = self.path(place.file)
         try:
             with path.open("rb") as file:
@@ -324,7 +327,7 @@ class Store(MutableMapping[int, Any]):
         except OSError as reason:
             raise self._unreadable(client, place, reason) from reason
 
-    def _unreadable(self, client: int, place: Place, reason: Exception) -> RunError:
+    def _unreadable(self, client: int, place: StorePlace, reason: Exception) -> RunError:
         path = self.path(place.file)
         message = (
             f"cannot read '{path}', which stores data of client {client}: "
@@ -342,16 +345,14 @@ class Store(MutableMapping[int, Any]):
             with path.open("rb+") as opened:
                 os.fsync(opened.fileno())
         except OSError as reason:
-            raise RunError(
-                f"cannot write '{path}': {reason.strerror or reason}.", path=str(path)
-            ) from reason
+            raise unwritable(path, reason) from reason
 
         file.durable = True
 
     def _remove_outdated(self) -> None:
         """Remove the files in which every state is out of date, unless a checkpoint needs them."""
-        for number in [number for number, file in self._files.items() if file.in_use == 0]:
-            if number not in self._needed:
+        for number, file in list(self._files.items()):
+            if file.in_use == 0 and number not in self._needed:
                 del self._files[number]
                 _remove(self.path(number))
 
