@@ -544,14 +544,14 @@ def test_an_address_without_a_cluster():
     with pytest.raises(
         ConfigError, match=f"no Ray cluster answers at '{address}': .*refused.*'ray start --head'"
     ):
-        Cluster(address, 0)._refuse_absent()
+        Cluster(address, 0)._join(None)
     assert time.perf_counter() - start < ENOUGH
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:port", "http://a:1", "127.0.0.1:99999999"])
 def test_an_address_that_is_none(address):
     with pytest.raises(ConfigError) as caught:
-        Cluster(address, 0)._refuse_absent()
+        Cluster(address, 0)._join(None)
     assert caught.value.key == "engine.ray_address" and caught.value.got == address
 
 

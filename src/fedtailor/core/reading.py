@@ -13,8 +13,9 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedtailor.core.errors import ConfigError, DataError
 
@@ -33,7 +34,7 @@ class UnreadableError(DataError):
 
 
 @contextmanager
-def open_regular(path: Path, *, within: Path | None = None) -> Iterator[BinaryIO]:
+def open_regular(path: Path, *, within: Path | None = None) -> Iterator[BufferedReader]:
     """Open a regular file for reading.
 
     Args:

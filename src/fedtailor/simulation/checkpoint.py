@@ -173,7 +173,7 @@ class Checkpoints:
             RunError: a file cannot be removed, or what is left of the checkpoints cannot be read at
                 the moment.
         """
-        notes = []
+        notes: list[str] = []
         unreadable = ""
         rounds = sorted(self._rounds(), reverse=True)
         for position, round in enumerate(rounds):

@@ -1,11 +1,10 @@
-"""How jobs are dealt: all of them, each once, in blocks of the tree or with the largest first."""
+"""How jobs are dealt: all of them, each once, in blocks of the tree with the largest first."""
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
 from fedtailor.core.engine import Job
-from fedtailor.simulation.engines.dealing import LargestFirst, Neighbors
+from fedtailor.simulation.engines.dealing import Deck
 
 laws = settings(max_examples=60, deadline=None)
 cohorts = st.dictionaries(st.integers(0, 5000), st.integers(0, 100), min_size=1, max_size=60)
@@ -16,9 +15,9 @@ def jobs_of(sizes):
 
 
 @laws
-@given(cohorts, st.integers(1, 70), st.sampled_from([LargestFirst, Neighbors]))
-def test_every_job_is_dealt_once(sizes, most, kind):
-    deck = kind(jobs_of(sizes))
+@given(cohorts, st.integers(1, 70))
+def test_every_job_is_dealt_once(sizes, most):
+    deck = Deck(jobs_of(sizes))
     dealt = []
     while deck:
         waiting = len(deck)
@@ -32,7 +31,7 @@ def test_every_job_is_dealt_once(sizes, most, kind):
 @given(cohorts, st.integers(1, 20))
 def test_neighbors_are_all_clients_below_a_node(sizes, most):
     jobs = jobs_of(sizes)
-    deck = Neighbors(jobs)
+    deck = Deck(jobs)
     largest = 101
     while deck:
         block = deck.take(most)
@@ -46,9 +45,13 @@ def test_neighbors_are_all_clients_below_a_node(sizes, most):
         largest = max(sizes[client] for client in clients)
 
 
-@pytest.mark.parametrize("kind", [LargestFirst, Neighbors])
-def test_what_is_put_back_comes_by_itself(kind):
-    deck = kind(jobs_of({3: 5, 4: 9, 5: 1}))
+def test_parts_of_one_clients_work_are_divided():
+    deck = Deck([Job(0, None, (), size) for size in (4, 4, 2)])
+    assert sorted(deck.take(1) + deck.take(2)) == [0, 1, 2] and not deck
+
+
+def test_what_is_put_back_comes_by_itself():
+    deck = Deck(jobs_of({3: 5, 4: 9, 5: 1}))
     first = deck.take(1)
     assert first == [1]
     deck.put_back(1)

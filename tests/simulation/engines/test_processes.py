@@ -447,7 +447,7 @@ def test_a_model_of_the_current_folder_is_found(pool, tmp_path, monkeypatch):
 def test_the_longest_starts_first():
     order = []
     engine = Processes(1)
-    engine._pool.workers[0].run = lambda payload, job, timeout: order.append(job.client)
+    engine._pool.workers[0].run = lambda folder, requests, job, timeout: order.append(job.client)
     engine.map(programs.total, COMMON, jobs())
     assert order == [2, 4, 0, 5, 3, 1]
 

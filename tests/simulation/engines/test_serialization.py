@@ -12,8 +12,8 @@ from fedtailor.core.engine import ExampleRows
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.engines.mapped_tables import MappedTables
 from fedtailor.simulation.engines.serialization import (
-    Layout,
     SerializationError,
+    TensorLayout,
     decode,
     encode,
     tensor_from_bytes,
@@ -77,7 +77,7 @@ def test_other_tensors_do_not(tensor):
 
 def test_a_layout_says_where_memory_begins():
     layout, values = tensor_to_bytes(torch.arange(20.0)[3:9])
-    assert layout == Layout(torch.float32, (6,), (1,), 3) and len(values) == 24
+    assert layout == TensorLayout(torch.float32, (6,), (1,), 3) and len(values) == 24
     assert tensor_from_bytes(layout, values).data_ptr() % 64 == 12
 
 

@@ -1,6 +1,4 @@
-"""The main loop of a child process of the engine ``processes``.
-
-It answers requests until the parent is gone.
+"""The main loop of a child process of the engine ``processes``: it answers requests.
 
 Actors of the engine ``ray`` answer the same requests by the same handler.
 
@@ -149,15 +147,10 @@ def portable(error: BaseException) -> BaseException:
     text = describe_error(error)
     try:
         copy = decode(encode(error))
-        if (
-            type(copy) is type(error)
-            and describe_error(copy) == text
-            and len(str(error)) <= LONGEST_REASON
-        ):
+        is_same = type(copy) is type(error) and describe_error(copy) == text
+        if is_same and len(str(error)) <= LONGEST_REASON:
             return error
-    except (
-        BaseException
-    ):  # an exception's own class may raise anything when it is rebuilt from its arguments
+    except BaseException:  # of the exception's class, when it is rebuilt from its arguments
         pass
 
     return ProgramError(text)

@@ -1,7 +1,4 @@
-"""The data of a federation as files.
-
-Every child process maps them, so that the data is in memory only once.
-"""
+"""The data of a federation as files, which all child processes map: it is in memory once."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.errors import RunError
-from fedtailor.simulation.engines.serialization import Layout, tensor_to_bytes
+from fedtailor.simulation.engines.serialization import TensorLayout, tensor_to_bytes
 
 
 class MappedTensor(NamedTuple):
     """A tensor in a file."""
 
     path: str
-    layout: Layout
+    layout: TensorLayout
 
     def open(self) -> Tensor:
         """Return the tensor, backed by the file, which is read-only.
@@ -58,7 +55,7 @@ class MappedTables:
         Raises:
             RunError: the files cannot be written.
         """
-        if self._holds(tables):
+        if [id(table) for table in tables] == [id(table) for table in self._tables]:
             return self._files
 
         old_files = self._files
@@ -68,9 +65,8 @@ class MappedTables:
             self.remove()
             raise RunError(
                 "engine 'processes' cannot write the data for its processes to "
-                f"{tempfile.gettempdir()}: {error}. Set "
-                'TMPDIR to a folder with more space, or use engine.name = "workers", which needs '
-                "no files.",
+                f"{tempfile.gettempdir()}: {error}. Set TMPDIR to a folder with more space, or "
+                'use engine.name = "workers", which needs no files.',
                 key="engine.name",
             ) from error
 
@@ -78,11 +74,6 @@ class MappedTables:
             Path(file.path).unlink(missing_ok=True)  # a process that has it open keeps it
 
         return self._files
-
-    def _holds(self, tables: tuple[Tensor, ...]) -> bool:
-        if len(tables) != len(self._tables):
-            return False
-        return all(new is old for new, old in zip(tables, self._tables, strict=True))
 
     def _write(self, tables: tuple[Tensor, ...]) -> None:
         if self.folder is None:
@@ -94,9 +85,9 @@ class MappedTables:
             files.append(_write_tensor(self.folder / f"{self.version}-{position}", table))
 
         self._files = tuple(files)
-        self._tables = (
-            tables  # a reference: while it exists, no other tensor can have the same identity
-        )
+
+        # A reference: while it exists, no other tensor can have the same identity.
+        self._tables = tables
 
     def remove(self) -> None:
         """Remove the files."""

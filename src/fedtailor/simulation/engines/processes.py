@@ -14,23 +14,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-import torch
-
 from fedtailor.core.engine import Job, Program
+from fedtailor.simulation.engines.dealing import run_largest_first
 from fedtailor.simulation.engines.mapped_tables import MappedTables
-from fedtailor.simulation.engines.requests import Request, Requests
+from fedtailor.simulation.engines.requests import MapRequests, Request, Requests
 from fedtailor.simulation.engines.serialization import encode
-from fedtailor.simulation.engines.worker_process import Payload, WorkerProcess
+from fedtailor.simulation.engines.worker_process import WorkerProcess
 from fedtailor.simulation.engines.workers import physical_cores
 from fedtailor.simulation.programs import SharedInputs
-
-_IN_A_FILE = torch.empty(0)
-"""Replaces the data tables, which children read from files."""
 
 
 class Processes:
@@ -70,37 +66,19 @@ class Processes:
         if not jobs:
             return []
         with self._lock:
-            payload = self._pool.pack(program, common, jobs)
-            return self._run(payload, jobs)
-
-    def _run(self, payload: Payload, jobs: Sequence[Job]) -> list[Any]:
-        outputs: list[Any] = [None] * len(jobs)
-        order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
-        waiting = deque(order)
-
-        def feed(worker: WorkerProcess) -> None:
-            while True:
+            folder, requests = self._pool.pack(program, common, jobs)
+            workers = self._pool.workers[: len(jobs)]
+            runners = [
+                partial(worker.run, folder, requests, timeout=self.timeout) for worker in workers
+            ]
+            with ThreadPoolExecutor(len(workers)) as threads:
                 try:
-                    position = waiting.popleft()
-                except IndexError:
-                    return
-
-                outputs[position] = worker.run(payload, jobs[position], self.timeout)
-
-        workers = self._pool.workers[: len(jobs)]
-        with ThreadPoolExecutor(len(workers)) as threads:
-            try:
-                feeders = [threads.submit(feed, worker) for worker in workers]
-                for feeder in as_completed(feeders):
-                    feeder.result()
-            except BaseException:
-                waiting.clear()  # after an interruption, no further client starts
-                self._pool.kill()
-                threads.shutdown()
-                self._pool.close()  # includes processes that were just starting
-                raise
-
-        return outputs
+                    return run_largest_first(threads, runners, jobs)
+                except BaseException:
+                    self._pool.kill()
+                    threads.shutdown()
+                    self._pool.close()  # includes processes that were just starting
+                    raise
 
     def close(self) -> None:
         """End the processes and remove the files; a later :meth:`map` starts new processes."""
@@ -125,15 +103,15 @@ class _ProcessPool:
         self.tables = MappedTables()
         self.requests = Requests("processes")
 
-    def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> Payload:
-        """Encode once what several clients need."""
-        requests = self.requests.before_tables()
+    def pack(self, program: Program, common: Any, jobs: Sequence[Job]) -> tuple[str, MapRequests]:
+        """Return the folder with the files of the data, and what the processes must receive."""
+        tables = None
         if isinstance(common, SharedInputs):
             files = self.tables.put(common.x, common.y)
-            requests["tables"] = Request(self.tables.version, encode(("tables", files)))
-            common = common._replace(x=_IN_A_FILE, y=_IN_A_FILE)
-        requests["map"] = self.requests.of_map(program, common)
-        return Payload(str(self.tables.folder or ""), requests, self.requests.of_tasks(jobs))
+            tables = Request(self.tables.version, encode(("tables", files)))
+
+        requests = self.requests.of_map(program, common, jobs, tables=tables)
+        return str(self.tables.folder or ""), requests
 
     def kill(self) -> None:
         """Kill the processes during their work."""

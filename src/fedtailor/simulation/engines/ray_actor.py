@@ -26,14 +26,14 @@ from torch import Tensor
 from fedtailor.core.errors import DataError
 from fedtailor.simulation.engines.child import RequestHandler
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
-from fedtailor.simulation.engines.serialization import Layout, decode
+from fedtailor.simulation.engines.serialization import TensorLayout, decode
 from fedtailor.simulation.engines.workers import keep_pages
 
 
 class StoredTable(NamedTuple):
     """A table in the object store of Ray."""
 
-    layout: Layout
+    layout: TensorLayout
     reference: Any
     """Of its memory (n,) as bytes, from the 64-byte boundary before it."""
     digest: str
@@ -55,9 +55,8 @@ class ClientActor:
 
     def __init__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # the run decides what an interruption ends
+            # The run decides what an interruption ends.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
         torch.set_num_threads(1)
         keep_pages()
@@ -89,9 +88,10 @@ class ClientActor:
 
             self._package = number
 
-        answers = (
-            self._handler.answer_together(jobs) if together else map(self._handler.answer, jobs)
-        )
+        if together:
+            answers = self._handler.answer_together(jobs)
+        else:
+            answers = list(map(self._handler.answer, jobs))
         return [np.frombuffer(answer, dtype=np.uint8) for answer in answers]
 
     def _open(self, reference: Any) -> memoryview | None:
@@ -136,13 +136,11 @@ def _mapped(table: StoredTable, memory: np.ndarray) -> Tensor:
         if hashlib.file_digest(file, "sha256").hexdigest() != table.digest:
             raise DataError(
                 f"the data that arrived at the Ray worker on '{socket.gethostname()}' differ from "
-                "those of this run: "
-                "their SHA-256 is another one. Start the run again."
+                "those of this run: their SHA-256 is another one. Start the run again."
             )
 
-        return MappedTensor(
-            file.name, table.layout
-        ).open()  # stays readable when the file is removed
+        # It stays readable when the file is removed.
+        return MappedTensor(file.name, table.layout).open()
 
 
 def description() -> dict[str, str]:
@@ -157,14 +155,14 @@ def description() -> dict[str, str]:
     }
 
 
-def _path_here(own: Sequence[str], path: Sequence[str]) -> tuple[str, ...]:
+def _path_here(actor_path: Sequence[str], run_path: Sequence[str]) -> tuple[str, ...]:
     """Return where an actor looks for modules: where the run does, and where it did itself.
 
     Folders that do not exist here are left out.
 
     Args:
-        own: where the actor looked when it started.
-        path: where the run looks.
+        actor_path: where the actor looked when it started.
+        run_path: where the run looks.
     """
-    there = [entry for entry in path if entry and os.path.exists(entry)]
-    return tuple(dict.fromkeys([*there, *own]))
+    existing = [entry for entry in run_path if entry and os.path.exists(entry)]
+    return tuple(dict.fromkeys([*existing, *actor_path]))

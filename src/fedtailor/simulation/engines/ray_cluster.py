@@ -48,6 +48,8 @@ _ALONE = {
     "RAY_free_objects_period_milliseconds": "50",
 }
 """For a cluster of its own."""
+_SOFTWARE = {"fedtailor": "fedtailor", "torch": "PyTorch", "python": "Python"}
+"""On which results depend, with its name in messages."""
 
 
 def require_ray() -> None:
@@ -56,8 +58,8 @@ def require_ray() -> None:
     Raises:
         ConfigError: it is not.
     """
-    found = importlib.util.find_spec("ray")
-    if found is None or found.origin is None:  # a folder of this name is no package
+    package = importlib.util.find_spec("ray")
+    if package is None or package.origin is None:  # a folder of this name is no package
         raise ConfigError(
             "engine 'ray' needs the package ray: pip install 'fedtailor[ray]'.",
             key="engine.name",
@@ -97,13 +99,15 @@ class Cluster:
         if self.is_connected:
             return
 
-        os.environ.update({**_QUIET, **({} if self.address else _ALONE)})
+        os.environ.update(_QUIET)
+        if not self.address:
+            os.environ.update(_ALONE)
+
         import ray
 
         if not ray.is_initialized():
             with _handlers_kept():
                 if self.address:
-                    self._refuse_absent()
                     self._join(ray)
                 else:
                     self._start(ray)
@@ -125,18 +129,17 @@ class Cluster:
         self._actor_class = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
         self.is_connected = True
 
-    def _refuse_absent(self) -> None:
-        """Raise if there is no cluster at the address, or it does not let this process in."""
+    def _join(self, ray: Any) -> None:
+        """Connect to the cluster at the address."""
         _refuse_unreachable(self.address)
         _knock(self.address)
-
-    def _join(self, ray: Any) -> None:
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _refused(self.address, _one_line(str(error))) from error
 
     def _start(self, ray: Any) -> None:
+        """Start a cluster on this machine."""
         try:
             ray.init(
                 address="local",
@@ -147,11 +150,10 @@ class Cluster:
                 _node_ip_address="127.0.0.1",
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise RunError(
-                "engine 'ray' cannot start a Ray cluster on this machine: "
-                f"{_one_line(str(error))}.",
-                key="engine.name",
-            ) from error
+            message = (
+                f"engine 'ray' cannot start a Ray cluster on this machine: {_one_line(str(error))}."
+            )
+            raise RunError(message, key="engine.name") from error
 
     def put(self, value: Any) -> Any:
         """Put a value into the object store; return its reference."""
@@ -170,30 +172,25 @@ class Cluster:
             ConfigError: the actor has other versions, so that its results could be others.
         """
         here = description()
-        for what, name in {
-            "fedtailor": "fedtailor",
-            "torch": "PyTorch",
-            "python": "Python",
-        }.items():
-            if actor.get(what) != here[what]:
+        host = actor["host"]
+        for what, name in _SOFTWARE.items():
+            if actor[what] != here[what]:
                 raise ConfigError(
-                    f"the Ray worker on '{actor.get('host')}' has {name} {actor.get(what)}, but "
-                    "this process has "
+                    f"the Ray worker on '{host}' has {name} {actor[what]}, but this process has "
                     f"{here[what]}: results would not be the same. Install the same versions on "
                     "every machine.",
                     key=_ADDRESS,
                     allowed=here[what],
-                    got=actor.get(what),
+                    got=actor[what],
                 )
 
-        host = actor.get("host", "")
-        if actor.get("capability") != here["capability"] and host not in self._warned:
+        if actor["capability"] != here["capability"] and host not in self._warned:
             self._warned.add(host)
             warnings.warn(
-                f"the processor of '{host}' computes with {actor.get('capability')}, this one with "
+                f"the processor of '{host}' computes with {actor['capability']}, this one with "
                 f"{here['capability']}: results may differ in their last bits from those of one "
-                "machine. "
-                "ATEN_CPU_CAPABILITY=avx2 (or default) on every machine makes them the same.",
+                "machine. ATEN_CPU_CAPABILITY=avx2 (or default) on every machine makes them the "
+                "same.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -226,8 +223,7 @@ def _await_free_cpu(ray: Any, available: int) -> None:
         if time.monotonic() > deadline:
             raise RunError(
                 f"no actor of engine 'ray' can start: others use all {available} CPUs of the Ray "
-                "cluster. Try again "
-                "when one is free; 'ray status' shows them.",
+                "cluster. Try again when one is free; 'ray status' shows them.",
                 key="engine.name",
             )
 
@@ -271,8 +267,8 @@ def _refuse_unreachable(address: str) -> None:
     if address == "auto":
         return
 
-    found = re.fullmatch(r"(?:ray://)?([^/:]+|\[[^\]]+\]):(\d+)", address)
-    if not found:
+    parts = re.fullmatch(r"(?:ray://)?([^/:]+|\[[^\]]+\]):(\d+)", address)
+    if not parts:
         raise ConfigError(
             f"{_ADDRESS} must be 'auto' or the address of a Ray cluster, such as '10.0.0.1:6379', "
             f"got '{address}'.",
@@ -281,9 +277,9 @@ def _refuse_unreachable(address: str) -> None:
             got=address,
         )
 
-    host = found.group(1).strip("[]")
+    host = parts.group(1).strip("[]")
     try:
-        socket.create_connection((host, int(found.group(2))), timeout=_PATIENCE).close()
+        socket.create_connection((host, int(parts.group(2))), timeout=_PATIENCE).close()
     except (OSError, OverflowError) as error:
         raise _refused(address, str(error)) from error
 
@@ -292,8 +288,7 @@ def _refused(address: str, reason: str) -> ConfigError:
     where = "was found on this machine" if address == "auto" else f"answers at '{address}'"
     return ConfigError(
         f"no Ray cluster {where}: {reason.rstrip('.')}. 'ray start --head' starts one; without "
-        f"{_ADDRESS}, the run "
-        "starts its own.",
+        f"{_ADDRESS}, the run starts its own.",
         key=_ADDRESS,
         got=address,
     )
@@ -302,9 +297,8 @@ def _refused(address: str, reason: str) -> ConfigError:
 def _not_let_in(address: str) -> ConfigError:
     return ConfigError(
         f"the Ray cluster at '{address}' did not let this process in within {_PATIENCE} s: its "
-        "token is missing or "
-        "wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the token of the "
-        "cluster.",
+        "token is missing or wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file "
+        "with the token of the cluster.",
         key=_ADDRESS,
         got=address,
     )
@@ -313,8 +307,8 @@ def _not_let_in(address: str) -> ConfigError:
 def _other_versions(address: str, there: tuple[str, str], here: tuple[str, str]) -> ConfigError:
     return ConfigError(
         f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this "
-        f"process has Ray {here[0]} "
-        f"and Python {here[1]}. Install the same versions on every machine.",
+        f"process has Ray {here[0]} and Python {here[1]}. Install the same versions on every "
+        "machine.",
         key=_ADDRESS,
         allowed=list(there),
         got=list(here),

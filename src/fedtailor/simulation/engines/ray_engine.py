@@ -1,10 +1,8 @@
 """The engine ``ray``: actors of a Ray cluster, one client at a time in each.
 
-The cluster is on one machine or on many.
-
-Actors stay for the whole run, and compute as the processes of the engine ``processes`` do. Programs
-are pure functions of their inputs, so a client whose actor was lost runs again elsewhere, with the
-same result.
+The cluster is on one machine or on many. Actors stay for the whole run, and compute as the
+processes of the engine ``processes`` do. Programs are pure functions of their inputs, so a client
+whose actor was lost runs again elsewhere, with the same result.
 """
 
 from __future__ import annotations
@@ -18,22 +16,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.engine import Failure, Gather, Job, Merge, NoAnswer, Program
 from fedtailor.core.errors import FedtailorError, RunError, describe_error
-from fedtailor.simulation.engines.dealing import Deck, LargestFirst, Neighbors
+from fedtailor.simulation.engines.dealing import Deck
 from fedtailor.simulation.engines.ray_actor import Package, StoredTable
 from fedtailor.simulation.engines.ray_cluster import Cluster, require_ray
-from fedtailor.simulation.engines.requests import Request, Requests, encode_job, read_answer
+from fedtailor.simulation.engines.requests import MapRequests, Requests, read_answer
 from fedtailor.simulation.engines.serialization import tensor_to_bytes
 from fedtailor.simulation.engines.workers import return_pages
 from fedtailor.simulation.programs import SharedInputs
 
-_IN_THE_STORE = torch.empty(0)
-"""Replaces the data tables, which actors find in the object store."""
 _AT_ONCE = 2
 """Calls that an actor has at a time: while it runs one, the next one is on its way."""
 _SHARE = 4
@@ -42,7 +37,7 @@ end."""
 _MOST_JOBS = 32
 """Jobs in a call. Ray's own work is the same for a call with one job."""
 _CALL_BYTES = 2**24
-"""Bytes of answers to a call, as far as those before tell."""
+"""Bytes of answers to a call, about."""
 _MOST_ENDS = 3
 """How often an actor may end while it runs one client alone, until that counts as the client's
 doing."""
@@ -53,10 +48,7 @@ _PATIENCE = 60
 
 
 class Ray:
-    """Runs clients in actors of a Ray cluster, the largest first.
-
-    Actors start with the first call.
-    """
+    """Runs clients in actors of a Ray cluster, which start with the first call."""
 
     name = "ray"
 
@@ -76,19 +68,6 @@ class Ray:
         self._state = _State(Cluster(address, workers))
         self._lock = threading.Lock()
         weakref.finalize(self, self._state.close)  # also when the interpreter exits
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that were put into the object store or sent with jobs, without copies.
-
-        Counted since the engine was made.
-        """
-        return self._state.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes of the answers."""
-        return self._state.bytes_received
 
     def begin_run(self) -> None:
         """Make the actors forget what they recorded in an earlier run."""
@@ -137,14 +116,14 @@ class Ray:
                 self._state.connect()
                 outputs = _Deal(self._state, program, common, jobs, gather, merge).run()
             except BaseException:
-                self._state.close()  # after an interruption, no client goes on
+                self._state.close()  # after an interruption, no client runs on
                 raise
 
         return_pages()
         return outputs
 
     def close(self) -> None:
-        """End the actors, and the connection or the cluster; a later :meth:`map` begins anew."""
+        """End the actors, and the connection or the cluster; a later :meth:`map` starts others."""
         with self._lock:
             self._state.close()
 
@@ -178,11 +157,7 @@ class _State:
         self.cluster = cluster
         self.requests = Requests("ray")
         self.actors: list[_Actor] = []
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self.num_packages = 0
-        self.map_bytes = 0
-        """Of what all clients receive in the last map."""
         self._failed_starts = 0
         self._tables: tuple[Tensor, ...] = ()
         self._stored: tuple[StoredTable, ...] = ()
@@ -215,7 +190,7 @@ class _State:
         import ray
 
         try:
-            found = ray.get(actor.starting)
+            description = ray.get(actor.starting)
         except ray.exceptions.RayError as error:
             self._failed_starts += 1
             if self._failed_starts == _MOST_STARTS:
@@ -225,45 +200,33 @@ class _State:
             return
 
         self._failed_starts = 0
-        self.cluster.check(found)
+        self.cluster.check(description)
         actor.starting = None
 
     def pack(
         self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather | None
-    ) -> tuple[Any, dict[int, Request]]:
-        """Put what the actors need for a map into the object store.
-
-        Return its reference, and the requests of tasks.
-        """
-        requests = self.requests.before_tables()
+    ) -> tuple[Any, MapRequests]:
+        """Put what the actors need for a map into the object store; return its reference too."""
+        requests = self.requests.of_map(program, common, jobs, gather=gather)
         tables: tuple[StoredTable, ...] = ()
         if isinstance(common, SharedInputs):
             tables = self._store(common.x, common.y)
-            common = common._replace(x=_IN_THE_STORE, y=_IN_THE_STORE)
 
-        tasks = self.requests.of_tasks(jobs)
-        requests |= {f"task {task.version}": task for task in tasks.values()}
-        requests["map"] = self.requests.of_map(program, common, gather)
-        self.map_bytes = len(requests["map"].data)
         self.num_packages += 1
         data = {
-            kind: (each.version, np.frombuffer(each.data, dtype=np.uint8))
-            for kind, each in requests.items()
+            kind: (request.version, np.frombuffer(request.data, dtype=np.uint8))
+            for kind, request in requests.before_all().items()
         }
-        self.bytes_sent += sum(len(each.data) for each in requests.values())
-
-        return self.cluster.put(Package(self._tables_version, tables, data)), tasks
+        return self.cluster.put(Package(self._tables_version, tables, data)), requests
 
     def _store(self, *tables: Tensor) -> tuple[StoredTable, ...]:
         """Put tables into the object store, unless they are those of the last call."""
-        if len(tables) != len(self._tables) or any(
-            new is not old for new, old in zip(tables, self._tables)
-        ):
+        if [id(table) for table in tables] != [id(table) for table in self._tables]:
             self._stored = tuple(self._stored_table(table) for table in tables)
-            self._tables = (
-                tables  # a reference: while it exists, no other tensor can have the same identity
-            )
             self._tables_version += 1
+
+            # A reference: while it exists, no other tensor can have the same identity.
+            self._tables = tables
 
         return self._stored
 
@@ -271,10 +234,8 @@ class _State:
         layout, values = tensor_to_bytes(table)
         padding = np.zeros(layout.offset * layout.dtype.itemsize, dtype=np.uint8)
         memory = np.concatenate([padding, values]) if len(padding) else values
-        self.bytes_sent += len(memory)
-        return StoredTable(
-            layout, self.cluster.put(memory), hashlib.sha256(memory.data).hexdigest()
-        )
+        digest = hashlib.sha256(memory.data).hexdigest()
+        return StoredTable(layout, self.cluster.put(memory), digest)
 
     def close(self) -> None:
         """End the actors and the connection."""
@@ -305,21 +266,23 @@ class _Deal:
     ) -> None:
         self._state = state
         self._jobs = jobs
-        self._package, self._tasks = state.pack(program, common, jobs, gather)
+        self._package, self._requests = state.pack(program, common, jobs, gather)
         self._outputs: list[Any] = [None] * len(jobs)
         self._gathers = gather is not None
         self._merge = merge
-        self._waiting: Deck = LargestFirst(jobs) if gather is None else Neighbors(jobs)
-        # a model goes to the clients, and one comes back; where outputs are gathered, only the
-        # client's state does
-        self._answer_bytes = max(map(_input_bytes, jobs)) if self._gathers else state.map_bytes
-        """Of the answer for one client, as far as known; where outputs are gathered, without sums
-        for several."""
+        self._waiting = Deck(jobs)
         self._suspects: deque[int] = deque()
         """Jobs whose actor was lost while it had several: each of them runs alone."""
         self._ends: Counter[int] = Counter()
         """How often the actor of a job was lost that ran alone."""
         self._num_missing = len(jobs)
+
+        # A model goes to a client, and one comes back with its state. Where outputs are gathered,
+        # one comes for all clients of a call.
+        answer_bytes = max(map(_input_bytes, jobs))
+        if not self._gathers:
+            answer_bytes += len(self._requests.common["map"].data)
+        self._most_jobs = min(max(_CALL_BYTES // max(answer_bytes, 1), 1), _MOST_JOBS)
 
     def run(self) -> list[Any]:
         """Return the outputs, in the order of the jobs."""
@@ -364,24 +327,15 @@ class _Deal:
             return
 
         while self._waiting and len(actor.calls) < _AT_ONCE:
-            self._send(actor, self._waiting.take(self._most_jobs()))
-
-    def _most_jobs(self) -> int:
-        """Return how many jobs the next call may bring."""
-        share = len(self._waiting) // (_SHARE * len(self._state.actors))
-        fitting = _CALL_BYTES // max(self._answer_bytes, 1)
-        return max(1, min(share, fitting, _MOST_JOBS))
+            share = len(self._waiting) // (_SHARE * len(self._state.actors))
+            self._send(actor, self._waiting.take(max(1, min(share, self._most_jobs))))
 
     def _send(self, actor: _Actor, positions: list[int]) -> None:
-        encoded = [self._encoded(self._jobs[position]) for position in positions]
-        self._state.bytes_sent += sum(map(len, encoded))
+        encoded = [bytes(self._requests.of_job(self._jobs[position])) for position in positions]
         reference = actor.handle.run.remote(
             self._state.num_packages, [self._package], encoded, self._gathers
         )
         actor.calls[reference] = positions
-
-    def _encoded(self, job: Job) -> bytes:
-        return bytes(encode_job(self._tasks[id(job.task)].version, job, "ray"))
 
     def _take(self, actor: _Actor, reference: Any) -> None:
         """Take what has come from an actor."""
@@ -406,30 +360,18 @@ class _Deal:
 
         positions = actor.calls.pop(reference)
         actor.runs_alone = False
-        self._note_bytes([len(answer) for answer in answers])
-        found = [read_answer(answer.data, "ray") for answer in answers]
-        if self._gathers and len(found) > 1 and not all(each.arrived for each in found):
-            # sums may hold an upload of which nothing else has come
+        replies = [read_answer(answer.data, "ray") for answer in answers]
+
+        # Sums may hold an upload of which nothing else has come.
+        if self._gathers and len(replies) > 1 and not all(reply.arrived for reply in replies):
             for position in positions:
                 self._waiting.put_back(position)
-
             return
 
-        for position, each in zip(positions, found, strict=True):
-            self._keep(position, each.output)
+        for position, reply in zip(positions, replies, strict=True):
+            self._enter(position, reply.output)
 
-    def _note_bytes(self, lengths: list[int]) -> None:
-        """Note how large the answers to a call were."""
-        self._state.bytes_received += sum(lengths)
-        if not self._gathers:
-            self._answer_bytes = max(lengths)
-        elif len(lengths) == 1:
-            self._answer_bytes = min(self._answer_bytes, lengths[0])
-        else:
-            largest = max(lengths)  # it brings the sum
-            self._answer_bytes = (sum(lengths) - largest) // (len(lengths) - 1)
-
-    def _keep(self, position: int, output: Any) -> None:
+    def _enter(self, position: int, output: Any) -> None:
         self._outputs[position] = self._merge(self._jobs[position], output)
         self._num_missing -= 1
 
@@ -444,11 +386,8 @@ class _Deal:
             if self._ends[position] < _MOST_ENDS:
                 self._suspects.append(position)
             else:
-                reason = (
-                    f"the actor of this client ended {_MOST_ENDS} times while it ran no other "
-                    "client"
-                )
-                self._keep(position, Failure(NoAnswer(reason)))
+                how = f"ended {_MOST_ENDS} times while it ran no other client"
+                self._enter(position, Failure(NoAnswer(f"the actor of this client {how}")))
 
 
 def _as_it_is(job: Job, output: Any) -> Any:

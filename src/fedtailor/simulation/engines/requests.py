@@ -1,7 +1,5 @@
 """Requests to another process that runs clients: encoded once, with versions.
 
-Errors say what cannot be sent.
-
 The engines ``processes`` and ``ray`` send the same requests;
 :mod:`~fedtailor.simulation.engines.child` answers them.
 """
@@ -12,11 +10,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from fedtailor.core.engine import Failure, Gather, Job, Program, ProgramError
 from fedtailor.core.errors import ConfigError, describe_error
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import Settings
 from fedtailor.simulation.engines.serialization import SerializationError, decode, encode
+from fedtailor.simulation.programs import SharedInputs
+
+_ELSEWHERE = torch.empty(0)
+"""Replaces the data tables, which other processes find in files or in an object store."""
 
 
 class Request(NamedTuple):
@@ -29,11 +33,39 @@ class Request(NamedTuple):
     data: memoryview
 
 
-class Requests:
-    """What the processes of an engine must receive before the jobs of a map.
+class MapRequests(NamedTuple):
+    """What another process must receive before the jobs of a map."""
 
-    Each part is encoded when it changes.
-    """
+    engine: str
+    common: dict[str, Request]
+    """By kind, in the order in which they are sent."""
+    tasks: dict[int, Request]
+    """By the identity of the task; the version is its number."""
+
+    def before(self, job: Job) -> dict[str, Request]:
+        """Return what must be received before a job, by kind."""
+        task = self.tasks[id(job.task)]
+        return {**self.common, f"task {task.version}": task}
+
+    def before_all(self) -> dict[str, Request]:
+        """Return what must be received before any of the jobs, by kind."""
+        return {**self.common, **{f"task {task.version}": task for task in self.tasks.values()}}
+
+    def of_job(self, job: Job) -> memoryview:
+        """Encode a job.
+
+        Raises:
+            ConfigError: it cannot be sent.
+        """
+        task_number = self.tasks[id(job.task)].version
+        try:
+            return encode(("job", task_number, job.client, job.inputs, job.size))
+        except SerializationError as error:
+            raise cannot_send(f"the state of client {job.client}", error, self.engine) from error
+
+
+class Requests:
+    """Encodes what the processes of an engine must receive, each part when it changes."""
 
     def __init__(self, engine: str) -> None:
         """Prepare the requests of an engine with this name."""
@@ -50,42 +82,56 @@ class Requests:
         """Make the processes forget what they recorded in an earlier run."""
         self._num_runs += 1
 
-    def before_tables(self) -> dict[str, Request]:
-        """Return the settings of this process, and the announcement of the run."""
+    def of_map(
+        self,
+        program: Program,
+        common: Any,
+        jobs: Sequence[Job],
+        *,
+        gather: Gather | None = None,
+        tables: Request | None = None,
+    ) -> MapRequests:
+        """Return what the processes must receive before the jobs of a map.
+
+        Args:
+            program: of the jobs.
+            common: its shared inputs; data tables in them are not sent.
+            jobs: whose tasks are sent.
+            gather: what gathers outputs where they are made.
+            tables: says where the data tables are.
+
+        Raises:
+            ConfigError: something cannot be sent.
+        """
         settings = (Settings.current(), tuple(sys.path))
         if settings != self._settings:
             self._settings = settings
             self._settings_version += 1
-        return {
+
+        requests = {
             "settings": Request(self._settings_version, encode(("settings", *settings))),
             "run": Request(self._num_runs, encode(("run",))),
         }
+        if tables is not None:
+            requests["tables"] = tables
+        if isinstance(common, SharedInputs):
+            common = common._replace(x=_ELSEWHERE, y=_ELSEWHERE)
 
-    def of_map(self, program: Program, common: Any, gather: Gather | None = None) -> Request:
-        """Return the request with a program, its shared inputs, and what gathers outputs.
-
-        Raises:
-            ConfigError: it cannot be sent.
-        """
         self._num_maps += 1
-        return Request(self._num_maps, encode_map(program, common, self._engine, gather))
+        encoded = encode_map(program, common, self._engine, gather)
+        requests["map"] = Request(self._num_maps, encoded)
+        return MapRequests(self._engine, requests, self._of_tasks(jobs))
 
-    def of_tasks(self, jobs: Sequence[Job]) -> dict[int, Request]:
-        """Return the requests of the tasks of jobs, by the identity of the task.
-
-        The version is the task's number.
-
-        Raises:
-            ConfigError: one cannot be sent.
-        """
-        known = {id(task): request for task, request in self._tasks}
+    def _of_tasks(self, jobs: Sequence[Job]) -> dict[int, Request]:
+        by_identity = {id(task): request for task, request in self._tasks}
         for job in jobs:
-            if id(job.task) not in known:
+            if id(job.task) not in by_identity:
                 number = len(self._tasks)
                 request = Request(number, encode_task(number, job.task, self._engine))
                 self._tasks.append((job.task, request))
-                known[id(job.task)] = request
-        return {id(job.task): known[id(job.task)] for job in jobs}
+                by_identity[id(job.task)] = request
+
+        return {id(job.task): by_identity[id(job.task)] for job in jobs}
 
 
 def encode_map(
@@ -99,7 +145,7 @@ def encode_map(
     try:
         return encode(("map", program, common, gather))
     except SerializationError as error:
-        raise cannot_send(_unsendable_part(program), str(error), engine) from error
+        raise cannot_send(_unsendable_part(program), error, engine) from error
 
 
 def _unsendable_part(program: Program) -> str:
@@ -128,19 +174,7 @@ def encode_task(number: int, task: Task, engine: str = "processes") -> memoryvie
     try:
         return encode(("task", number, task))
     except SerializationError as error:
-        raise cannot_send(f"the model '{type(task.model).__name__}'", str(error), engine) from error
-
-
-def encode_job(task_number: int, job: Job, engine: str) -> memoryview:
-    """Encode a job, whose task has a number.
-
-    Raises:
-        ConfigError: it cannot be sent.
-    """
-    try:
-        return encode(("job", task_number, job.client, job.inputs, job.size))
-    except SerializationError as error:
-        raise cannot_send(f"the state of client {job.client}", str(error), engine) from error
+        raise cannot_send(f"the model '{type(task.model).__name__}'", error, engine) from error
 
 
 class Answer(NamedTuple):
@@ -160,9 +194,7 @@ def read_answer(data: bytes | memoryview, engine: str) -> Answer:
     """
     try:
         kind, value = decode(data)
-    except (
-        BaseException
-    ) as error:  # the classes of an output may raise anything when they are rebuilt
+    except BaseException as error:  # of a class of the output, when it is rebuilt
         reason = f"the program's output cannot be read: {describe_error(error)}"
         return Answer(Failure(ProgramError(reason)), arrived=False)
 
@@ -171,12 +203,11 @@ def read_answer(data: bytes | memoryview, engine: str) -> Answer:
     return Answer(value, arrived=kind == "output")
 
 
-def cannot_send(what: str, reason: str, engine: str) -> ConfigError:
+def cannot_send(what: str, reason: object, engine: str) -> ConfigError:
     """Return the error for something that cannot be sent to another process."""
     return ConfigError(
-        f"engine '{engine}' cannot send {what} to its processes: {reason.rstrip('.')}. "
-        'engine.name = "workers" runs '
-        "it in this process, with the same results.",
+        f"engine '{engine}' cannot send {what} to its processes: {str(reason).rstrip('.')}. "
+        'engine.name = "workers" runs it in this process, with the same results.',
         key="engine.name",
         allowed=["reference", "workers"],
         got=engine,

@@ -26,7 +26,7 @@ class SerializationError(Exception):
     """A value cannot be sent to another process; the message says why."""
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a tensor lies in memory."""
 
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     """Number of elements between the last 64-byte boundary and the first element."""
 
 
-def tensor_to_bytes(tensor: Tensor) -> tuple[Layout, np.ndarray]:
+def tensor_to_bytes(tensor: Tensor) -> tuple[TensorLayout, np.ndarray]:
     """Return a tensor's layout, and its memory (n,) from the first to the last element as bytes.
 
     Raises:
@@ -55,10 +55,10 @@ def tensor_to_bytes(tensor: Tensor) -> tuple[Layout, np.ndarray]:
 
     offset = plain.data_ptr() % _ALIGNMENT // plain.element_size()
     values = plain.as_strided((span,), (1,)).view(torch.uint8).numpy()
-    return Layout(plain.dtype, tuple(plain.shape), plain.stride(), offset), values
+    return TensorLayout(plain.dtype, tuple(plain.shape), plain.stride(), offset), values
 
 
-def tensor_from_bytes(layout: Layout, values: np.ndarray) -> Tensor:
+def tensor_from_bytes(layout: TensorLayout, values: np.ndarray) -> Tensor:
     """Return a new tensor with a layout and the memory (n,) that :func:`tensor_to_bytes` gave."""
     count = len(values) // layout.dtype.itemsize
     memory = torch.empty(layout.offset + count, dtype=layout.dtype)
@@ -87,8 +87,7 @@ class _Pickler(ForkingPickler):
         if isinstance(value, type | FunctionType) and value.__module__ in _MAIN_MODULES:
             raise SerializationError(
                 f"'{value.__qualname__}' is defined in the main script, which other processes do "
-                "not import; "
-                "move it to a module"
+                "not import; move it to a module"
             )
 
         return NotImplemented

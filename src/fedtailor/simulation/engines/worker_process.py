@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from fedtailor.core.engine import Failure, Job, NoAnswer
 from fedtailor.core.errors import RunError
-from fedtailor.simulation.engines.requests import Request, encode_job, read_answer
+from fedtailor.simulation.engines.requests import MapRequests, read_answer
 from fedtailor.simulation.engines.serialization import decode, read_frame, write_frame
 
 _START = """
@@ -36,22 +37,6 @@ _ENDING = 1
 """Seconds that a process takes to end after it closed its connection."""
 
 
-class Payload(NamedTuple):
-    """What a child must receive before the jobs of a map."""
-
-    folder: str
-    """Folder with the files of the data."""
-    requests: dict[str, Request]
-    """By kind of request."""
-    tasks: dict[int, Request]
-    """By identity of the task; the version is the number of the task."""
-
-    def before(self, job: Job) -> dict[str, Request]:
-        """Return what a child must receive before a job."""
-        task = self.tasks[id(job.task)]
-        return {**self.requests, f"task {task.version}": task}
-
-
 class WorkerProcess:
     """A child process, used by one thread at a time."""
 
@@ -63,43 +48,62 @@ class WorkerProcess:
         self._parent = os.getpid()
         self._stopped = False
 
-    def run(self, payload: Payload, job: Job, timeout: float = 0.0) -> Any:
+    def run(self, folder: str, requests: MapRequests, job: Job, timeout: float = 0.0) -> Any:
         """Return the output of a job.
 
         :class:`Failure` if it raised, the process ended, or ``timeout`` seconds passed.
+
+        Args:
+            folder: with the files of the data.
+            requests: what the process must receive before.
+            job: what it runs.
+            timeout: seconds; 0: any time.
 
         Raises:
             ConfigError: something cannot be sent.
             RunError: the process cannot be started.
         """
+        encoded = requests.of_job(job)
         if not self._ready:
-            self._start(payload.folder)
+            self._start(folder)
 
+        late = threading.Event()
         try:
-            for kind, request in payload.before(job).items():
+            for kind, request in requests.before(job).items():
                 if self._received.get(kind) != request.version:
                     self._ask(request.data)
                     self._received[kind] = request.version
-        except (EOFError, OSError):
-            return Failure(NoAnswer(f"the process of this client {self._end()}"))
 
-        encoded = encode_job(payload.tasks[id(job.task)].version, job, _ENGINE)
-        output: Any = None
-        ended = False
-        with _Deadline(self._process, timeout) as deadline:
-            try:
+            with self._killed_after(timeout, late):
                 output = self._ask(encoded)
-            except (EOFError, OSError):
-                ended = True
+            if not late.is_set():
+                return output
+        except (EOFError, OSError):
+            pass
 
-        if deadline.passed:
-            self._end()
+        end = self._end()
+        if late.is_set():
             return Failure(NoAnswer(f"no answer within {timeout:g} s (federation.client_timeout)"))
+        return Failure(NoAnswer(f"the process of this client {end}"))
 
-        if ended:
-            return Failure(NoAnswer(f"the process of this client {self._end()}"))
+    @contextlib.contextmanager
+    def _killed_after(self, seconds: float, late: threading.Event) -> Iterator[None]:
+        """Kill the process unless the block ends in time, and note it; 0 seconds: never."""
 
-        return output
+        def kill() -> None:
+            late.set()
+            if self._process is not None:
+                self._process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        if seconds > 0:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if seconds > 0:
+                timer.join()  # it may be killing the process right now
 
     def _ask(self, request: bytes | memoryview) -> Any:
         """Send a request and return the answer.
@@ -108,8 +112,7 @@ class WorkerProcess:
             EOFError, OSError: the process ended.
         """
         process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise EOFError
+        assert process is not None and process.stdin is not None and process.stdout is not None
         write_frame(process.stdin, request)
         return read_answer(read_frame(process.stdout), _ENGINE).output
 
@@ -127,14 +130,13 @@ class WorkerProcess:
                 [sys.executable, *options, "-c", _START, folder, *path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                process_group=0
-                if os.name == "posix"
-                else None,  # Ctrl-C in a terminal reaches the parent only
+                # Ctrl-C in a terminal reaches the parent only.
+                process_group=0 if os.name == "posix" else None,
             )
+            assert self._process.stdout is not None
             if self._stopped:  # kill() was called before there was a process
                 self._process.kill()
 
-            assert self._process.stdout is not None
             decode(read_frame(self._process.stdout))
         except EOFError as error:
             raise _start_error(f"{self._reap()} before it was ready") from error
@@ -149,9 +151,8 @@ class WorkerProcess:
         A thread that waits for an answer sees that it ended.
         """
         self._stopped = True
-        process = self._process
-        if process is not None:
-            process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process if there is one.
@@ -165,32 +166,25 @@ class WorkerProcess:
     def _end(self) -> str:
         """Return how a process ended that gives no answer, as the end of a sentence.
 
-        It is killed if it still runs.
-
-        Its pipes are closed afterwards: a process that finds them closed takes its parent for dead,
-        and removes the parent's files.
+        It is killed if it still runs. Its pipes are closed afterwards: a process that finds them
+        closed takes its parent for dead, and removes the parent's files.
         """
-        process = self._process
-        if process is not None:
-            try:
-                process.wait(_ENDING)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                self._reap()
-                return "closed its connection"
+        assert self._process is not None, "it was asked"
+        try:
+            self._process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._reap()
+            return "closed its connection"
 
         return self._reap()
 
     def _reap(self) -> str:
-        """Wait until the process ended, and kill it if it does not.
-
-        Return how it ended, as the end of a sentence.
-        """
+        """Wait until the process has ended, kill it if it does not, and return how it ended."""
         process = self._process
         self._process = None
         self._ready = False
-        if process is None:
-            return "was ended"
+        assert process is not None, "it was started"
 
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -204,30 +198,6 @@ class WorkerProcess:
             process.wait()
 
         return _describe_end(process.returncode)
-
-
-class _Deadline:
-    """Kills a process unless the block ends in time; 0 seconds: never."""
-
-    def __init__(self, process: subprocess.Popen[bytes] | None, seconds: float) -> None:
-        self.passed = False
-        self._process = process
-        self._timer = threading.Timer(seconds, self._kill) if seconds > 0 else None
-
-    def _kill(self) -> None:
-        self.passed = True
-        if self._process is not None:
-            self._process.kill()
-
-    def __enter__(self) -> _Deadline:
-        if self._timer is not None:
-            self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()  # it may be killing the process right now
 
 
 def _describe_end(code: int) -> str:

@@ -12,9 +12,8 @@ import os
 import platform
 import threading
 import warnings
-from collections import deque
-from collections.abc import Collection, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,16 @@ from typing import Any
 import torch
 
 from fedtailor.core.engine import Job, Program, one_thread
-from fedtailor.simulation.engines.containment import Settings, process_restored, run_job
+from fedtailor.simulation.engines.containment import process_restored, run_job
+from fedtailor.simulation.engines.dealing import run_largest_first
 from fedtailor.training.replay import ReplayRunner
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 """Parameters of mallopt(3)."""
-_GLANCE = 0.05
-"""Seconds between two looks at the clients that run."""
 _ONE_BY_ONE = (
     "engine 'workers' runs the clients of this round again, one by one, because one of them "
-    "changed "
-    "a setting of the whole process, such as PyTorch's default type, while others ran."
+    "changed a setting of the whole process, such as PyTorch's default type, while others ran."
 )
 
 
@@ -60,25 +57,30 @@ class Workers:
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
         with self._lock, one_thread(), process_restored() as settings:
-            round = _Round(self, settings, program, common, jobs)
+            changed_settings = []
+
+            def run(job: Job) -> Any:
+                output = run_job(program, common, job, self.runner)
+                if settings.restore():
+                    changed_settings.append(job.client)
+                    self.begin_run()  # what was recorded under other settings may be wrong
+                return output
+
             pool = self._threads()
             try:
-                count = min(self.workers, len(jobs))
-                _wait_for([pool.submit(round.run_waiting) for _ in range(count)])
+                outputs = run_largest_first(pool, [run] * self.workers, jobs)
 
                 # Other clients may have computed under a setting that one of them changed.
-                if round.changed_settings and count > 1:
+                if changed_settings and min(self.workers, len(jobs)) > 1:
                     warnings.warn(_ONE_BY_ONE, RuntimeWarning, stacklevel=2)
-                    for position in range(len(jobs)):
-                        pool.submit(round.run, position).result()
+                    outputs = [pool.submit(run, job).result() for job in jobs]
             except BaseException:
                 # First of all, because a second interruption may come while the clients end.
                 self._pool = None
-                round.waiting.clear()
                 pool.shutdown()
                 raise
 
-            return round.outputs
+            return outputs
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the threads, which stay until the engine is closed, and keep their recordings."""
@@ -97,69 +99,14 @@ class Workers:
             self._pool = None
 
 
-class _Round:
-    """The jobs of one map, and what has come of them."""
-
-    def __init__(
-        self,
-        engine: Workers,
-        settings: Settings,
-        program: Program,
-        common: Any,
-        jobs: Sequence[Job],
-    ) -> None:
-        self.engine = engine
-        self.settings = settings
-        self.program = program
-        self.common = common
-        self.jobs = jobs
-        self.outputs: list[Any] = [None] * len(jobs)
-        self.changed_settings = False
-        """Whether a client changed settings of the whole process."""
-        order = sorted(range(len(jobs)), key=lambda position: (-jobs[position].size, position))
-        self.waiting = deque(order)
-
-    def run_waiting(self) -> None:
-        """Run clients until none is left: a future for each of them would cost 0.06 ms."""
-        while True:
-            try:
-                position = self.waiting.popleft()
-            except IndexError:
-                return
-
-            self.run(position)
-
-    def run(self, position: int) -> None:
-        """Run one client in this thread."""
-        job = self.jobs[position]
-        self.outputs[position] = run_job(self.program, self.common, job, self.engine.runner)
-        if self.settings.restore():
-            self.changed_settings = True
-            self.engine.begin_run()  # what was recorded under other settings may be wrong
-
-
-def _wait_for(feeders: Sequence[Future[None]]) -> None:
-    """Wait until all have ended, or one has raised an exception, which is raised here.
-
-    The main thread looks up often: that is when Python handles a signal that reached another
-    thread.
-    """
-    running: Collection[Future[None]] = feeders
-    while running:
-        ended, running = wait(running, timeout=_GLANCE, return_when=FIRST_EXCEPTION)
-        for feeder in ended:
-            feeder.result()
-
-
 def physical_cores() -> int:
     """Return the number of physical cores among the CPUs that this process may use."""
-    usable = (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
-    cores = set()
+    usable: Iterable[int] = range(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
 
+    # Two CPUs of one core have the same siblings.
+    cores = set()
     for cpu in usable:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
@@ -172,12 +119,10 @@ def physical_cores() -> int:
 
 @cache
 def keep_pages() -> bool:
-    """Make glibc keep freed memory.
+    """Make glibc keep freed memory; return whether it took effect.
 
-    Otherwise activations are mapped and faulted in again at every step.
-
-    Convolutions become 1.25 to 1.33 times as fast. Returns whether it took effect; without glibc it
-    does nothing.
+    Otherwise activations are mapped and faulted in again at every step. Convolutions become 1.25 to
+    1.33 times as fast. Without glibc, it does nothing.
     """
     if not _has_glibc():
         return False
