@@ -1,6 +1,6 @@
-"""Calibration of personal models on validation examples: temperature and threshold.
+"""Calibration of personal models on validation examples.
 
-A temperature for probabilities, and a threshold for strangers.
+A temperature for probabilities, and a threshold for inputs unlike the examples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedtailor.core.engine import one_thread
 from fedtailor.core.errors import describe_error
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.task import Batch, Task
+from fedtailor.simulation.programs import predict_examples
 from fedtailor.training.blocks import forward
 
 FEWEST_EXAMPLES = 30
@@ -70,7 +71,7 @@ def calibrate(
 
     key = rng.new_key(0, purpose="calibration")
     with one_thread():  # the result must not depend on the number of cores
-        logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
+        logits = predict_examples(algorithm, task, personal, examples, key)
         temperature = fit_temperature(logits, examples.labels())
         if type(algorithm).ood_score is Algorithm.ood_score:
             return Calibration(count, temperature)
@@ -102,19 +103,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return likelihood.item() + 0.5 * (log_temperature / _PRIOR_DEVIATION) ** 2
 
     limit = math.log(_LARGEST_TEMPERATURE)
-    found = minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-4})
-    return math.exp(float(found.x))
-
-
-def _predict(
-    algorithm: Algorithm[Any, Any, Any],
-    task: Task,
-    personal: Any,
-    context: Any,
-    batch: Batch,
-    key: rng.Key,
-) -> Tensor:
-    return algorithm.predict(task, personal, batch.x)
+    bounds = (-limit, limit)
+    minimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(minimum.x))
 
 
 def _score(

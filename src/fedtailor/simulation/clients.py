@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import reduce
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -34,7 +35,7 @@ from fedtailor.simulation.quarantine import (
     problem_with_personal,
     usable_numbers,
 )
-from fedtailor.simulation.upload_sums import ReducedUpload, Reduction, map_reduced
+from fedtailor.simulation.upload_sums import Reduction, map_reduced
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a
@@ -230,22 +231,23 @@ class LocalClients:
                 yield client, output
                 continue
 
-            reply = TrainReply(round, request.attempt, output.upload, output.metrics)
+            upload = output.upload
+            num_bytes = None
             if reduction is None:
-                reply = reply._replace(problem=problem_at_client(output.state, output.metrics))
+                problem = problem_at_client(output.state, output.metrics)
             else:
-                reduced: ReducedUpload = output.upload
-                reply = reply._replace(
-                    upload={**reduced.sums, **reduced.rest},
-                    problem=reduced.problem,
-                    num_bytes=reduced.num_bytes,
-                )
+                upload, problem, num_bytes = upload.fields, upload.problem, upload.num_bytes
 
-            if reply.problem is None:
+            if problem is None:
                 self._trained[client] = output.state
-            if isinstance(output.scores, Scores):
-                reply = reply._replace(scores=packed(output.scores))
 
+            scores = output.scores
+            if isinstance(scores, Scores):
+                scores = packed(scores)
+
+            metrics = output.metrics
+            attempt = request.attempt
+            reply = TrainReply(round, attempt, upload, metrics, scores, problem, num_bytes)
             yield client, reply
 
     def score(
@@ -258,10 +260,7 @@ class LocalClients:
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int
     ) -> Scores | Failure | None:
-        """Score one model on the complete test part, in chunks.
-
-        Any client can do it, a global model is the same.
-        """
+        """Score one model on the complete test part, in chunks, as the work of one client."""
         if not len(self.federation.complete):
             return None
 
@@ -274,13 +273,13 @@ class LocalClients:
         program = client_program(self.algorithm, request)
         outputs = self.engine.map(program, self._shared_inputs(model, round), jobs)
 
-        total: Scores | None = None
+        scores = []
         for output in _with_reports_on_host(outputs):
             if isinstance(output, Failure):
                 return output
-            total = output if total is None else add(total, output)
+            scores.append(output)
 
-        return None if total is None else packed(across(total))
+        return packed(across(reduce(add, scores)))
 
     def personalize(
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
@@ -318,29 +317,31 @@ class LocalClients:
 
     def remember(self) -> None:
         """Remember what clients keep now; only what has changed is copied."""
-        for kept, remembered in self._kept_and_remembered():
-            for client in sorted(kept if self._changed is None else self._changed):
-                if client in kept:
-                    remembered[client] = kept[client]
-        self._changed = set()
+        if not self._remembered:
+            self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
+        self._copy([self.states, self.per_client], self._remembered)
 
     def go_back(self) -> None:
         """Return to what was remembered."""
-        for kept, remembered in self._kept_and_remembered():
-            for client in sorted(kept if self._changed is None else self._changed):
-                if client in remembered:
-                    kept[client] = remembered[client]
-                elif client in kept:
-                    del kept[client]
-        self._changed = set()
-
-    def _kept_and_remembered(
-        self,
-    ) -> list[tuple[MutableMapping[int, Any], MutableMapping[int, Any]]]:
-        """Return the mappings of what clients keep, each with the one of what was remembered."""
         if not self._remembered:
             self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
-        return list(zip([self.states, self.per_client], self._remembered, strict=True))
+        self._copy(self._remembered, [self.states, self.per_client])
+
+    def _copy(
+        self,
+        sources: Sequence[MutableMapping[int, Any]],
+        targets: Sequence[MutableMapping[int, Any]],
+    ) -> None:
+        """Make the values of clients in which two groups of mappings differ the same."""
+        for source, target in zip(sources, targets, strict=True):
+            changed = self._changed if self._changed is not None else {*source, *target}
+            for client in sorted(changed):
+                if client in source:
+                    target[client] = source[client]
+                elif client in target:
+                    del target[client]
+
+        self._changed = set()
 
     # Work for the engine
 
@@ -443,30 +444,28 @@ class LocalClients:
 
 
 def _with_reports_on_host(outputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the outputs of programs with what reports hold on the host.
+    """Return the outputs of programs with their numbers and scores on the host, for reports.
 
     Models, states and uploads stay.
     """
     if current() == HOST:
         return outputs
 
-    for_reports = [_for_reports(output) for output in outputs]
-    on_host = to_host(for_reports, "numbers and scores for reports")
+    # One copy from the device for all clients.
+    numbers = to_host([_numbers(output) for output in outputs], "numbers and scores for reports")
     replaced = []
-    for output, numbers in zip(outputs, on_host, strict=True):
-        if isinstance(output, Failure):
-            replaced.append(output)
-        elif isinstance(output, Scores):
-            replaced.append(numbers)
+    for output, on_host in zip(outputs, numbers, strict=True):
+        if isinstance(output, Scores):
+            replaced.append(on_host["scores"])
         else:
-            replaced.append(output._replace(**numbers))
+            replaced.append(output._replace(**on_host) if on_host else output)
 
     return replaced
 
 
-def _for_reports(output: Any) -> Any:
-    """Return the part of a program's output that reports hold."""
+def _numbers(output: Any) -> dict[str, Any]:
+    """Return the part of a program's output that reports hold, by name."""
     if isinstance(output, Scores):
-        return output
+        return {"scores": output}
     names = ("metrics", "diagnostics", "scores")
     return {name: getattr(output, name) for name in names if hasattr(output, name)}

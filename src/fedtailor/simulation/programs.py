@@ -1,7 +1,4 @@
-"""The programs that engines run for clients: train, personalize, score.
-
-A request names one, with its settings.
-"""
+"""The programs that engines run for clients: train, personalize, score; a request names one."""
 
 from __future__ import annotations
 
@@ -126,10 +123,7 @@ class PersonalizeOutput(NamedTuple):
 def client_inputs(
     client: int, split: Split, info: ClientInfo, state: Any, per_client: Any
 ) -> ClientInputs:
-    """Return the inputs of a client.
-
-    They are its split, the counts of its data, its state and its per-client value.
-    """
+    """Return the inputs of a client."""
     return ClientInputs(
         client=torch.tensor(client, device=HOST),
         info=info,
@@ -141,19 +135,16 @@ def client_inputs(
     )
 
 
-def _visible(common: SharedInputs, part: ExampleRows) -> ExampleSet:
-    """Return training or validation examples, from the tables that an algorithm sees."""
-    x, y = common.visible or Tables(common.x, common.y)
-    return ExampleSet(x, y, part.rows, part.weight, common.scale)
-
-
 def _data(common: SharedInputs, inputs: ClientInputs) -> ClientData:
-    return ClientData(_visible(common, inputs.train), _visible(common, inputs.val), inputs.info)
+    """Return training and validation examples, from the tables that an algorithm sees."""
+    x, y = common.visible or Tables(common.x, common.y)
+    train = ExampleSet(x, y, *inputs.train, common.scale)
+    return ClientData(train, ExampleSet(x, y, *inputs.val, common.scale), inputs.info)
 
 
 def _test(common: SharedInputs, inputs: ClientInputs) -> ExampleSet:
     """Return test examples, from the tables of the federation, which no algorithm sees."""
-    return ExampleSet(common.x, common.y, inputs.test.rows, inputs.test.weight, common.scale)
+    return ExampleSet(common.x, common.y, *inputs.test, common.scale)
 
 
 def client_key(common: SharedInputs, inputs: ClientInputs, purpose: str) -> Key:
@@ -181,10 +172,9 @@ def train_program(
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
-        examples = _test(common, inputs)
-        scores = score_model(
-            task, common, inputs, update.personal, examples, algorithm=algorithm, rank=request.rank
-        )
+        key = client_key(common, inputs, "predict")
+        model = update.personal
+        scores = score_model(algorithm, task, model, _test(common, inputs), key, rank=request.rank)
 
     return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
 
@@ -209,9 +199,8 @@ def personalize_program(
     steps: Tensor | int = 0
 
     if request.new:
-        onboarded = algorithm.onboard(
-            task, download, inputs.info, data, client_key(common, inputs, "onboard")
-        )
+        key = client_key(common, inputs, "onboard")
+        onboarded = algorithm.onboard(task, download, inputs.info, data, key)
         if not isinstance(onboarded, Onboarded):
             raise TypeError(
                 f"onboard must return Onboarded(state, steps), got {type(onboarded).__name__}"
@@ -219,20 +208,19 @@ def personalize_program(
 
         state, steps = onboarded
 
-    personal = algorithm.personalize(
-        task, download, state, data, client_key(common, inputs, "personalize")
-    )
+    key = client_key(common, inputs, "personalize")
+    personal = algorithm.personalize(task, download, state, data, key)
     personal = present_first(personal, inputs.train.weight)
-    parts = {"clients": _test(common, inputs)}
-    if request.validate:
-        parts["validation"] = data.val
 
-    scores = {
-        name: score_model(
-            task, common, inputs, personal, part, algorithm=algorithm, rank=request.rank
-        )
-        for name, part in parts.items()
-    }
+    test_sets = {"clients": _test(common, inputs)}
+    if request.validate:
+        test_sets["validation"] = data.val
+
+    key = client_key(common, inputs, "predict")
+    scores = {}
+    for name, examples in test_sets.items():
+        scores[name] = score_model(algorithm, task, personal, examples, key, rank=request.rank)
+
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
         numbers["steps"] = numbers.get("steps", torch.zeros((), dtype=torch.int64)) + steps
@@ -250,37 +238,41 @@ def score_program(
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     task = algorithm.bind(task)
+    key = client_key(common, inputs, "predict")
     examples = _test(common, inputs)
-    return score_model(
-        task, common, inputs, common.shared, examples, algorithm=algorithm, rank=request.rank
-    )
+    return score_model(algorithm, task, common.shared, examples, key, rank=request.rank)
 
 
 def score_model(
-    task: Task,
-    common: SharedInputs,
-    inputs: ClientInputs,
-    personal: Any,
-    examples: ExampleSet,
-    *,
     algorithm: Algorithm[Any, Any, Any],
+    task: Task,
+    model: Any,
+    examples: ExampleSet,
+    key: Key,
+    *,
     rank: bool,
 ) -> Scores:
     """Score a model on some of a client's examples."""
-    key = client_key(common, inputs, "predict")
-    logits = forward(task, partial(_predict, algorithm), personal, examples, key=key)
+    logits = predict_examples(algorithm, task, model, examples, key)
     return score(logits, examples.labels(), examples.weight, task.num_classes, rank=rank)
+
+
+def predict_examples(
+    algorithm: Algorithm[Any, Any, Any], task: Task, model: Any, examples: ExampleSet, key: Key
+) -> Tensor:
+    """Return logits (n, classes) of a model on examples."""
+    return forward(task, partial(_predict, algorithm), model, examples, key=key)
 
 
 def _predict(
     algorithm: Algorithm[Any, Any, Any],
     task: Task,
-    personal: Any,
+    model: Any,
     context: Mapping[str, Tensor],
     batch: Batch,
     key: Key,
 ) -> Tensor:
-    return algorithm.predict(task, personal, batch.x)
+    return algorithm.predict(task, model, batch.x)
 
 
 _PROGRAMS: Mapping[str, Callable[..., Any]] = {

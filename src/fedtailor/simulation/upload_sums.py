@@ -1,6 +1,4 @@
-"""Uploads that are checked and added up where they are made.
-
-The server receives sums of several clients.
+"""Uploads that are checked and added up where they are made, in place of the server.
 
 The server adds uploads in a tree over client ids (:mod:`fedtailor.core.reduction`). An engine whose
 clients run in several places makes parts of that tree there. The total has the same bits, whoever
@@ -10,6 +8,7 @@ runs where.
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,10 +33,6 @@ class Reduction(NamedTuple):
     cohort: tuple[int, ...]
     """The clients whose uploads count, in the order of their ids."""
 
-    def begin(self) -> dict[str, FieldSum]:
-        """Return the sums of the fields, to which nothing was added yet."""
-        return {name: FieldSum(self.cohort) for name in self.summed}
-
 
 class ReducedUpload(NamedTuple):
     """What stands for an upload that was checked and added to those of neighbors."""
@@ -51,6 +46,11 @@ class ReducedUpload(NamedTuple):
     rest: Upload
     """The fields that are not summed."""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What goes to the server, by field."""
+        return {**self.sums, **self.rest}
+
 
 class UploadSums:
     """The sums of some clients' uploads.
@@ -60,30 +60,24 @@ class UploadSums:
 
     def __init__(self, reduction: Reduction, jobs: Iterable[Job]) -> None:
         """Begin with the jobs of these clients, any part of the round."""
-        self._reduction = reduction
-        clients = [job.client for job in jobs]
-        self._members = frozenset(client for client in clients if self._place(client) is not None)
-        expected = self._with_neighbors()
+        cohort = reduction.cohort
+        members = set()
+        expected: set[int] = set()
+        for job in jobs:
+            place = bisect.bisect_left(cohort, job.client)
+            if cohort[place : place + 1] == (job.client,):
+                members.add(job.client)
+
+                # Its neighbors decide what can be joined.
+                expected.update(cohort[max(place - 1, 0) : place + 2])
+
+        self._members = members
         self._totals = {name: FieldSum(expected) for name in reduction.summed}
         self._has_any = False
         """Whether an upload was reduced."""
         self._alone: tuple[int, Entries] | None = None
-        """The first one, until there is a second."""
-
-    def _place(self, client: int) -> int | None:
-        """Return where a client stands in the cohort; None if it does not belong to it."""
-        cohort = self._reduction.cohort
-        place = bisect.bisect_left(cohort, client)
-        return place if place < len(cohort) and cohort[place] == client else None
-
-    def _with_neighbors(self) -> set[int]:
-        """Return the clients, and their neighbors, which decide what can be joined."""
-        cohort = self._reduction.cohort
-        expected: set[int] = set()
-        for client in self._members:
-            place = bisect.bisect_left(cohort, client)
-            expected.update(cohort[max(place - 1, 0) : place + 2])
-        return expected
+        """The first one, until there is a second: one alone is sent as it is, which takes half of
+        the bytes of a sum."""
 
     def reduce(self, job: Job, output: Any, messages: Messages) -> Any:
         """Check and add what a client uploads; return its output without what was added."""
@@ -114,17 +108,14 @@ class UploadSums:
         return output._replace(upload=output.upload._replace(sums={}))
 
     def _add_unless_alone(self, client: int, entries: Entries) -> None:
-        """Add an upload if there is another one.
-
-        One alone is sent as it is, which takes half of the bytes of a sum.
-        """
-        if self._alone is not None:
-            self._add(*self._alone)
-            self._alone = None
-        elif not self._has_any:
+        if not self._has_any:
             self._has_any = True
             self._alone = (client, entries)
             return
+
+        if self._alone is not None:
+            self._add(*self._alone)
+            self._alone = None
         self._add(client, entries)
 
     def _add(self, client: int, entries: Entries) -> None:
@@ -149,13 +140,14 @@ class UploadSums:
     def _entries(self) -> dict[int, Entries]:
         """Return what goes to the server, by client."""
         if self._alone is not None:
-            client, entries = self._alone
-            return {client: entries}
-        found: dict[int, dict[str, PartialSum]] = {}
+            return dict([self._alone])
+
+        entries: defaultdict[int, dict[str, PartialSum]] = defaultdict(dict)
         for name, total in self._totals.items():
             for client, part in total.parts().items():
-                found.setdefault(client, {})[name] = part
-        return dict(found)
+                entries[client][name] = part
+
+        return dict(entries)
 
 
 def reduce_uploads(
@@ -191,8 +183,6 @@ def map_reduced(
     reduction: Reduction,
 ) -> list[Any]:
     """Run clients' rounds on an engine that reduces uploads where they are made.
-
-    Return outputs with what is left.
 
     The sums of several places are added up as they come, so that few of them are in memory.
     """
