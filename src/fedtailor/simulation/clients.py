@@ -231,12 +231,15 @@ class LocalClients:
                 yield client, output
                 continue
 
+            # What was reduced on its way was checked there.
             upload = output.upload
             num_bytes = None
             if reduction is None:
                 problem = problem_at_client(output.state, output.metrics)
             else:
-                upload, problem, num_bytes = upload.fields, upload.problem, upload.num_bytes
+                problem = upload.problem
+                num_bytes = upload.num_bytes
+                upload = upload.fields
 
             if problem is None:
                 self._trained[client] = output.state
