@@ -290,26 +290,14 @@ def test_a_process_that_nobody_waited_for_is_dead():
 
 
 def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
-    values = {
-        "small": torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16),
-        "flag": torch.tensor(True),
-    }
     folder = new_folder(tmp_path / "run")
-    folder.write_models([("0", save_torch(values), {})])
+    folder.write_models([("0", save_torch({"flag": torch.tensor(True)}), {})])
     tensors, _ = read_run(folder.path).model(0)
-    assert tensors["small"].dtype == np.float32 and tensors["small"].tolist() == [
-        1.5,
-        -2.0,
-        float("inf"),
-    ]
     assert tensors["flag"].shape == () and tensors["flag"]
-    folder.write_models(
-        [("1", save_torch({"tiny": torch.zeros(2, dtype=torch.float8_e4m3fn)}), {})]
-    )
-    with pytest.raises(
-        DataError, match=r"the tensor 'tiny' of type F8_E4M3, which NumPy does not have"
-    ):
-        read_run(folder.path).model(1)
+    for kind in (torch.bfloat16, torch.float8_e4m3fn):
+        folder.write_models([("1", save_torch({"tiny": torch.zeros(2, dtype=kind)}), {})])
+        with pytest.raises(DataError, match=r"which NumPy does not have"):
+            read_run(folder.path).model(1)
 
 
 def test_a_run_of_several_seeds_does_not_lead_into_itself(tmp_path):

@@ -14,7 +14,7 @@ from fedtailor.core import tree
 from fedtailor.core.adaptation import describe
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.federation import ClientInfo
-from fedtailor.core.message import BYTES_PER_SCALAR, Field, Messages, bytes_of_rows, download_bytes
+from fedtailor.core.message import BYTES_PER_SCALAR, Field, bytes_of_rows, download_bytes
 from fedtailor.core.options import AsReleased, marks_of
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import ALL, TRAINED, Task
@@ -51,31 +51,30 @@ def describe_algorithm(name: str, entry: Entry, task: Task) -> dict[str, Any]:
     cls = load_algorithm(name)
     algorithm = cls()
     messages = algorithm.messages(task)
-    sent = {field: spec.reduction for field, spec in messages.items() if spec.reduction != "none"}
-    single = [field for field, reduction in sent.items() if reduction == "each"]
+    uploads = {
+        field: spec.reduction for field, spec in messages.items() if spec.reduction != "none"
+    }
+    single = [field for field, reduction in uploads.items() if reduction == "each"]
+    options = [field.name for field in dataclasses.fields(cls) if field.name != "training"]
 
     return {
         "name": name,
         "description": entry.summary + (f" ({entry.paper})" if entry.paper else ""),
         "paper": entry.paper,
         "downloads": [field for field, spec in messages.items() if spec.down],
-        "uploads": sent,
+        "uploads": uploads,
         "server_sees_single_clients": single,
         "secure_aggregation": not single,
         "kept_by_clients": kept(algorithm, task),
         "bytes_down": download_bytes(messages),
-        "bytes_up": most_bytes_up(messages, task),
+        "bytes_up": most_bytes_up(sent_by_method(algorithm, task)),
         "primary_evaluation": algorithm.primary_evaluation,
         "adaptation": describe(algorithm.adaptation),
         "onboarding": describe(algorithm.onboarding),
         "who_trains": algorithm.trains,
         "presets": sorted(cls.presets),
         "as_released": {name: mark.bug for name, mark in marks_of(cls, AsReleased).items()},
-        "options": {
-            field.name: getattr(algorithm, field.name)
-            for field in dataclasses.fields(cls)
-            if field.name != "training"
-        },
+        "options": {option: getattr(algorithm, option) for option in options},
     }
 
 
@@ -86,29 +85,19 @@ def kept(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[str]:
     """
     counts = torch.ones(task.num_classes)
     state = algorithm.init_client(task, ClientInfo(counts.sum(), counts), new_key(0))
-    return _parts(state, task, "a number")
-
-
-def _parts(state: Any, task: Task, otherwise: str) -> list[str]:
-    """Return the names of the parts of a client's state; ``otherwise`` where it has none."""
     if not tree.leaves(state):
         return []
 
     if isinstance(state, Mapping):
         names = set(state)
-        for words, groups in (
-            ("model", ALL),
-            ("model", TRAINED),
-            ("head", ("head",)),
-            ("body", ("body",)),
-        ):
+        for groups in (ALL, TRAINED, ("head",), ("body",)):
             if names == set(task.names(*groups)):
-                return [words]
+                return [groups[0] if len(groups) == 1 else "model"]
 
         return ["part of the model"] if names <= set(task.model.groups) else sorted(map(str, names))
 
     fields = getattr(state, "_fields", ())
-    return [field for field in fields if tree.leaves(getattr(state, field))] or [otherwise]
+    return [field for field in fields if tree.leaves(getattr(state, field))] or ["a number"]
 
 
 def sent_by_method(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[LeavingValue]:
@@ -120,74 +109,50 @@ def sent_by_method(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[Leav
     """
     messages = algorithm.messages(task)
     values = []
+    fields_of_weight: dict[str, list[str]] = {}
     for name, field in messages.items():
-        if field.reduction != "none":
-            bytes_up = field_bytes(field, task)
-            shape = shape_of(field)
-            if field.rows:
-                shape += f", {field.rows} of the rows"
-            values.append(LeavingValue(name, "round", field.kind, shape, bytes_up, field.reduction))
+        if field.reduction == "none":
+            continue
 
-    # The site's share in the mean of some fields.
-    for kind, numbers, fields in weights_sent(messages, task):
+        shape = shape_of(field)
+        numbers = field.scalars()
+        if field.rows:  # a site sends at most so many
+            shape += f", {field.rows} of the rows"
+            numbers = numbers * field.rows // _all_rows(field)
+
+        # A sum holds a bit for every row that may be left out, which says whether it is there.
+        size = BYTES_PER_SCALAR * numbers
+        if field.reduction == "sum" and may_leave_out_rows(field, task):
+            size += bytes_of_rows((task.num_classes,))
+
+        values.append(LeavingValue(name, "round", field.kind, shape, size, field.reduction))
+        if field.reduction == "mean":
+            weight = name if field.weight == "own" else field.weight
+            fields_of_weight.setdefault(weight, []).append(name)
+
+    # The site's share in the means: sent once for all fields that have it.
+    sizes = {"num_train": 1, "equal": 0, "class_counts": task.num_classes}
+    for names in fields_of_weight.values():
+        field = messages[names[0]]
+        numbers = sizes.get(field.weight, _all_rows(field))
         if numbers:
-            name = f"weight of {', '.join(fields)}"
+            title = f"weight of {', '.join(names)}"
             size = BYTES_PER_SCALAR * numbers
-            values.append(
-                LeavingValue(name, "round", kind, shape_in_words((numbers,)), size, "sum")
-            )
+            shape = shape_in_words((numbers,))
+            values.append(LeavingValue(title, "round", field.weight, shape, size, "sum"))
 
     return values
 
 
-def most_bytes_up(messages: Messages, task: Task) -> int:
+def most_bytes_up(values: Sequence[LeavingValue]) -> int:
     """Return the most bytes of an upload; a method may send fewer rows."""
-    of_weights = BYTES_PER_SCALAR * sum(numbers for _, numbers, _ in weights_sent(messages, task))
-    return of_weights + sum(
-        field_bytes(field, task) for field in messages.values() if field.reduction != "none"
-    )
-
-
-def field_bytes(field: Field, task: Task) -> int:
-    """Return the bytes of a field in an upload, with as many rows as its declaration allows.
-
-    A sum of which rows may be left out holds a bit for every row too, which says whether the row is
-    there.
-    """
-    numbers = field.scalars()
-    if field.rows:
-        numbers = numbers * field.rows // _all_rows(field)
-    mask = 0
-    if field.reduction == "sum" and may_leave_out_rows(field, task):
-        mask = bytes_of_rows((task.num_classes,))
-    return BYTES_PER_SCALAR * numbers + mask
+    return sum(value.bytes or 0 for value in values)
 
 
 def may_leave_out_rows(field: Field, task: Task) -> bool:
     """Return whether a site may send fewer rows of a field than its declaration allows."""
     by_class = all(shape[:1] == (task.num_classes,) for shape in field.leaf_shapes().values())
     return by_class and (field.reduction == "sum" or field.weight == "class_counts")
-
-
-def weights_sent(messages: Messages, task: Task) -> list[tuple[str, int, list[str]]]:
-    """Return the weights of an upload.
-
-    Their kind, how many numbers they are, and the fields that they weigh.
-
-    A weight of several fields is sent once, but for those that a client computes itself.
-    """
-    by_name: dict[str, list[str]] = {}
-    for name, field in messages.items():
-        if field.reduction == "mean":
-            by_name.setdefault(_weight_name(name, field), []).append(name)
-
-    numbers = {"num_train": 1, "equal": 0, "class_counts": task.num_classes}
-    found: list[tuple[str, int, list[str]]] = []
-    for names in by_name.values():
-        field = messages[names[0]]
-        found.append((field.weight, numbers.get(field.weight, _all_rows(field)), names))
-
-    return found
 
 
 def shape_of(field: Field) -> str:
@@ -211,8 +176,3 @@ def _all_rows(field: Field) -> int:
     1 if it is sent whole.
     """
     return next(iter(field.leaf_shapes().values()))[0] if field.rows else 1
-
-
-def _weight_name(name: str, field: Field) -> str:
-    """Return the name under which a weight is sent. Weights of one name are sent once."""
-    return name if field.weight == "own" else field.weight

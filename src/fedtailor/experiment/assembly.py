@@ -20,14 +20,13 @@ from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build, split_record
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.input_specification import InputSpecification, input_specification
-from fedtailor.data.options import DataOptions
 from fedtailor.data.split import SplitRecord
 from fedtailor.data.tensors import normalization, to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
 from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import choose_device, choose_engine
-from fedtailor.simulation.engines.options import EngineChoice, EngineOptions
+from fedtailor.simulation.engines.options import EngineChoice
 from fedtailor.simulation.rounds import check_run
 
 
@@ -182,37 +181,34 @@ def assemble(
     normalize = normalization(divided)
     federation = to_federation(divided, Task(model, num_classes, shape), normalize)
     federation = _with_other_models(federation, config.model.others)
+
+    # What the data and the model cannot do is refused before the first round.
     refuse_untrainable(config, federation)
     check_run(algorithm, federation.roster, schedule)
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule, device)
-    used = dataclasses.replace(
-        resolved(config, algorithm, model_name=model_name, roster=federation.roster),
-        seeds=(seed,),
-        data=_reusable(config.data, divided.division.options),
-        engine=_resolved_engine(config.engine, choice, device),
-    )
+
+    # A run with the values that "auto" stood for is the same run.
+    data = config.data
+    if not data.split:
+        data = dataclasses.replace(divided.division.options, seed=data.seed)
+    engine = dataclasses.replace(config.engine, name=cast(Any, choice.engine.name))
+    if engine.device == "auto":
+        engine = dataclasses.replace(engine, device=device.type)
+    used = resolved(config, algorithm, model_name=model_name, roster=federation.roster)
+    used = dataclasses.replace(used, seeds=(seed,), data=data, engine=engine)
+
     notes = _preset_warnings(config.algorithm, algorithm)
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
     notes += notes_on_idle_training(algorithm, federation, schedule)
-    notes += notes_on_unprotected_fields(
-        algorithm, algorithm.bind(federation.common_task), schedule
-    )
+    task = algorithm.bind(federation.common_task)
+    notes += notes_on_unprotected_fields(algorithm, task, schedule)
     notes += notes_on_device(device)
-    inputs = input_specification(divided, normalize)
 
+    inputs = input_specification(divided, normalize)
     split = split_record(divided.division, divided.conditions)
     return PreparedRun(used, algorithm, federation, choice, device, divided, inputs, split, notes)
-
-
-def _resolved_engine(
-    options: EngineOptions, choice: EngineChoice, device: torch.device
-) -> EngineOptions:
-    """Return the options of the engine with the engine and the device that ``auto`` chose."""
-    name = cast(Any, choice.engine.name)
-    named = options.device if options.device != "auto" else device.type
-    return dataclasses.replace(options, name=name, device=named)
 
 
 def resolved(
@@ -231,14 +227,13 @@ def resolved(
         roster: the clients; None: they are not known yet.
     """
     schedule = _with_evaluations(config.schedule, algorithm, roster)
+    everybody = schedule.everybody_trains(algorithm)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, name=model_name),
         algorithm=resolved_options(config.algorithm, algorithm),
         training=algorithm.training,
-        schedule=dataclasses.replace(
-            schedule, train="all" if schedule.everybody_trains(algorithm) else "cohort"
-        ),
+        schedule=dataclasses.replace(schedule, train="all" if everybody else "cohort"),
     )
 
 
@@ -251,39 +246,34 @@ def _with_evaluations(
     that a curve has three points, else after the last round only. Times are those of passes over
     examples: a step of training counts as three, a test as one.
     """
-    rounds = schedule.rounds
-    every = max(1, rounds // 10)
-    steps = [each for each in algorithm.adaptation if each]
-    is_plain = all(isinstance(each, WithoutTraining) for each in steps)
-    personalized = every if is_plain else 0
+    every = max(1, schedule.rounds // 10)
+    steps = [step for step in algorithm.adaptation if step]
+    is_plain = all(isinstance(step, WithoutTraining) for step in steps)
     if roster is not None:
+        # Passes of all clients over their examples in a round.
+        num_clients = len(roster.known)
         num_train = sum(roster.num_train[client] for client in roster.known)
-        num_test = sum(roster.num_test)
-        training = 3 * _passes(algorithm.training, num_train, len(roster.known))
-        training *= schedule.participation.share(len(roster.known))
+        options = algorithm.training
+        passes = options.epochs * num_train
+        if options.steps:
+            passes = options.steps * options.batch_size * num_clients
+        training = 3 * passes * schedule.participation.share(num_clients)
 
         # The global model, local models, personalized ones, and what makes the latter.
+        num_test = sum(roster.num_test)
         evaluation = 2 * num_test
-        if personalized:
+        if is_plain:
             evaluation += num_test + (sum(roster.num_train) if steps else 0)
 
-        intervals = [every, max(1, rounds // 3)]
-        cheap = [each for each in intervals if evaluation <= _EVALUATION_SHARE * training * each]
-        every = cheap[0] if cheap else 0
-        personalized = every if personalized else 0
+        longest = max(1, schedule.rounds // 3)
+        limit = _EVALUATION_SHARE * training
+        every = next((number for number in (every, longest) if evaluation <= limit * number), 0)
 
     if schedule.evaluate_every == "auto":
         schedule = dataclasses.replace(schedule, evaluate_every=every)
     if schedule.personalized_every == "auto":
-        schedule = dataclasses.replace(schedule, personalized_every=personalized)
+        schedule = dataclasses.replace(schedule, personalized_every=every if is_plain else 0)
     return schedule
-
-
-def _passes(training: Training, num_train: int, clients: int) -> float:
-    """Return how many examples a round of all clients trains on, each as often as it is used."""
-    if training.steps:
-        return training.steps * training.batch_size * clients
-    return training.epochs * num_train
 
 
 def _preset_warnings(section: AlgorithmOptions, algorithm: Algorithm[Any, Any, Any]) -> list[str]:
@@ -308,13 +298,6 @@ def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Feder
     return dataclasses.replace(federation, client_tasks=client_tasks)
 
 
-def _reusable(given: DataOptions, used: DataOptions) -> DataOptions:
-    """Return the options with the values that were used: a run with them is the same run."""
-    if given.split:
-        return given
-    return dataclasses.replace(used, seed=given.seed)
-
-
 def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
     """Build the algorithm from its name, preset and options, which may be of ``[training]`` too.
 
@@ -323,25 +306,26 @@ def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
     """
     section = config.algorithm
     cls = load_algorithm(section.name)
-    own = cls.option_names()
-    shared = [field.name for field in dataclasses.fields(Training)]
-    for name in section.options:
-        if name not in own and name not in shared:
-            known = sorted(["name", "preset", *own, *shared])
-            hint = did_you_mean(name, known) or "."
-            message = f"unknown option '{name}' of {section.name}{hint} Known: {', '.join(known)}."
-            raise ConfigError(message, key=f"algorithm.{name}", allowed=known, got=name)
+    own_options = cls.option_names()
+    training_options = [field.name for field in dataclasses.fields(Training)]
+    values: dict[str, Any] = {}
+    training_values: dict[str, Any] = {}
+    for name, value in section.options.items():
+        if name in own_options:
+            values[name] = value
+        elif name in training_options:
+            training_values[name] = value
+        else:
+            allowed = sorted(["name", "preset", *own_options, *training_options])
+            hint = did_you_mean(name, allowed) or "."
+            message = f"unknown option '{name}' of {section.name}{hint}"
+            message += f" Known: {', '.join(allowed)}."
+            raise ConfigError(message, key=f"algorithm.{name}", allowed=allowed, got=name)
 
-    of_training = {
-        name: value for name, value in section.options.items() if name in shared and name not in own
-    }
-    values = {name: value for name, value in section.options.items() if name in own}
-    training = dataclasses.replace(
-        config.training, **as_options(Training, of_training, section="algorithm")
-    )
-    checked = as_options(cls, values, section="algorithm")
-
-    return cls.from_preset(section.preset, training=training, **checked)
+    checked = as_options(Training, training_values, section="algorithm")
+    training = dataclasses.replace(config.training, **checked)
+    options = as_options(cls, values, section="algorithm")
+    return cls.from_preset(section.preset, training=training, **options)
 
 
 def resolved_options(

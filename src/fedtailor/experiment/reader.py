@@ -150,10 +150,15 @@ class RunRecords:
 
         run = self.of_seed(seed)
         raw, card = run.model_file(client)
+        path = run.path / "models" / str(card["file"])
         try:
             tensors = safetensors.numpy.load(raw)
+        except KeyError as reason:
+            message = f"'{path}' holds a tensor of type {reason}, which NumPy does not have."
+            raise DataError(message, path=str(path), got=str(reason)) from reason
         except Exception as reason:  # of the library, or of NumPy
-            raise damaged(run.path / "models" / str(card["file"]), str(reason)) from reason
+            raise damaged(path, str(reason)) from reason
+
         return {name: tensor.copy() for name, tensor in tensors.items()}, card
 
     def model_file(self, client: str | int) -> tuple[bytes, Record]:

@@ -18,7 +18,7 @@ from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
 from fedtailor.experiment.config import CheckpointOptions, Config, make_config, to_toml
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.progress import RunProgress, Silence
+from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, read_result
 from fedtailor.experiment.resume import begun_config, with_first_choices
 from fedtailor.experiment.run import run
@@ -55,11 +55,7 @@ def run_jobs(jobs: Sequence[RunJob], progress: RunProgress | None = None) -> Ite
     """
     for job in jobs:
         try:
-            result = run(
-                job.config,
-                out=job.folder,
-                progress=progress or Silence(),
-            )
+            result = run(job.config, out=job.folder, progress=progress)
         except FedtailorError as error:
             yield Outcome(job, None, error)
         else:
@@ -116,14 +112,12 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
         refuse_existing(folder)
         return
 
-    found = read_object(path, within=folder).get("kind")
-    if found != kind:
-        message = (
-            f"'{folder}' holds a {found!s:.40}, not a {kind}. Choose another folder with --out."
-        )
-        raise ConfigError(
-            message, key="out", allowed=f"a folder of a {kind}, or a new one", got=str(folder)
-        )
+    kind_there = read_object(path, within=folder).get("kind")
+    if kind_there != kind:
+        allowed = f"a folder of a {kind}, or a new one"
+        message = f"'{folder}' holds a {kind_there!s:.40}, not a {kind}."
+        message += " Choose another folder with --out."
+        raise ConfigError(message, key="out", allowed=allowed, got=str(folder))
 
 
 def refuse_fewer_seeds(jobs: Sequence[RunJob]) -> None:
@@ -179,12 +173,10 @@ def read_jobs(folder: Path, kind: str) -> list[RunJob]:
         DataError: the file is missing or damaged.
     """
     path = folder / COMPARISON_FILE
-    found = read_object(path, within=folder)
-    if found.get("kind") != kind:
-        message = f"'{folder}' holds a {found.get('kind')!s:.40}, not a {kind}."
-        raise ConfigError(message, key="run", allowed=f"a folder of a {kind}", got=str(folder))
+    record = read_object(path, within=folder)
+    refuse_other_kind(folder, kind)
 
-    texts = found.get("configs")
+    texts = record.get("configs")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise damaged(path, "'configs' must be a list of configurations")
 

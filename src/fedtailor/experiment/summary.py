@@ -48,7 +48,7 @@ def round_record(report: RoundReport, roster: Roster) -> Record:
         "bytes": {"up": report.bytes_up, "down": report.bytes_down},
         "seconds": report.seconds,
         "training_metrics": training_metrics,
-        "evaluations": [_evaluation_record(each, roster) for each in report.evaluations],
+        "evaluations": [_evaluation_record(scored, roster) for scored in report.evaluations],
     }
     best = report.state.selection
     if best is not None:
@@ -117,17 +117,15 @@ def _details(scores: Scores) -> Record:
     return {"bins": reliability(scores), "confusion": confusion(scores)}
 
 
-def _summary(evaluation: Evaluation, roster: Roster, places: Iterable[int]) -> Record:
+def _summary(evaluation: Evaluation, roster: Roster, places: Sequence[int]) -> Record:
     """Return the figures over some of the clients of an evaluation."""
-    chosen = list(places)
-    scores = [evaluation.scores[place] for place in chosen]
-    if evaluation.ids:
-        num_train = [roster.num_train[evaluation.ids[place]] for place in chosen]
-    else:  # the complete test set has no client
-        num_train = [0] * len(chosen)
+    scores = [evaluation.scores[place] for place in places]
+    num_train = [0] * len(scores)
+    if evaluation.ids:  # the complete test set has no client
+        num_train = [roster.num_train[evaluation.ids[place]] for place in places]
 
     figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
-    figures["examples"] = sum(_num_examples(each) for each in scores)
+    figures["examples"] = sum(map(_num_examples, scores))
     if "accuracy" in figures:
         pooled = figures["accuracy"]["pooled"]
         figures["pooled_interval"] = wilson_interval(pooled, figures["examples"])
@@ -145,15 +143,15 @@ def _summary(evaluation: Evaluation, roster: Roster, places: Iterable[int]) -> R
 
 def _by_condition(evaluation: Evaluation, roster: Roster) -> Record:
     """Return the figures by the condition of the clients' examples, where there are several."""
-    places: dict[str, list[int]] = {}
+    places_of: dict[str, list[int]] = {}
     for place, client in enumerate(evaluation.ids if roster.conditions else ()):
-        places.setdefault(roster.conditions[client], []).append(place)
+        places_of.setdefault(roster.conditions[client], []).append(place)
 
-    if len(places) < 2:
+    if len(places_of) < 2:
         return {}
 
-    conditions = {name: _summary(evaluation, roster, chosen) for name, chosen in places.items()}
-    return {"conditions": conditions}
+    summaries = {name: _summary(evaluation, roster, places) for name, places in places_of.items()}
+    return {"conditions": summaries}
 
 
 def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
@@ -165,14 +163,14 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     the same for clients that never train, and ``sites`` has the scores by the clients' names.
     """
     final = last.final or last
-    metrics, new_clients = final_metrics(final, roster)
+    metrics, new_clients = _final_metrics(final, roster)
     record: Record = {"rounds": last.round, "metrics": metrics}
     if schedule.watches_validation:
         record["selected"] = _selected(last, final, schedule)
     if new_clients:
         record["new_clients"] = new_clients
     if roster.names:
-        record["sites"] = site_scores(final, roster)
+        record["sites"] = _site_scores(final, roster)
 
     return record
 
@@ -191,20 +189,20 @@ def _selected(last: RoundReport, final: RoundReport, schedule: Schedule) -> Reco
     return record
 
 
-def final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]:
+def _final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]:
     """Return the metrics of a round by evaluation point: of the known clients, of the new ones."""
-    known: Record = {}
-    new: Record = {}
+    of_known: Record = {}
+    of_new: Record = {}
     for evaluation in report.evaluations:
         record = _evaluation_record(evaluation, roster)
         labels = ("adaptation", "test_set", "conditions")
         point = {name: record[name] for name in labels if name in record}
         point |= {"round": report.round, **record["metrics"]}
         point |= _classes_over_clients(evaluation.scores, roster.class_names)
-        group = known if evaluation.group == "known" else new
+        group = of_known if evaluation.group == "known" else of_new
         group[evaluation_name(record)] = point
 
-    return known, new
+    return of_known, of_new
 
 
 def evaluation_name(evaluation: Mapping[str, Any]) -> str:
@@ -215,7 +213,7 @@ def evaluation_name(evaluation: Mapping[str, Any]) -> str:
     return f"{point}_complete" if evaluation["test_set"] == "complete" else point
 
 
-def site_scores(report: RoundReport, roster: Roster) -> Record:
+def _site_scores(report: RoundReport, roster: Roster) -> Record:
     """Return the scores of the personalized models by the clients' names.
 
     ``accuracy_interval`` is the 95 % interval of an accuracy, and so on: see
@@ -250,15 +248,13 @@ def _classes_of_site(scores: Scores, class_names: Sequence[str]) -> Record:
 
     None stands for what has no value, because the site has no example of the class, or no other.
     """
-    areas = auroc(scores)
+    counts = by_class(scores)
     classes: Record = {}
-    for label, counts in enumerate(by_class(scores)):
-        entry = _class_entry(label, counts, class_names)
-        entry["auroc"] = areas[label]
-        entry["auroc_interval"] = _auroc_interval(areas[label], scores, label)
-        for name, (right, examples) in _shares(counts).items():
-            entry[name] = _share(right, examples)
-            entry[f"{name}_interval"] = _share_interval(right, examples)
+    for label, figures in enumerate(_class_figures(scores)):
+        entry = _class_entry(label, counts[label], class_names)
+        for name, value in figures.items():
+            entry[name] = value
+            entry[f"{name}_interval"] = _interval_of(name, value, counts[label])
 
         classes[str(label)] = entry
 
@@ -271,35 +267,28 @@ def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) 
     ``mean`` is over the clients that have the figure, ``pooled`` over all examples; both come with
     an interval.
     """
-    scored = [each for each in scores if float(each.class_total.sum()) > 0]
+    scored = [client for client in scores if float(client.class_total.sum()) > 0]
     if not scored:
         return {}
 
     together = across(total(scored))
-    pooled_areas = auroc(together)
+    counts = by_class(together)
     errors = auroc_error(together)
-    areas = [auroc(each) for each in scored]
-    counts = [by_class(each) for each in scored]
+    of_clients = [_class_figures(client) for client in scored]
     classes: Record = {}
 
-    for label, pooled in enumerate(by_class(together)):
-        entry = _class_entry(label, pooled, class_names)
-        error = errors[label]
-        interval = _auroc_interval(pooled_areas[label], together, label, error=error or 0.0)
-        entry["auroc"] = {
-            "pooled": pooled_areas[label],
-            "pooled_error": error,
-            "pooled_interval": interval,
-            **_mean_over([area[label] for area in areas]),
-        }
+    for label, pooled in enumerate(_class_figures(together)):
+        entry = _class_entry(label, counts[label], class_names)
+        for name, value in pooled.items():
+            entry[name] = {"pooled": value}
+            error = 0.0
+            if name == "auroc":  # of all examples it is that of binned scores
+                entry[name]["pooled_error"] = errors[label]
+                error = errors[label] or 0.0
 
-        for name, (right, examples) in _shares(pooled).items():
-            of_clients = [_shares(client[label])[name] for client in counts]
-            entry[name] = {
-                "pooled": _share(right, examples),
-                "pooled_interval": _share_interval(right, examples),
-                **_mean_over([_share(*client) for client in of_clients]),
-            }
+            interval = _interval_of(name, value, counts[label], error=error)
+            means = _mean_over([figures[label][name] for figures in of_clients])
+            entry[name] |= {"pooled_interval": interval, **means}
 
         classes[str(label)] = entry
 
@@ -314,31 +303,31 @@ def _class_entry(label: int, counts: ClassShares, class_names: Sequence[str]) ->
     return entry
 
 
-def _shares(counts: ClassShares) -> dict[str, tuple[float, float]]:
-    """Return the shares of a class by name: right examples, and all examples."""
-    return {
-        "sensitivity": (counts.found, counts.positives),
-        "specificity": (counts.rejected, counts.negatives),
-    }
+def _class_figures(scores: Scores) -> list[dict[str, float | None]]:
+    """Return AUROC, sensitivity and specificity of every class; None without examples for it."""
+    figures: list[dict[str, float | None]] = []
+    for area, counts in zip(auroc(scores), by_class(scores), strict=True):
+        sensitivity = counts.found / counts.positives if counts.positives else None
+        specificity = counts.rejected / counts.negatives if counts.negatives else None
+        named = {"auroc": area, "sensitivity": sensitivity, "specificity": specificity}
+        figures.append(named)
+
+    return figures
 
 
-def _share(right: float, examples: float) -> float | None:
-    return right / examples if examples else None
-
-
-def _share_interval(right: float, examples: float) -> Interval | None:
-    return wilson_interval(right / examples, round(examples)) if examples else None
-
-
-def _auroc_interval(
-    area: float | None, scores: Scores, label: int, *, error: float = 0.0
+def _interval_of(
+    name: str, value: float | None, counts: ClassShares, *, error: float = 0.0
 ) -> Interval | None:
-    """Return the interval of the AUROC of a class; None where it has no AUROC."""
-    if area is None:
+    """Return the interval of a figure of a class; None where it has no value.
+
+    ``error`` is the most by which an AUROC can be wrong.
+    """
+    if value is None:
         return None
-    positives = float(scores.class_total[label])
-    negatives = float(scores.class_total.sum()) - positives
-    return auroc_interval(area, positives, negatives, error=error)
+    if name == "auroc":
+        return auroc_interval(value, counts.positives, counts.negatives, error=error)
+    examples = counts.positives if name == "sensitivity" else counts.negatives
+    return wilson_interval(value, round(examples))
 
 
 def _mean_over(values: Sequence[float | None]) -> Record:

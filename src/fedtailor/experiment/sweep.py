@@ -38,7 +38,7 @@ from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
 from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.progress import RunProgress, Silence
-from fedtailor.experiment.reader import COMPARISON_FILE, CONFIG_FILE, read_result
+from fedtailor.experiment.reader import CONFIG_FILE, read_result
 from fedtailor.experiment.resume import refuse_other_values
 from fedtailor.experiment.run import require_config, unused_folder
 from fedtailor.experiment.runner import (
@@ -146,7 +146,6 @@ def sweep(
     # All mistakes come up before the first trial.
     _refuse_other_sweep(config, options, folder)
     searches = make_searches(config, options)
-    _refuse_two_choices_of_rounds(config, options)
     _refuse_without_validation(searches[0].config)
 
     try:
@@ -185,10 +184,8 @@ def default_sweep_folder(config: Config) -> Path:
 
 def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> None:
     """Refuse a folder that holds anything but the same sweep; trials and seeds may be added."""
-    is_sweep = (folder / SWEEP_FILE).is_file()
-    if not is_sweep or (folder / COMPARISON_FILE).is_file():
-        refuse_other_kind(folder, _KIND)
-    if not is_sweep:
+    refuse_other_kind(folder, _KIND)
+    if not (folder / SWEEP_FILE).is_file():
         return
 
     begun, begun_options = load_sweep(folder / SWEEP_FILE)
@@ -203,18 +200,6 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
             key="seeds",
             allowed=list(begun.seeds),
             got=list(config.seeds),
-        )
-
-
-def _refuse_two_choices_of_rounds(config: Config, options: SweepOptions) -> None:
-    """Refuse pruning beside another choice of rounds."""
-    if options.halving and config.schedule.watches_validation:
-        raise ConfigError(
-            "sweep.halving compares trials at equal rounds; evaluation.select = 'best' and "
-            "evaluation.patience choose the round themselves. Leave one of them out.",
-            key="sweep.halving",
-            allowed=0,
-            got=options.halving,
         )
 
 

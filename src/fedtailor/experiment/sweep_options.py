@@ -276,6 +276,15 @@ def check_keys(config: Config, options: SweepOptions) -> None:
             key="sweep.values",
         )
 
+    if options.halving and config.schedule.watches_validation:
+        raise ConfigError(
+            "sweep.halving compares trials at equal rounds; evaluation.select = 'best' and "
+            "evaluation.patience choose the round themselves. Leave one of them out.",
+            key="sweep.halving",
+            allowed=0,
+            got=options.halving,
+        )
+
     names = [method.name for method in methods_of(config, options)]
     for key in options.values:
         # An option without its section is refused by the configuration, which knows the section.

@@ -62,17 +62,16 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
     task = algorithm.bind(parts.federation.common_task)
     messages = algorithm.messages(task)
     trial = _trial_round(algorithm, parts.federation)
-    sent = [
-        *_sent_before(parts),
-        *sent_by_method(algorithm, task),
-        *_sent_at_evaluations(task, schedule, trial),
-    ]
-    received = [
-        LeavingValue(
-            name, "round", field.kind, shape_of(field), BYTES_PER_SCALAR * field.scalars(), ""
-        )
-        for name, field in messages.items()
-        if field.down
+    uploads = sent_by_method(algorithm, task)
+    sent = [*_sent_before(parts), *uploads, *_sent_at_evaluations(task, trial)]
+    received = []
+    for name, field in messages.items():
+        if field.down:
+            size = BYTES_PER_SCALAR * field.scalars()
+            received.append(LeavingValue(name, "round", field.kind, shape_of(field), size, ""))
+
+    may_leave_out = [
+        may_leave_out_rows(field, task) for field in messages.values() if field.reduction != "none"
     ]
 
     return {
@@ -85,15 +84,9 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
         "participation": schedule.participation.as_value(),
         "sent": [{**value._asdict(), "single_sites": value.names_single_sites} for value in sent],
         "received": [value._asdict() for value in received],
-        "bytes": {"up": most_bytes_up(messages, task), "down": download_bytes(messages)},
-        "single_sites_in_rounds": [
-            value.name for value in sent if value.when == "round" and value.names_single_sites
-        ],
-        "rows_may_be_left_out": any(
-            may_leave_out_rows(field, task)
-            for field in messages.values()
-            if field.reduction != "none"
-        ),
+        "bytes": {"up": most_bytes_up(uploads), "down": download_bytes(messages)},
+        "single_sites_in_rounds": [value.name for value in uploads if value.names_single_sites],
+        "rows_may_be_left_out": any(may_leave_out),
         "robust": schedule.robust,
         "model_holds_examples": trial and any(map(holds_examples, trial.personal.values())),
     }
@@ -149,9 +142,7 @@ def _sent_before(parts: PreparedRun) -> list[LeavingValue]:
     return values
 
 
-def _sent_at_evaluations(
-    task: Task, schedule: Schedule, trial: RoundReport | None
-) -> list[LeavingValue]:
+def _sent_at_evaluations(task: Task, trial: RoundReport | None) -> list[LeavingValue]:
     """Return scores and other statistics of the data, which training does not need."""
     classes = task.num_classes
     scores = [
@@ -160,17 +151,11 @@ def _sent_at_evaluations(
         ("loss", "sum of the cross-entropy", 1),
         ("score_bins", "test examples by class and bin of score", 2 * classes * SCORE_BINS),
     ]
-    values = [
-        LeavingValue(
-            f"scores: {name}",
-            "evaluation",
-            content,
-            shape_in_words((numbers,)),
-            8 * numbers,
-            "each",
-        )
-        for name, content, numbers in scores
-    ]
+    values = []
+    for name, content, numbers in scores:
+        shape = shape_in_words((numbers,))
+        value = LeavingValue(f"scores: {name}", "evaluation", content, shape, 8 * numbers, "each")
+        values.append(value)
 
     # What the method reports of its training and of its personal models.
     evaluations = trial.evaluations if trial else ()

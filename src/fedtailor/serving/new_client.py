@@ -60,10 +60,7 @@ def load_finished_run(records: RunRecords) -> FinishedRun:
     """
     path = records.path
     if "onboarded" in records.provenance:
-        origin = records.provenance["onboarded"]
-        name = origin.get("run") if isinstance(origin, dict) else None
-        hint = f"new sites need the run that it comes from ('{name}')"
-        message = f"'{path}' holds one onboarded site: {hint}."
+        message = f"'{path}' holds one onboarded site: new sites need the run that it comes from."
         raise DataError(message, path=str(path), allowed="a run", got="an onboarded site")
 
     state = records.status["state"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedtailor.serving.model import PersonalModel
 
 _MOST_NAMES = 10
-"""Names of clients in a message; more are counted."""
+"""Names of clients in a message."""
 
 
 class ClientScores(SimpleNamespace):
@@ -89,12 +89,10 @@ class RunClients(Sequence[Client]):
             return IndexError(f"client {which}: the run has {len(self)} clients")
 
         names = self.names
-        listed = ", ".join(names[:_MOST_NAMES])
-        if len(names) > _MOST_NAMES:
-            listed += f" and {len(names) - _MOST_NAMES} more"
-
         hint = did_you_mean(str(which), names) or "."
-        message = f"the run has no client {str(which)!r:.80}{hint} It has {listed}."
+        more = ", ..." if len(names) > _MOST_NAMES else ""
+        message = f"the run has no client {str(which)!r:.80}{hint}"
+        message += f" It has {', '.join(names[:_MOST_NAMES])}{more}."
         return ConfigError(message, key="client", allowed=names, got=str(which))
 
     def _repr_html_(self) -> str:

@@ -82,7 +82,7 @@ def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
         allowed = list(inputs.names)
         hint = did_you_mean(unknown[0], allowed) or "."
         message = f"'{path}' has a class {unknown[0]!r:.80} that the model does not know{hint}"
-        more = " and more" if len(allowed) > _MOST_NAMES else ""
+        more = ", ..." if len(allowed) > _MOST_NAMES else ""
         message += f" Its classes are {', '.join(allowed[:_MOST_NAMES])}{more}."
         raise DataError(message, key="data", path=path, allowed=allowed, got=unknown)
 
