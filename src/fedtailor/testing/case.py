@@ -77,6 +77,7 @@ class Case:
         self.attributes = copy.deepcopy(vars(self.algorithm))
         self._tasks: dict[str, Task] = {}
         self._bases: dict[str, Trace] = {}
+        self._stacked: dict[int, Trace | NotStacked] = {}
 
     def task(self, model: str = "mlp") -> Task:
         """Return the task of a kind of model: mlp, cnn, or module (normalization and dropout)."""
@@ -88,10 +89,18 @@ class Case:
         """Return a new copy of the uneven federation: an algorithm may have changed another."""
         return federations.make_federation(self.task(model))
 
-    def run(self, engine: Engine, federation: Federation | None = None, **options: Any) -> Trace:
-        """Run the algorithm; global random states are the same in every run."""
-        seed_globally(1)
-        return run(self.algorithm, engine, federation or self.federation(), **options)
+    def run(
+        self,
+        engine: Engine,
+        federation: Federation | None = None,
+        *,
+        algorithm: Algorithm[Any, Any, Any] | None = None,
+        randomness: int = 1,
+        **options: Any,
+    ) -> Trace:
+        """Run the algorithm, or another one, in equal global random states in every run."""
+        seed_globally(randomness)
+        return run(algorithm or self.algorithm, engine, federation or self.federation(), **options)
 
     def base(self, model: str = "mlp") -> Trace:
         """Return the run that other runs are compared with: clients one by one."""
@@ -108,35 +117,38 @@ class Case:
             isinstance(output, Failure) for (_, client), output in outputs.items() if client in new
         )
 
-    @cached_property
-    def stacked(self) -> Trace | NotStacked:
-        """The run with clients in blocks of 3, or the reason why there is none."""
-        try:
-            return self.run(Strict(3))
-        except NotStacked as error:
-            return error
+    def stacked(self, block: int = 3) -> Trace | NotStacked:
+        """Return the run with clients in blocks, or the reason why there is none."""
+        if block not in self._stacked:
+            try:
+                self._stacked[block] = self.run(Strict(block))
+            except NotStacked as error:
+                self._stacked[block] = error
+
+        return self._stacked[block]
 
     @cached_property
     def spied(self) -> Spied:
         """What methods return and change, in a run with clients one by one."""
         twin, observed = spied(self.algorithm)
-        seed_globally(1)
         try:
-            run(twin, Guarding(Exposed()), self.federation())
+            self.run(Guarding(Exposed()), algorithm=twin)
         except Disagreement as error:
             return Spied(observed, str(error))
         return Spied(observed, "")
 
-    def wrong_type(self) -> str:
-        """Return which method returns numbers that are not float64, or an empty string.
-
-        The run may fail.
-        """
+    @cached_property
+    def _until_failure(self) -> tuple[Observations, Trace]:
+        """What methods return in the first round of a run that fails."""
         twin, observed = spied(self.algorithm)
-        seed_globally(1)
+        tracing = TracingEngine(Exposed())
         with suppress(Exception):  # the first run has shown it
-            run(twin, Exposed(), self.federation(), rounds=1)
+            self.run(tracing, algorithm=twin, rounds=1)
+        return observed, tracing.trace
 
+    def wrong_type(self) -> str:
+        """Return which method returns numbers that are not float64, or an empty string."""
+        observed, _ = self._until_failure
         for kind, source in SOURCES.items():
             for value in observed.values[kind]:
                 path, leaf = _first_of_wrong_type(value)
@@ -147,18 +159,10 @@ class Case:
 
     def first_problem(self) -> Problem | None:
         """Return the first problem with what a client returns, in a run that may fail."""
-        tracing = TracingEngine(Exposed())
-        seed_globally(1)
-        with suppress(Exception):  # the first run has shown it
-            run(self.algorithm, tracing, self.federation(), rounds=1)
-
+        _, trace = self._until_failure
         messages = self.algorithm.messages(self.task())
-        for output in tracing.trace.of("train").values():
-            problem = problem_with_output(output, messages)
-            if problem is not None:
-                return problem
-
-        return None
+        problems = (problem_with_output(output, messages) for output in trace.of("train").values())
+        return next((problem for problem in problems if problem is not None), None)
 
     @cached_property
     def lessons(self) -> list[Lesson]:
@@ -179,11 +183,14 @@ class Case:
         algorithm = replace(
             self.algorithm, training=replace(TRAINING, epochs=3, lr=0.1, batch_size=10)
         )
-        seed_globally(1)
-        trace = run(
-            algorithm, Exposed(), federation, rounds=rounds, evaluate_every=0, personalized_every=0
+        trace = self.run(
+            Exposed(),
+            federation,
+            algorithm=algorithm,
+            rounds=rounds,
+            evaluate_every=0,
+            personalized_every=0,
         )
-
         return [_lesson(federation, trace, "known"), _lesson(federation, trace, "new")]
 
     @cached_property
@@ -194,8 +201,7 @@ class Case:
     @cached_property
     def unkeyed(self) -> str:
         """Where a run with other global random states differs, or an empty string."""
-        seed_globally(2)
-        return same_bits(self.base(), run(self.algorithm, Exposed(), self.federation()))
+        return same_bits(self.base(), self.run(Exposed(), randomness=2))
 
     @property
     def comparable(self) -> bool:
@@ -233,7 +239,7 @@ def close(first: Trace, second: Trace, tolerance: float = 1e-12) -> str:
 
 
 def _difference(compare: Callable[[Any, Any], None], first: Trace, second: Trace) -> str:
-    failed = {each[:3] for each in first.outputs if isinstance(each.output, Failure)}
+    failed = {entry[:3] for entry in first.outputs if isinstance(entry.output, Failure)}
     try:
         compare(_finite_numbers(first, failed), _finite_numbers(second, failed))
     except Disagreement as error:
@@ -243,7 +249,7 @@ def _difference(compare: Callable[[Any, Any], None], first: Trace, second: Trace
 
 def _finite_numbers(trace: Trace, failed: set[tuple[int, str, int]]) -> dict[str, Tensor]:
     """Return every tensor of a run but those of failed programs, with finite numbers only."""
-    sound = Trace([each for each in trace.outputs if each[:3] not in failed])
+    sound = Trace([entry for entry in trace.outputs if entry[:3] not in failed])
     return {name: leaf.nan_to_num() for name, leaf in sound.numbers().items()}
 
 

@@ -45,16 +45,13 @@ def check_stacked(case: Case) -> str | None:
     if not case.comparable:
         return None
 
+    # Alone, in blocks whose last one is shorter, and all clients at once.
     for block in (1, 3, 32):
-        try:
-            found = case.stacked if block == 3 else case.run(Strict(block))
-        except NotStacked as error:
-            found = error
+        trace = case.stacked(block)
+        if isinstance(trace, NotStacked):
+            return _refusal(case, trace)
 
-        if isinstance(found, NotStacked):
-            return _refusal(case, found)
-
-        place = close(case.base(), found)
+        place = close(case.base(), trace)
         if place:
             cause = _PADDED if block > 1 else _SHARED
             return (
@@ -67,10 +64,10 @@ def check_stacked(case: Case) -> str | None:
 
 def _refusal(case: Case, error: NotStacked) -> str | None:
     """Return why a program does not run stacked; None if another check reports it."""
-    if any(isinstance(each.output, Failure) for each in case.base().outputs) or check_structure(
-        case
-    ):
+    fails_alone = any(isinstance(entry.output, Failure) for entry in case.base().outputs)
+    if fails_alone or check_structure(case):
         return None
+
     reason = explain(error, type(case.algorithm))
     causes = _RANDOM if "random" in reason else _REFUSED
     return f"{METHODS[error.program]} does not run for several clients at once: {reason}. {causes}."
@@ -78,7 +75,8 @@ def _refusal(case: Case, error: NotStacked) -> str | None:
 
 def _stacks(case: Case) -> bool:
     """Return whether clients run stacked, with the same results as one by one."""
-    return not (isinstance(case.stacked, NotStacked) or close(case.base(), case.stacked))
+    trace = case.stacked()
+    return not (isinstance(trace, NotStacked) or close(case.base(), trace))
 
 
 def check_padding(case: Case) -> str | None:
@@ -125,10 +123,11 @@ def check_threads(case: Case) -> str | None:
     """Clients in threads get the same results, bit for bit."""
     if not case.comparable:
         return None
+
     place = same_bits(case.run(Reference()), case.run(Workers(2)))
-    return (
-        f"Clients that run in threads get different results: {place}. {_SHARED}." if place else None
-    )
+    if not place:
+        return None
+    return f"Clients that run in threads get different results: {place}. {_SHARED}."
 
 
 def check_order(case: Case) -> str | None:
@@ -137,14 +136,13 @@ def check_order(case: Case) -> str | None:
         return None
 
     place = same_bits(case.base(), case.run(Shuffled(Exposed())))
-    if not place and not isinstance(case.stacked, NotStacked):
-        place = same_bits(case.stacked, case.run(Shuffled(Strict(3))))
+    stacked = case.stacked()
+    if not place and not isinstance(stacked, NotStacked):
+        place = same_bits(stacked, case.run(Shuffled(Strict(3))))
+    if not place:
+        return None
 
-    return (
-        f"The order in which clients run changes the results: {place}. {_SHARED}."
-        if place
-        else None
-    )
+    return f"The order in which clients run changes the results: {place}. {_SHARED}."
 
 
 def check_randomness(case: Case) -> str | None:
@@ -174,10 +172,8 @@ def check_seed(case: Case) -> str | None:
     others = case.run(Exposed(), seed=4).reports[-1].personal
     for client, personal in models.items():
         other = others.get(client, personal)
-        if all(
-            torch.equal(*pair)
-            for pair in zip(tree.leaves(personal), tree.leaves(other), strict=True)
-        ):
+        pairs = zip(tree.leaves(personal), tree.leaves(other), strict=True)
+        if all(torch.equal(first, second) for first, second in pairs):
             return (
                 f"With another seed, {case.who(client)} gets the same personal model. Start from "
                 "`task.initial(key)`, and pass the key to train."
@@ -190,9 +186,9 @@ def check_attributes(case: Case) -> str | None:
     """Runs do not change the attributes of the algorithm."""
     algorithm = case.algorithm
     for name, value in vars(algorithm).items():
-        if isinstance(
-            inspect.getattr_static(type(algorithm), name, None), functools.cached_property
-        ):
+        # What a cached property computes depends on the options alone.
+        definition = inspect.getattr_static(type(algorithm), name, None)
+        if isinstance(definition, functools.cached_property):
             continue
 
         if name not in case.attributes or not _equal(case.attributes[name], value):
