@@ -177,6 +177,7 @@ class Case:
 
     def _lessons(self, rounds: int) -> list[Lesson]:
         """Return the lesson of known clients, and that of new clients."""
+        # More examples than in the other checks, and classes three deviations apart.
         federation = federations.make_federation(
             self.task(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40
         )

@@ -56,6 +56,7 @@ def check_algorithm(
     if isinstance(algorithm, str):
         algorithm = _load(algorithm)
 
+    # What the class alone shows, before anything runs.
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     problem = problem_with(cls)
     if problem:
@@ -79,6 +80,7 @@ def check_algorithm(
         except Exception as error:  # a user's class may raise anything
             return [f"{cls.__name__} cannot be built: {_reason(error, cls)}."]
 
+        # Without one run that comes to its end, nothing else can be checked.
         try:
             case.base()
         except Exception as error:  # a user's methods may raise anything
@@ -134,6 +136,7 @@ def _hint(error: Exception, case: Case) -> str:
     except Exception:  # a user's method may raise anything; this may be why nothing runs
         return advice_on_error(root_cause(error))
 
+    # No client raised anything, but every update was refused: say what is wrong with the first.
     quarantined = isinstance(error, RunError) and error.__cause__ is None
     problem = case.first_problem() if quarantined else None
     if problem is None:
@@ -156,6 +159,7 @@ def _run_checks(case: Case) -> list[str]:
             if sentence:
                 sentences.append(sentence)
 
+    # What stopped a check may be the very fault that another check has reported.
     for what, reason in unchecked:
         if not _is_reported(reason, sentences):
             others = f" ({len(unchecked) - 1} more could not be run)" if len(unchecked) > 1 else ""

@@ -157,6 +157,8 @@ def check_downloads(case: Case) -> str | None:
         "broadcast": algorithm.broadcast(algorithm.init_server(task, key), cohort),
         "init_per_client": algorithm.init_per_client(task, federation.info(0), key),
     }
+
+    # Fields have no place in the broadcast: only the shapes of values can be compared.
     fields = [field for field in algorithm.messages(task).values() if field.down]
     declared = Counter(shape for field in fields for shape in field.leaf_shapes().values())
 
@@ -276,6 +278,7 @@ def check_test_data(case: Case) -> str | None:
     if not case.comparable:
         return None
 
+    # If anything but scores changes with the test examples, training or personalization saw them.
     federation = case.federation()
     positions = torch.cat([split.test for split in federation.splits])
     changed = case.run(Exposed(), _with_other_examples(federation, positions))
@@ -295,6 +298,7 @@ def check_own_data(case: Case) -> str | None:
     if not case.comparable:
         return None
 
+    # In the first round nothing of another client can have come through the server.
     federation = case.federation()
     other_examples = _with_other_examples(federation, federation.splits[_LAST_CLIENT].train)
     changed = case.run(Exposed(), other_examples, rounds=1)
@@ -315,6 +319,7 @@ def _with_other_examples(federation: Federation, positions: Tensor) -> Federatio
     """Return the federation with other examples at some positions, and the same class counts."""
     x = federation.x.clone()
     y = federation.y.clone()
+    # Far from the old examples, and with other classes in the same numbers.
     x[positions] = -2 * x[positions]
     y[positions] = (y[positions] + 1) % federation.common_task.num_classes
     return replace(federation, x=x, y=y)
@@ -358,15 +363,15 @@ def check_buffers(case: Case) -> str | None:
     """Statistics of batch normalization are sent with their layers, or are kept by the client."""
     algorithm = case.algorithm
     task = case.task("module")
+
+    # Parameters go by their names, wherever in an upload or a state they are.
     models = {
         name: field for name, field in algorithm.messages(task).items() if field.kind == "model"
     }
     sent = {_last_part(path) for field in models.values() for path in field.leaf_shapes()}
     state = algorithm.init_client(task, case.federation("module").info(0), new_key(0))
-    kept = {_last_part(path) for path in tree.paths(state)}
-    missing = [
-        buffer for buffer in task.names("buffer") if buffer not in sent and buffer not in kept
-    ]
+    in_state = {_last_part(path) for path in tree.paths(state)}
+    missing = [buffer for buffer in task.names("buffer") if buffer not in sent | in_state]
     if not missing or sent.isdisjoint(task.names("body")):
         return None
 
@@ -384,9 +389,9 @@ def _last_part(path: str) -> str:
 
 def check_learning(case: Case) -> str | None:
     """Personal models beat the majority class if classes are easy to tell apart."""
-    known, _ = case.lessons
+    lesson, _ = case.lessons
     return _nothing_learned(
-        known, "Personal models learn nothing", "local_update, aggregate and personalize"
+        lesson, "Personal models learn nothing", "local_update, aggregate and personalize"
     )
 
 
@@ -394,9 +399,9 @@ def check_new_clients(case: Case) -> str | None:
     """Personal models of new clients beat the majority class if classes are easy to tell apart."""
     if case.new_clients_fail:
         return None
-    _, new = case.lessons
+    _, lesson = case.lessons
     what = "Models of clients that never took part in training are not trained"
-    return _nothing_learned(new, what, "onboard and personalize")
+    return _nothing_learned(lesson, what, "onboard and personalize")
 
 
 def _nothing_learned(lesson: Lesson, what: str, methods: str) -> str | None:

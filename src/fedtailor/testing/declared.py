@@ -27,22 +27,25 @@ def faults(cls: type[Any]) -> list[str]:
                 "it."
             )
         elif isinstance(inherited, FunctionType) and not _takes_the_same(value, inherited):
-            found = ", ".join(_parameters(value))
+            parameters = ", ".join(_parameters(value))
             expected = ", ".join(_parameters(inherited))
-            sentences.append(f"{base.__name__}.{name} takes ({found}) but must take ({expected}).")
+            sentences.append(
+                f"{base.__name__}.{name} takes ({parameters}) but must take ({expected})."
+            )
 
     return sentences
 
 
 def suspicions(cls: type[Any]) -> list[str]:
     """Return which names of a class look as if they had an effect but have none, in sentences."""
-    known = [name for name in dir(Algorithm) if not name.startswith("_")]
+    inherited_names = [name for name in dir(Algorithm) if not name.startswith("_")]
     sentences = []
     for base, name, value in _definitions(cls):
-        if name in known or name in inspect.get_annotations(base):
+        if name in inherited_names or name in inspect.get_annotations(base):
             continue
 
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        # A method nobody calls is likely misspelt; a plain value likely lacks its annotation.
+        nearest = difflib.get_close_matches(name, inherited_names, n=1, cutoff=0.8)
         if isinstance(value, FunctionType | property | classmethod | staticmethod):
             if nearest and nearest[0] not in vars(base):
                 sentences.append(
@@ -75,13 +78,16 @@ def _takes_the_same(method: FunctionType, inherited: FunctionType) -> bool:
     Names may differ.
     """
     parameters = inspect.signature(inherited).parameters.values()
-    by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
-    by_place = [each.name for each in parameters if each.name not in by_name]
+    by_name = {
+        parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    by_place = [parameter.name for parameter in parameters if parameter.name not in by_name]
     try:
         inspect.signature(method).bind(*by_place, **by_name)
     except TypeError:
         return False
 
+    # Names that both have must stand at the same place: swapped arguments would bind, too.
     names = _parameters(method)
     expected = _parameters(inherited)
     return all(names.index(name) == expected.index(name) for name in names if name in expected)

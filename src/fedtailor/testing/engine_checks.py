@@ -84,6 +84,7 @@ def check_padding(case: Case) -> str | None:
     if not case.comparable:
         return None
 
+    # Padding may also go wrong where clients are stacked, if they can be.
     engines: list[Engine] = [Exposed()]
     if _stacks(case):
         engines.append(Strict(3))
@@ -223,6 +224,7 @@ def _other_model(case: Case, model: str, words: str) -> str | None:
     ):
         return None
 
+    # Faults that the perceptron shows, too, are reported by the checks above.
     try:
         base = case.base(model)
     except Exception as error:  # a user's methods may raise anything

@@ -66,6 +66,7 @@ def _pad(part: ExampleRows, total: int) -> ExampleRows:
 
     Padding is examples of other clients, of weight 0.
     """
+    # Two examples, then one of padding.
     count = len(part.rows)
     places = torch.arange(count) + torch.arange(count) // 2 + 1
     rows = torch.arange(count + count // 2 + 3) % total

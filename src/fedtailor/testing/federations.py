@@ -76,6 +76,7 @@ def make_federation(
         favorite = client % task.num_classes
         drawn = torch.randint(task.num_classes, (count,), generator=generator)
         is_favorite = torch.rand(count, generator=generator) < 0.5
+        # A client of one class, whose other classes have no mean.
         if size == 2:
             labels.append(torch.full_like(drawn, favorite))
         else:
@@ -88,6 +89,7 @@ def make_federation(
     y = torch.cat(labels)
     centers = torch.randn(task.num_classes, *task.input_shape, generator=generator) * distance
     x = centers[y] + torch.randn(len(y), *task.input_shape, generator=generator)
+    # Images lie in memory as real ones do.
     if len(task.input_shape) == 3:
         x = x.contiguous(memory_format=torch.channels_last)
 

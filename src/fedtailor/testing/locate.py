@@ -44,13 +44,15 @@ def place_of(error: BaseException, cls: type[Any]) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     files = _files_of(cls)
-    found = [frame for frame in frames if frame.filename in files]
-    if not found:
-        found = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    if not found:
+    places = [frame for frame in frames if frame.filename in files]
+
+    # A function that the algorithm calls may have raised it, in another file of the user.
+    if not places:
+        places = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    if not places:
         return ""
 
-    frame = found[-1]
+    frame = places[-1]
     place = f"{Path(frame.filename).name}, line {frame.lineno}, {frame.name}"
     return f"{place}: `{frame.line}`" if frame.line else place
 

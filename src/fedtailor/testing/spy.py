@@ -75,13 +75,14 @@ def spied(algorithm: A) -> tuple[A, Observations]:
         method = getattr(cls, name)
 
         def wrapper(self: Any, *arguments: Any, **named: Any) -> Any:
+            # The server's own tensors, to see whether the method writes into them.
             inputs = _inputs(_GUARDED.get(name, ()), arguments)
             before = tree.map(torch.clone, inputs)
-            with counted() as taken:
+            with counted() as steps:
                 result = method(self, *arguments, **named)
 
             _check_inputs(name, before, inputs)
-            observed.steps[name].append((_reported_steps(result), sum(taken)))
+            observed.steps[name].append((_reported_steps(result), sum(steps)))
             for kind, value in _values(name, result, arguments):
                 observed.values[kind].append(value)
 
@@ -123,16 +124,17 @@ def with_methods(algorithm: A, methods: dict[str, Any]) -> A:
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Collect the gradient steps of every call of ``train`` for one client within the block."""
-    taken: list[int] = []
+    steps: list[int] = []
     original = vars(blocks)["train_one"]
 
     def train_one(phase: Any, params: Any, *rest: Any) -> list[torch.Tensor]:
         outputs: list[torch.Tensor] = original(phase, params, *rest)
-        taken.append(int(outputs[len(params)]))
+        # The number of steps follows the trained parameters.
+        steps.append(int(outputs[len(params)]))
         return outputs
 
     with mock.patch.object(blocks, "train_one", train_one):
-        yield taken
+        yield steps
 
 
 def _inputs(names: tuple[str, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def check_steps(case: Case) -> str | None:
                     f"is not a number of steps. {_HINT}."
                 )
 
+    # More than train took is possible: a custom step may count its gradients.
     for reported, taken in case.spied.observed.steps["local_update"]:
         if 0 <= reported < taken and reported == int(reported):
             return (
@@ -43,6 +44,7 @@ def check_adaptation(case: Case) -> str | None:
         'override the property, for example with [FineTuning("head", epochs=5)]; tables of results '
         "show it"
     )
+    # The most of all calls: a client without examples takes no step.
     personalizing = max((taken for _, taken in steps["personalize"]), default=0)
     if personalizing > 0 and describe(algorithm.adaptation) == "none":
         return (
