@@ -19,9 +19,8 @@ class ModelEntry(NamedTuple):
     """An entry of the table of models."""
 
     description: str
-    function: str
-    """The function ``function(input_shape, num_classes, **options)``, as
-    ``package.module:function``."""
+    module: str
+    """Module of this package with the function ``NAME(input_shape, num_classes, **options)``."""
     shape: tuple[int, int, int]
     """Shape of the inputs that the model was designed for."""
 
@@ -29,47 +28,47 @@ class ModelEntry(NamedTuple):
 MODELS: Mapping[str, ModelEntry] = {
     "cifar_cnn": ModelEntry(
         "three convolution stages, 128 features, for 32 x 32 images (pFedFDA, FedPAC)",
-        "fedtailor.models.networks:cifar_cnn",
+        "networks",
         (3, 32, 32),
     ),
     "cnn6": ModelEntry(
         "five convolutions, 100 features, for images of any size (pFedVEM)",
-        "fedtailor.models.networks:cnn6",
+        "networks",
         (3, 32, 32),
     ),
     "emnist_cnn": ModelEntry(
         "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)",
-        "fedtailor.models.networks:emnist_cnn",
+        "networks",
         (1, 28, 28),
     ),
     "fedcr_cnn": ModelEntry(
         "two convolution stages and two layers of 1024 units (FedCR)",
-        "fedtailor.models.networks:fedcr_cnn",
+        "networks",
         (3, 32, 32),
     ),
     "fedcr_mlp": ModelEntry(
         "two hidden layers of 1024 units (FedCR)",
-        "fedtailor.models.networks:fedcr_mlp",
+        "networks",
         (1, 28, 28),
     ),
     "lenet": ModelEntry(
         "two convolution stages, 84 features, for 32 x 32 images (pFedVEM)",
-        "fedtailor.models.networks:lenet",
+        "networks",
         (3, 32, 32),
     ),
     "mlp": ModelEntry(
         "one hidden layer of 100 units (option hidden), for any input",
-        "fedtailor.models.networks:mlp",
+        "networks",
         (1, 28, 28),
     ),
     "resnet18_gn": ModelEntry(
         "ResNet-18 with group normalization, 512 features, for 64 x 64 images (FedLDA)",
-        "fedtailor.models.resnet:resnet18_gn",
+        "resnet",
         (3, 64, 64),
     ),
     "wideresnet16": ModelEntry(
         "WideResNet-16-2, 128 features, for 32 x 32 images (FedLDA; option norm: group, batch)",
-        "fedtailor.models.wideresnet:wideresnet16",
+        "wideresnet",
         (3, 32, 32),
     ),
 }
@@ -99,21 +98,20 @@ def build_model(
         >>> build_model("mlp", (1, 28, 28), 10, {"hidden": 20}).feature_dim
         20
     """
-    shape = tuple(input_shape)
-    options = options or {}
-    if ":" not in spec:
-        name = find_name("model", spec, MODELS, key="model.name")
-        built_in = find_target(MODELS[name].function, what="model", key="model.name")
-        model: Model = _call(built_in, name, shape, num_classes, options)
-        return model
-
     from fedtailor.core.rng import new_key
     from fedtailor.models.module import wrap
     from fedtailor.models.module_model import seeded_generator
 
-    function = find_target(spec, what="model", key="model.name")
+    target = spec
+    if ":" not in spec:
+        spec = find_name("model", spec, MODELS, key="model.name")
+        target = f"{__name__}.{MODELS[spec].module}:{spec}"
+
+    # A user's function may draw weights from PyTorch's generator.
+    function = find_target(target, what="model", key="model.name")
+    shape = tuple(input_shape)
     with seeded_generator(new_key(0, purpose="model function")):
-        result = _call(function, spec, shape, num_classes, options)
+        result = _call(function, spec, shape, num_classes, options or {})
 
     return wrap(result, input_shape=shape, num_classes=num_classes, name=spec)
 
@@ -148,6 +146,7 @@ def _check_options(function: Callable[..., Any], target: str, options: Mapping[s
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
 
+    # The first two are the shape of the inputs and the number of classes.
     names = [parameter.name for parameter in parameters[2:]]
     for option in options:
         if option not in names:

@@ -59,11 +59,14 @@ def from_module(
     """
     name = name or type(module).__name__
     check_value(init, Start, key="init")
+
+    # The user's module stays as it is; checks run on the CPU, in the dtype of the run.
     try:
         template = copy.deepcopy(module).to("cpu", torch.get_default_dtype()).eval()
     except Exception as error:
         raise refusal(name, f"it cannot be copied: {error}") from error
 
+    # Small forward passes; the user's random numbers stay those of a program without them.
     x = probe.examples(input_shape)
     with preserved_generator():
         expected = probe.outputs(name, template, x, num_classes)
@@ -94,6 +97,7 @@ def wrap(result: Any, *, input_shape: tuple[int, ...], num_classes: int, name: s
     if not missing and not isinstance(result, type):
         return cast(Model, result)
 
+    # A class in place of an instance, something like a model, or something else.
     got = f"the class {result.__name__}" if isinstance(result, type) else type(result).__name__
     lacks = f" (without {', '.join(missing)})" if 0 < len(missing) < len(MODEL_PARTS) else ""
     allowed = "a torch.nn.Module or a fedtailor model"

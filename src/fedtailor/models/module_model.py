@@ -92,20 +92,25 @@ class ModuleModel:
         ``reset_parameters`` of the user's own module runs last. Parameters that no such method sets
         keep the values of the user's module.
         """
+        # A copy outside ``vmap``: the values are the same for all clients.
         if self._start == "given":
             return to_device(outside_transforms(self.values), current())
+
+        # The words of the key are tensors, which ``vmap`` may have stacked over clients.
         words = key[:4]
-        values = _FreshValues.apply(self._template, key.purpose, *words)  # type: ignore[no-untyped-call]
+        values = _fresh_values(self._template, key.purpose, *words)
         return to_device(dict(zip(self.groups, values, strict=True)), current())
 
     def features(
         self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
     ) -> tuple[Tensor, Params]:
         """Return features (n, d), and in training the new buffers of batch normalization."""
+        # Switching the mode visits all layers, so only if it changes.
         skeleton = self._thread_skeleton(x.dtype, x.device)
         if skeleton.training != training:
             skeleton.train(training)
 
+        # Substituted layers find weight and key in the call, and leave their buffers there.
         call = Call(weight, key)
         body = {name: params[name] for name in self._body}
         with calling(call):
@@ -114,11 +119,13 @@ class ModuleModel:
 
     def head(self, params: Params, z: Tensor) -> Tensor:
         """Return logits (n, classes) of features (n, d)."""
+        # A module that is only its head has no name for it.
         prefix = f"{self.head_name}." if self.head_name else ""
         return F.linear(z, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
 
     def _thread_skeleton(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         """Return this thread's module; it holds the constants, calls put the parameters in."""
+        # Constants are copied once for every dtype and device, not in every call.
         modules = _skeletons.of.setdefault(self, {})
         if (dtype, device) not in modules:
             modules[dtype, device] = outside_transforms(
@@ -170,7 +177,7 @@ class _FreshValues(torch.autograd.Function):
     @staticmethod
     def forward(template: nn.Module, purpose: int, *where: Tensor) -> tuple[Tensor, ...]:
         with seeded_generator(join_key(where, purpose)):
-            values = outside_transforms(partial(_fresh_values, template))
+            values = outside_transforms(partial(_reset_copy, template))
         return tuple(values.values())
 
     @staticmethod
@@ -179,24 +186,25 @@ class _FreshValues(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
-        return (None,) * 6
+        return (None,) * 6  # template, purpose, and the four words of the key
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[Any, ...], template: nn.Module, purpose: int, *where: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        # One key per client, then one run of the layers' own code per client.
         words = [
             unroll(word, dim, info.batch_size) for word, dim in zip(where, in_dims[2:], strict=True)
         ]
-        clients = [
-            _FreshValues.apply(template, purpose, *client)  # type: ignore[no-untyped-call]
-            for client in zip(*words, strict=True)
-        ]
+        clients = [_fresh_values(template, purpose, *client) for client in zip(*words, strict=True)]
         stacked = tuple(torch.stack(column) for column in zip(*clients, strict=True))
         return stacked, (0,) * len(stacked)
 
 
-def _fresh_values(template: nn.Module) -> Params:
+_fresh_values: Callable[..., tuple[Tensor, ...]] = _FreshValues.apply
+
+
+def _reset_copy(template: nn.Module) -> Params:
     """Return the values of a copy with reset layers."""
     module = copy.deepcopy(template).float()  # so that draws are the same in every dtype
     with torch.no_grad():

@@ -141,6 +141,7 @@ class StagedNetwork(LinearHeadModel):
         if stages:
             check_images(name, input_shape, smallest=_smallest(stages))
 
+        # Convolutions, (channels, inputs, kernel, kernel) each.
         body: dict[str, Shape] = {}
         shape = tuple(input_shape)
         for number, stage in enumerate(stages, start=1):
@@ -148,6 +149,7 @@ class StagedNetwork(LinearHeadModel):
             body[f"conv{number}.bias"] = (stage.channels,)
             shape = (stage.channels, *map(stage.output_size, shape[1:]))
 
+        # Linear layers on the flattened pixels of all channels.
         inputs = math.prod(shape)
         for layer, width in widths.items():
             body[f"{layer}.weight"] = (width, inputs)
@@ -164,7 +166,7 @@ class StagedNetwork(LinearHeadModel):
             x = F.conv2d(x, kernel, params[f"conv{number}.bias"], padding=stage.padding)
             x = self.activation(F.max_pool2d(x, 2))
 
-        z = x.flatten(1)
+        z = x.flatten(1)  # (n, units)
         for layer in self.linear_layers:
             z = self.activation(F.linear(z, params[f"{layer}.weight"], params[f"{layer}.bias"]))
         return z, {}
@@ -172,6 +174,7 @@ class StagedNetwork(LinearHeadModel):
 
 def _smallest(stages: Sequence[Stage]) -> int:
     """Return the smallest height and width that leave a pixel after the last stage."""
+    # Backwards from one pixel: a pool halves, a convolution takes its kernel off.
     size = 1
     for stage in reversed(stages):
         size = max(2 * size + stage.kernel - 1 - 2 * stage.padding, 1)

@@ -27,6 +27,7 @@ def examples(input_shape: tuple[int, ...]) -> Tensor:
 
 def outputs(name: str, module: nn.Module, x: Tensor, num_classes: int) -> Tensor:
     """Return the module's own logits in evaluation mode; lazy layers get their shapes here."""
+    # A clone, since a module may change its input.
     logits = _run(name, lambda: module(x.clone()), x)
     expected = (len(x), num_classes)
     if not isinstance(logits, Tensor) or logits.shape != expected:
@@ -39,6 +40,7 @@ def outputs(name: str, module: nn.Module, x: Tensor, num_classes: int) -> Tensor
 
 def check_equal(name: str, model: ModuleModel, x: Tensor, expected: Tensor) -> None:
     """Check that the head applied to the body's features gives the module's logits."""
+    # The features alone first: their shape says whether the head is the last layer.
     params = model.values()
     z, _ = _run(name, lambda: _features(model, params, x, torch.ones(len(x)), training=False), x)
     advice = (
@@ -61,6 +63,7 @@ def check_randomness(name: str, module: nn.Module, x: Tensor, *, training: bool)
 
     For training, pass the skeleton: its dropout is keyed.
     """
+    # Hooks on a copy compare the states of all generators around every layer.
     observed = copy.deepcopy(module).train(training)
     drawing: list[str] = []
     for layer_name, layer in observed.named_modules():
@@ -102,6 +105,7 @@ def check_constants(name: str, skeleton: nn.Module, x: Tensor) -> None:
 
 def check_padding(name: str, model: ModuleModel, x: Tensor) -> None:
     """Check that a row of weight 0 changes neither the other rows nor the buffers."""
+    # The last row is padding: once it is absent, once it is there with weight 0.
     params = model.values()
     real = len(x) - 1
     weight = torch.cat([torch.ones(real), torch.zeros(1)])
@@ -144,6 +148,7 @@ def _run(name: str, function: Callable[[], Any], x: Tensor) -> Any:
 
 def _close(result: Tensor, expected: Tensor) -> bool:
     """Compare up to the rounding of float32, relative to the largest value."""
+    # An absolute bound beside the relative one, for entries near 0.
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return torch.allclose(result, expected, rtol=1e-4, atol=1e-4 * max(scale, 1e-6), equal_nan=True)
 

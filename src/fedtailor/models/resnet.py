@@ -45,6 +45,7 @@ def _blocks() -> tuple[ResidualBlock, ...]:
     inputs = STEM_CHANNELS
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
         for number in range(1, BLOCKS_PER_STAGE + 1):
+            # Every stage but the first halves height and width.
             stride = 2 if stage > 1 and number == 1 else 1
             blocks.append(ResidualBlock(f"stage{stage}.block{number}", inputs, channels, stride))
             inputs = channels
@@ -69,9 +70,12 @@ def _by_channel(by_group: Tensor) -> Tensor:
 def residual(params: Params, block: ResidualBlock, x: Tensor) -> Tensor:
     """Apply one block."""
     name = block.name
+    # Two convolutions, each with its normalization.
     y = F.conv2d(x, params[f"{name}.conv1.weight"], stride=block.stride, padding=1)
     y = F.relu(group_norm(params, f"{name}.norm1", y))
     y = group_norm(params, f"{name}.norm2", F.conv2d(y, params[f"{name}.conv2.weight"], padding=1))
+
+    # The input takes the new size before it is added.
     if block.projects:
         x = F.conv2d(x, params[f"{name}.shortcut.weight"], stride=block.stride)
         x = group_norm(params, f"{name}.shortcut_norm", x)
@@ -118,6 +122,7 @@ class ResNet18(LinearHeadModel):
             else:
                 fan_out = shape[0] * math.prod(shape[2:])
                 params[name] = normal(key.fold(name), shape) * math.sqrt(2 / fan_out)
+
         return {**params, **default_init(head, key)}
 
     def features(
@@ -126,7 +131,7 @@ class ResNet18(LinearHeadModel):
         """Return features (n, 512) and no buffers."""
         x = group_norm(params, "norm", F.conv2d(x, params["conv.weight"], stride=2, padding=3))
 
-        # the other order gives the same numbers at a higher cost
+        # ReLU before the pool gives the same numbers at a higher cost.
         x = F.relu(F.max_pool2d(x, 3, stride=2, padding=1))
         for block in BLOCKS:
             x = residual(params, block, x)

@@ -41,6 +41,7 @@ def owned_tensors(module: nn.Module) -> dict[str, Owned]:
         if is_batch_norm(layer):
             tensors.update(layer.named_buffers(recurse=False))
 
+        # Identity counts, not equality: two layers may share one tensor.
         prefix = f"{layer_name}." if layer_name else ""
         for name, tensor in tensors.items():
             if not any(tensor is other.tensor for other in owned.values()):
@@ -54,6 +55,7 @@ def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) 
     Raises:
         ConfigError: there is no such layer, or it cannot be a head.
     """
+    # Without a name, the last layer with the right number of outputs.
     linear = {
         inner: layer for inner, layer in module.named_modules() if isinstance(layer, nn.Linear)
     }
@@ -72,6 +74,7 @@ def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) 
         )
         raise refusal(name, reason, key="model.head")
 
+    # The head is trained and sent as one weight and one bias.
     parameters = dict(linear[head].named_parameters())
     parametrized = not set(parameters) <= {"weight", "bias"}
     frozen = not all(tensor.requires_grad for tensor in parameters.values())
@@ -90,6 +93,7 @@ def find_head(name: str, module: nn.Module, num_classes: int, head: str | None) 
 
 def body_skeleton(module: nn.Module, head: str) -> nn.Module:
     """Return a copy without the head, whose dropout and normalization depend on the call."""
+    # What replaces each layer; the head becomes the identity.
     root = copy.deepcopy(module)
     substitutes: dict[nn.Module, nn.Module] = {root.get_submodule(head): nn.Identity()}
     for name, layer in root.named_modules():

@@ -92,6 +92,7 @@ class KeyedDropout(nn.Module):
         if self.rate == 1:
             return x * 0
 
+        # One draw for a whole channel: (n, channels, 1, ...).
         shape = tuple(x.shape)
         if self.channels:
             shape = (*shape[:2], *(1 for _ in shape[2:]))
@@ -125,6 +126,7 @@ class WeightedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (n, channels, ...) by batch statistics, in evaluation by running ones."""
+        # Without running statistics, evaluation uses those of the batch, too.
         broadcast = (1, -1, *(1 for _ in x.shape[2:]))
         if self.training or self.running_mean is None or self.running_var is None:
             centered, var = self._center(x, broadcast)
@@ -141,6 +143,7 @@ class WeightedBatchNorm(nn.Module):
 
     def _center(self, x: Tensor, broadcast: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Return ``x`` minus the mean of the real rows, and their biased variance; track both."""
+        # Rows of weight 0 are padding: they are in no sum.
         real = _row_weights(x, current_call().weight) > 0
         mask = real.view(-1, *(1 for _ in x.shape[1:]))
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -163,11 +166,13 @@ class WeightedBatchNorm(nn.Module):
         old_var = before["running_var"]
         old_batches = before["num_batches_tracked"]
 
+        # Without momentum the statistics are the mean over all batches, as in PyTorch.
         batches = torch.where(count > 0, old_batches + 1, old_batches)
         rate = 1 / batches.clamp(min=1) if self.momentum is None else self.momentum
         new_mean = old_mean + rate * (mean - old_mean)
         new_var = old_var + rate * (squares / (count - 1).clamp(min=1) - old_var)
 
+        # A batch of padding changes nothing; one value has no variance.
         buffers[self.prefix + "running_mean"] = torch.where(count > 0, new_mean, old_mean)
         buffers[self.prefix + "running_var"] = torch.where(count > 1, new_var, old_var)
         buffers[self.prefix + "num_batches_tracked"] = batches

@@ -40,6 +40,7 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, channels, height / stride, width / stride), rounded up."""
+        # Before the convolutions, not after: the pre-activation form of the paper.
         active = F.relu(self.norm1(x))
         y = self.conv2(F.relu(self.norm2(self.conv1(active))))
         shortcut = x if self.shortcut is None else self.shortcut(active)
@@ -57,6 +58,7 @@ class WideResNet(nn.Module):
         inputs = STEM_CHANNELS
         for stage, channels in enumerate(STAGE_CHANNELS, start=1):
             for number in range(1, BLOCKS_PER_STAGE + 1):
+                # Every stage but the first halves height and width.
                 stride = 2 if stage > 1 and number == 1 else 1
                 self.blocks.add_module(
                     f"stage{stage}_block{number}", WideBlock(inputs, channels, stride, norm)

@@ -66,6 +66,7 @@ class GaussianModel:
             "head.weight": (num_classes, latent_dim),
             "head.bias": (num_classes,),
         }
+        # The head of the other model goes; everything else of it stays.
         body = {name: base.shapes[name] for name, group in base.groups.items() if group != "head"}
         both = [name for name in layers if name in body]
         if both:
@@ -76,6 +77,7 @@ class GaussianModel:
                 got=both[0],
             )
 
+        # The Gaussian layer belongs to the body: its outputs are the features.
         self.base = base
         self.latent_dim = latent_dim
         self.feature_dim = 2 * latent_dim
@@ -155,6 +157,7 @@ def sampled_losses(
         likelihood: ``expected_log`` is the mean of the samples' cross-entropies; ``log_expected``
             is the cross-entropy of the mean of their probabilities, which is no larger.
     """
+    # One set of logits for every draw of an example's features: (n, samples, classes).
     logits = task.model.head(head, z.mean[:, None] + z.std[:, None] * noise)
     log_probs = torch.log_softmax(logits, -1)  # (n, samples, classes)
     samples = noise.shape[1]
@@ -190,6 +193,7 @@ def train_sampled_head(
     The body stays frozen. The Gaussians are those of evaluation mode, computed once unless
     training augments images: then they differ by epoch.
     """
+    # Moved images have other features in every epoch.
     if is_moved(task.training, data.x):
         examples = data
         body = task.pick(model, *BODY)
@@ -197,6 +201,7 @@ def train_sampled_head(
         examples = cached_features(task, model, data, key=key)
         body = {}
 
+    # Only the head is trained; a frozen body, if any, is context.
     loss = partial(_sampled_head_loss, samples=samples, likelihood=likelihood)
     head = task.pick(model, "head")
     return train(

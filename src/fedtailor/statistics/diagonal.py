@@ -46,6 +46,7 @@ def kl(
     ``sum_j [log(std_p / std_q) + (std_q^2 + (mean_q - mean_p)^2) / (2 std_p^2) - 1/2]``. Only
     inside the logarithms, deviations are at least 1e-8.
     """
+    # Small deviations: the logarithm is bounded, the quotient is not.
     log_ratio = (
         std_p.clamp_min(_LEAST_IN_LOGARITHM).log() - std_q.clamp_min(_LEAST_IN_LOGARITHM).log()
     )
@@ -65,11 +66,13 @@ def class_products(
     Rows of weight 0 are ignored: they may hold any finite means, any deviations and any labels. A
     weight of 2 counts a Gaussian twice.
     """
+    # Which class every Gaussian belongs to, times its weight: (n, classes).
     row_weight = weight.double()
     present = (row_weight > 0)[:, None]
     is_class = labels[:, None] == torch.arange(num_classes, device=labels.device)
     member = is_class.double() * row_weight[:, None]
 
+    # A deviation of a padding row may be 0; its precision must stay finite.
     precision = torch.where(present, std.double(), 1.0) ** -2
     weighted_mean = mean.double() * precision
     return ClassProducts(member.mT @ precision, member.mT @ weighted_mean, member.sum(0))

@@ -58,12 +58,14 @@ def class_moments(
 
     Rows of weight 0 are ignored: they may hold any finite numbers, and any integers as labels.
     """
+    # Sums over the examples of each class as products of matrices.
     classes = torch.arange(num_classes, device=labels.device)
     member = (labels[:, None] == classes).double()  # (n, classes)
     weighted = member * weight.double()[:, None]
     counts = weighted.sum(0)
     means = (weighted.mT @ z.double()) / torch.where(counts > 0, counts, 1.0)[:, None]
 
+    # The label of a padding row may be any number; its weight of 0 removes the row.
     centered = z.double() - means[labels.clamp(0, num_classes - 1)]
     return ClassMoments(means, counts, centered.mT @ (centered * weight.double()[:, None]))
 
@@ -143,6 +145,7 @@ def lda_head(
 
     Reference: Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 4.3.
     """
+    # S^-1 means, by the eigenvectors of S.
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
     centers = means.double()
@@ -168,6 +171,7 @@ def mahalanobis(
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
+    # After whitening, distances are Euclidean.
     whiten = vectors * inverse.clamp_min(0.0).sqrt()
     distances = torch.cdist(
         z.double() @ whiten, means.double() @ whiten, compute_mode="donot_use_mm_for_euclid_dist"
@@ -207,10 +211,11 @@ def feature_fit(
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
+    # q, the squared distance of every example from its class.
     gaps = (z.double() - means.double()[labels.clamp(0, means.shape[0] - 1)]) @ vectors
     squares = (gaps**2 * inverse).sum(1)
 
-    # log det(2 pi S), over the directions that have variance
+    # log det(2 pi S); infinite where S is singular.
     log_precision = torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
     constant = matrix.shape[-1] * math.log(2 * math.pi) - log_precision
     row_weight = weight.double()
@@ -252,6 +257,7 @@ def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Floa
     d = matrix.shape[-1]
     identity = torch.eye(d, dtype=matrix.dtype, device=matrix.device)
     eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, identity))
+    # Relative to the largest one; what is smaller is rounding.
     magnitude = eigenvalues.abs()
     regular = magnitude > d * torch.finfo(torch.float64).eps * magnitude.max()
     inverse = torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0)
@@ -272,12 +278,13 @@ def nearest_pd(
     deviation = variance.clamp_min(0.0).sqrt().clamp_min(_SMALLEST_DEVIATION)
     scale = deviation[:, None] * deviation
 
-    # clipped correlations, whose diagonal is 1 again
+    # Clipped correlations, whose diagonal is 1 again.
     eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix / scale, identity))
     clipped = (vectors * eigenvalues.clamp_min(threshold)) @ vectors.mT
     spread = clipped.diagonal().sqrt()
     correlation = clipped / (spread[:, None] * spread)
 
+    # The variances are the original ones, to the bit.
     repaired = torch.where(identity > 0, variance, scale * correlation)
     return torch.where((eigenvalues < threshold).any(), repaired, matrix)
 

@@ -44,6 +44,7 @@ def divergence(mean: Params, deviation: Params, prior: HeadPrior) -> Tensor:
     for name, std in deviation.items():
         rho = prior.rho.expand(std.numel())
         parts.append(kl(mean[name].flatten(), std.flatten(), prior.mean[name].flatten(), rho))
+
     return torch.stack(parts).sum()
 
 
@@ -58,6 +59,7 @@ def divergence_between(q: HeadPosterior, p: HeadPosterior) -> Tensor:
     parts = []
     for name, raw in q.raw.items():
         scale = F.softplus(p.raw[name])
+        # sigma_q / sigma_p - 1 without the difference of two nearly equal numbers.
         u = torch.log1p(torch.sigmoid(p.raw[name]) * torch.expm1(raw - p.raw[name])) / scale
         m = (q.mean[name] - p.mean[name]) / scale
         parts.append((u + (u**2 + m**2) / 2 - torch.log1p(u)).sum())
@@ -117,13 +119,13 @@ def expected_loss(
     Means without a deviation (buffers) are taken as they are; each draw continues from the buffers
     of the one before.
     """
+    # All draws of all weights at once: (draws, D).
     uncertain = {name: model.mean[name] for name in model.raw}
     noise = normal(key.fold("weights"), (draws, head_size(uncertain)))
     drawn = draw_heads(uncertain, model.deviation(), noise)
 
     losses: list[Tensor] = []
     buffers: Params = {}
-
     for number in range(draws):
         weights = {name: leaf[number] for name, leaf in drawn.items()}
         fixed = {**model.mean, **buffers}
