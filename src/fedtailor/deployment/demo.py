@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
+from fedtailor.deployment.supervise import Supervisor
 from fedtailor.experiment.folder import refuse_existing
 
 SITES = ("clinic", "hospital", "practice")
@@ -46,8 +46,6 @@ host = "localhost"
 port = {port}
 deadline = 120
 """
-_STOP = 30.0
-"""Seconds that a process is given to stop."""
 
 
 def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -68,14 +66,15 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
     server = prepare(folder, rounds=rounds, port=free_port())
     say(f"a server and {len(SITES)} sites, each with its own data and key: {', '.join(SITES)}")
 
-    with contextlib.ExitStack() as stack:
+    # Every site prints to NAME.log.
+    command = [sys.executable, "-m", "fedtailor"]
+    with Supervisor(folder, os.environ) as sites:
         for name in SITES:
-            arguments = ["site", "start", str(folder / name)]
-            stack.enter_context(_command(arguments, folder / f"{name}.log"))
+            sites.start(name, [*command, "site", "start", str((folder / name).resolve())])
 
         say("the sites are starting; the server waits for them")
-        run = [sys.executable, "-m", "fedtailor", "serve", str(server)]
-        done = subprocess.run(run, check=False, stdout=subprocess.DEVNULL)
+        serve = [*command, "serve", str(server)]
+        done = subprocess.run(serve, check=False, stdout=subprocess.DEVNULL)
 
     if done.returncode in (6, 130):
         raise KeyboardInterrupt
@@ -119,25 +118,3 @@ def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
         parts[name] = (images, dataset.y[examples])
 
     return parts
-
-
-@contextlib.contextmanager
-def _command(arguments: list[str], log: Path) -> Iterator[None]:
-    """Run a command of fedtailor beside the block, and end it after the block."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedtailor", *arguments],
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-        )
-
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

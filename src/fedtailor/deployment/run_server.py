@@ -13,7 +13,6 @@ from fedtailor.core.folders import lives
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
-    OUTCOME_FILE,
     SERVING_FILE,
     FederationFolder,
     check_enough,
@@ -199,9 +198,7 @@ class _RoundLoop:
     def start(self) -> None:
         """Ask Flower to start it."""
         self._submission += 1
-        for name in (APP_FILE, OUTCOME_FILE):
-            discard(self.folder / name)
-
+        discard(self.folder / APP_FILE)
         serving = {
             "submission": self._submission,
             "run": self.run.name,
@@ -229,21 +226,23 @@ class _RoundLoop:
 
     def outcome(self) -> Mapping[str, Any] | None:
         """Return how it ended; None if it has not ended by itself."""
-        outcome = self._read(OUTCOME_FILE)
-        return outcome if outcome.get("submission") == self._submission else None
+        app = self._app()
+        return app if app is not None and ("result" in app or "error" in app) else None
 
     def has_died(self) -> bool:
         """Return whether it has ended without an outcome."""
-        app = self._read(APP_FILE)
-        if app.get("submission") == self._submission:
-            return not lives(app.get("process")) and self.outcome() is None
-        return time.monotonic() - self._started > _START
+        app = self._app()
+        if app is None:
+            return time.monotonic() - self._started > _START
+        return not lives(app.get("process")) and self.outcome() is None
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _app(self) -> dict[str, Any] | None:
+        """Return what the present process has written; None if it has not started yet."""
         try:
-            return read_object(self.folder / name, within=self.folder)
-        except DataError:  # it is not there yet
-            return {}
+            app = read_object(self.folder / APP_FILE, within=self.folder)
+        except DataError:
+            return None
+        return app if app.get("submission") == self._submission else None
 
 
 class _Watcher:

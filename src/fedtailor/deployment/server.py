@@ -23,7 +23,6 @@ from fedtailor.deployment.agreement import Agreement, Member, agree
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
-    OUTCOME_FILE,
     RUNS,
     SERVING_FILE,
     FederationFolder,
@@ -276,8 +275,10 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
     serving = read_object(folder / SERVING_FILE, within=folder)
     submission = serving["submission"]
     nodes: Mapping[str, str] = serving["nodes"]
-    app = {"submission": submission, "process": this_process()}
-    write_whole(folder / APP_FILE, to_json(app) + "\n")
+
+    def note(outcome: Mapping[str, Any]) -> None:
+        record = {"submission": submission, "process": this_process(), **outcome}
+        write_whole(folder / APP_FILE, to_json(record) + "\n")
 
     def connect(numbers: Mapping[str, int]) -> Transport:
         missing = sorted(set(numbers) - set(nodes))
@@ -287,15 +288,12 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
 
         return make_transport({number: int(nodes[name]) for name, number in numbers.items()})
 
-    def conclude(outcome: Mapping[str, Any]) -> None:
-        record = {"submission": submission, **outcome}
-        write_whole(folder / OUTCOME_FILE, to_json(record) + "\n")
-
-    # Without an outcome, this process counts as killed, and is started again.
+    # If it ends without an outcome, this process counts as killed, and is started again.
+    note({})
     try:
-        conclude({"result": serve_rounds(folder, folder / RUNS / str(serving["run"]), connect)})
+        note({"result": serve_rounds(folder, folder / RUNS / str(serving["run"]), connect)})
     except FedtailorError as error:
-        conclude({"error": error.as_record()})
+        note({"error": error.as_record()})
     except Exception as error:
-        conclude({"error": {"kind": "run", "message": f"unexpected {describe_error(error)}"}})
+        note({"error": {"kind": "run", "message": f"unexpected {describe_error(error)}"}})
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import stat
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from fedtailor import __version__
 from fedtailor.core.errors import FedtailorError, RunError
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.audit import broken_line
+from fedtailor.deployment.flower.processes import require_flower
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.options import SiteOptions, load_site
@@ -150,9 +150,7 @@ def _log(folder: Path) -> str:
 
 
 def _flower() -> str:
-    if not (Path(sys.executable).parent / "flower-supernode").is_file():
-        remedy = "pip install 'fedtailor[flower]'"
-        raise RunError(f"it is not installed beside {sys.executable}: {remedy}.")
+    require_flower()
     return "installed"
 
 

@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import ClientSplitter
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.moments import ColumnMoments, moments_of
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
-from fedtailor.serving.site_data import SiteData, load_site
+from fedtailor.serving.site_data import SiteData, load_one_site, load_site
 
 
 class PreparedData(NamedTuple):
@@ -53,15 +51,7 @@ def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Datas
         DataError: the data cannot be read, or are of several sites.
     """
     data = options_of(options, data, folder)
-    dataset = load_own(data.path, data)
-    count = len(dataset.domain_names)
-    if count > 1:
-        names = ", ".join(dataset.domain_names[:5])
-        what = f"{count} sites ({names})"
-        message = f"'{data.path}' holds {what}: give the folder or the table of one."
-        raise DataError(message, key="site.data", path=data.path, allowed=1, got=count)
-
-    return dataset
+    return load_one_site(data.path, data)
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:

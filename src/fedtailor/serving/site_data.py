@@ -60,16 +60,25 @@ def load_site(
         label_column=label_column,
         group=group,
     )
+    dataset = load_one_site(path, options)
+    stored = _stored(dataset, inputs, path)
+    labels = _labels(dataset, inputs, path)
+    return SiteData(stored, labels, dataset.num_official_train, dataset.name, dataset.groups)
+
+
+def load_one_site(path: str, options: DataOptions) -> Dataset:
+    """Read the labelled data of one site as they are.
+
+    Raises:
+        DataError: the data cannot be read, or are of several sites.
+    """
     dataset = load_own(os.path.expanduser(path), options)
     count = len(dataset.domain_names)
     if count > 1:
         what = f"{count} sites ({', '.join(dataset.domain_names[:5])})"
         message = f"'{path}' holds {what}: give the folder or the table of one."
         raise DataError(message, key="data", path=path, allowed=1, got=count)
-
-    stored = _stored(dataset, inputs, path)
-    labels = _labels(dataset, inputs, path)
-    return SiteData(stored, labels, dataset.num_official_train, dataset.name, dataset.groups)
+    return dataset
 
 
 def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarray:
