@@ -1,4 +1,4 @@
-"""The commands ``fedtailor deploy ...``: the server's folder, its sites, and the demo."""
+"""The commands ``fedtailor deploy ...`` and ``serve``: the server's folder, its sites, the demo."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import typer
 
 from fedtailor.cli.options import Debug, Json, Out, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.shell import print_json
+from fedtailor.cli.shell import Interrupted, print_json
 
 deploy_app = make_app()
 
 ServerFolder = Annotated[
     str, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the server.")
+]
+SiteName = Annotated[
+    str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
 ]
 
 
@@ -56,20 +59,18 @@ def init(
 
     made = init_server(Path(folder), host, port, Path(experiment) if experiment else None)
     certificate = made.path / KEYS / CERTIFICATE
+    server = f"{host}:{port}"
+
     if json:
-        print_json(
-            {"folder": str(made.path), "certificate": str(certificate), "server": f"{host}:{port}"}
-        )
+        print_json({"folder": str(made.path), "certificate": str(certificate), "server": server})
     else:
-        show_server(made.path, certificate, f"{host}:{port}")
+        show_server(made.path, certificate, server)
 
 
 @deploy_app.command("add", cls=Command)
 def add(
     folder: ServerFolder,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
-    ],
+    name: SiteName,
     key: Annotated[
         str,
         typer.Argument(
@@ -104,9 +105,7 @@ def add(
 @deploy_app.command("remove", cls=Command)
 def remove(
     folder: ServerFolder,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
-    ],
+    name: SiteName,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -194,3 +193,40 @@ def demo(
         print_json(result)
     else:
         show_sites_demo(folder, result)
+
+
+def serve(
+    folder: ServerFolder,
+    new: Annotated[
+        bool,
+        typer.Option(
+            "--new", metavar="", help="Begin another run; the last one must have finished."
+        ),
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train across the registered sites.
+
+    After Ctrl-C, the same command continues where it stopped.
+    """
+    import shlex
+
+    from fedtailor.cli.show.serve import ServeOutput, show_finished
+    from fedtailor.deployment.run_server import has_finished, run_server
+
+    messages = ServeOutput()
+    try:
+        result = run_server(Path(folder), messages, new=new)
+    except KeyboardInterrupt:
+        # Where the new run has not begun yet, the next command must ask for it again.
+        again = " --new" if new and has_finished(Path(folder)) else ""
+        message = f"stopped. To continue: fedtailor serve {shlex.quote(folder)}{again}"
+        raise Interrupted(message, path=folder) from None
+    finally:
+        messages.close()
+
+    if json:
+        print_json(result)
+    else:
+        show_finished(folder, result)

@@ -50,7 +50,7 @@ class _Commands(LazyGroup):
             "onboard:onboard",
             "Make the model of a site that never took part, from a run and the site's own data.",
         ),
-        "serve": LazyCommand("serve:serve", "Train across the registered sites."),
+        "serve": LazyCommand("deploy:serve", "Train across the registered sites."),
         "list": LazyCommand(
             "list:list_", "List the algorithms, data sets, models, partitions, engines or metrics."
         ),
