@@ -167,25 +167,23 @@ columns = st.one_of(
 @given(st.lists(columns, min_size=1, max_size=4, unique_by=lambda column: column.name))
 def test_every_plan_is_stored_exactly(chosen):
     plan = Columns(tuple(chosen))
-    assert Columns.from_json(plan.to_json()) == plan
+    assert Columns.from_record(json.loads(json.dumps(plan.to_record()))) == plan
 
 
 def changed(**changes):
-    record = json.loads(PLAN.to_json())
+    record = PLAN.to_record()
     record["columns"][1].update(changes)
-    return json.dumps(record)
+    return record
 
 
 @pytest.mark.parametrize(
-    "text",
+    "record",
     [
         "",
-        "[]",
-        "[" * 10_000,
-        "\ud800",
-        '{"format": "fedtailor columns 1", "columns": [], "unused": []}',
-        '{"format": "fedtailor columns 1", "columns": {}, "unused": []}',
-        '{"format": "other", "columns": [1], "unused": []}',
+        [],
+        {"format": "fedtailor columns 1", "columns": [], "unused": []},
+        {"format": "fedtailor columns 1", "columns": {}, "unused": []},
+        {"format": "other", "columns": [1], "unused": []},
         changed(name=""),
         changed(name=["x"]),
         changed(name="age"),
@@ -207,13 +205,13 @@ def changed(**changes):
         changed(kind="number", categories=[], fill=float("nan")),
         changed(kind="number", categories=[], fill=None),
         changed(more=1),
-        PLAN.to_json().replace('"unused": [', '"unused": [1, '),
-        PLAN.to_json().replace('"unused": [', '"unused": [[], '),
+        {**PLAN.to_record(), "unused": [1, "label"]},
+        {**PLAN.to_record(), "unused": [[], "label"]},
     ],
 )
-def test_a_hostile_plan_is_refused(text):
-    with pytest.raises(DataError, match="plan"):
-        Columns.from_json(text, "plan.json")
+def test_a_hostile_plan_is_refused(record):
+    with pytest.raises(DataError, match="must be"):
+        Columns.from_record(record)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ client too, so its features are those of sites that keep their rows to themselve
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,44 +34,41 @@ _MOST_CELLS = 2**40
 """Of a column at one site, so that sums over sites stay exact."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class ColumnSummary:
+    """What one site's training rows say of a column."""
+
+    name: str
+    count: int
+    """Cells with a value."""
+    empty: bool
+    """Whether a cell is empty."""
+    median: float = 0.0
+    """The median of the numbers, the mean of two where two are in the middle; 0 for text, and where
+    no cell has a value."""
+    categories: tuple[str, ...] | None = None
+    """The categories that occur, sorted; None if the column holds numbers."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the summary as an object for JSON, which keeps every bit."""
+        record: dict[str, Any] = {"name": self.name, "count": self.count, "empty": self.empty}
+        if self.categories is None:
+            return {**record, "kind": "number", "median": self.median}
+
+        return {**record, "kind": "category", "categories": list(self.categories)}
+
+
+@dataclass(frozen=True)
 class ColumnSummaries:
     """What one site's training rows say of every column of its table."""
 
-    names: tuple[str, ...]
-    """Of the columns."""
-    categories: Mapping[str, tuple[str, ...]]
-    """Columns of text: the categories that occur, sorted. All other columns hold numbers."""
-    counts: np.ndarray  # (columns,), int64
-    """Cells with a value."""
-    medians: np.ndarray  # (columns,), float64
-    """Columns of numbers: the median of the cells with a value, the mean of two where two are in
-    the middle. 0 for columns of text, and where no cell has a value."""
-    empty: np.ndarray  # (columns,), bool
-    """Whether a cell is empty."""
+    columns: tuple[ColumnSummary, ...]
     unused: tuple[str, ...] = ()
     """Other columns, see :class:`fedtailor.data.columns.Columns`."""
 
     def to_record(self) -> dict[str, Any]:
         """Return the summaries as an object for JSON, which keeps every bit."""
-        columns: list[dict[str, Any]] = []
-        facts = zip(
-            self.names,
-            self.counts.tolist(),
-            self.medians.tolist(),
-            self.empty.tolist(),
-            strict=True,
-        )
-
-        for name, count, median, empty in facts:
-            column: dict[str, Any] = {"name": name, "count": count, "empty": empty}
-            if name in self.categories:
-                column.update(kind="category", categories=list(self.categories[name]))
-            else:
-                column.update(kind="number", median=median)
-
-            columns.append(column)
-
+        columns = [column.to_record() for column in self.columns]
         return {"columns": columns, "unused": list(self.unused)}
 
     @classmethod
@@ -88,33 +84,22 @@ class ColumnSummaries:
         """
         what = "summaries of columns"
         require_object(record, {"columns", "unused"}, what, "an object with columns and unused")
-        columns = record["columns"]
         unused = record["unused"]
         what = "columns of summaries"
-        is_list = type(columns) is list and 0 < len(columns) <= MAX_COLUMNS
-        require(is_list, what, f"a list of 1 to {MAX_COLUMNS} columns", columns)
+        is_list = type(record["columns"]) is list and 0 < len(record["columns"]) <= MAX_COLUMNS
+        require(is_list, what, f"a list of 1 to {MAX_COLUMNS} columns", record["columns"])
         is_list = type(unused) is list and len(unused) <= MAX_COLUMNS
         are_texts = is_list and all(type(name) is str for name in unused)
         require(are_texts, f"unused {what}", f"a list of at most {MAX_COLUMNS} texts", unused)
-        for column in columns:
-            _check_column(column)
 
-        names = [column["name"] for column in columns]
-        every = [*names, *unused]
-        require(len(set(every)) == len(every), what, "columns with different names", every)
-        texts = [column for column in columns if column["kind"] == "category"]
-        return cls(
-            names=tuple(names),
-            categories={column["name"]: tuple(column["categories"]) for column in texts},
-            counts=np.array([column["count"] for column in columns], dtype=np.int64),
-            medians=np.array([column.get("median", 0.0) for column in columns], dtype=np.float64),
-            empty=np.array([column["empty"] for column in columns], dtype=bool),
-            unused=tuple(unused),
-        )
+        columns = tuple(_read_column(column) for column in record["columns"])
+        names = [*(column.name for column in columns), *unused]
+        require(len(set(names)) == len(names), what, "columns with different names", names)
+        return cls(columns, tuple(unused))
 
 
-def _check_column(column: Any) -> None:
-    """Check the record of one column.
+def _read_column(column: Any) -> ColumnSummary:
+    """Return the summary of one column.
 
     Raises:
         DataError: it is not one, or its values are impossible.
@@ -142,7 +127,7 @@ def _check_column(column: Any) -> None:
         median = column["median"]
         allowed = f"a number from {-largest:g} to {largest:g}"
         require(is_number_within(median, -largest, largest), f"median of {title}", allowed, median)
-        return
+        return ColumnSummary(name, count, empty, float(median))
 
     categories = column["categories"]
     what = f"categories of {title}"
@@ -152,6 +137,7 @@ def _check_column(column: Any) -> None:
     require(categories == sorted(set(categories)), what, allowed, categories)
     allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
     require(len(categories) <= min(MAX_CATEGORIES, count), what, allowed, len(categories))
+    return ColumnSummary(name, count, empty, categories=tuple(categories))
 
 
 class MergedColumns(NamedTuple):
@@ -179,16 +165,20 @@ def summarize(x: np.ndarray, raw: RawTable, rows: np.ndarray) -> ColumnSummaries
         part = slice(start, start + step)
         counts[part], medians[part] = _counts_and_medians(x[rows, part])
 
-    categories = {}
-    for place, (name, texts) in enumerate(raw.columns):
+    columns = []
+    facts = zip(raw.columns, counts.tolist(), medians.tolist(), strict=True)
+    for place, ((name, texts), count, median) in enumerate(facts):
         if texts:
             codes = x[rows, place]
             present = np.unique(codes[~np.isnan(codes)]).astype(np.int64)
-            categories[name] = tuple(sorted({texts[code] for code in present}))
-            medians[place] = 0.0
+            categories = tuple(sorted({texts[code] for code in present}))
+            column = ColumnSummary(name, count, count < len(rows), categories=categories)
+        else:
+            column = ColumnSummary(name, count, count < len(rows), median)
 
-    names = tuple(column.name for column in raw.columns)
-    return ColumnSummaries(names, categories, counts, medians, counts < len(rows), raw.unused)
+        columns.append(column)
+
+    return ColumnSummaries(tuple(columns), raw.unused)
 
 
 def _counts_and_medians(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,32 +211,32 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
             and text at another, or has too many categories; the message names the column and the
             sites.
     """
-    first = summaries[0]
-    for other, site in zip(summaries[1:], sites[1:], strict=True):
-        _check_names(first, other, sites[0], site)
+    # The columns of every site by name: their order may differ.
+    tables = [{column.name: column for column in summary.columns} for summary in summaries]
+    for table, site in zip(tables, sites, strict=True):
+        _check_names(tables[0], table, sites[0], site)
+        _check_names(table, tables[0], site, sites[0])
 
-    aligned = [_aligned(summary, first.names) for summary in summaries]
-    fills = _weighted_medians(aligned)
-    filled = np.any([summary.counts > 0 for summary in aligned], axis=0)
-    empty = np.any([summary.empty for summary in aligned], axis=0)
-    with_text = {name for summary in summaries for name in summary.categories}
     columns = []
     left_out = []
-
-    for place, name in enumerate(first.names):
-        if not filled[place]:
+    for name in tables[0]:
+        pairs = zip(sites, (table[name] for table in tables), strict=True)
+        filled = [(site, column) for site, column in pairs if column.count]
+        if not filled:
             left_out.append(name)
-        elif name in with_text and _is_text(name, place, aligned, sites):
+        elif _holds_text(name, filled):
             categories: set[str] = set()
-            for summary in aligned:
-                categories.update(summary.categories.get(name, ()))
+            for _, column in filled:
+                categories.update(column.categories or ())
 
-            if empty[place]:
+            if any(table[name].empty for table in tables):
                 categories.add(MISSING)
 
             columns.append(Column(name, "category", tuple(sorted(categories)), MISSING))
         else:
-            columns.append(Column(name, "number", fill=float(fills[place])))
+            columns.append(
+                Column(name, "number", fill=_weighted_median([column for _, column in filled]))
+            )
 
     if not columns:
         return MergedColumns(None, tuple(left_out))
@@ -255,94 +245,52 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
     return MergedColumns(Columns(tuple(columns), (*unused, *left_out)), tuple(left_out))
 
 
-def _check_names(
-    first: ColumnSummaries, other: ColumnSummaries, first_site: str, site: str
-) -> None:
-    """Check that two sites have the same columns, in any order.
+def _check_names(names: Iterable[str], others: Container[str], has: str, lacks: str) -> None:
+    """Check that a site has the columns of another one.
 
     Raises:
-        DataError: they do not.
+        DataError: it lacks one.
     """
-    if first.names == other.names:
-        return
-
-    for names, others, has, lacks in (
-        (first.names, set(other.names), first_site, site),
-        (other.names, set(first.names), site, first_site),
-    ):
-        absent = [name for name in names if name not in others]
-        if absent:
+    for name in names:
+        if name not in others:
             message = (
-                f"column {absent[0]!r} is in the table of site '{has}', but not in that of site "
+                f"column {name!r} is in the table of site '{has}', but not in that of site "
                 f"'{lacks}'."
             )
-            raise DataError(
-                message,
-                key=absent[0],
-                allowed="the same columns at all sites",
-                got=f"none at '{lacks}'",
-            )
+            allowed = "the same columns at all sites"
+            raise DataError(message, key=name, allowed=allowed, got=f"none at '{lacks}'")
 
 
-def _aligned(summaries: ColumnSummaries, names: tuple[str, ...]) -> ColumnSummaries:
-    """Return a site's summaries with its columns in another order."""
-    if summaries.names == names:
-        return summaries
-
-    places = {name: place for place, name in enumerate(summaries.names)}
-    order = np.array([places[name] for name in names])
-    return dataclasses.replace(
-        summaries,
-        names=names,
-        counts=summaries.counts[order],
-        medians=summaries.medians[order],
-        empty=summaries.empty[order],
-    )
-
-
-def _is_text(
-    name: str, place: int, summaries: Sequence[ColumnSummaries], sites: Sequence[str]
-) -> bool:
-    """Return whether a column holds text. A site where it has no value does not know what it holds.
+def _holds_text(name: str, columns: Sequence[tuple[str, ColumnSummary]]) -> bool:
+    """Return whether a column holds text at the sites where it has values.
 
     Raises:
         DataError: it holds numbers at one site and text at another.
     """
-    kinds: dict[bool, str] = {}
-    for summary, site in zip(summaries, sites, strict=True):
-        if summary.counts[place]:
-            kinds.setdefault(name in summary.categories, site)
-
-    if len(kinds) == 2:
+    numbers = [site for site, column in columns if column.categories is None]
+    texts = [site for site, column in columns if column.categories is not None]
+    if numbers and texts:
         message = (
-            f"column {name!r} holds numbers at site '{kinds[False]}' and text at site "
-            f"'{kinds[True]}'."
+            f"column {name!r} holds numbers at site '{numbers[0]}' and text at site '{texts[0]}'."
         )
-        raise DataError(
-            message, key=name, allowed="numbers or text, the same at all sites", got="both"
-        )
+        allowed = "numbers or text, the same at all sites"
+        raise DataError(message, key=name, allowed=allowed, got="both")
 
-    return True in kinds
+    return bool(texts)
 
 
-def _weighted_medians(summaries: Sequence[ColumnSummaries]) -> np.ndarray:
-    """Return the weighted median (columns,) of the sites' medians, float32.
+def _weighted_median(columns: Sequence[ColumnSummary]) -> float:
+    """Return the weighted median of the sites' medians, as a 32-bit float."""
+    half = sum(column.count for column in columns) / 2
+    passed = 0
+    middle = []
+    for column in sorted(columns, key=lambda column: column.median):
+        # Where half is passed exactly, this median and the next one are in the middle.
+        passed += column.count
+        if passed >= half:
+            middle.append(column.median)
 
-    It is any number where no cell has a value.
-    """
-    width = len(summaries[0].names)
-    result = np.zeros(width, dtype=np.float32)
-    step = max(_CHUNK // len(summaries), 1)
-    for start in range(0, width, step):
-        part = slice(start, start + step)
-        values = np.stack([summary.medians[part] for summary in summaries])
-        weights = np.stack([summary.counts[part] for summary in summaries])
-        order = np.argsort(values, axis=0, kind="stable")
-        values = np.take_along_axis(values, order, axis=0)
-        passed = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
-        half = passed[-1] / 2
-        lower = np.take_along_axis(values, (passed >= half).argmax(0)[None], axis=0)[0]
-        upper = np.take_along_axis(values, (passed > half).argmax(0)[None], axis=0)[0]
-        result[part] = (lower + upper) / 2
+        if passed > half:
+            break
 
-    return result
+    return float(np.float32((middle[0] + middle[-1]) / 2))

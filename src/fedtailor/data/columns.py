@@ -9,16 +9,13 @@ column.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import parse_json
 
 MISSING = "missing"
 """The category of an empty cell."""
@@ -30,7 +27,6 @@ MAX_COLUMNS = 1_000_000
 """Most columns of a plan."""
 
 _FORMAT = "fedtailor columns 1"
-_ENTRIES = ("name", "kind", "categories", "fill")
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """The largest 32-bit float."""
@@ -198,45 +194,35 @@ class Columns:
 
         return Encoded(x, missing, unseen)
 
-    def to_json(self) -> str:
-        """Return the plan as JSON; :meth:`from_json` reads it."""
+    def to_record(self) -> dict[str, Any]:
+        """Return the plan as an object for JSON; :meth:`from_record` reads it."""
         columns = []
         for column in self.columns:
-            columns.append({name: getattr(column, name) for name in _ENTRIES})
+            columns.append({**asdict(column), "categories": list(column.categories)})
 
-        return json.dumps({"format": _FORMAT, "columns": columns, "unused": self.unused})
+        return {"format": _FORMAT, "columns": columns, "unused": list(self.unused)}
 
     @classmethod
-    def from_json(cls, text: str, path: str = "columns") -> Columns:
-        """Return the plan that :meth:`to_json` wrote.
+    def from_record(cls, record: Any) -> Columns:
+        """Return the plan that :meth:`to_record` wrote.
 
         Args:
-            text: JSON, which may come from anyone.
-            path: where it is from, for messages.
+            record: from anyone.
 
         Raises:
             DataError: it is not such a plan.
         """
-        record = parse_json(text.encode("utf-8", "surrogatepass"), Path(path))
-        try:
-            return cls._from_record(record)
-        except DataError as error:
-            message = f"'{path}': {error.message}"
-            raise DataError(message, path=path, allowed=error.allowed, got=error.got) from error
-
-    @classmethod
-    def _from_record(cls, record: Any) -> Columns:
         what = "the plan of columns"
         allowed = f"an object with columns, format and unused, of '{_FORMAT}'"
         require_object(record, {"format", "columns", "unused"}, what, allowed)
         require(record["format"] == _FORMAT, what, allowed, record)
-        lists = type(record["columns"]) is list and type(record["unused"]) is list
-        require(lists, "columns and unused", "lists", record)
+        are_lists = type(record["columns"]) is list and type(record["unused"]) is list
+        require(are_lists, "columns and unused", "lists", record)
 
         columns = []
         for column in record["columns"]:
             allowed = "an object with name, kind, categories and fill"
-            require_object(column, set(_ENTRIES), "a column", allowed)
+            require_object(column, {"name", "kind", "categories", "fill"}, "a column", allowed)
             categories = column["categories"]
             require(type(categories) is list, "categories", "a list", categories)
             columns.append(Column(**{**column, "categories": tuple(categories)}))
@@ -307,7 +293,7 @@ def require_object(value: Any, entries: set[str], what: str, allowed: str) -> No
     require(type(value) is dict and set(value) == entries, what, allowed, value)
 
 
-def require(is_allowed: bool, what: str, allowed: str, got: object, key: str = "columns") -> None:
+def require(is_allowed: bool, what: str, allowed: str, got: object) -> None:
     """Check something in a record or in the cells of a table.
 
     Args:
@@ -315,7 +301,6 @@ def require(is_allowed: bool, what: str, allowed: str, got: object, key: str = "
         what: what it is, as the beginning of a sentence.
         allowed: what it must be.
         got: what it is.
-        key: names what the record is of.
 
     Raises:
         DataError: it is not allowed.
@@ -328,4 +313,4 @@ def require(is_allowed: bool, what: str, allowed: str, got: object, key: str = "
         text = f"{text[:79]}…"
 
     message = f"{what} must be {allowed}, got {text}."
-    raise DataError(message, key=key, allowed=allowed, got=text)
+    raise DataError(message, allowed=allowed, got=text)

@@ -11,10 +11,8 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.own.names import joined, listed
 from fedtailor.data.split import ClientPositions
-
-_SHOWN = 5
-"""Columns that a note names; more are counted."""
 
 
 def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[Dataset, list[str]]:
@@ -53,11 +51,10 @@ def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[
     encoded = columns.encode(_cells_of(dataset))
     notes = []
     if left_out:
-        names = _listed([repr(name) for name in left_out])
-        notes.append(f"Left out, because no training example has a value: {names}.")
+        notes.append(f"Left out, because no training example has a value: {listed(left_out)}.")
 
     if encoded.unseen:
-        counts = _listed([f"{name!r} {count}" for name, count in encoded.unseen.items()])
+        counts = joined(f"{name!r} {count}" for name, count in encoded.unseen.items())
         notes.append(
             f"Cells with a category that no training example has, by column: {counts}. All their "
             "features are 0."
@@ -83,12 +80,11 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
     missing = [name for name in columns.names if name not in present]
     extra = [name for name in present if name not in expected]
     if missing or extra:
-        names = _listed(missing or extra)
         what = "lacks columns that the data in training had"
         if not missing:
             what = "has columns that the data in training did not have"
 
-        message = f"table '{dataset.name}' {what}: {names}."
+        message = f"table '{dataset.name}' {what}: {joined(missing or extra)}."
         raise DataError(message, key="data", allowed=list(columns.names), got=present)
 
     return columns.encode(_cells_of(dataset)).x
@@ -107,12 +103,6 @@ def _cells_of(dataset: Dataset) -> dict[str, np.ndarray | Texts]:
             cells[column.name] = values
 
     return cells
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """Return the first parts with commas between them, and the number of the others."""
-    text = ", ".join(parts[:_SHOWN])
-    return f"{text} and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else text
 
 
 def _refuse(dataset: Dataset, why: str) -> DataError:

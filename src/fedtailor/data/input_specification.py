@@ -7,7 +7,6 @@ model can be used where the training data are not.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +87,7 @@ class InputSpecification:
             "dataset": self.dataset,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
-            "columns": None if self.columns is None else json.loads(self.columns.to_json()),
+            "columns": None if self.columns is None else self.columns.to_record(),
         }
 
 
@@ -168,6 +167,7 @@ def specification_of(
         ValueError: something in it is not as it must be. Other exceptions of wrong types are
             possible.
     """
+    columns = record["columns"]
     inputs = InputSpecification(
         kind=_one_of(record["kind"], get_args(Kind)),
         shape=tuple(_whole(size, 2**31) for size in record["shape"]),
@@ -180,9 +180,7 @@ def specification_of(
         image_size=_whole(record["image_size"], 1024, least=0),
         color=_one_of(record["color"], get_args(Color)),
         dataset=_text(record["dataset"]),
-        columns=None
-        if record["columns"] is None
-        else Columns.from_json(json.dumps(record["columns"])),
+        columns=None if columns is None else Columns.from_record(columns),
     )
 
     _check_shapes(inputs)

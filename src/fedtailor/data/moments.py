@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.data.columns import LARGEST_NUMBER, is_number_within, require
+from fedtailor.data.columns import LARGEST_NUMBER, is_number_within, require, require_object
 from fedtailor.data.dataset import Normalization
 
 LEAST_ROWS = 10
@@ -56,12 +56,11 @@ class ColumnMoments:
         Raises:
             DataError: it is no such record, or holds impossible numbers.
         """
-        entries = {"count", "mean", "squares"}
-        is_record = type(record) is dict and set(record) == entries
-        _require(is_record, "moments", "an object with count, mean and squares", record)
+        allowed = "an object with count, mean and squares"
+        require_object(record, {"count", "mean", "squares"}, "moments", allowed)
         count = record["count"]
         is_count = type(count) is int and 0 <= count <= _MOST_VALUES
-        _require(is_count, "count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
+        require(is_count, "count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
 
         largest = LARGEST_NUMBER if count else 0.0
         mean = _numbers("mean", record["mean"], width, -largest, largest)
@@ -114,7 +113,7 @@ def merge_moments(parts: Sequence[ColumnMoments]) -> ColumnMoments:
     for part in parts[1:]:
         width = len(merged.mean)
         fits = len(part.mean) == width
-        _require(fits, "moments", f"of {width} features, as those before", len(part.mean))
+        require(fits, "moments", f"of {width} features, as those before", len(part.mean))
         merged = _merged(merged, part)
 
     return merged
@@ -157,12 +156,8 @@ def _numbers(what: str, values: Any, width: int, low: float, high: float) -> np.
     """
     what = f"{what} of moments"
     allowed = f"{width} numbers from {low:g} to {high:g}"
-    _require(type(values) is list and len(values) == width, what, allowed, values)
+    require(type(values) is list and len(values) == width, what, allowed, values)
     for value in values:
-        _require(is_number_within(value, low, high), what, allowed, value)
+        require(is_number_within(value, low, high), what, allowed, value)
 
     return np.array(values, dtype=np.float64)
-
-
-def _require(is_allowed: bool, what: str, allowed: str, got: object) -> None:
-    require(is_allowed, what, allowed, got, key="moments")

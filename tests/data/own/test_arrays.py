@@ -108,7 +108,7 @@ def test_duplicates_are_one_warning_per_kind(tmp_path, monkeypatch):
     assert "1 found: 'b/train:1' as 'a/train:6'." in messages["duplicate_other_class"]
     assert "1 found: 'b/train:2' as 'a/train:1'." in messages["duplicate_across_sites"]
     assert "4 found: 'a/train:2' as 'a/train:0'" in messages["duplicate_in_site"]
-    monkeypatch.setattr("fedtailor.data.own.duplicates.MAX_ROWS", 3)
+    monkeypatch.setattr("fedtailor.data.own.examples.MAX_ROWS", 3)
     _, findings = read(tmp_path)
     assert findings.problems == [] and len(findings.notes) == 1
 

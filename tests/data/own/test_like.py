@@ -160,7 +160,7 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
                 [["v", "sex", "mixed", "flag", "patient", "label"], *tables[site]]
             )
     divided = build(DataOptions(path=str(folder), group="patient"), run_seed=0)
-    plan = Columns.from_json(divided.dataset.columns.to_json())
+    plan = Columns.from_record(divided.dataset.columns.to_record())
     again = [read_table_like(folder / f"{site}.csv", plan) for site in "abc"]
     np.testing.assert_array_equal(np.concatenate([each.x for each in again]), divided.dataset.x)
     assert all(one.severity == "warning" for each in again for one in each.problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +26,7 @@ MEANINGS = {
 """The relations between two examples with the same content, the most serious first, and what they
 mean."""
 
-_KINDS = tuple(MEANINGS)
-
-MAX_ROWS = 2_000_000
-"""Most rows of arrays and tables among which duplicates are searched for."""
-
-_SHOWN = 3
-"""Most examples named in a message; all are counted."""
+DUPLICATE_KINDS = tuple(MEANINGS)
 
 
 class Occurrence(NamedTuple):
@@ -106,7 +100,7 @@ def report_duplicate_files(
     for row, same, number in zip(*duplicates, strict=True):
         other = where[row]
         first = where[same]
-        kind = _KINDS[number]
+        kind = DUPLICATE_KINDS[number]
         message = f"The same content as {show(first.path)}, {MEANINGS[kind]}"
         if first.label != other.label:
             message += f": {show(first.label)} there, {show(other.label)} here"
@@ -120,48 +114,7 @@ def _number_values(values: Iterable[Hashable]) -> np.ndarray:
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
 
 
-def report_duplicate_rows(
-    x: np.ndarray,
-    y: np.ndarray,
-    sites: np.ndarray,
-    is_test: np.ndarray,
-    name_of: Callable[[int], str],
-    findings: Findings,
-) -> None:
-    """Add a warning for every kind of duplicates, with their number and the first.
-
-    Args:
-        x: the examples (rows, ...).
-        y: (rows,), their classes.
-        sites: (rows,), the number of the site of each.
-        is_test: (rows,), whether each is for testing.
-        name_of: returns the name of a row in messages.
-        findings: the problems are added to it.
-    """
-    if len(x) > MAX_ROWS:
-        message = f"Duplicates were not searched for: there are more than {MAX_ROWS} rows."
-        findings.note(message)
-        return
-
-    duplicates = find_duplicates(_digests(x), sites, is_test, y)
-    for number in np.unique(duplicates.kinds):
-        alike = np.flatnonzero(duplicates.kinds == number)
-        pairs = []
-        for row in alike[:_SHOWN]:
-            other = show(name_of(int(duplicates.rows[row])))
-            pairs.append(f"{other} as {show(name_of(int(duplicates.firsts[row])))}")
-
-        more = f" and {len(alike) - _SHOWN} more" if len(alike) > _SHOWN else ""
-        kind = _KINDS[number]
-        message = f"The same content as another example, {MEANINGS[kind]}. "
-        message += f"{len(alike)} found: {', '.join(pairs)}{more}."
-        if x.ndim == 2:
-            message += " Rows with few distinct values can be equal by chance."
-
-        findings.add(kind, message)
-
-
-def _digests(x: np.ndarray) -> np.ndarray:
+def digest_rows(x: np.ndarray) -> np.ndarray:
     """Return a digest of every example (rows,), uint64.
 
     With 64 bits, two different examples have the same digest in one of tens of millions of data

@@ -11,12 +11,19 @@ import numpy as np
 
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.own.duplicates import report_duplicate_rows
+from fedtailor.data.own.duplicates import DUPLICATE_KINDS, MEANINGS, digest_rows, find_duplicates
 from fedtailor.data.own.findings import Findings, Site
-from fedtailor.data.own.names import counted, safe_name
+from fedtailor.data.own.names import counted, safe_name, show
 
 AS_THEY_ARE = Normalization(mean=(0.0,), std=(1.0,))
 """No normalization: values are used as they are stored."""
+
+
+MAX_ROWS = 2_000_000
+"""Most rows of arrays and tables among which duplicates are searched for."""
+
+_FEW = 3
+"""Most duplicates named in a message; all are counted."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,14 @@ class Examples:
 
     def count_sites(self, names: Sequence[str], class_names: Sequence[str]) -> list[Site]:
         """Return the number of examples of every site by class, without those that it lacks."""
-        return count_sites(names, class_names, self.y, self.site, self.is_test)
+        sites = [Site(safe_name(name)) for name in names]
+        keys = np.stack([self.is_test, self.site, self.y])
+        cells, counts = np.unique(keys, axis=1, return_counts=True)
+        for (is_test, number, label), count in zip(cells.T, counts.tolist(), strict=True):
+            part = sites[number].test if is_test else sites[number].train
+            part[safe_name(class_names[label])] = count
+
+        return sites
 
     def take(self, x: np.ndarray, rows: np.ndarray) -> Examples:
         """Return some rows, whose examples are ``x``."""
@@ -39,8 +53,34 @@ class Examples:
         return Examples(x, self.y[rows], self.site[rows], self.is_test[rows], group)
 
     def report_duplicates(self, name_of: Callable[[int], str], findings: Findings) -> None:
-        """Add a warning for every kind of duplicates."""
-        report_duplicate_rows(self.x, self.y, self.site, self.is_test, name_of, findings)
+        """Add a warning for every kind of duplicates, with their number and the first.
+
+        Args:
+            name_of: returns the name of a row in messages.
+            findings: the problems are added to it.
+        """
+        if len(self.x) > MAX_ROWS:
+            findings.note(f"Duplicates were not searched for: there are more than {MAX_ROWS} rows.")
+            return
+
+        duplicates = find_duplicates(digest_rows(self.x), self.site, self.is_test, self.y)
+        for number in np.unique(duplicates.kinds):
+            alike = np.flatnonzero(duplicates.kinds == number)
+            pairs = []
+            for row in alike[:_FEW]:
+                other = show(name_of(int(duplicates.rows[row])))
+                pairs.append(f"{other} as {show(name_of(int(duplicates.firsts[row])))}")
+
+            kind = DUPLICATE_KINDS[number]
+            message = (
+                f"The same content as another example, {MEANINGS[kind]}. {len(alike)} found: "
+                f"{', '.join(pairs)}"
+            )
+            message += f" and {len(alike) - _FEW} more." if len(alike) > _FEW else "."
+            if self.x.ndim == 2:
+                message += " Rows with few distinct values can be equal by chance."
+
+            findings.add(kind, message)
 
     def to_dataset(
         self,
@@ -100,23 +140,6 @@ class Examples:
         )
 
         return dataset if check_groups(dataset, findings) else None
-
-
-def count_sites(
-    names: Sequence[str],
-    class_names: Sequence[str],
-    y: np.ndarray,
-    site: np.ndarray,
-    is_test: np.ndarray,
-) -> list[Site]:
-    """Return the number of examples of every site by class; see :class:`Examples`."""
-    sites = [Site(safe_name(name)) for name in names]
-    cells, counts = np.unique(np.stack([is_test, site, y]), axis=1, return_counts=True)
-    for (for_testing, number, label), count in zip(cells.T, counts, strict=True):
-        part = sites[number].test if for_testing else sites[number].train
-        part[safe_name(class_names[label])] = int(count)
-
-    return sites
 
 
 def check_groups(dataset: Dataset, findings: Findings) -> bool:

@@ -12,8 +12,7 @@ from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import Part, SiteArrays, combine_arrays, refuse_groups, warn_if_dark
-from fedtailor.data.own.duplicates import report_duplicate_rows
-from fedtailor.data.own.examples import check_groups, count_sites
+from fedtailor.data.own.examples import Examples, check_groups
 from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings
 from fedtailor.data.own.names import safe_name, show
 
@@ -74,18 +73,19 @@ def _call(name: str) -> Any:
 
 def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
     """Add the numbers of examples of a data set that is used as it is, and warnings."""
-    count = len(dataset.y)
     class_names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
-    sites = np.zeros(count, dtype=np.int64) if dataset.domains is None else dataset.domains
-    is_test = np.arange(count) >= dataset.num_official_train
-    names = dataset.domain_names or ("",)
-    findings.sites.extend(count_sites(names, class_names, dataset.y, sites, is_test))
+    rows = np.arange(len(dataset.y))
+    examples = Examples(
+        x=dataset.x,
+        y=dataset.y,
+        site=np.zeros_like(rows) if dataset.domains is None else dataset.domains,
+        is_test=rows >= dataset.num_official_train,
+    )
+    findings.sites.extend(examples.count_sites(dataset.domain_names or ("",), class_names))
     for note in dataset.notes:
         findings.note(note)
 
-    report_duplicate_rows(
-        dataset.x, dataset.y, sites, is_test, lambda row: f"{name}:{row}", findings
-    )
+    examples.report_duplicates(lambda row: f"{name}:{row}", findings)
     has_usual_scale = dataset.white in (255, 65535) and dataset.normalize == Normalization()
     if dataset.x.ndim == 4 and has_usual_scale:
         warn_if_dark(float(dataset.x.max()), dataset.white, findings)
