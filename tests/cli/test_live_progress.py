@@ -16,10 +16,9 @@ from rich.console import Console
 from fedtailor.cli.main import main
 from fedtailor.cli.show import progress as progress_module
 from fedtailor.cli.show.progress import (
+    CountLine,
     LiveProgress,
     PlainProgress,
-    Preparation,
-    TimeLeft,
     make_progress,
 )
 from fedtailor.core.errors import FedtailorError
@@ -77,36 +76,13 @@ def test_the_line_follows_every_round_and_keeps_the_latest_accuracy(live, capsys
     progress.end()
 
 
-def test_the_time_left_follows_the_latest_rounds(clock):
-    left = TimeLeft()
-    left.begin()
-    for number in range(1, 31):
+def test_the_time_left_follows_the_latest_rounds(clock, capsys):
+    progress = PlainProgress()
+    progress.begin("run", 100)
+    for number in range(1, 51):
         clock[0] += 60 if number < 10 else 2
-        left.add(record_of(number))
-    assert left.of_rounds(50) == 100
-
-
-def test_evaluations_are_counted_apart(clock):
-    left = TimeLeft()
-    left.begin()
-    for number in range(1, 31):
-        is_evaluated = number % 10 == 0
-        clock[0] += 1 + 100 * is_evaluated
-        left.add(
-            record_of(
-                number,
-                *[evaluation("global", 0.5, 0.5)] * is_evaluated,
-                seconds=100.0 * is_evaluated,
-            )
-        )
-        if number == 9:
-            assert left.of_rounds(10) == pytest.approx(10)
-        if number >= 10 and number % 10 == 0:
-            assert left.of_rounds(10) == pytest.approx(110), (
-                "a round with an evaluation does not count ten times"
-            )
-        if number == 29:
-            assert left.of_rounds(29) == pytest.approx(29 + 29 * 100 * 2 / 29)
+        progress.round(record_of(number))
+    assert progress.describe(50) == "run: round 50/100, 1 min 40 s left"
 
 
 def test_the_time_left_of_several_runs_includes_those_after_this_one(clock, capsys):
@@ -134,7 +110,7 @@ def test_images_are_counted_in_few_lines(clock, capsys):
 
 
 def test_little_work_is_not_worth_a_line(clock, capsys):
-    with Preparation() as count:
+    with CountLine() as count:
         for done in range(1, 501):
             count("reading pictures", done, 500)
     assert capsys.readouterr().err == ""
@@ -143,13 +119,12 @@ def test_little_work_is_not_worth_a_line(clock, capsys):
 def test_the_line_that_counts_images_goes_when_something_fails(monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    with pytest.raises(ValueError), Preparation() as count:
+    with pytest.raises(ValueError), CountLine() as count:
         count("reading pictures", 1, 500)
         started = count._live
         assert started.is_started
         raise ValueError
     assert not started.is_started
-    assert progress_module.Preparation()._live is None and progress_module.Pace().is_due(1, 1)
 
 
 @pytest.mark.slow

@@ -163,12 +163,12 @@ def check_(
     The exit code is 4 if the data cannot be used.
     """
     from fedtailor.cli.show.data import show_check
-    from fedtailor.cli.show.progress import Preparation
+    from fedtailor.cli.show.progress import CountLine
     from fedtailor.data.describe import describe_findings
     from fedtailor.data.own.read import read_own
 
     options = _options({"data.path": path}, read_assignments(set_))
-    with Preparation() as preparation:
+    with CountLine() as preparation:
         own = read_own(path, options, preparation)
 
     record = describe_findings(path, own)
@@ -199,7 +199,7 @@ def partition(
 ) -> None:
     """Divide data among clients, and show what each of them has; --out writes the split."""
     from fedtailor.cli.show.data import show_partition
-    from fedtailor.cli.show.progress import Preparation
+    from fedtailor.cli.show.progress import CountLine
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
@@ -216,7 +216,7 @@ def partition(
     _check_is_new(out)
     values = _values(named, seed)
     options = _options(values, read_assignments(set_))
-    with Preparation() as preparation:
+    with CountLine() as preparation:
         division = divide(options, run_seed=0, report=preparation)
 
     split = split_record(division, _conditions(division, options))
@@ -362,12 +362,12 @@ def _draw(kind: str, options: DataOptions) -> Figure:
 
     import numpy as np
 
-    from fedtailor.cli.show.progress import Preparation
+    from fedtailor.cli.show.progress import CountLine
     from fedtailor.data import data_folder
     from fedtailor.data.division import divide
     from fedtailor.report import data_plots
 
-    with Preparation() as preparation:
+    with CountLine() as preparation:
         division = divide(options, run_seed=0, report=preparation)
 
     dataset = division.dataset

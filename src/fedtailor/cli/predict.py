@@ -47,7 +47,7 @@ def predict(
 ) -> None:
     """Predict with a client's personal model: class and probability for each input, as CSV."""
     from fedtailor.cli.show.console import say
-    from fedtailor.cli.show.progress import Pace
+    from fedtailor.cli.show.progress import CountLine
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.experiment.reader import refuse_inside_run
     from fedtailor.serving.predict import predictions, to_csv, to_record
@@ -62,13 +62,11 @@ def predict(
 
     model = load(run).model(client, seed=seed)
     sources = Sources(paths, model.inputs)
-    pace = Pace()
+    rows = []
+    with CountLine() as line:
+        for named in sources.batches(lambda count: line("predicting files", count, sources.count)):
+            rows += predictions(model, named)
 
-    def show_pace(count: int) -> None:
-        if pace.is_due(count, sources.count) and count < sources.count:
-            say(f"predicted {count:,} of {sources.count:,} files")
-
-    rows = [row for named in sources.batches(show_pace) for row in predictions(model, named)]
     if not rows and sources.unreadable:
         count = len(sources.unreadable)
         first = sources.unreadable[0].reason

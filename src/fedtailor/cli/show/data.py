@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
-from fedtailor.cli.show.console import printable, say, shortened, table
-from fedtailor.cli.show.progress import Pace
+from fedtailor.cli.show.console import say, shortened, table
+from fedtailor.cli.show.progress import CountLine
 
 _MOST_ROWS = 50
 _MOST_CLASSES = 3
@@ -189,41 +185,16 @@ def show_cleared(record: Mapping[str, Any]) -> None:
         say(f"The cache in {record['cache_folder']} is empty already.")
 
 
-class FetchLine:
-    """The progress of downloads: a line that changes on a terminal, lines elsewhere."""
+class FetchLine(CountLine):
+    """The progress of downloads."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
-        self._live: Live | None = None
-        if console.is_terminal:
-            self._live = Live(console=console, refresh_per_second=8, transient=True)
+    says_the_start = True
 
-        self._what = ""
-        self._pace = Pace()
-
-    def __enter__(self) -> FetchLine:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show how much of a file there is."""
+    def describe(self, what: str, done: int, total: int) -> str:
+        """Return how much of a file there is."""
         if what.startswith("unpacking "):
-            text = f"{what}: {done:,} files"
-        elif total:
-            text = f"{what}: {size(done)} of {size(total)}, {100 * done / total:.0f} %"
-        else:
-            text = f"{what}: {size(done)}"
+            return f"{what}: {done:,} files"
+        if not total:
+            return f"{what}: {size(done)}"
 
-        if self._live is not None:
-            self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"))
-        elif what != self._what:
-            self._what = what
-            self._pace = Pace()
-            say(text)
-        elif self._pace.is_due(done, total):
-            say(text)
+        return f"{what}: {size(done)} of {size(total)}, {100 * done / total:.0f} %"

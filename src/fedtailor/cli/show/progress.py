@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,72 +17,63 @@ from fedtailor.cli.show.console import duration, percent, printable, say
 _SECONDS_BETWEEN = 5.0
 _SHORT = 1.0
 """Seconds of work about which nothing is said where lines stay."""
+_REDRAWN = 4
+"""Times a second that a terminal is redrawn."""
+_MOST_LINES = 10
+_MOST_NOTES = 8
+_LATEST = 20
+"""How many of the latest rounds decide the time that is left."""
 
 
-class Pace:
-    """Says when a line is due: at the end, and at most every few seconds and every tenth."""
+class CountLine:
+    """How much of some work is done: a line that changes on a terminal, some lines elsewhere.
 
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-        self._tenths = 0
+    Elsewhere there is a line at most every few seconds and every tenth, and none about short work.
+    """
 
-    def is_due(self, done: int, total: int) -> bool:
-        """Return whether to print a line now.
-
-        Args:
-            done: how much is done.
-            total: of how much; 0: it is not known.
-        """
-        now = time.monotonic()
-        tenths = 10 * done // total if total else 0
-        is_done = total > 0 and done == total
-        is_further = tenths > self._tenths or not total
-        if not is_done and not (is_further and now - self._said > _SECONDS_BETWEEN):
-            return False
-
-        self._said = now
-        self._tenths = tenths
-        return True
-
-
-class Preparation:
-    """Counts images: a line that changes on a terminal, a line every few seconds elsewhere."""
+    says_the_start = False
+    """Whether there is a line as soon as work begins."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
-        self._console = console if console.is_terminal and not console.is_dumb_terminal else None
         self._live: Live | None = None
         self._what = ""
-        self._start = 0.0
-        self._pace = Pace()
+        self._started = 0.0
+        self._last_line = 0.0
+        self._tenths = 0
 
-    def __enter__(self) -> Preparation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show for how many images of ``total`` something is done, such as ``reading pictures``."""
-        if what != self._what:
+        """Show how much of ``total`` is done of something, such as ``reading pictures``.
+
+        The total is 0 if it is not known.
+        """
+        now = time.monotonic()
+        is_new = what != self._what
+        if is_new:
             self._what = what
-            self._start = time.monotonic()
-            self._pace = Pace()
+            self._started = self._last_line = now
+            self._tenths = 0
 
-        text = f"{what}: {done:,} of {total:,}"
-        if self._console is None:
-            is_short = done == total and time.monotonic() - self._start < _SHORT
-            if self._pace.is_due(done, total) and not is_short:
+        text = printable(self.describe(what, done, total))
+        is_done = 0 < total == done
+        if _can_redraw():
+            self._redraw(text)
+            if is_done:
+                self.close()
+        elif is_done:
+            if now - self._started >= _SHORT:
                 say(text)
-            return
+        elif (is_new and self.says_the_start) or self._is_due(now, done, total):
+            say(text)
 
-        if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-            self._live.start()
-
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
-        if done == total:
-            self.close()
+    def describe(self, what: str, done: int, total: int) -> str:
+        """Return the line."""
+        return f"{what}: {done:,} of {total:,}"
 
     def close(self) -> None:
         """Remove the line that changes."""
@@ -91,58 +82,22 @@ class Preparation:
             self._live.stop()
             self._live = None
 
+    def _redraw(self, text: str) -> None:
+        if self._live is None:
+            console = Console(stderr=True, highlight=False)
+            self._live = Live(console=console, refresh_per_second=_REDRAWN, transient=True)
+            self._live.start()
 
-_MOST_LINES = 10
-_MOST_NOTES = 8
-_REDRAWN = 4
-"""Times a second that a terminal is redrawn."""
-_LATEST = 10
-"""How many of the latest rounds and evaluations decide the time that is left."""
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
 
+    def _is_due(self, now: float, done: int, total: int) -> bool:
+        tenths = 10 * done // total if total else self._tenths + 1
+        if tenths == self._tenths or now - self._last_line <= _SECONDS_BETWEEN:
+            return False
 
-class TimeLeft:
-    """How long a run, and the runs after it, will still take, by the latest rounds.
-
-    Evaluations are counted apart, because only some rounds have one: the median of the latest of
-    each kind, times how often it comes. A kind is which models are tested. The following runs count
-    as if they were like the latest rounds.
-    """
-
-    def __init__(self) -> None:
-        self._rounds: deque[float] = deque(maxlen=_LATEST)
-        self._evaluations: dict[tuple[str, ...], deque[float]] = {}
-        self._times: Counter[tuple[str, ...]] = Counter()
-        self._seen = 0
-        self._last = 0.0
-
-    def begin(self) -> None:
-        """Start the clock of the first round of a run."""
-        self._last = time.monotonic()
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Count a round that has just ended; ``record`` is its line in ``rounds.jsonl``."""
-        now = time.monotonic()
-        evaluating = float(record.get("seconds", {}).get("evaluate", 0.0))
-        self._rounds.append(max(now - self._last - evaluating, 0.0))
-        self._last = now
-        self._seen += 1
-
-        models = []
-        for evaluation in record["evaluations"]:
-            names = (evaluation["point"], evaluation["test_set"], evaluation["group"])
-            models.append(" ".join(names))
-
-        kind = tuple(sorted(models))
-        if kind:
-            self._evaluations.setdefault(kind, deque(maxlen=_LATEST)).append(evaluating)
-            self._times[kind] += 1
-
-    def of_rounds(self, rounds: int) -> float:
-        """Return the seconds that further rounds will take; at least one must have been counted."""
-        seconds = statistics.median(self._rounds)
-        for kind, latest in self._evaluations.items():
-            seconds += statistics.median(latest) * self._times[kind] / self._seen
-        return seconds * rounds
+        self._last_line = now
+        self._tenths = tenths
+        return True
 
 
 class PlainProgress:
@@ -158,8 +113,9 @@ class PlainProgress:
         self._lines = _MOST_LINES // runs * runs or _MOST_LINES
         self._runs_before = -1
         self._notes = 0
-        self._preparation = Preparation()
-        self._time_left = TimeLeft()
+        self._preparation = CountLine()
+        self._seconds: deque[float] = deque(maxlen=_LATEST)
+        self._last_end = 0.0
         self._title = ""
         self._rounds = 0
         self._done_before = 0
@@ -172,14 +128,14 @@ class PlainProgress:
         self._title = title
         self._rounds = num_rounds
         self._done_before = done
-        self._time_left.begin()
+        self._last_end = time.monotonic()
         self._preparation.close()
         self._measured = []
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Print a line if it is time for one; the latest accuracies are in it."""
         done = record["round"]
-        self._time_left.add(record)
+        self._count_seconds()
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
         if measured:
             self._measured = measured
@@ -204,14 +160,21 @@ class PlainProgress:
         if done == self._rounds:
             return place
 
+        # The rounds to come take as long as the latest ones, evaluations included.
         left = self._rounds - done
-        text = f"{place}, {duration(self._time_left.of_rounds(left))} left"
+        seconds = statistics.fmean(self._seconds)
+        text = f"{place}, {duration(left * seconds)} left"
         following = self._runs - self._runs_before - 1
         if following > 0:
-            every = self._time_left.of_rounds(left + following * self._rounds)
-            text += f" ({duration(every)} for all runs)"
+            rounds = left + following * self._rounds
+            text += f" ({duration(rounds * seconds)} for all runs)"
 
         return text
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self._seconds.append(now - self._last_end)
+        self._last_end = now
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Show how many images have been read or corrupted."""
@@ -266,7 +229,7 @@ class LiveProgress(PlainProgress):
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Change what is shown at the next redrawing."""
-        self._time_left.add(record)
+        self._count_seconds()
         measured = [text for text in map(_accuracies, record["evaluations"]) if text]
         if measured:
             self._accuracies = measured[-1]
@@ -305,9 +268,13 @@ def make_progress(runs: int = 1) -> PlainProgress:
     Args:
         runs: how many runs it is for, such as one per seed.
     """
+    return LiveProgress(runs) if _can_redraw() else PlainProgress(runs)
+
+
+def _can_redraw() -> bool:
+    """Return whether stderr is a terminal on which a line can change."""
     console = Console(stderr=True)
-    is_live = console.is_terminal and not console.is_dumb_terminal
-    return LiveProgress(runs) if is_live else PlainProgress(runs)
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _accuracies(evaluation: Mapping[str, Any]) -> str:
@@ -316,13 +283,11 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     if accuracy is None:
         return ""
 
-    mean = percent(accuracy["mean"])
-    return f"{name_of(evaluation)} {mean} % (worst tenth {percent(accuracy['worst10'])} %)"
-
-
-def name_of(evaluation: Mapping[str, Any]) -> str:
-    """Return which models an evaluation tested, on what, in words."""
     point = evaluation["point"]
     names = {"clients": point, "complete": f"{point} on the whole test part"}
     name = names.get(evaluation["test_set"], "validation")
-    return f"{name} of new clients" if evaluation["group"] == "new" else name
+    if evaluation["group"] == "new":
+        name += " of new clients"
+
+    worst = percent(accuracy["worst10"])
+    return f"{name} {percent(accuracy['mean'])} % (worst tenth {worst} %)"
