@@ -488,6 +488,13 @@ def test_list(kind, known, capsys):
     assert code == 0 and all(name in out for name in names)
 
 
+def test_list_shows_one_algorithm_with_its_options(capsys):
+    code, out, _ = outcome(["list", "algorithms", "FedRep"], capsys)
+    assert code == 0 and "head_epochs" in out and "Collins" in out
+    assert outcome(["list", "algorithms", "fedrap"], capsys)[0] == 3
+    assert outcome(["list", "models", "mlp"], capsys)[0] == 2
+
+
 def test_list_algorithms_discloses_what_the_server_sees(capsys):
     _, out, _ = outcome(["list", "algorithms", "--json"], capsys)
     entries = {entry["name"]: entry for entry in json.loads(out)["algorithms"]}

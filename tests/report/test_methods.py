@@ -6,7 +6,8 @@ import pytest
 
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.folder import RunFolder
-from fedtailor.report.methods import COMPARISON_FILE, label_methods, read_methods
+from fedtailor.experiment.reader import COMPARISON_FILE
+from fedtailor.report.methods import label_methods, read_methods
 from written_runs import write_run, write_seeds
 
 SCORES = {"personalized": {0: 0.5, 1: 0.25}}

@@ -245,10 +245,10 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
     from fedtailor.cli.show.console import say
     from fedtailor.core.atomic import unwritable
     from fedtailor.experiment.folder import exclusive
+    from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, list_runs
     from fedtailor.experiment.run import unused_folder
     from fedtailor.experiment.runner import (
         begin,
-        listed_runs,
         make_jobs,
         refuse_fewer_seeds,
         refuse_other_kind,
@@ -270,7 +270,8 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
         raise unwritable(folder, reason) from reason
 
     with exclusive(folder):
-        left_out = set(listed_runs(folder)) - {job.folder for job in jobs}
+        earlier = list_runs(folder) if (folder / COMPARISON_FILE).is_file() else []
+        left_out = set(filter(holds_run, earlier)) - {job.folder for job in jobs}
         if left_out:
             runs = f"runs of an earlier comparison ({len(left_out)})"
             say(f"note: left out of the tables, but kept in '{folder}': {runs}.")

@@ -22,6 +22,14 @@ def list_(
             help="One of: algorithms, datasets, models, partitions, engines, metrics.",
         ),
     ] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="One of the algorithms, to show its paper and options.",
+        ),
+    ] = "",
     model: Annotated[
         str,
         typer.Option(
@@ -33,8 +41,8 @@ def list_(
     debug: Debug = False,
 ) -> None:
     """List the algorithms, data sets, models, partitions, engines or metrics."""
-    name = match_name(kind, KINDS)
-    if name is None:
+    table = match_name(kind, KINDS)
+    if table is None:
         kinds = ", ".join(KINDS)
         if kind:
             hint = did_you_mean(kind, KINDS) or "."
@@ -44,13 +52,19 @@ def list_(
 
         raise UsageError(message, key="kind", allowed=list(KINDS), got=kind)
 
-    from fedtailor.cli.show.lists import show_algorithms, show_list
+    if name and table != "algorithms":
+        message = f"'{name}': only an algorithm can be shown alone, as in list algorithms ditto."
+        raise UsageError(message, key="name", got=name)
+
+    from fedtailor.cli.show.lists import show_algorithm, show_algorithms, show_list
     from fedtailor.experiment.catalog import list_algorithms, list_table
 
-    entries = list_algorithms(model) if name == "algorithms" else list_table(name)
+    entries = list_algorithms(model, name) if table == "algorithms" else list_table(table)
     if json:
-        print_json({name: entries})
-    elif name == "algorithms":
+        print_json({table: entries})
+    elif name:
+        show_algorithm(entries[0], model)
+    elif table == "algorithms":
         show_algorithms(entries, model)
     else:
-        show_list(name, entries)
+        show_list(table, entries)

@@ -50,7 +50,7 @@ def predict(
     from fedtailor.cli.show.progress import CountLine
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.experiment.reader import refuse_inside_run
-    from fedtailor.serving.predict import predictions, to_csv, to_record
+    from fedtailor.serving.predict import Prediction, predictions, to_csv, to_record
     from fedtailor.serving.run import load
     from fedtailor.serving.sources import Sources
 
@@ -62,7 +62,7 @@ def predict(
 
     model = load(run).model(client, seed=seed)
     sources = Sources(paths, model.inputs)
-    rows = []
+    rows: list[Prediction] = []
     with CountLine() as line:
         for named in sources.batches(lambda count: line("predicting files", count, sources.count)):
             rows += predictions(model, named)

@@ -94,6 +94,15 @@ LONGEST_REASON = 500
 """Characters of a reason that a run records."""
 
 
+def printable(text: str) -> str:
+    """Return text without control characters, which could rewrite what a terminal shows.
+
+    >>> printable("a" + chr(27) + "b")
+    'a b'
+    """
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def one_line(text: str) -> str:
     """Return a text that can be recorded and printed.
 
@@ -104,8 +113,7 @@ def one_line(text: str) -> str:
     """
     start = text[: 4 * LONGEST_REASON]  # the rest is ignored, however long it is
     valid = start.encode(errors="replace").decode()
-    visible = "".join(character if character.isprintable() else " " for character in valid)
-    line = " ".join(visible.split())
+    line = " ".join(printable(valid).split())
     if len(line) > LONGEST_REASON or len(text) > len(start):
         return f"{line[: LONGEST_REASON - 4]} ..."
     return line

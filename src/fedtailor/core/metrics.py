@@ -60,10 +60,14 @@ class Metric(NamedTuple):
 
 METRICS = {
     "accuracy": Metric(
-        "share of the test examples whose most probable class is the right one", _accuracy
+        "share of the test examples whose most probable class is the right one",
+        _accuracy,
+        in_percent=True,
     ),
     "balanced_accuracy": Metric(
-        "mean of the accuracies of the classes that the client has", _balanced_accuracy
+        "mean of the accuracies of the classes that the client has",
+        _balanced_accuracy,
+        in_percent=True,
     ),
     "loss": Metric(
         "mean cross-entropy", _loss, higher_is_better=False, is_share=False, heading="loss"

@@ -43,15 +43,16 @@ def list_table(kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def list_algorithms(model: str) -> list[dict[str, Any]]:
+def list_algorithms(model: str, algorithm: str = "") -> list[dict[str, Any]]:
     """Return what each algorithm sends and keeps when it trains a model, ready for JSON.
 
     Args:
         model: a name, or a user's ``package.module:function``, which is built for inputs of the
             default model's shape.
+        algorithm: name of the only one; empty: all.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model or algorithm.
     """
     from fedtailor.core.task import Task
     from fedtailor.experiment.algorithm_card import describe_algorithm
@@ -59,4 +60,8 @@ def list_algorithms(model: str) -> list[dict[str, Any]]:
     name = model if ":" in model else find_name("model", model, MODELS, key="--model")
     shape = MODELS[DEFAULT_MODEL if ":" in name else name].shape
     task = Task(build_model(name, shape, NUM_CLASSES), NUM_CLASSES, shape)
-    return [describe_algorithm(name, entry, task) for name, entry in sorted(ALGORITHMS.items())]
+    names = sorted(ALGORITHMS)
+    if algorithm:
+        names = [find_name("algorithm", algorithm, ALGORITHMS, key="name")]
+
+    return [describe_algorithm(name, ALGORITHMS[name], task) for name in names]

@@ -62,6 +62,38 @@ def holds_run(path: Path) -> bool:
     return os.path.isfile(path / CONFIG_FILE)
 
 
+def list_runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs of a comparison, also of those that have not begun.
+
+    Raises:
+        DataError: the folder is that of no comparison, or the list is damaged.
+    """
+    path = folder / COMPARISON_FILE
+    names = read_object(path, within=folder).get("runs")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise damaged(path, "'runs' must be a list of folders")
+    if len(set(names)) < len(names):
+        raise damaged(path, "'runs' names a folder twice")
+
+    for name in names:
+        if not _is_inside(name, folder):
+            message = f"'runs' names {name!r:.80}, which is no folder within '{folder}'"
+            raise damaged(path, message)
+
+    return [folder / name for name in names]
+
+
+def _is_inside(name: str, folder: Path) -> bool:
+    """Return whether a name stands for something in a folder, also after all links are followed."""
+    try:
+        place = Path(os.path.realpath(folder / name))
+        inside = Path(os.path.realpath(folder))
+    except (OSError, ValueError):  # a null character
+        return False
+
+    return place != inside and place.is_relative_to(inside)
+
+
 @dataclass(frozen=True)
 class RunRecords:
     """What a run folder says."""

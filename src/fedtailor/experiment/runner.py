@@ -150,21 +150,6 @@ def begin(folder: Path, kind: str, jobs: Sequence[RunJob], **more: Any) -> None:
     write_whole(folder / COMPARISON_FILE, to_json(record, indent=2) + "\n")
 
 
-def listed_runs(folder: Path) -> list[Path]:
-    """Return the run folders that :func:`begin` has written last; none if the folder is new.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    path = folder / COMPARISON_FILE
-    if not path.is_file():
-        return []
-    names = read_object(path, within=folder).get("runs")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise damaged(path, "'runs' must be a list of folders")
-    return [folder / name for name in names if holds_run(folder / name)]
-
-
 def read_jobs(folder: Path, kind: str) -> list[RunJob]:
     """Read the runs that :func:`begin` has written.
 

@@ -6,9 +6,10 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
+from fedtailor.core.errors import printable
 from fedtailor.report.comparison import Comparison
 from fedtailor.report.parts import Cell, ReportTable
-from fedtailor.report.tables import NOTHING, plain, tables_of
+from fedtailor.report.tables import NOTHING, tables_of
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -89,7 +90,7 @@ def escape_latex(text: str) -> str:
     >>> escape_latex("50 % of a_b, Café")
     "50 \\% of a\\_b, Caf\\'{e}"
     """
-    return "".join(map(_character, unicodedata.normalize("NFC", plain(text))))
+    return "".join(map(_character, unicodedata.normalize("NFC", printable(text))))
 
 
 def _character(character: str) -> str:
@@ -146,4 +147,4 @@ def _number(cell: Cell) -> str:
 
 def _ascii(text: str) -> str:
     """Return a line of a comment in characters that every LaTeX can read."""
-    return plain(text).encode("ascii", "backslashreplace").decode()
+    return printable(text).encode("ascii", "backslashreplace").decode()

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
-from fedtailor.core.reading import damaged, read_object
-from fedtailor.experiment.reader import COMPARISON_FILE, RunRecords, holds_run, read_run
+from fedtailor.core.reading import damaged
+from fedtailor.experiment.reader import COMPARISON_FILE, RunRecords, holds_run, list_runs, read_run
 
 _LEFT_OUT_OF_LABELS = frozenset(
     {
@@ -167,37 +167,15 @@ def _run_folders(path: Path) -> list[Path]:
     if holds_run(path):
         return [path]
 
-    file = path / COMPARISON_FILE
-    if not os.path.isfile(file):
+    if not os.path.isfile(path / COMPARISON_FILE):
         raise DataError(
             f"'{path}' is neither the folder of a run nor that of a comparison.",
             path=str(path),
             allowed=f"a folder that holds experiment.toml or {COMPARISON_FILE}",
         )
 
-    names = read_object(file, within=path).get("runs")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise damaged(file, "'runs' must be a list of folders")
-    if len(set(names)) < len(names):
-        raise damaged(file, "'runs' names a folder twice")
-
-    for name in names:
-        if not _is_inside(name, path):
-            raise damaged(file, f"'runs' names {show(name)}, which is no folder within '{path}'")
-
     # The others have not begun.
-    return [path / name for name in names if holds_run(path / name)]
-
-
-def _is_inside(name: str, folder: Path) -> bool:
-    """Return whether a name stands for something in a folder, also after all links are followed."""
-    try:
-        place = Path(os.path.realpath(folder / name))
-        inside = Path(os.path.realpath(folder))
-    except (OSError, ValueError):  # a null character
-        return False
-
-    return place != inside and place.is_relative_to(inside)
+    return [folder for folder in list_runs(path) if holds_run(folder)]
 
 
 def _runs_by_seed(run: RunRecords) -> dict[int, RunRecords]:

@@ -13,6 +13,7 @@ from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.methods import Method
+from fedtailor.report.statistics import mean
 
 POINTS = {
     "personalized": "personalized models",
@@ -176,7 +177,7 @@ def mean_by_unit(values: Iterable[tuple[Unit, float]]) -> dict[Unit, float]:
     for unit, value in values:
         by_unit.setdefault(unit, []).append(value)
 
-    return {unit: math.fsum(group) / len(group) for unit, group in by_unit.items()}
+    return {unit: mean(group) for unit, group in by_unit.items()}
 
 
 def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:

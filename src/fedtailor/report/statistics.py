@@ -9,7 +9,8 @@ interval).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ class Outcomes(NamedTuple):
     losses: int
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Iterable[float]) -> float:
     """Return the mean of values.
 
     >>> mean([0.25, 0.75])
     0.5
     """
-    return math.fsum(values) / len(values)
+    return statistics.fmean(values)
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -73,13 +74,7 @@ def standard_error(values: Sequence[float]) -> float | None:
         >>> standard_error([1.0, 3.0]), standard_error([1.0])
         (1.0, None)
     """
-    if len(values) < 2:
-        return None
-
-    center = mean(values)
-    squares = math.fsum((value - center) ** 2 for value in values)
-
-    return math.sqrt(squares / (len(values) - 1) / len(values))
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def worst_tenth(values: Sequence[float], *, higher_is_better: bool = True) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedtailor.core.atomic import to_json as as_json
+from fedtailor.core.errors import printable
+from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.data.own.names import inert
 from fedtailor.report.comparison import (
     FIGURES,
@@ -25,8 +27,6 @@ from fedtailor.report.statistics import Interval
 
 NOTHING = "-"
 """Stands for a number that does not exist."""
-_SHARES = frozenset({"accuracy", "balanced_accuracy", "ece"})
-"""Metrics that are printed in percent."""
 _HARMED = frozenset({"harmed_versus_local", "harmed_versus_global"})
 """Figures that are shares of clients."""
 _GAINS = frozenset({"gain_over_local", "gain_over_global"})
@@ -101,7 +101,7 @@ def to_csv(comparison: Comparison) -> str:
     for group in comparison.groups:
         differences = {difference.label: difference for difference in group.differences}
         for summary in group.summaries:
-            start = [group.group, plain(summary.label), plain(comparison.reference)]
+            start = [group.group, printable(summary.label), printable(comparison.reference)]
             start += [comparison.metric, comparison.point]
             for row in _csv_rows(summary, differences.get(summary.label)):
                 writer.writerow([*map(inert, start), *row])
@@ -122,7 +122,7 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
     for summary in group.summaries:
         cells = [_estimate(comparison, name, summary.figures.get(name)) for name in names]
         seeds = str(len(summary.seeds))
-        rows.append((plain(summary.label), seeds, _clients(summary), *cells))
+        rows.append((printable(summary.label), seeds, _clients(summary), *cells))
 
     below = f"{'Higher' if comparison.higher_is_better else 'Lower'} is better."
     if any(one.error is not None for each in group.summaries for one in each.figures.values()):
@@ -159,7 +159,7 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
         count = len(difference.tests)
         significant = f"{difference.significant_seeds} of {count}" if count else NOTHING
         over_seeds = _estimate(comparison, "gain_over_local", difference.over_seeds)
-        rows.append((plain(difference.label), str(count), over_seeds, significant))
+        rows.append((printable(difference.label), str(count), over_seeds, significant))
 
     below = (
         "difference: mean over clients, then over the seeds that both have with the same split; "
@@ -178,7 +178,7 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
 def _tests_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the tests of every seed."""
     rows = [
-        (plain(each.label), str(seed), *_test_cells(comparison, test))
+        (printable(each.label), str(seed), *_test_cells(comparison, test))
         for each in group.differences
         for seed, test in each.tests.items()
     ]
@@ -214,9 +214,9 @@ def _test_cells(comparison: Comparison, test: PairedTest) -> list[str]:
 
 
 def _title(comparison: Comparison, group: GroupComparison, what: str) -> str:
-    unit = " in %" if comparison.metric in _SHARES else ""
+    unit = " in %" if CLIENT_METRICS[comparison.metric].in_percent else ""
     metric = comparison.metric.replace("_", " ")
-    return plain(f"{what}: {metric}{unit}, {group.group} clients, {comparison.point} models")
+    return printable(f"{what}: {metric}{unit}, {group.group} clients, {comparison.point} models")
 
 
 def _borrowed(group: GroupComparison) -> str:
@@ -256,9 +256,9 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
 
 def _number(comparison: Comparison, value: float, *, signed: bool = False) -> str:
     """Return a value of the metric, rounded; 0 has no sign."""
-    is_share = comparison.metric in _SHARES
-    digits = 1 if is_share else 3
-    rounded = round(100 * value if is_share else value, digits) + 0.0  # -0.0 becomes 0.0
+    in_percent = CLIENT_METRICS[comparison.metric].in_percent
+    digits = 1 if in_percent else 3
+    rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
     return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
 
 
@@ -273,13 +273,8 @@ def _p_value(value: float) -> str:
     return f"<{_SMALLEST_P}" if value < _SMALLEST_P else f"{value:.3f}"
 
 
-def plain(text: str) -> str:
-    """Return a text in one line, without control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
 def _markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", plain(text))
+    return _MARKDOWN.sub(r"\\\1", printable(text))
 
 
 def _markdown_row(cells: Sequence[Cell]) -> str:

@@ -10,15 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedtailor.core.errors import printable
+
 _WIDTH_OF_A_FILE = 120
 """Columns of a table that goes into a pipe or file, unless ``COLUMNS`` says otherwise."""
 _NARROWEST_TEXT = 16
 """Columns that a column of text needs, if it has so much text."""
-
-
-def printable(text: str) -> str:
-    """Return text without control characters, which could rewrite what the terminal shows."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def say(text: str, *, style: str = "") -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtailor.cli.show.console import table
+from fedtailor.core.options import show
 
 
 def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -44,6 +45,29 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
         for option, bug in entry["as_released"].items():
             below += f" {entry['name']}.{option}: as released (bug): {bug}."
     table("Algorithms", columns, rows, left=5, below=below)
+
+
+def show_algorithm(entry: Mapping[str, Any], model: str) -> None:
+    """Print one algorithm: what it is, what it sends, and its options with their defaults."""
+    traffic = f"{entry['bytes_down'] / 1024:.0f} KiB down, {entry['bytes_up'] / 1024:.0f} KiB up"
+    rows = [
+        ["description", entry["description"]],
+        ["clients send", _sent(entry)],
+        ["clients keep", ", ".join(entry["kept_by_clients"]) or "-"],
+        ["per client and round", f"{traffic}, for the model {model} with 10 classes"],
+        ["primary evaluation", entry["primary_evaluation"]],
+        ["after the rounds", entry["adaptation"]],
+        ["new clients", entry["onboarding"]],
+        ["presets", ", ".join(entry["presets"]) or "-"],
+    ]
+    for option, default in entry["options"].items():
+        bug = entry["as_released"].get(option)
+        note = f" (as released, a bug: {bug})" if bug else ""
+        rows.append([f"option {option}", f"{show(default)}{note}"])
+
+    below = "To set an option: --set algorithm.OPTION=VALUE. "
+    below += "*: the server sees this for every single client."
+    table(entry["name"], ["what", "value"], rows, left=2, below=below)
 
 
 def _sent(entry: Mapping[str, Any]) -> str:

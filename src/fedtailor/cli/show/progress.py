@@ -12,7 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fedtailor.cli.show.console import duration, percent, printable, say
+from fedtailor.cli.show.console import duration, percent, say
+from fedtailor.core.errors import printable
 
 _SECONDS_BETWEEN = 5.0
 _SHORT = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +21,7 @@ from fedtailor.report.records import (
     training_counts,
     unit_names,
 )
+from fedtailor.report.statistics import mean
 
 _FEWEST_FOR_A_LINE = 12
 """Clients from which on four groups of them have a mean worth a line."""
@@ -45,7 +46,7 @@ def accuracy_by_client(records: Sequence[MethodRecords]) -> list[Figure]:
         if method.point:
             title = f"{method.label}: {POINTS[method.point]}"
             values[title] = _in_percent(method.accuracy())
-            subtitles[title] = f"mean {_mean(values[title]):.1f} %"
+            subtitles[title] = f"mean {mean(values[title].values()):.1f} %"
 
     # The first reference, at all methods but the one that it is.
     reference = next((each for each in _references(records) if each.label), None)
@@ -120,7 +121,8 @@ def _count_gains(gaps: Mapping[Unit, float]) -> str:
     harmed = sum(gap < 0 for gap in gaps.values())
     equal = len(gaps) - gaining - harmed
 
-    return f"{gaining} gain, {harmed} are harmed, {equal} equal; mean {_mean(gaps):+.1f} points"
+    counts = f"{gaining} gain, {harmed} are harmed, {equal} equal"
+    return f"{counts}; mean {mean(gaps.values()):+.1f} points"
 
 
 def bars_by_client(
@@ -302,10 +304,6 @@ def _in_percent(accuracy: Mapping[Unit, float]) -> dict[Unit, float]:
     return {unit: round(100 * value, 2) for unit, value in accuracy.items()}
 
 
-def _mean(values: Mapping[Unit, float]) -> float:
-    return math.fsum(values.values()) / len(values)
-
-
 def _over_seeds(records: Sequence[MethodRecords]) -> str:
     """Return a sentence on means over seeds."""
     if all(len(method.seeds) <= 1 for method in records):
@@ -323,7 +321,7 @@ def _quarters(points: Sequence[Dot]) -> list[tuple[float, float]]:
     means = []
     for quarter in range(4):
         group = ordered[len(ordered) * quarter // 4 : len(ordered) * (quarter + 1) // 4]
-        size = math.exp(math.fsum(math.log(dot.x) for dot in group) / len(group))
-        means.append((size, math.fsum(dot.y for dot in group) / len(group)))
+        size = statistics.geometric_mean(dot.x for dot in group)
+        means.append((size, mean(dot.y for dot in group)))
 
     return means

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,6 +9,7 @@ from typing import TypeAlias
 from fedtailor.report.charts import CurvePoint, curves, evenly
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
 from fedtailor.report.records import POINTS, MethodRecords, SeedRecords, number
+from fedtailor.report.statistics import mean
 
 MOST_ROUNDS = 200
 """Rounds of a curve that are drawn and listed; of more, some are left out, evenly."""
@@ -144,7 +144,7 @@ def _curve(values: Iterable[tuple[int, float | None]]) -> list[CurvePoint]:
 
     curve = []
     for place, group in sorted(by_round.items()):
-        curve.append(CurvePoint(place, math.fsum(group) / len(group), min(group), max(group)))
+        curve.append(CurvePoint(place, mean(group), min(group), max(group)))
 
     return curve
 

@@ -10,6 +10,7 @@ from typing import Any
 from fedtailor.report.methods import in_words, settings_of
 from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, number
+from fedtailor.report.statistics import mean
 
 MOST_EVENTS = 500
 """Events that are listed; of more, only the first ones, and the counts of all."""
@@ -91,8 +92,8 @@ def reported_section(records: Sequence[MethodRecords]) -> Section:
                 by_name.setdefault(("model", name), []).append(value)
 
         for (part, name), values in by_name.items():
-            mean = math.fsum(values) / len(values)
-            rows.append([method.label, part, name, mean, min(values), max(values), len(values)])
+            figures = [mean(values), min(values), max(values), len(values)]
+            rows.append([method.label, part, name, *figures])
 
     table = ReportTable(
         name="reported",

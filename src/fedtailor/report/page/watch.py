@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fedtailor.core.reading import read_object
-from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, is_running, read_result
+from fedtailor.experiment.reader import holds_run, is_running, list_runs, read_result
 from fedtailor.report.methods import Method, read_methods
 from fedtailor.report.page.build import Page, build_page
 
@@ -75,8 +74,7 @@ def _is_complete(paths: Sequence[str | Path], methods: Sequence[Method]) -> bool
     """Return whether every run that belongs to the folders has finished."""
     expected = 0
     for path in map(Path, paths):
-        runs = [path] if holds_run(path) else read_object(path / COMPARISON_FILE).get("runs", ())
-        expected += len(runs)
+        expected += 1 if holds_run(path) else len(list_runs(path))
 
     results = [read_result(method.path) for method in methods]
     return len(methods) == expected and None not in results
