@@ -58,6 +58,20 @@ class Path(NamedTuple):
     global_means: Float64[Tensor, "classes d"]
     """Global means in that basis."""
 
+    def classifiers(self, betas: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights (k, classes, d) and biases (k, classes), without the prior, of k blends.
+
+        ``betas`` (k, 2): of means, and of covariance.
+        """
+        beta_mean = betas[:, 0, None, None]
+        beta_cov = betas[:, 1, None]
+        means = beta_mean * self.local_means + (1.0 - beta_mean) * self.global_means
+        variances = beta_cov * self.variances + (1.0 - beta_cov)
+        scaled = means / variances[:, None]
+
+        # weights go back to the features, which is cheaper than features to the basis
+        return scaled @ self.basis.mT, -0.5 * (means * scaled).sum(-1)
+
 
 class Fold(NamedTuple):
     """Blends estimated on one half of the examples, and the other half to judge them by."""
@@ -66,6 +80,22 @@ class Fold(NamedTuple):
     features: Float64[Tensor, "half d"]
     labels: Int[Tensor, "half"]
     weight: Float64[Tensor, "half"]
+
+    def mean_loss(self, log_prior: Tensor, betas: Tensor) -> Tensor:
+        """Return the mean cross-entropy (k,) of the blends of ``betas`` (k, 2)."""
+        weight, bias = self.path.classifiers(betas)
+
+        # samples last, so that the softmax over classes runs along contiguous memory
+        columns = (bias + log_prior).reshape(-1, 1)
+        logits = torch.addmm(columns, weight.flatten(0, 1), self.features.mT)
+        logits = logits.reshape(*bias.shape, len(self.labels))  # (k, classes, half)
+        labels = self.labels.expand(len(betas), -1)
+        loss = cross_entropy(logits, labels, reduction="none")  # (k, half)
+
+        # rows of weight 0 may have any loss, even an infinite one
+        total = self.weight.sum()
+        sums = torch.where(self.weight > 0, loss, 0.0) @ self.weight
+        return sums / torch.where(total > 0, total, 1.0)
 
 
 def find_beta(
@@ -101,6 +131,7 @@ def find_beta(
         Beta of means and covariance. 0, the global model, if no class has two examples.
     """
     num_classes = global_means.shape[0]
+    # padding may have any number as its label
     folds = stratified_folds(labels, weight, words, num_classes)
     features = [z[rows].double() for rows in folds.rows]
     fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
@@ -124,6 +155,8 @@ def find_beta(
 
     log_prior = prior.double().log()
     beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
+
+    # no finite objective: the beta from before; no class with two examples: the global model
     beta = torch.where(torch.isfinite(value), beta, previous.double())
     return torch.where((folds.weight > 0).any(), beta, 0.0)
 
@@ -182,42 +215,15 @@ def path(
     return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
 
 
-def weights(
-    blends: Path, beta_mean: Float64[Tensor, "k"], beta_cov: Float64[Tensor, "k"]
-) -> tuple[Float64[Tensor, "k classes d"], Float64[Tensor, "k classes"]]:
-    """Return weights and biases (without prior) of the classifiers of ``k`` blends."""
-    share = beta_mean[:, None, None]
-    means = share * blends.local_means + (1.0 - share) * blends.global_means
-    variances = beta_cov[:, None] * blends.variances + (1.0 - beta_cov[:, None])
-    scaled = means / variances[:, None]
-    return scaled @ blends.basis.mT, -0.5 * (means * scaled).sum(-1)
-
-
 def objective(
     folds: list[Fold], log_prior: Float64[Tensor, "classes"], betas: Float64[Tensor, "k 2"]
 ) -> Float64[Tensor, "k"]:
     """Return the sum over folds of the mean cross-entropy, for ``k`` pairs of betas at once."""
     sums = []
     for part in torch.split(betas, _AT_ONCE):
-        losses = [_mean_loss(fold, log_prior, part) for fold in folds]
+        losses = [fold.mean_loss(log_prior, part) for fold in folds]
         sums.append(torch.stack(losses).sum(0))
     return torch.cat(sums)
-
-
-def _mean_loss(fold: Fold, log_prior: Tensor, betas: Tensor) -> Tensor:
-    """Return the mean cross-entropy of one fold, (k,)."""
-    # weights go back to the features, which is cheaper than features to the basis
-    weight, bias = weights(fold.path, betas[:, 0], betas[:, 1])
-
-    # samples last, so that the softmax over classes runs along contiguous memory
-    logits = torch.addmm((bias + log_prior).reshape(-1, 1), weight.flatten(0, 1), fold.features.mT)
-    logits = logits.reshape(*bias.shape, fold.labels.shape[0])  # (k, classes, half)
-    labels = fold.labels.expand(betas.shape[0], -1)
-    loss = cross_entropy(logits, labels, reduction="none")  # (k, half)
-
-    total = fold.weight.sum()
-    sums = torch.where(fold.weight > 0, loss, 0.0) @ fold.weight
-    return sums / torch.where(total > 0, total, 1.0)
 
 
 def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, "classes"]:
@@ -234,6 +240,7 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
     counts = class_counts.double()
     total = counts.sum()
     num_classes = counts.shape[0]
+    # of all examples, and of the others as one example of the class sees them
     frequencies = counts / total.clamp_min(1.0)
     among_others = (counts - 1.0).clamp_min(0.0) / (total - 1.0).clamp_min(1.0)
 

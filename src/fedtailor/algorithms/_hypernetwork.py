@@ -47,6 +47,7 @@ def hyper_head(task: ft.Task, network: ft.Params, x: Tensor) -> ft.Params:
     numbers = F.linear(inner, network["outer.weight"], network["outer.bias"])
 
     shapes = task.shapes("head")
+    # cut into the parameters of the head, in their order
     parts = torch.split(numbers, [math.prod(shape) for shape in shapes.values()])
     return {
         name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)

@@ -153,6 +153,7 @@ def _step(
     move, slack, change = direction(center - b * s - move * slack)
     length = _TO_BOUNDARY * _within(b, move, s, slack)
 
+    # a step that is not finite is not taken; the program then counts as not solved
     finite = torch.isfinite(torch.cat([move, slack, change], 1)).all(1, keepdim=True)
     usable = (failed == 0)[:, None] & finite
     return (

@@ -151,12 +151,14 @@ class APFL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     ) -> ft.ClientUpdate:
         """Train a copy of the received model for the server, and the client's own model."""
         received = download.shared.model
+        # both momenta are 0 at the start of a round
         rest = tree.map(torch.zeros_like, task.pick(received, *ft.TRAINED))
         start = Progress(received, state.model, rest, rest, state.alpha, torch.zeros(()))
         step = partial(joint_step, adaptive=self.adaptive)
         trained = ft.train(task, None, start, data=data.train, key=key, step=step)
         end: Progress = trained.params
 
+        # without a step, v_i is still the initial model
         was_trained = torch.where(trained.steps > 0, 1.0, state.trained)
         new_state = ClientState(end.own, end.alpha, was_trained)
         personal = personal_model(new_state, end.shared)

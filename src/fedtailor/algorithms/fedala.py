@@ -140,6 +140,7 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
 
         start = mixed(weights.params, ends)
         trained = ft.train(task, ft.classification_loss, start, data=data.train, key=key)
+        # the trained model is the old one of the next round, if there were examples
         rounds = state.rounds + (trained.steps > 0).long()
         new_state = ClientState(trained.params, weights.params, rounds)
 
@@ -160,6 +161,7 @@ class FedALA(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
         key: ft.Key,
     ) -> ft.Onboarded:
         """Train the received model for a round, then learn the weights to convergence."""
+        # the first round gives an old model, the second would learn W
         update = self.local_update(task, download, self.init_client(task, info, key), data, key)
         first: ClientState = update.state
 

@@ -79,6 +79,7 @@ class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
         key: ft.Key,
     ) -> ft.ClientUpdate:
         """Train the received body under the fixed head."""
+        # the head is context: it stays as it is
         body = ft.train(
             task,
             ft.classification_loss,

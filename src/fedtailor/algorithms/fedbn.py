@@ -107,6 +107,7 @@ class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
         key: ft.Key,
     ) -> ft.Onboarded:
         """Fit normalization layers to the client's data, with everything else frozen."""
+        # a model without normalization layers is the global one
         norm = self.init_client(task, info, key)
         if not norm:
             return ft.Onboarded(norm, 0)

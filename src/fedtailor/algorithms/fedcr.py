@@ -160,6 +160,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         """Declare body and class Gaussians."""
         shape = (task.num_classes, self.latent_dim)
         received = partial(ft.Field, kind="statistics", shapes=shape, reduction="sum", down=False)
+        # classes go down as means and deviations, up as sums that can be added
         statistics = {
             "means": ft.Field(kind="class_means", shapes=shape, reduction="none"),
             "stds": ft.Field(kind="statistics", shapes=shape, reduction="none"),
@@ -307,6 +308,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         z = bottleneck.split(seen.x)
         products = diagonal.class_products(z.mean, z.std, seen.y, seen.weight, task.num_classes)
 
+        # rows of classes that the client lacks are not sent
         dtype = classes.mean.dtype
         rows = (products.counts > 0).to(dtype)
         upload: dict[str, ft.Mean | ft.Sum] = {
@@ -314,6 +316,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
             "weighted_means": ft.Sum(products.weighted_mean.to(dtype), rows),
         }
 
+        # metrics: how far the features are from the received classes, and how wide both are
         gaps = diagonal.kl(classes.mean[seen.y], classes.std[seen.y], z.mean, z.std)
         metrics = {
             **trained.metrics,

@@ -103,11 +103,13 @@ def body_loss(
 
 def correlation(z: Tensor, groups: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return ``1/d sum_{m != n} |S_mn|`` of features (n, d), centered by the means of groups."""
+    # centered by the mean of the example's group
     member = (groups[:, None] == torch.arange(count, device=z.device)).to(z.dtype)  # (n, count)
     weighted = member * weight[:, None]
     means = (weighted.T @ z) / weighted.sum(0).clamp(min=1.0)[:, None]
     centered = z - member @ means
 
+    # S, and the sum over its entries m != n
     matrix = centered.T @ (centered * weight[:, None]) / (weight.sum() - 1.0).clamp(min=1.0)
     d = z.shape[1]
     off_diagonal = 1.0 - torch.eye(d, dtype=z.dtype, device=z.device)
@@ -191,6 +193,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
             **self.diagnostics(task, received),
         }
 
+        # the body of the client's own training is kept only if it is evaluated
         new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
         personal = received._replace(body=body)
         upload = new.upload(data.info.num_train)

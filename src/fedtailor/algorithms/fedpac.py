@@ -169,6 +169,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             key=key.fold("body"),
         )
 
+        # class means are uploaded under the trained body
         _, after = gaussian.measure(task, body.params, data.train, key=key.fold("after"))
         upload: dict[str, ft.Mean | ft.Each] = {
             "body": ft.Mean(body.params, data.info.num_train),

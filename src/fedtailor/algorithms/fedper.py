@@ -52,6 +52,7 @@ class FedPer(PersonalHead):
         key: ft.Key,
     ) -> ft.ClientUpdate:
         """Train the received body and the client's head together."""
+        # W_B and W_Pi take their steps together
         model = {**download.shared.body, **state}
         trained = ft.train(task, ft.classification_loss, model, data=data.train, key=key)
 

@@ -148,6 +148,7 @@ class FedProto(ft.Algorithm[ServerState, ft.Params, Personal]):
         self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Replace the prototypes of the classes that were sent."""
+        # a class is known from the first cohort on that has it
         old = server.prototypes
         new = received["prototypes"]
         sent = (new.total_weight > 0).to(old.known.dtype)

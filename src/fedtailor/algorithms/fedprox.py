@@ -45,6 +45,8 @@ class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Param
     ) -> ft.ClientUpdate:
         """Train the received model on all layers, near where it was."""
         received = download.shared.model
+
+        # eq. 2; the center has no buffers, so that these are not penalized
         loss = partial(losses.proximal_loss, penalty=self.penalty)
         center = task.pick(received, *ft.TRAINED)
         trained = ft.train(task, loss, received, context=center, data=data.train, key=key)

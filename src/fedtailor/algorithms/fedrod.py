@@ -65,6 +65,7 @@ class Personal(NamedTuple):
 
 def balanced(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
     """Return logits (n, classes) plus log counts; -inf for absent classes but an example's own."""
+    # a class that the client lacks counts for its own examples alone
     own = labels[:, None] == torch.arange(len(counts))
     return (logits + counts.clamp(min=1.0).log()).masked_fill(~(own | (counts > 0)), -torch.inf)
 

@@ -122,6 +122,7 @@ class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
         start = choose(task, download.shared.models, data.train, key)
         trained = ft.train(task, ft.classification_loss, start.model, data=data.train, key=key)
 
+        # all models but the chosen one have weight 0 and are not sent
         size = data.info.num_train
         chosen = (torch.arange(self.clusters) == start.cluster).to(size.dtype)  # (k,)
         models = tree.map(lambda leaf: at_place(chosen, leaf), trained.params)

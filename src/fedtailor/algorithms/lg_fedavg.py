@@ -51,6 +51,7 @@ def layer_numbers(task: ft.Task) -> dict[str, int]:
     """
     layers: list[str] = []
     numbers: dict[str, int] = {}
+    # bottom up; a normalization below every layer goes with the first one
     for name in [*task.names(*ft.BODY), *task.names("head")]:
         layer = name.rpartition(".")[0]
         if layer not in layers and name not in task.model.norm:

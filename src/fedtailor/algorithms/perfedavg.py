@@ -91,6 +91,8 @@ def _moved(params: ft.Params, direction: ft.Params, distance: float) -> ft.Param
 class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
     """A global model made to be adapted; the outer learning rate (beta) is ``training.lr``."""
 
+    unused_training = ("optimizer", "momentum", "weight_decay", "clip_norm")
+
     variant: Literal["first_order", "hessian_free"] = "hessian_free"
     """How the second derivative is treated: left out, or by a difference of gradients."""
     inner_lr: ft.PositiveFloat = 0.01
@@ -110,8 +112,8 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
         return [ft.FineTuning(epochs=self.adapt_epochs)]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Name the training options that have no effect, and a model that is not adapted."""
-        sentences = self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
+        """Name a model that is not adapted, too."""
+        sentences = super().warnings(task)
         if self.adapt_epochs == 0 and self.adapt_steps == 0:
             sentences.append("without adaptation, the global model predicts.")
         return sentences
@@ -129,6 +131,7 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
         key: ft.Key,
     ) -> ft.ClientUpdate:
         """Take meta-steps from the received model."""
+        # D and D', and D'' for the difference of gradients
         batches = 3 if self.variant == "hessian_free" else 2
         step = partial(meta_step, method=self, outer_lr=task.training.lr)
         start = Progress(download.shared.model, torch.zeros(()))
@@ -136,6 +139,8 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
             task, None, start, data=data.train, key=key, step=step, batches_per_step=batches
         )
         result: Progress = trained.params
+
+        # every batch counts as a step
         steps = trained.steps * batches
         personal = ft.FineTuned(result.model, steps)
 
@@ -156,6 +161,7 @@ class PerFedAvg(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
         key: ft.Key,
     ) -> ft.FineTuned:
         """Adapt a copy of the global model."""
+        # steps of size alpha by plain SGD
         plain = replace(
             task.training.plain(),
             lr=self.inner_lr,

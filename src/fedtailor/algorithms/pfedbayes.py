@@ -96,6 +96,8 @@ def alternate(
 class PFedBayes(ft.Algorithm[Gaussian, ClientState, ft.Params]):
     """Personalization by variational inference around a global Gaussian over the weights."""
 
+    unused_training = ("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
+
     penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("the global Gaussian never moves.")] = 10.0
     """Weight of the divergence of a client's Gaussian from the global one (zeta)."""
     initial_scale: ft.PositiveFloat = 0.0789
@@ -113,11 +115,6 @@ class PFedBayes(ft.Algorithm[Gaussian, ClientState, ft.Params]):
     def onboarding(self) -> list[ft.Adaptation]:
         """Train for a round."""
         return [ft.RoundOfTraining()]
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Name the training options that have no effect, too."""
-        unused = ("optimizer", "lr", "momentum", "weight_decay", "clip_norm")
-        return super().warnings(task) + self.training.not_used(*unused)
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare means, with buffers, and raw deviations."""
@@ -149,6 +146,7 @@ class PFedBayes(ft.Algorithm[Gaussian, ClientState, ft.Params]):
         trained = self.learn(task, download.shared, _own(download, state), data, key)
         end: Learner = trained.params
 
+        # what is averaged is the copy of p; buffers are those of q_i's passes
         one = torch.ones(())
         mean = {**end.copy.mean, **task.pick(end.own.mean, "buffer")}
         upload = {"mean": ft.Mean(mean, one), "raw": ft.Mean(end.copy.raw, one)}

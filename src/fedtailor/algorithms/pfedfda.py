@@ -183,6 +183,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
 
         new = ServerState(trained.params, blend.means, blend.covariance)
         upload = new.upload(data.info.num_train)
+        # how well the blend describes the client's features
         fit = gaussian.feature_fit(
             seen.x, seen.y, seen.weight, blend.means, blend.covariance, _SHRINKAGE
         )
@@ -213,6 +214,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         key: ft.Key,
     ) -> Personal:
         """Estimate and blend the Gaussian with the features of the global body, in one pass."""
+        # one pass without gradients, over whole batches only where C is followed
         shared = download.shared
         examples = data.train
         if self.evaluate_drop_last:

@@ -95,6 +95,8 @@ def proximal_step(
 class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Personal models at the minimum of the loss plus a distance from a global model."""
 
+    unused_training = ("lr", "optimizer", "momentum", "weight_decay", "clip_norm")
+
     penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("the global model never changes.")] = 15.0
     """Weight of the squared distance of theta from the client's w_i (lambda), halved."""
     inner_steps: ft.PositiveInt = 5
@@ -116,7 +118,7 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         return [ft.ProximalSolve(self.solve_batches, self.inner_steps)]
 
     def warnings(self, task: ft.Task) -> list[str]:
-        """Name steps that are too long and options that have no effect, too."""
+        """Name steps that are too long, too."""
         sentences = super().warnings(task)
         outer = self.outer_lr * self.penalty
         if outer >= 1:
@@ -126,8 +128,7 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         if inner >= 2:
             sentences.append(f"inner_lr * penalty is {inner:g}: from 2 on, theta diverges.")
 
-        unused = ("lr", "optimizer", "momentum", "weight_decay", "clip_norm")
-        return sentences + self.training.not_used(*unused)
+        return sentences
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare what is mixed, and buffers, which are not."""
@@ -189,6 +190,7 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
         key: ft.Key,
     ) -> ft.FineTuned:
         """Take inner steps from the global model, which stays as it is."""
+        # with an outer rate of 0, w stays
         start = download.shared.whole()
         solved = self._train(
             task, start, data, key.fold("solve"), outer_lr=0.0, batches=self.solve_batches

@@ -208,6 +208,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         raw = {name: torch.full_like(leaf, r) for name, leaf in mean.items()}
         posterior = gaussian_heads.HeadPosterior(mean, raw)
 
+        # a body of its own only where that is evaluated
         body = task.pick(model, *ft.BODY) if self.evaluated_body == "local" else ()
         return ClientState(posterior, body, torch.zeros(()))
 
@@ -248,6 +249,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         key: ft.Key,
     ) -> ft.Onboarded:
         """Take rounds on the client's own data, under the global body and head."""
+        # each round continues from the posterior, and perhaps the body, of the one before
         shared = download.shared
         state = _started(shared, self.init_client(task, info, key))
         steps = torch.zeros((), dtype=torch.int64)

@@ -62,13 +62,10 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
     """Federated averaging with control variates."""
 
     requires_upload = True
+    unused_training = ("optimizer", "momentum", "weight_decay", "clip_norm")
 
     global_lr: ft.PositiveFloat = 1.0
     """Step of the server along the mean change of the clients' models (eta_g)."""
-
-    def warnings(self, task: ft.Task) -> list[str]:
-        """Name the training options that have no effect."""
-        return self.training.not_used("optimizer", "momentum", "weight_decay", "clip_norm")
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare model, its change, and controls."""

@@ -89,6 +89,9 @@ class Algorithm(ABC, Generic[S, C, P]):
     """Whether ``personalize`` chooses something on a client's validation examples; scores on them
     are then too high."""
 
+    unused_training: ClassVar[tuple[str, ...]] = ()
+    """Names of training options that have no effect on the method."""
+
     training: Training = field(default_factory=Training)
     """How a client trains."""
 
@@ -141,14 +144,16 @@ class Algorithm(ABC, Generic[S, C, P]):
     def warnings(self, task: Task) -> list[str]:
         """Return sentences about the options, such as that a value makes the method a simpler one.
 
-        By default, what the marks :class:`AtZero` say about options that are 0.
+        By default, what the marks :class:`AtZero` say about options that are 0, and which of the
+        options of ``unused_training`` are set.
         """
         marks = marks_of(type(self), AtZero)
-        return [
+        sentences = [
             f"with {name} 0, {mark.consequence}"
             for name, mark in marks.items()
             if getattr(self, name) == 0
         ]
+        return sentences + self.training.not_used(*self.unused_training)
 
     def messages(self, task: Task) -> Messages:
         """Declare every field of download and upload.
