@@ -18,8 +18,7 @@ from experiments.cells import read_plan
 from fedtailor.cli.main import main
 from fedtailor.cli.show.demo import NEXT_STEPS
 from fedtailor.core.metrics import METRICS
-from fedtailor.core.schedule import SCHEDULE_KEYS
-from fedtailor.core.training_options import Training
+from fedtailor.core.schedule import SCHEDULE_KEYS, Training
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     SITE_FILE,

@@ -142,7 +142,7 @@ PLACES = (
     ),
     (
         "a data set",
-        ["src/fedtailor/data/datasets/", "data.datasets.known:DATASETS"],
+        ["src/fedtailor/data/datasets/", "data.datasets:DATASETS"],
         "a function `load(files)` that returns a `Dataset`, and its row of the table, which "
         "has its downloads",
         "tests/data/",

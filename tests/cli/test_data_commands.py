@@ -9,7 +9,7 @@ import pytest
 
 from fedtailor.cli.main import main
 from fedtailor.data import fetch as fetching
-from fedtailor.data.datasets.known import DATASETS, Download
+from fedtailor.data.datasets import DATASETS, Download
 from fedtailor.data.split import read_split
 
 

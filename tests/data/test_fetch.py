@@ -16,7 +16,7 @@ import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data import fetch as fetching
-from fedtailor.data.datasets.known import DATASETS, PublishedFile
+from fedtailor.data.datasets import DATASETS, PublishedFile
 from fedtailor.data.fetch import fetch, unpack
 
 CONTENT = bytes(range(256)) * 2000

@@ -7,7 +7,7 @@ import pytest
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.data import inventory
-from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.datasets import DATASETS
 
 
 def records(folder: Path) -> dict[str, dict]:

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.schedule import SCHEDULE_KEYS, Participation, read_schedule
-from fedtailor.core.training_options import Training
+from fedtailor.core.schedule import SCHEDULE_KEYS, Participation, Training, read_schedule
 from fedtailor.data.options import DataOptions
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import (

@@ -11,8 +11,8 @@ from fedtailor.core.task import Training
 from fedtailor.training import one_client
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss
+from fedtailor.training.one_client import PLAIN, StepBuffers, steps_run_by
 from fedtailor.training.replay import ReplayRunner
-from fedtailor.training.step_runner import PLAIN, StepBuffers, steps_run_by
 
 
 @pytest.mark.parametrize("runner", [PLAIN, ReplayRunner()], ids=["plain", "replay"])

@@ -26,10 +26,10 @@ from fedtailor.simulation.rounds import simulate
 from fedtailor.training import replay
 from fedtailor.training.blocks import train
 from fedtailor.training.losses import classification_loss, model_gradient
+from fedtailor.training.one_client import PLAIN, current_runner, steps_run_by
 from fedtailor.training.phase import StepOutput
 from fedtailor.training.recording import StepGraph
 from fedtailor.training.replay import ReplayRunner
-from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 
 TRAINING = Training(lr=0.1, epochs=3, batch_size=4, momentum=0.9, weight_decay=0.05)
 CLIENTS = [6, 6, 4, 2]

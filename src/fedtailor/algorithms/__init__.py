@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pkgutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtailor.core.errors import find_name
-from fedtailor.core.targets import find_target, refuse_target
+from fedtailor.core.errors import ConfigError, find_name
 
 if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
@@ -174,16 +174,19 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
         ConfigError: the name is unknown, the module cannot be imported, or the class is no
             algorithm that can be run.
     """
-    target = name
+    cls: type[Algorithm[Any, Any, Any]]
     if ":" not in name:
-        target = ALGORITHMS[find_name("algorithm", name, ALGORITHMS, key="algorithm.name")].target
+        entry = ALGORITHMS[find_name("algorithm", name, ALGORITHMS, key="algorithm.name")]
+        cls = pkgutil.resolve_name(entry.target)
+        return cls
 
-    cls: type[Algorithm[Any, Any, Any]] = find_target(
-        target, what="algorithm", key="algorithm.name"
-    )
+    from fedtailor.core.targets import find_target
+
+    cls = find_target(name, what="algorithm", key="algorithm.name")
     problem = problem_with(cls)
     if problem:
-        raise refuse_target(f"algorithm '{target}' {problem}", name, key="algorithm.name")
+        message = f"algorithm '{name}' {problem.rstrip('.')}."
+        raise ConfigError(message, key="algorithm.name", got=name)
     return cls
 
 

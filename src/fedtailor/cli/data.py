@@ -116,7 +116,7 @@ def fetch_(
     """Download a known data set from its publisher. An interrupted download is resumed."""
     from fedtailor.cli.show.data import FetchLine, show_fetched
     from fedtailor.data import data_folder
-    from fedtailor.data.datasets.known import DATASETS
+    from fedtailor.data.datasets import DATASETS
     from fedtailor.data.fetch import fetch
 
     folder = data_folder(named["data.dir"] or "")

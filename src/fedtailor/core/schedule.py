@@ -1,11 +1,14 @@
-"""The schedule of a run: rounds, who takes part and trains, when models are tested. No torch."""
+"""How a run trains: rounds, who takes part, when models are tested, how a client trains.
+
+Nothing here imports torch, but for drawing a cohort and for robust rules.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError, RunError
@@ -15,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedtailor.core.algorithm import Algorithm
     from fedtailor.core.robust import RobustReduction
+
 
 _MOST_DRAWS = 10_000
 _FORMS = 'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)"'
@@ -268,10 +271,13 @@ class Schedule:
                 got=0,
             )
 
-    def everybody_trains(self, algorithm: Algorithm[Any, Any, Any]) -> bool:
-        """Return whether all clients train in every round."""
-        who = algorithm.trains if self.train == "auto" else self.train
-        return who == "all"
+    def everybody_trains(self, by_default: Literal["cohort", "all"]) -> bool:
+        """Return whether all clients train in every round.
+
+        Args:
+            by_default: who trains by the method, which decides with ``auto``.
+        """
+        return (by_default if self.train == "auto" else self.train) == "all"
 
     def robust_reduction(self) -> RobustReduction | None:
         """Return how means over clients are protected; None: they are not."""
@@ -377,3 +383,57 @@ def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) 
     limits = {name: federation[name] for name in _LIMITS if name in federation}
     values["participation"] = parse_participation(federation.get("participation", "all"), **limits)
     return Schedule(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The ``[training]`` section: how a client trains. An algorithm may override fields."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer; its state starts anew in every phase."""
+    lr: Annotated[float, Range(gt=0)] = 0.01
+    """Learning rate."""
+    momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Range(ge=0)] = 0.0
+    """Weight decay, coupled (added to the gradient)."""
+    epochs: Annotated[int, Range(ge=0)] = 5
+    """Local epochs per round."""
+    steps: Annotated[int, Range(ge=0)] = 0
+    """Local steps per round in place of epochs; 0: use epochs."""
+    batch_size: Annotated[int, Range(ge=0)] = 50
+    """Examples per batch; a client with fewer uses one batch of what it has. 0: all examples."""
+    drop_last: bool = False
+    """Leave out a last, shorter batch of an epoch (never the only one)."""
+    clip_norm: Annotated[float, Range(ge=0)] = 0.0
+    """Bound of the gradient's norm over all trained parameters; 0: none."""
+    crop_padding: Annotated[int, Range(ge=0)] = 0
+    """Augmentation: images are shifted by up to this many pixels each way and filled with black; 0:
+    none."""
+    flip: bool = False
+    """Augmentation: each image is mirrored, left to right, with probability 1/2."""
+    precision: Literal["full", "bfloat16"] = "full"
+    """Precision of products and convolutions in training steps. bfloat16 changes results, and is
+    not always faster."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="training")
+
+    def plain(self) -> Training:
+        """Return the section without what plain SGD leaves out.
+
+        Momentum, weight decay, clipping, Adam.
+        """
+        return replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
+
+    def not_used(self, *names: str) -> list[str]:
+        """Return a sentence that names the options that were set and that a method ignores."""
+        given = [
+            f"training.{name}" for name in names if getattr(self, name) != getattr(Training(), name)
+        ]
+        return [f"this method does not use {', '.join(given)}."] if given else []
+
+    @property
+    def augments(self) -> bool:
+        """Whether images are moved or mirrored: then features cannot be computed once and kept."""
+        return self.flip or self.crop_padding > 0

@@ -23,46 +23,36 @@ def find_target(target: str, *, what: str, key: str) -> Any:
     Raises:
         ConfigError: the module cannot be imported, or has no function or class of that name.
     """
-    form = f"package.module:{'Class' if what == 'algorithm' else 'function'}"
+    kind = "class" if what == "algorithm" else "function"
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise refuse_target(
-            f"write your own {what} as {form}, got '{target}'", target, key=key, allowed=form
-        )
+        form = "package.module:Class" if kind == "class" else "package.module:function"
+        message = f"write your own {what} as {form}, got '{target}'."
+        raise ConfigError(message, key=key, allowed=form, got=target)
 
+    # Last on the path, so that a user's file never hides an installed package.
     here = os.getcwd()
-    if not target.startswith("fedtailor.") and here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that a user's file never hides an installed package
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a user's module may raise anything while it is imported
-        reason = f"{type(error).__name__}: {error}"
-        message = f"the module '{module_name}' of {what} '{target}' cannot be imported: {reason}"
-        raise refuse_target(message, target, key=key) from error
+    except (Exception, SystemExit) as error:
+        # A user's module may raise anything while it is imported.
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        message = f"the module '{module_name}' of {what} '{target}' cannot be imported: {reason}."
+        raise ConfigError(message, key=key, got=target) from error
 
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [
-            other
-            for other, value in vars(module).items()
-            if callable(value) and not other.startswith("_")
-        ]
-        hint = did_you_mean(name, known).rstrip("?")
-        kind = form.partition(":")[2].lower()
-        raise refuse_target(
-            f"the module '{module_name}' has no {kind} '{name}'{hint}", target, key=key
-        )
+    value = getattr(module, name, None)
+    if not callable(value):
+        others = []
+        for other, member in vars(module).items():
+            if callable(member) and not other.startswith("_"):
+                others.append(other)
 
-    return found
+        hint = did_you_mean(name, others).rstrip("?")
+        message = f"the module '{module_name}' has no {kind} '{name}'{hint}."
+        raise ConfigError(message, key=key, got=target)
 
-
-def refuse_target(
-    message: str, target: str, *, key: str, allowed: str | None = None
-) -> ConfigError:
-    """Return the error for a target that cannot be used."""
-    return ConfigError(f"{message.rstrip('.')}.", key=key, allowed=allowed, got=target)
+    return value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.rng import Key, new_key
-from fedtailor.core.training_options import Training as Training
+from fedtailor.core.schedule import Training as Training
 
 Params = dict[str, Tensor]
 """Model parameters and buffers by name. Algorithms never change one in place."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtailor.core.errors import find_name
-from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.folders import cache_folder as cache_folder
 from fedtailor.data.folders import data_folder as data_folder
 from fedtailor.data.partitions import PARTITIONS as PARTITIONS

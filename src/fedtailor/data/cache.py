@@ -103,7 +103,7 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
     decoded by another version is not used.
 
     Args:
-        patterns: relative to ``folder``, as in :class:`fedtailor.data.datasets.known.KnownDataset`.
+        patterns: relative to ``folder``, as in :class:`fedtailor.data.datasets.KnownDataset`.
         folder: the data folder.
 
     Returns:

@@ -24,7 +24,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from fedtailor.core.errors import DataError, find_name
-from fedtailor.data.datasets.known import DATASETS, PublishedFile
+from fedtailor.data.datasets import DATASETS, PublishedFile
 from fedtailor.data.files import damaged
 from fedtailor.data.preparing import Report, to_nobody
 
@@ -42,7 +42,7 @@ def fetch(name: str, folder: Path, *, progress: Report = to_nobody) -> list[Path
     kept unchecked. An interrupted download stays as ``FILE.part`` and is resumed.
 
     Args:
-        name: in :data:`fedtailor.data.datasets.known.DATASETS`.
+        name: in :data:`fedtailor.data.datasets.DATASETS`.
         folder: the data folder.
         progress: is told the bytes of each download, and the files unpacked from an archive.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.core.errors import find_name
-from fedtailor.data.datasets.known import DATASETS, KnownDataset
+from fedtailor.data.datasets import DATASETS, KnownDataset
 from fedtailor.data.fetch import is_there
 from fedtailor.data.files import matching_files
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError, find_name
 from fedtailor.core.options import Flag, Range, check_options
-from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.datasets import DATASETS
 
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
 

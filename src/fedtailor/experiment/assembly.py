@@ -83,7 +83,7 @@ def notes_on_idle_training(
     algorithm: Algorithm[Any, Any, Any], federation: Federation, schedule: Schedule
 ) -> list[str]:
     """Return a note if clients train whose work has no effect."""
-    if not schedule.everybody_trains(algorithm):
+    if not schedule.everybody_trains(algorithm.trains):
         return []
 
     state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
@@ -227,7 +227,7 @@ def resolved(
         roster: the clients; None: they are not known yet.
     """
     schedule = _with_evaluations(config.schedule, algorithm, roster)
-    everybody = schedule.everybody_trains(algorithm)
+    everybody = schedule.everybody_trains(algorithm.trains)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, name=model_name),

@@ -7,7 +7,7 @@ from typing import Any
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import find_name
 from fedtailor.core.metrics import METRICS
-from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.partitions import PARTITIONS
 from fedtailor.models import MODELS, build_model
 from fedtailor.simulation.engines import ENGINES

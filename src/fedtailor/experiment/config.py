@@ -22,8 +22,7 @@ from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean, find_name, match_name
 from fedtailor.core.options import Flag, Range, build, check_options, check_value, marks_of, show
 from fedtailor.core.reading import read_toml
-from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, read_schedule, schedule_flags
-from fedtailor.core.training_options import Training
+from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, Training, read_schedule, schedule_flags
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
 from fedtailor.simulation.engines.options import EngineOptions

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.core.errors import ConfigError, FedtailorError, did_you_mean, find_name
-from fedtailor.core.targets import find_target, refuse_target
 
 if TYPE_CHECKING:
     from fedtailor.core.task import Model
@@ -98,20 +98,23 @@ def build_model(
         >>> build_model("mlp", (1, 28, 28), 10, {"hidden": 20}).feature_dim
         20
     """
+    shape = tuple(input_shape)
+    options = options or {}
+    if ":" not in spec:
+        name = find_name("model", spec, MODELS, key="model.name")
+        function = pkgutil.resolve_name(f"{__name__}.{MODELS[name].module}:{name}")
+        model: Model = _call(function, name, shape, num_classes, options)
+        return model
+
     from fedtailor.core.rng import new_key
+    from fedtailor.core.targets import find_target
     from fedtailor.models.module import wrap
     from fedtailor.models.module_model import seeded_generator
 
-    target = spec
-    if ":" not in spec:
-        spec = find_name("model", spec, MODELS, key="model.name")
-        target = f"{__name__}.{MODELS[spec].module}:{spec}"
-
     # A user's function may draw weights from PyTorch's generator.
-    function = find_target(target, what="model", key="model.name")
-    shape = tuple(input_shape)
+    function = find_target(spec, what="model", key="model.name")
     with seeded_generator(new_key(0, purpose="model function")):
-        result = _call(function, spec, shape, num_classes, options or {})
+        result = _call(function, spec, shape, num_classes, options)
 
     return wrap(result, input_shape=shape, num_classes=num_classes, name=spec)
 
@@ -132,8 +135,8 @@ def _call(
     except (Exception, SystemExit) as error:
         written = [f"{name}={value!r}" for name, value in options.items()]
         call = f"{target}({', '.join([str(input_shape), str(num_classes), *written])})"
-        message = f"the call {call} raised {type(error).__name__}: {error}"
-        raise refuse_target(message, target, key="model.name") from error
+        message = f"the call {call} raised {type(error).__name__}: {error}".rstrip(".")
+        raise ConfigError(f"{message}.", key="model.name", got=target) from error
 
 
 def _check_options(function: Callable[..., Any], target: str, options: Mapping[str, Any]) -> None:

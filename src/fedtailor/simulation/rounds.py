@@ -185,7 +185,7 @@ def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
 
 def _check_who_trains(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) -> None:
     """Check that no client trains whose upload would be missing."""
-    if schedule.everybody_trains(algorithm) and algorithm.requires_upload:
+    if schedule.everybody_trains(algorithm.trains) and algorithm.requires_upload:
         raise ConfigError(
             f"federation.train must be 'cohort' or 'auto' for {type(algorithm).__name__}, got "
             "'all': the server keeps a mean of what the clients keep, which is wrong unless every "

@@ -125,7 +125,7 @@ class RunServer:
         self.task = algorithm.bind(roster.common_task)
         self.messages = algorithm.messages(self.task)
         self.num_trainable = len(roster.trainable_clients)
-        self.everybody_trains = schedule.everybody_trains(algorithm)
+        self.everybody_trains = schedule.everybody_trains(algorithm.trains)
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
 
         self.robust = schedule.robust_reduction()

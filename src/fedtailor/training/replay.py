@@ -25,9 +25,9 @@ from torch import Tensor
 from fedtailor.core import tree
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
+from fedtailor.training.one_client import StepBuffers, StepFunction, write
 from fedtailor.training.phase import Phase
 from fedtailor.training.recording import MOST_BYTES, CannotRecord, StepGraph, record
-from fedtailor.training.step_runner import StepBuffers, StepFunction, write
 
 _OFTEN = 16
 """Steps of one shape before it is recorded, which costs as much as several steps."""

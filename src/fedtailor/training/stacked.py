@@ -23,11 +23,12 @@ from fedtailor.training.one_client import (
     chunk_size,
     merge_leaves,
     nothing_collected,
+    separate_from,
     split_leaves,
+    write,
 )
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
-from fedtailor.training.step_runner import separate_from, write
 
 
 class Stacked(NamedTuple):

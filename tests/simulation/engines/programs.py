@@ -14,7 +14,7 @@ import torch
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.engine import ExampleRows, Job
 from fedtailor.simulation.programs import SharedInputs
-from fedtailor.training.step_runner import current_runner
+from fedtailor.training.one_client import current_runner
 
 
 class Inputs(NamedTuple):

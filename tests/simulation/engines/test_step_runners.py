@@ -5,8 +5,8 @@ import pytest
 from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
+from fedtailor.training.one_client import PLAIN, current_runner, steps_run_by
 from fedtailor.training.replay import ReplayRunner
-from fedtailor.training.step_runner import PLAIN, current_runner, steps_run_by
 from simulation.engines.programs import job, runner_is_new
 
 

@@ -1,4 +1,414 @@
-"""Readers of known data sets, and the table of them in :mod:`.known`.
+"""The table of known data sets: description, files, downloads, license and citation.
 
-A reader is a module with a function ``load(files: Files) -> Dataset``.
+Nothing is imported until an entry is used, so that a listing is immediate. Most authors, and
+torchvision, give an MD5 of a file; the table has a SHA-256 where it is known. Both detect damage;
+only SHA-256 detects a deliberate change. Addresses and checksums are from torchvision 0.2x
+(``torchvision/datasets``) and the authors' pages.
 """
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from fedtailor.data.dataset import Dataset
+    from fedtailor.data.files import Files
+
+
+class PublishedFile(NamedTuple):
+    """One published file."""
+
+    url: str
+    path: str
+    """Destination, relative to the data folder."""
+    checksum: str
+    """``sha256:`` or ``md5:`` and hexadecimal digits."""
+    size: int = 0
+    """Bytes; 0: unknown."""
+    unpack: Literal["", "tar", "zip"] = ""
+    """Kind of archive, which is removed after unpacking; empty: the file is used as it is."""
+    into: str = "."
+    """Folder in which an archive is unpacked, relative to the data folder."""
+    strip: str = ""
+    """Folder of the archive whose files are moved there; empty: all folders are."""
+    unpacked: int = 0
+    """Approximate bytes of the unpacked files, for which the disk needs room."""
+    gives: tuple[str, ...] = ()
+    """Files of an archive, relative to the data folder: if they exist, all do."""
+
+
+class KnownDataset(NamedTuple):
+    """A row of the table."""
+
+    reader: str
+    """``module:function`` within this package: ``load(files: Files) -> Dataset``."""
+    description: str
+    examples: int
+    """Published examples, training and test together; -1: not a fixed number."""
+    files: tuple[str, ...] = ()
+    """Patterns of the files that may be read, relative to the data folder; empty: no file is
+    needed."""
+    downloads: tuple[PublishedFile, ...] = ()
+    """What ``fedtailor data fetch`` downloads."""
+    elsewhere: str = ""
+    """Instructions for files that cannot be fetched: their source, and their place."""
+    license: str = "none stated by the authors"
+    citation: str = ""
+    tested_on: Literal["original", "synthetic"] = "original"
+    """Whether the reader was tested on the original files, or on synthetic files only."""
+
+    def load(self, files: Files) -> Dataset:
+        """Import the reader, and read the files."""
+        module, function = self.reader.split(":")
+        read = getattr(importlib.import_module(f"fedtailor.data.datasets.{module}"), function)
+        return cast("Dataset", read(files))
+
+
+_LECUN = (
+    "LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document "
+    "recognition, IEEE Proc."
+)
+_KRIZHEVSKY = (
+    "Krizhevsky 2009, Learning multiple layers of features from tiny images, report, University of "
+    "Toronto."
+)
+_COHEN = (
+    "Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters, "
+    "IJCNN."
+)
+_GANIN = (
+    "Ganin, Ustinova, Ajakan et al. 2016, Domain-adversarial training of neural networks, JMLR."
+)
+
+_MNIST_M_PLACE = (
+    "MNIST-M is on a shared drive linked from its author's page, http://yaroslav.ganin.net: put "
+    "the folders mnist_m_train and mnist_m_test with their files mnist_m_train_labels.txt and "
+    "mnist_m_test_labels.txt into MNIST-M."
+)
+_SYN_DIGITS_PLACE = (
+    "SynDigits (SynthDigits.zip) is on a shared drive linked from its author's page, "
+    "http://yaroslav.ganin.net: put synth_train_32x32.mat and synth_test_32x32.mat into "
+    "SynthDigits."
+)
+
+
+def _idx(url: str, folder: str, *files: tuple[str, str, int]) -> tuple[PublishedFile, ...]:
+    """Return the files of MNIST or Fashion-MNIST, each from its name, SHA-256 and bytes."""
+    published = []
+    for name, checksum, size in files:
+        file = f"{name}-ubyte.gz"
+        path = f"{folder}/raw/{file}"
+        published.append(PublishedFile(f"{url}/{file}", path, f"sha256:{checksum}", size))
+
+    return tuple(published)
+
+
+_MNIST = _idx(
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "MNIST",
+    (
+        "train-images-idx3",
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        9_912_422,
+    ),
+    (
+        "train-labels-idx1",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        28_881,
+    ),
+    (
+        "t10k-images-idx3",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        1_648_877,
+    ),
+    (
+        "t10k-labels-idx1",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        4_542,
+    ),
+)
+_FASHION_MNIST = _idx(
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "FashionMNIST",
+    (
+        "train-images-idx3",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        26_421_880,
+    ),
+    (
+        "train-labels-idx1",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        29_515,
+    ),
+    (
+        "t10k-images-idx3",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        4_422_102,
+    ),
+    (
+        "t10k-labels-idx1",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        5_148,
+    ),
+)
+_SVHN = (
+    PublishedFile(
+        "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
+        "SVHN/train_32x32.mat",
+        "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        182_040_794,
+    ),
+    PublishedFile(
+        "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
+        "SVHN/test_32x32.mat",
+        "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+        64_275_384,
+    ),
+)
+_USPS_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass"
+_USPS = (
+    PublishedFile(f"{_USPS_URL}/usps.bz2", "USPS/usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197"),
+    PublishedFile(
+        f"{_USPS_URL}/usps.t.bz2", "USPS/usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118"
+    ),
+)
+_CIFAR10 = PublishedFile(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "cifar-10-python.tar.gz",
+    "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    170_498_071,
+    unpack="tar",
+    unpacked=187_000_000,
+    gives=(
+        *(f"cifar-10-batches-py/data_batch_{part}" for part in range(1, 6)),
+        "cifar-10-batches-py/test_batch",
+    ),
+)
+_CIFAR100 = PublishedFile(
+    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    "cifar-100-python.tar.gz",
+    "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+    169_001_437,
+    unpack="tar",
+    unpacked=187_000_000,
+    gives=("cifar-100-python/meta", "cifar-100-python/test", "cifar-100-python/train"),
+)
+
+
+_EMNIST = PublishedFile(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+    "EMNIST/raw/gzip.zip",
+    "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+    561_753_746,
+    unpack="zip",
+    into="EMNIST/raw",
+    strip="gzip",
+    unpacked=570_000_000,
+)
+"""One archive with all splits."""
+
+
+def _emnist(split: str, what: str, examples: int, function: str = "load_emnist") -> KnownDataset:
+    """Return the row of one split of EMNIST."""
+    contents = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
+    gives = tuple(f"EMNIST/raw/emnist-{split}-{content}-ubyte.gz" for content in contents)
+    return KnownDataset(
+        f"mnist:{function}",
+        f"EMNIST {what}, 28x28 pixels",
+        examples,
+        (f"EMNIST/raw/emnist-{split}-*", f"EMNIST/gzip/emnist-{split}-*"),
+        (_EMNIST._replace(gives=gives),),
+        license="public domain (NIST)",
+        citation=_COHEN,
+        tested_on="synthetic",
+    )
+
+
+DATASETS: Mapping[str, KnownDataset] = {
+    "cifar10": KnownDataset(
+        "cifar:load",
+        "60,000 color photographs of 32x32 pixels, 10 classes",
+        60_000,
+        ("cifar-10-batches-py/*",),
+        (_CIFAR10,),
+        citation=_KRIZHEVSKY,
+    ),
+    "cifar100": KnownDataset(
+        "cifar:load",
+        "60,000 color photographs of 32x32 pixels, 100 classes",
+        60_000,
+        ("cifar-100-python/*",),
+        (_CIFAR100,),
+        citation=_KRIZHEVSKY,
+    ),
+    "cifar100_coarse": KnownDataset(
+        "cifar:load",
+        "CIFAR-100 with its 20 superclasses as labels and the 100 classes as subclasses",
+        60_000,
+        ("cifar-100-python/*",),
+        (_CIFAR100,),
+        citation=_KRIZHEVSKY,
+    ),
+    "digit5": KnownDataset(
+        "digit5:load",
+        "five domains of digits: MNIST, SVHN, USPS, SynDigits, MNIST-M, as 32x32 color pixels",
+        -1,
+        ("MNIST/raw/*", "SVHN/*.mat", "USPS/*", "SynthDigits/*.mat", "MNIST-M/**/*"),
+        (*_MNIST, *_SVHN, *_USPS),
+        f"{_MNIST_M_PLACE} {_SYN_DIGITS_PLACE}",
+        citation="composed of the five original data sets; see their citations.",
+        tested_on="synthetic",
+    ),
+    "digits": KnownDataset(
+        "digits:load",
+        "1,797 handwritten digits of 8x8 pixels, part of scikit-learn: no download",
+        1797,
+        license="CC BY 4.0 (UCI Machine Learning Repository)",
+        citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits, UCI "
+        "repository.",
+    ),
+    "emnist_balanced": _emnist(
+        "balanced", "balanced: 131,600 digits and letters, 47 classes", 131_600
+    ),
+    "emnist_byclass": _emnist(
+        "byclass", "by class: 814,255 digits and letters, 62 classes", 814_255
+    ),
+    "emnist_bymerge": _emnist(
+        "bymerge", "by merge: 814,255 digits and letters, 47 classes", 814_255
+    ),
+    "emnist_digits": _emnist("digits", "digits: 280,000 digits, 10 classes", 280_000),
+    "emnist_letters": _emnist("letters", "letters: 145,600 letters, 26 classes", 145_600),
+    "emnist_letters10": _emnist(
+        "letters",
+        "letters, the first ten: 56,000 images, standardized (FedCR)",
+        56_000,
+        "load_letters10",
+    ),
+    "emnist_mnist": _emnist("mnist", "of MNIST's size: 70,000 digits, 10 classes", 70_000),
+    "fashion_mnist": KnownDataset(
+        "mnist:load",
+        "70,000 gray pictures of clothes of 28x28 pixels, 10 classes",
+        70_000,
+        ("FashionMNIST/raw/*",),
+        _FASHION_MNIST,
+        license="MIT (Zalando SE)",
+        citation="Xiao, Rasul and Vollgraf 2017, Fashion-MNIST: a novel image dataset for "
+        "benchmarking machine learning algorithms, arXiv:1708.07747.",
+    ),
+    "femnist": KnownDataset(
+        "femnist:load",
+        "handwritten digits and letters of 28x28 pixels by writer (LEAF), 62 classes",
+        -1,
+        ("femnist/**/train/*.json", "femnist/**/test/*.json"),
+        elsewhere="LEAF's scripts make FEMNIST by writer, https://github.com/TalwalkarLab/leaf "
+        "(data/femnist): put its folders train and test with all_data_*.json into femnist.",
+        license="BSD 2-Clause (LEAF); public domain (NIST)",
+        citation="Caldas, Duddu, Wu, Li, Konečný et al. 2018, LEAF: a benchmark for federated "
+        "settings, arXiv:1812.01097.",
+        tested_on="synthetic",
+    ),
+    "mnist": KnownDataset(
+        "mnist:load",
+        "70,000 handwritten digits of 28x28 pixels, 10 classes",
+        70_000,
+        ("MNIST/raw/*",),
+        _MNIST,
+        license="none stated by the authors; usually given as CC BY-SA 3.0",
+        citation=_LECUN,
+    ),
+    "mnist_m": KnownDataset(
+        "mnist_m:load",
+        "68,002 digits on photographs, 32x32 color pixels, 10 classes",
+        68_002,
+        ("MNIST-M/**/*",),
+        elsewhere=_MNIST_M_PLACE,
+        citation=_GANIN,
+    ),
+    "sun397": KnownDataset(
+        "sun397:load",
+        "scenes of 64x64 color pixels: 3 superclasses of 50 categories with 100 pictures each "
+        "(pFedVEM)",
+        15_000,
+        ("SUN397/**/*.jpg", "SUN397/**/three_levels.csv"),
+        (
+            PublishedFile(
+                "http://vision.princeton.edu/projects/2010/SUN/SUN397.tar.gz",
+                "SUN397.tar.gz",
+                "md5:8ca2778205c41d23104230ba66911c7a",
+                unpack="tar",
+                unpacked=40_000_000_000,
+                gives=("SUN397/ClassName.txt",),
+            ),
+        ),
+        "SUN397 also needs its hierarchy of categories: unpack "
+        "https://vision.princeton.edu/projects/2010/SUN/hierarchy_three_levels.zip and save the "
+        "sheet SUN397 of three_levels.xlsx as SUN397/hierarchy_three_levels/three_levels.csv.",
+        citation="Xiao, Hays, Ehinger, Oliva and Torralba 2010, SUN database: large-scale scene "
+        "recognition, CVPR.",
+        tested_on="synthetic",
+    ),
+    "svhn": KnownDataset(
+        "svhn:load",
+        "99,289 house numbers of 32x32 color pixels, 10 classes",
+        99_289,
+        ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat"),
+        _SVHN,
+        license="non-commercial use (authors)",
+        citation="Netzer, Wang, Coates, Bissacco, Wu and Ng 2011, Reading digits in natural "
+        "images, NIPS workshop.",
+        tested_on="synthetic",
+    ),
+    "syn_digits": KnownDataset(
+        "svhn:load",
+        "488,953 rendered digits of 32x32 color pixels, 10 classes",
+        488_953,
+        ("SynthDigits/synth_train_32x32.mat", "SynthDigits/synth_test_32x32.mat"),
+        elsewhere=_SYN_DIGITS_PLACE,
+        citation=_GANIN,
+        tested_on="synthetic",
+    ),
+    "synthetic": KnownDataset(
+        "synthetic:load",
+        "6,000 examples of Gaussian classes, shifted by domain, with a known best accuracy: no "
+        "download",
+        6_000,
+        license="Apache-2.0 (fedtailor)",
+        citation="made by fedtailor.",
+    ),
+    "tiny_imagenet": KnownDataset(
+        "tiny_imagenet:load",
+        "110,000 labelled color photographs of 64x64 pixels, 200 classes",
+        110_000,
+        (
+            "tiny-imagenet-200/*.txt",
+            "tiny-imagenet-200/train/*/images/*",
+            "tiny-imagenet-200/val/*.txt",
+            "tiny-imagenet-200/val/images/*",
+        ),
+        (
+            PublishedFile(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "tiny-imagenet-200.zip",
+                "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+                248_100_043,
+                unpack="zip",
+                unpacked=300_000_000,
+                gives=("tiny-imagenet-200/val/val_annotations.txt", "tiny-imagenet-200/wnids.txt"),
+            ),
+        ),
+        license="ImageNet terms: non-commercial research",
+        citation="Le and Yang 2015, Tiny ImageNet visual recognition challenge, Stanford CS 231N.",
+        tested_on="synthetic",
+    ),
+    "usps": KnownDataset(
+        "usps:load",
+        "9,298 handwritten digits of 16x16 pixels from envelopes, 10 classes",
+        9_298,
+        ("USPS/usps.bz2", "USPS/usps.t.bz2"),
+        _USPS,
+        citation="Hull 1994, A database for handwritten text recognition research, IEEE TPAMI.",
+    ),
+}
+"""Known data sets by name."""

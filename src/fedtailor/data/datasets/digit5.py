@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.datasets.known import DATASETS
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.files import Files, matching_files
 
 _SIDE = 32

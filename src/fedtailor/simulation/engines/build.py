@@ -149,9 +149,9 @@ def expected_steps(
 
     clients = float(len(sizes))
     participation = schedule.participation
-    if not schedule.everybody_trains(algorithm) and participation.plan == "fixed":
+    if not schedule.everybody_trains(algorithm.trains) and participation.plan == "fixed":
         clients = min(participation.count, clients)
-    elif not schedule.everybody_trains(algorithm) and participation.plan == "bernoulli":
+    elif not schedule.everybody_trains(algorithm.trains) and participation.plan == "bernoulli":
         clients *= participation.probability
 
     training = algorithm.training

@@ -29,7 +29,7 @@ from fedtailor.core.errors import RunError
 from fedtailor.core.torch_private import count_writes
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
 from fedtailor.training.batches import take
-from fedtailor.training.step_runner import PLAIN, StepRunner, steps_run_by
+from fedtailor.training.one_client import PLAIN, StepRunner, steps_run_by
 
 LARGEST_COPY = 2**29
 """Bytes of examples that are copied. Programs with more see the data themselves."""
