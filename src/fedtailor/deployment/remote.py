@@ -21,9 +21,9 @@ from fedtailor.deployment.packing import pack_download, unpack_upload
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import (
+    Work,
     check_scores,
     from_blob,
-    head_of,
     refusal_in,
     repeated,
     to_blob,
@@ -167,20 +167,18 @@ class RemoteClients:
 
         requests = {}
         for client in clients:
-            # A site must not remove the state of the best round, however old it is.
-            best = self._version(self._best_bases, client)
-            head = head_of(
+            work = Work(
                 request,
-                run=self._plan.run,
-                round=round,
-                client=client,
+                self._plan.run,
+                round,
+                client,
                 base=self._version(self.bases, client),
-                keep=[] if best is None else [best],
+                best=self._version(self._best_bases, client),
             )
             blobs = {"plan": self._plan.raw, "shared": shared}
             if client in self.per_client:
                 blobs["own"] = to_blob(self.per_client[client], self._modules)
-            requests[client] = Envelope(head, blobs)
+            requests[client] = Envelope(work.to_head(), blobs)
 
         def belongs(client: int, answer: Envelope) -> bool:
             return repeated(requests[client].head).items() <= answer.head.items()
@@ -201,20 +199,21 @@ class RemoteClients:
     def _train_reply(self, answer: Envelope, round: int, attempt: int) -> TrainReply:
         problem = answer.head.get("problem")
         if problem is not None:
-            return TrainReply(round, attempt, {}, {}, (), _problem(problem))
+            if not isinstance(problem, str):
+                raise wrong("problem", "a text", problem)
+            return TrainReply(round, attempt, {}, {}, (), Problem("state", "", one_line(problem)))
 
         content = self._content(answer, {"upload", "metrics", "scores"})
         upload = unpack_upload(content["upload"], self._messages)
         metrics = _numbers(content["metrics"])
         text = problem_with_numbers(metrics, "metric")
-        return TrainReply(
-            round,
-            attempt,
-            upload,
-            metrics,
-            self._scores_if_shared(content["scores"]),
-            Problem("metric", "", text) if text else None,
-        )
+        flaw = Problem("metric", "", text) if text else None
+
+        # A site that shares no scores sends ().
+        scores = content["scores"]
+        if not isinstance(scores, tuple) or len(scores):
+            scores = check_scores(scores, self._num_classes)
+        return TrainReply(round, attempt, upload, metrics, scores, flaw)
 
     def _personalize_reply(self, answer: Envelope) -> PersonalizeReply:
         content = self._content(answer, {"scores", "diagnostics"})
@@ -225,16 +224,12 @@ class RemoteClients:
         scores = {name: check_scores(test_sets[name], self._num_classes) for name in test_sets}
         diagnostics = usable_numbers(_numbers(content["diagnostics"]))
         problem = answer.head.get("problem", "")
-        return PersonalizeReply(
-            scores, diagnostics, one_line(problem) if isinstance(problem, str) else ""
-        )
+        if not isinstance(problem, str):
+            raise wrong("problem", "a text", problem)
+        return PersonalizeReply(scores, diagnostics, one_line(problem))
 
     def _scores(self, answer: Envelope) -> Scores:
         return check_scores(self._content(answer, {"scores"})["scores"], self._num_classes)
-
-    def _scores_if_shared(self, scores: Any) -> Scores | tuple[()]:
-        is_empty = isinstance(scores, tuple) and scores == ()
-        return () if is_empty else check_scores(scores, self._num_classes)
 
 
 def _read(
@@ -265,13 +260,3 @@ def _numbers(value: Any) -> dict[str, Tensor]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise wrong("metrics", "numbers by name", "something else")
     return dict(value)
-
-
-def _problem(value: Any) -> Problem:
-    """Return the problem that a site says its round has; every site may say that of itself."""
-    texts = value if isinstance(value, list) else []
-    if len(texts) != 3 or not all(isinstance(text, str) for text in texts):
-        raise wrong("problem", "a kind, a field and a text", value)
-
-    kind, _, text = map(one_line, texts)
-    return Problem("state", "", text or f"the site says that its work cannot be used ({kind})")

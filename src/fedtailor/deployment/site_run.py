@@ -50,7 +50,7 @@ class SiteAnswer(NamedTuple):
 
 
 def reason_answer(key: str, reason: str) -> SiteAnswer:
-    """Return the answer of a site that gives no other one; ``key`` is "refused" or "failed"."""
+    """Return the answer of a site that gives no other one; ``key`` is the kind of reason."""
     return SiteAnswer({key: reason}, {"a reason": len(reason)})
 
 
@@ -120,16 +120,16 @@ class SiteRun:
             return self._failed(reply)
 
         if reply.problem is not None:
-            has_text = "errors" in self._options.share
-            problem = list(reply.problem) if has_text else [reply.problem.kind, "", ""]
-            return SiteAnswer({"problem": problem}, {})
+            problem = f"the site says that its work cannot be used ({reply.problem.kind})"
+            if "errors" in self._options.share and reply.problem.text:
+                problem = reply.problem.text
+            return reason_answer("problem", problem)
 
         # The server may still leave the round out, and then it names the older state again.
         clients.accept(self.client)
         version = Version(work.round, request.attempt)
         self._states.save(version, states[self.client])
-        base = [] if work.base is None else [work.base]
-        self._states.keep([version, *work.keep, *base])
+        self._states.keep({version, work.base, work.best})
 
         upload = pack_upload(reply.upload, self._messages)
         out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}

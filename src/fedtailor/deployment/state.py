@@ -105,7 +105,7 @@ class SiteState:
         )
         raise DataError(message, path=str(self.folder), allowed=rounds, got=version.round)
 
-    def keep(self, versions: Iterable[Version]) -> None:
+    def keep(self, versions: Iterable[Version | None]) -> None:
         """Remove all other states but the newest few, to which a server may go back."""
         remaining = {*versions, *self.versions()[-_SPARE:]}
         for file in self._files():

@@ -33,13 +33,12 @@ LARGEST_BLOB = 2**33
 MOST_SITES = 10**6
 _REPEATED = ("kind", "run", "round", "client", "attempt")
 _MOST_LEAVES = 2**14
-_MOST_STATES = 16
 _MOST_ATTEMPTS = 10**4
 _LARGEST_ROUND = 10**9
 
 
 class Work(NamedTuple):
-    """A request of a round, as a site reads it."""
+    """A request of a round to one site."""
 
     request: Request
     run: str
@@ -47,34 +46,21 @@ class Work(NamedTuple):
     client: int
     base: Version | None
     """The state from which the site continues; None: the one before its first round."""
-    keep: tuple[Version, ...]
-    """States that the server may go back to."""
+    best: Version | None
+    """The state to which the server may go back, however old it is; None: there is none."""
 
-
-def head_of(
-    request: Request,
-    *,
-    run: str,
-    round: int,
-    client: int,
-    base: Version | None,
-    keep: Collection[Version],
-) -> dict[str, Any]:
-    """Return the head of a request."""
-    return {
-        "kind": request.name,
-        "run": run,
-        "round": round,
-        "client": client,
-        "base": None if base is None else list(base),
-        "keep": sorted(list(version) for version in keep),
-        "options": asdict(request),
-    }
+    def to_head(self) -> dict[str, Any]:
+        """Return the head of the message; :func:`read_head` reads it."""
+        return {
+            **self._asdict(),
+            "kind": self.request.name,
+            "request": asdict(self.request),
+        }
 
 
 def repeated(head: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the head of a request that its answer repeats, and so belongs to it."""
-    options = head.get("options")
+    options = head.get("request")
     values = {**options, **head} if isinstance(options, Mapping) else head
     return {key: values[key] for key in _REPEATED if key in values}
 
@@ -101,18 +87,13 @@ def read_head(head: Mapping[str, Any]) -> Work:
     if not isinstance(run, str) or not run.isalnum() or len(run) > 64:
         raise wrong("run", "the name of a run", run)
 
-    keep = head.get("keep")
-    if not isinstance(keep, list) or len(keep) > _MOST_STATES:
-        raise wrong("keep", "a list of states", keep)
-
-    base = head.get("base")
     return Work(
-        request=_read_options(REQUESTS[kind], head.get("options")),
+        request=_read_options(REQUESTS[kind], head.get("request")),
         run=run,
         round=whole("round", head.get("round"), _LARGEST_ROUND),
         client=whole("client", head.get("client"), MOST_SITES),
-        base=None if base is None else _version(base),
-        keep=tuple(_version(version) for version in keep),
+        base=_version("base", head.get("base")),
+        best=_version("best", head.get("best")),
     )
 
 
@@ -120,13 +101,13 @@ def _read_options(cls: type[Any], options: Any) -> Request:
     """Return a request with its options, which are flags and a number of attempts."""
     names = {field.name for field in fields(cls)}
     if not isinstance(options, Mapping) or set(options) != names:
-        raise wrong("options", f"the options of a request to {cls.name}", options)
+        raise wrong("request", f"the options of a request to {cls.name}", options)
 
     for name, value in options.items():
         if name == "attempt":
-            whole("options.attempt", value, _MOST_ATTEMPTS)
+            whole("request.attempt", value, _MOST_ATTEMPTS)
         elif type(value) is not bool:
-            raise wrong(f"options.{name}", "true or false", value)
+            raise wrong(f"request.{name}", "true or false", value)
 
     request: Request = cls(**options)
     return request
@@ -143,11 +124,13 @@ def whole(name: str, value: Any, most: int) -> int:
     return value
 
 
-def _version(value: Any) -> Version:
+def _version(name: str, value: Any) -> Version | None:
+    if value is None:
+        return None
     if not isinstance(value, list) or len(value) != 2:
-        raise wrong("base", "a round and an attempt", value)
-    round = whole("base", value[0], _LARGEST_ROUND)
-    return Version(round, whole("base", value[1], _MOST_ATTEMPTS))
+        raise wrong(name, "a round and an attempt", value)
+    round = whole(name, value[0], _LARGEST_ROUND)
+    return Version(round, whole(name, value[1], _MOST_ATTEMPTS))
 
 
 def wrong(name: str, allowed: str, got: object) -> DataError:
