@@ -244,8 +244,7 @@ def unpack(archive: Path, published: PublishedFile, folder: Path, progress: Repo
             for files, _ in enumerate(_extract(archive, published.unpack, unpacked), 1):
                 progress(f"unpacking {archive.name}", files, 0)
         except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as reason:
-            got = f"{type(reason).__name__}: {reason}"
-            raise damaged(archive, "an intact archive of plain files", got) from reason
+            raise damaged(archive, "an intact archive of plain files", reason) from reason
 
         # A file in `gives` says that all are there, so those are moved last.
         root = unpacked / published.strip

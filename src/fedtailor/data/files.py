@@ -116,8 +116,9 @@ def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
 
 
 def damaged(path: Path, allowed: str, got: object) -> DataError:
-    """Return the error for a file with other content than expected."""
-    text = f"{got!s:.200}"
+    """Return the error for a file with other content than expected; ``got`` may be an exception."""
+    text = f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
+    text = text[:200]
     message = f"{path}: expected {allowed}, got {text}."
     return DataError(message, path=str(path), allowed=allowed, got=text)
 

@@ -93,4 +93,4 @@ def decode_picture(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Im
         raise
     except Exception as error:  # Pillow raises almost any exception on damaged files
         allowed = f"an intact picture ({', '.join(formats)})"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error

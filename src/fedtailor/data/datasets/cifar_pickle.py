@@ -33,7 +33,7 @@ def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
             batch[_text(key)] = value.values if isinstance(value, _Array) else value
     except Exception as error:  # damaged or hostile content can raise any exception
         allowed = "a pickle of a dict with plain values and arrays of whole numbers"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error
 
     return batch
 

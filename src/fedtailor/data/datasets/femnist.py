@@ -22,7 +22,6 @@ from fedtailor.data.files import Files, check_count, damaged
 
 _SIDE = 28
 _CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
-_MAX_NAME = 80
 
 
 def load(files: Files) -> Dataset:
@@ -56,8 +55,8 @@ def load(files: Files) -> Dataset:
                     labels.append(numbers)
                     domains.append(np.full(len(numbers), domain, np.int64))
 
-        # All of these come first, and the first part is for training.
-        num_train = num_train or sum(map(len, labels))
+        if part == "train":
+            num_train = sum(map(len, labels))
         if not num_train:
             raise damaged(files.folder / "femnist", "an example for training", "none")
 
@@ -105,12 +104,9 @@ def _read(raw: bytes, path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]
             raise ValueError("'users' and 'user_data' name different writers")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON as LEAF writes it, with users, num_samples and user_data"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error
 
     for writer, count in counts.items():
-        if not (writer.isprintable() and 0 < len(writer) <= _MAX_NAME):
-            raise damaged(path, f"names of at most {_MAX_NAME} characters", repr(writer))
-
         images, labels = _examples(path, writer, entries[writer])
         if len(labels) != count:
             allowed = f"{count} examples of writer '{writer}', as num_samples says"
@@ -126,7 +122,7 @@ def _examples(path: Path, writer: str, entry: Any) -> tuple[np.ndarray, np.ndarr
         labels = np.asarray(entry["y"])
     except (ValueError, LookupError, TypeError) as error:
         allowed = f"lists x and y of writer '{writer}'"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error
 
     if not pixels.size and not labels.size:
         return np.empty((0, _SIDE, _SIDE, 1), np.uint8), np.empty(0, np.int64)

@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -51,19 +51,26 @@ _EMNIST = {
 """Names of classes by split of EMNIST; in ``letters`` both cases have one label."""
 
 
+class _Part(NamedTuple):
+    """The training or the test part."""
+
+    images: np.ndarray  # (rows, 28, 28), uint8
+    labels: np.ndarray  # (rows,), int64
+
+
 def load(files: Files) -> Dataset:
     """Load MNIST or Fashion-MNIST.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    is_mnist = files.dataset == "mnist"
-    folder = "MNIST" if is_mnist else "FashionMNIST"
-    names = tuple(string.digits) if is_mnist else _CLOTHES
-    parts = [
-        _read_part(files, [f"{folder}/raw/{part}-{{}}-ubyte"], 10) for part in ("train", "t10k")
-    ]
-    return _dataset(files, parts, names)
+    folder, names = "FashionMNIST", _CLOTHES
+    if files.dataset == "mnist":
+        folder, names = "MNIST", tuple(string.digits)
+
+    train = _read_part(files, [f"{folder}/raw/train-{{}}-ubyte"], 10)
+    test = _read_part(files, [f"{folder}/raw/t10k-{{}}-ubyte"], 10)
+    return _dataset(files, train, test, names)
 
 
 def load_emnist(files: Files) -> Dataset:
@@ -75,11 +82,11 @@ def load_emnist(files: Files) -> Dataset:
         DataError: a file is missing or damaged.
     """
     split = files.dataset.removeprefix("emnist_")
-    parts = []
-    for images, labels in _read_split(files, split):
-        parts.append((images.transpose(0, 2, 1), labels))
+    upright = []
+    for part in _read_split(files, split):
+        upright.append(part._replace(images=part.images.transpose(0, 2, 1)))
 
-    return _dataset(files, parts, tuple(_EMNIST[split]))
+    return _dataset(files, *upright, tuple(_EMNIST[split]))
 
 
 def load_letters10(files: Files) -> Dataset:
@@ -96,42 +103,39 @@ def load_letters10(files: Files) -> Dataset:
         is_first = labels < _LETTERS10
         if not is_first.any():
             raise damaged(files.folder / "EMNIST", "one of the letters A to J", "none")
-        parts.append((images[is_first], labels[is_first]))
+        parts.append(_Part(images[is_first], labels[is_first]))
 
     # From the counts of the 256 values, so that sums are exact.
-    counts = np.bincount(parts[0][0].reshape(-1), minlength=256)
+    counts = np.bincount(parts[0].images.reshape(-1), minlength=256)
     values = np.arange(256)
     total = int(counts.sum())
     mean = int(counts @ values) / total
     variance = int(counts @ values**2) / total - mean**2
     return dataclasses.replace(
-        _dataset(files, parts, tuple(string.ascii_uppercase[:_LETTERS10])),
+        _dataset(files, *parts, tuple(string.ascii_uppercase[:_LETTERS10])),
         normalize=Normalization((mean,), (max(variance, 0.0) ** 0.5,)),
         white=1.0,
         notes=("images are transposed, as in FedCR's experiments",),
     )
 
 
-def _dataset(
-    files: Files, parts: Sequence[tuple[np.ndarray, np.ndarray]], class_names: tuple[str, ...]
-) -> Dataset:
-    """Return the data set of a training and a test part: images (rows, side, side) and labels."""
+def _dataset(files: Files, train: _Part, test: _Part, class_names: tuple[str, ...]) -> Dataset:
     # Straight into the final memory layout, so that a large split is copied once.
-    y = np.concatenate([labels for _, labels in parts])
-    x = np.empty((len(y), *parts[0][0].shape[1:], 1), np.uint8)
-    np.concatenate([images for images, _ in parts], out=x[..., 0])
+    y = np.concatenate([train.labels, test.labels])
+    x = np.empty((len(y), 28, 28, 1), np.uint8)
+    np.concatenate([train.images, test.images], out=x[..., 0])
     return Dataset(
         name=files.dataset,
         x=x,
         y=y,
         num_classes=len(class_names),
         class_names=class_names,
-        num_official_train=len(parts[0][1]),
+        num_official_train=len(train.labels),
         sources=files.sources,
     )
 
 
-def _read_split(files: Files, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def _read_split(files: Files, split: str) -> list[_Part]:
     """Return both parts of a split of EMNIST, whose images are transposed."""
     parts = []
     for part in ("train", "test"):
@@ -143,10 +147,8 @@ def _read_split(files: Files, split: str) -> list[tuple[np.ndarray, np.ndarray]]
     return parts
 
 
-def _read_part(
-    files: Files, places: Sequence[str], num_classes: int, *, first: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (rows, 28, 28) and labels (rows,), counted from the ``first`` of the file.
+def _read_part(files: Files, places: Sequence[str], num_classes: int, *, first: int = 0) -> _Part:
+    """Return images, and labels counted from the ``first`` of the file.
 
     Places have ``{}`` where the name of a file says what it holds.
     """
@@ -162,7 +164,7 @@ def _read_part(
         allowed = f"labels from {first} to {first + num_classes - 1}"
         raise damaged(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
 
-    return images, labels
+    return _Part(images, labels)
 
 
 def _read_idx(files: Files, places: Sequence[str], axes: int) -> tuple[np.ndarray, Path]:
@@ -183,14 +185,13 @@ def _read_idx(files: Files, places: Sequence[str], axes: int) -> tuple[np.ndarra
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         size = math.prod(shape)
         if size > MAX_BYTES:
-            raise damaged(path, f"at most {MAX_BYTES} values", f"{size}")
+            raise damaged(path, f"at most {MAX_BYTES} values", size)
 
         # One byte more than it says, to notice a longer file.
         values = stream.read(size + 1)
     except (EOFError, OSError, zlib.error, struct.error) as error:
-        raise damaged(path, "an intact file", f"{type(error).__name__}: {error}") from error
+        raise damaged(path, "an intact file", error) from error
 
     if len(values) != size:
-        got = "more" if len(values) > size else f"only {len(values)}"
-        raise damaged(path, f"{size} values, as its header announces", got)
+        raise damaged(path, f"{size} values, as its header announces", "more or fewer")
     return np.frombuffer(values, np.uint8).reshape(shape), path

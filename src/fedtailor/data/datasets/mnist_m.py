@@ -67,7 +67,7 @@ def _read_npy(files: Files, path: Path) -> np.ndarray:
         return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
     except Exception as error:  # damaged headers raise many kinds of exceptions
         allowed = "an intact array of numbers"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error
 
 
 def _read_pictures(files: Files, part: str) -> tuple[np.ndarray, np.ndarray]:

@@ -58,7 +58,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         labels = variables["y"].reshape(-1)
     except Exception as error:  # damaged content raises many kinds of exceptions
         allowed = "an intact MATLAB file of version 5 to 7.2 with arrays of numbers X and y"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error
 
     if images.dtype != np.uint8 or images.shape[1:] != _IMAGE or not len(images):
         raise damaged(path, "'X' as bytes (32, 32, 3, rows)", f"{images.dtype} {images.shape}")

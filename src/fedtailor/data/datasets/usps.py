@@ -57,7 +57,7 @@ def _read(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         )
     except (OSError, EOFError, ValueError, OverflowError) as error:
         allowed = "libsvm text with 256 features, compressed by bzip2"
-        raise damaged(path, allowed, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, allowed, error) from error
 
     pixels = values.toarray()
     if not (np.abs(pixels) <= 1).all():
