@@ -76,16 +76,21 @@ def _groups(findings: Findings) -> list[dict[str, Any]]:
     groups = []
     for severity in _SEVERITIES:
         for kind in sorted(kind for of, kind in findings.counts if of == severity):
-            group = {"severity": severity, "kind": kind, "words": KINDS[kind].words}
-            alike = [
-                problem
-                for problem in findings.problems
-                if (problem.severity, problem.kind) == (severity, kind)
-            ]
-            first = [
-                {"site": problem.site, "path": problem.path, "message": problem.message}
-                for problem in alike[:_FIRST]
-            ]
-            groups.append({**group, "count": findings.counts[severity, kind], "first": first})
+            first: list[dict[str, Any]] = []
+            for problem in findings.problems:
+                is_alike = (problem.severity, problem.kind) == (severity, kind)
+                if is_alike and len(first) < _FIRST:
+                    place = {"site": problem.site, "path": problem.path}
+                    first.append({**place, "message": problem.message})
+
+            groups.append(
+                {
+                    "severity": severity,
+                    "kind": kind,
+                    "words": KINDS[kind].words,
+                    "count": findings.counts[severity, kind],
+                    "first": first,
+                }
+            )
 
     return groups

@@ -110,15 +110,15 @@ def _notes(parts: list[Dataset], absent: list[str], incomplete: list[str]) -> tu
 
 def _places(parts: list[Dataset]) -> list[np.ndarray]:
     """Return the rows of every part: first all training examples, then all test examples."""
-    sizes = np.array([[part.num_official_train, len(part.y)] for part in parts])
-    train_ends = np.cumsum(sizes[:, 0])
-    tests = sizes[:, 1] - sizes[:, 0]
-    test_ends = train_ends[-1] + np.cumsum(tests)
     places = []
-    for train, test, train_end, test_end in zip(
-        sizes[:, 0], tests, train_ends, test_ends, strict=True
-    ):
-        places.append(np.r_[train_end - train : train_end, test_end - test : test_end])
+    train_start = 0
+    test_start = sum(part.num_official_train for part in parts)
+    for part in parts:
+        train_end = train_start + part.num_official_train
+        test_end = test_start + len(part.y) - part.num_official_train
+        places.append(np.r_[train_start:train_end, test_start:test_end])
+        train_start = train_end
+        test_start = test_end
 
     return places
 

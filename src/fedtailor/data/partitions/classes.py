@@ -62,6 +62,7 @@ class Classes(Partition):
         self, labels: np.ndarray, clients: int, generator: np.random.RandomState
     ) -> list[list[int]]:
         """Return ``k`` different classes for each client."""
+        # What is left of the last pack goes to the next client first.
         pack: list[int] = []
         hands = []
         for _ in range(clients):
@@ -107,6 +108,7 @@ class CyclicClasses(Partition):
             allowed = f"k + clients - 1 >= {num_classes}, so that some client holds every class"
             raise self.impossible(allowed, f"{self.k} + {clients} - 1")
 
+        # How many examples of each of its classes every client gets: (clients, k).
         quota = len(annotations.labels) // clients
         sizes = [len(positions) for positions in by_class]
         counts = deal_cycle(sizes, self.k, clients, quota, generator)
@@ -143,6 +145,7 @@ def deal_cycle(
     Returns:
         None if no division is found.
     """
+    # In every turn each client gets one example, in a random order.
     deal = _CycleDeal(sizes, k, clients, _MAX_TRIES * quota * clients, generator)
     for _ in range(quota):
         deal.waiting = generator.permutation(clients).tolist()
@@ -192,6 +195,7 @@ class _CycleDeal:
         if not slots:
             return False
 
+        # Among equals the first one.
         slot = min(slots, key=counts.__getitem__)
         counts[slot] += 1
         self.left[(client + slot) % num_classes] -= 1
@@ -218,6 +222,7 @@ class _CycleDeal:
             lead = (other - client) % num_classes
             stock = self.counts[other]
             shared = [slot for slot in range(k) if stock[slot] and (lead + slot) % num_classes < k]
+            # The other client may have no example of a shared class: another try.
             if shared:
                 slot = shared[int(self.random() * len(shared))]
                 stock[slot] -= 1

@@ -82,11 +82,13 @@ def draw_shares(
     Raises:
         DataError: a client has too few examples in every draw.
     """
+    # Too few examples for any draw.
     rows = sum(map(len, by_class))
     least = f"at least {as_text(min_size)} examples{where} for each of {clients} clients"
     if min_size * clients > rows:
         raise partition.impossible(f"{least}, together {as_text(min_size * clients)}", str(rows))
 
+    # Draws that almost succeed may succeed later; hopeless ones stop early.
     fewest_short = clients
     draws = 0
     while draws < MAX_DRAWS and (draws < _FIRST_DRAWS or fewest_short <= _HOPELESS):
@@ -113,6 +115,7 @@ def _draw_once(
     There are no pieces if there are such clients. Random numbers are consumed in the released
     order: for every class a shuffle, then the proportions.
     """
+    # The examples that each client has so far decide who takes part in the next class.
     sizes = np.zeros(clients, dtype=np.int64)
     even_share = sum(map(len, by_class)) / clients
     orders = []
@@ -166,6 +169,7 @@ class DirichletQuota(Partition):
             allowed = f"at least {quota} x {clients} = {quota * clients} examples"
             raise self.impossible(allowed, str(rows))
 
+        # The order of these calls is that of the random numbers.
         generator = np.random.default_rng([seed])
         _, by_class = positions_by_value(annotations.labels)
         pools = [generator.permutation(positions) for positions in by_class]
@@ -227,6 +231,7 @@ def draw_classes(
         sizes: number of examples of each class, at least 1 each and at least n together.
         generator: source of random numbers.
     """
+    # All examples at once, as if no class could be used up.
     is_open = np.ones(len(sizes), dtype=bool)
     classes = _choose(log_weights, owners, is_open, generator)
 
@@ -234,6 +239,7 @@ def draw_classes(
     times = [np.flatnonzero(classes == label) for label in range(len(sizes))]
     ends = np.array(list(map(_end, times, sizes)))
     while ends.min() < _NEVER:
+        # The class that is used up first: whoever drew it later draws again.
         used_up = int(ends.argmin())
         is_open[used_up] = False
         ends[used_up] = _NEVER
@@ -241,6 +247,7 @@ def draw_classes(
         if not len(late):
             continue
 
+        # Other classes are drawn at more times now, and may be used up earlier.
         redrawn = _choose(log_weights, owners[late], is_open, generator)
         classes[late] = redrawn
         for label in np.unique(redrawn).tolist():
@@ -258,6 +265,7 @@ def _choose(
     log_weights: np.ndarray, owners: np.ndarray, is_open: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Return a class for each owner (n,) from its prior over the open classes."""
+    # In parts, since every example needs a number for every class.
     classes = np.flatnonzero(is_open)
     chosen = np.empty(len(owners), dtype=np.int64)
     step = max(_MAX_CELLS // len(classes), 1)

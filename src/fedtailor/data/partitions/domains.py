@@ -78,6 +78,7 @@ class Domains(Partition):
                 allowed = f"at least {self.per_domain} examples{where}"
                 raise self.impossible(allowed, str(len(positions)))
 
+            # Positions within the domain become positions in the data set.
             _, classes = positions_by_value(annotations.labels[positions])
             pools = [positions[rows] for rows in classes]
             parts += draw_shares(
@@ -107,6 +108,7 @@ class DomainLabels(Partition):
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Draw a domain and labels for each client, then cut each label among its clients."""
+        # The labels of each domain, and the positions of each within the domain.
         present, by_domain = _by_domain(self, annotations)
         cells = [positions_by_value(annotations.labels[positions]) for positions in by_domain]
         for domain, (labels, _) in zip(present, cells, strict=True):
@@ -130,6 +132,7 @@ class DomainLabels(Partition):
             pools.append(by_domain[domain][places[label]])
             names.append(f"class {labels[label]} in domain {present[domain]}")
 
+        # Every label in a domain has its own cut points.
         blocks = list(map(len, takers.values()))
         check_sizes(self, pools, blocks, names)
         cuts = []

@@ -40,6 +40,7 @@ class LabelSlices(Partition):
         """Permute the labels for each group of clients, then cut."""
         generator = np.random.default_rng([seed])
         labels, pools = positions_by_value(annotations.labels)
+        # A group of clients shares all labels: each client takes k of them.
         num_labels = len(labels)
         k = self.k or max(num_labels // 2, 1)
         if num_labels % k:
@@ -85,6 +86,7 @@ class SubclassSlices(Partition):
 
         generator = np.random.default_rng([seed])
         subclasses, pools = positions_by_value(annotations.subclasses)
+        # The subclasses of each label; all examples of a subclass have the label of the first.
         families = self._families(annotations.labels[[pool[0] for pool in pools]])
         group = 1 if self.homogeneous else len(families[0])
         blocks = _count_groups(self, clients, group, "the number of subclasses of a label")
@@ -97,6 +99,7 @@ class SubclassSlices(Partition):
             for family in families:
                 takers[:, family] = _deal(group, blocks, group, generator)
 
+        # Where the subclasses are cut.
         sizes = [len(pool) for pool in pools]
         if self.equal:
             cuts = [np.arange(1, blocks) * size // blocks for size in sizes]
@@ -169,6 +172,7 @@ def _cut_all(
     if not shared:
         return [cut_points(size, blocks, generator) for size in sizes]
 
+    # Scaling up keeps different points different.
     smallest = min(sizes)
     points = cut_points(smallest, blocks, generator)
     return [points * size // smallest for size in sizes]
@@ -188,6 +192,7 @@ def _deal(types: int, blocks: int, group: int, generator: np.random.Generator) -
     The clients of group g are g * ``group`` and the following ones. They share the types in a
     random order: the first client takes the first types.
     """
+    # A random order of the types for each group, (blocks, types).
     orders = generator.permuted(np.tile(np.arange(types), (blocks, 1)), axis=1)
     members = np.arange(types) // (types // group)
     takers = np.empty_like(orders)

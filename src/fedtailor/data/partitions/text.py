@@ -48,8 +48,7 @@ def read_expression(
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text ``name`` or ``name(option=value, ...)``.
 
-    Values are written as in Python. The error message shows ``key`` and
-    ``example``.
+    Values are written as in Python. The error message shows ``key`` and ``example``.
 
     Raises:
         ConfigError: the text has another form.
@@ -61,6 +60,7 @@ def read_expression(
     if len(text) > _MAX_TEXT:
         raise _unreadable(f"{text[:_MAX_TEXT]}...", key, example)
 
+    # A bare name, or a call with named options: Python's own grammar, and nothing is run.
     try:
         node = _parse(text.strip())
         if isinstance(node, ast.Name):
@@ -78,6 +78,7 @@ def read_expression(
 
 def _parse(text: str) -> ast.expr:
     """Return the syntax tree, after hyphens in the name became underscores."""
+    # A name may have hyphens, as in label-slices.
     name, parenthesis, options = text.partition("(")
     spelled = re.sub(r"(?<=[a-zA-Z0-9])-(?=[a-zA-Z])", "_", name)
     with warnings.catch_warnings():
