@@ -64,13 +64,14 @@ def load(files: Files) -> Dataset:
     Raises:
         DataError: a file is missing or damaged.
     """
-    folder, names = "FashionMNIST", _CLOTHES
-    if files.dataset == "mnist":
-        folder, names = "MNIST", tuple(string.digits)
+    is_mnist = files.dataset == "mnist"
+    folder = "MNIST" if is_mnist else "FashionMNIST"
+    names = tuple(string.digits) if is_mnist else _CLOTHES
+    parts = []
+    for part in ("train", "t10k"):
+        parts.append(_read_part(files, [f"{folder}/raw/{part}-{{}}-ubyte"], 10))
 
-    train = _read_part(files, [f"{folder}/raw/train-{{}}-ubyte"], 10)
-    test = _read_part(files, [f"{folder}/raw/t10k-{{}}-ubyte"], 10)
-    return _dataset(files, train, test, names)
+    return _dataset(files, parts, names)
 
 
 def load_emnist(files: Files) -> Dataset:
@@ -86,7 +87,7 @@ def load_emnist(files: Files) -> Dataset:
     for part in _read_split(files, split):
         upright.append(part._replace(images=part.images.transpose(0, 2, 1)))
 
-    return _dataset(files, *upright, tuple(_EMNIST[split]))
+    return _dataset(files, upright, tuple(_EMNIST[split]))
 
 
 def load_letters10(files: Files) -> Dataset:
@@ -112,25 +113,25 @@ def load_letters10(files: Files) -> Dataset:
     mean = int(counts @ values) / total
     variance = int(counts @ values**2) / total - mean**2
     return dataclasses.replace(
-        _dataset(files, *parts, tuple(string.ascii_uppercase[:_LETTERS10])),
+        _dataset(files, parts, tuple(string.ascii_uppercase[:_LETTERS10])),
         normalize=Normalization((mean,), (max(variance, 0.0) ** 0.5,)),
         white=1.0,
         notes=("images are transposed, as in FedCR's experiments",),
     )
 
 
-def _dataset(files: Files, train: _Part, test: _Part, class_names: tuple[str, ...]) -> Dataset:
+def _dataset(files: Files, parts: Sequence[_Part], class_names: tuple[str, ...]) -> Dataset:
     # Straight into the final memory layout, so that a large split is copied once.
-    y = np.concatenate([train.labels, test.labels])
+    y = np.concatenate([part.labels for part in parts])
     x = np.empty((len(y), 28, 28, 1), np.uint8)
-    np.concatenate([train.images, test.images], out=x[..., 0])
+    np.concatenate([part.images for part in parts], out=x[..., 0])
     return Dataset(
         name=files.dataset,
         x=x,
         y=y,
         num_classes=len(class_names),
         class_names=class_names,
-        num_official_train=len(train.labels),
+        num_official_train=len(parts[0].labels),
         sources=files.sources,
     )
 
