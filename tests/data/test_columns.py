@@ -131,20 +131,6 @@ def test_the_digest_of_a_raw_table_depends_on_the_texts():
     assert numbers.digest == raw_dataset([[0], [1]], (), raw=None).digest  # as it always was
 
 
-@pytest.mark.parametrize(
-    ("x", "columns", "words"),
-    [
-        ([[2.0]], (RawColumn("a", ("x", "y")),), "whole numbers from 0 to 1"),
-        ([[0.5]], (RawColumn("a", ("x", "y")),), "whole numbers from 0 to 1"),
-        ([[np.inf]], (RawColumn("a"),), "finite or NaN"),
-        ([[1.0, 2.0]], (RawColumn("a"),), r"shape \(1, 1\)"),
-    ],
-)
-def test_a_raw_table_is_checked(x, columns, words):
-    with pytest.raises(DataError, match=words):
-        raw_dataset(x, columns)
-
-
 names = st.text(min_size=1, max_size=5)
 columns = st.one_of(
     st.builds(

@@ -219,6 +219,7 @@ def partition(
     with CountLine() as preparation:
         division = divide(options, run_seed=0, report=preparation)
 
+    # The record also says under which corruption each client's images are.
     split = split_record(division, _conditions(division, options))
     if ending:
         write_whole(Path(out), to_json(split) + "\n")

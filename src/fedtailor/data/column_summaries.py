@@ -104,6 +104,7 @@ def _read_column(column: Any) -> ColumnSummary:
     Raises:
         DataError: it is not one, or its values are impossible.
     """
+    # A summary may come from a hostile site, so every value is checked by itself.
     is_number = type(column) is dict and "median" in column
     entries = {"name", "kind", "count", "empty", "median" if is_number else "categories"}
     allowed = "an object with name, kind, count, empty, median or categories"
@@ -160,6 +161,7 @@ def summarize(x: np.ndarray, raw: RawTable, rows: np.ndarray) -> ColumnSummaries
     width = x.shape[1]
     counts = np.zeros(width, dtype=np.int64)
     medians = np.zeros(width)
+    # Some columns at a time: sorting copies the cells.
     step = max(_CHUNK // max(len(rows), 1), 1)
     for start in range(0, width, step):
         part = slice(start, start + step)
@@ -187,6 +189,7 @@ def _counts_and_medians(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     counts = len(cells) - np.isnan(ordered).sum(axis=0)
     medians = np.zeros(cells.shape[1])
     filled = np.flatnonzero(counts)
+    # The mean of the two in the middle, which are the same one if the count is odd.
     lower = ordered[(counts[filled] - 1) // 2, filled].astype(np.float64)
     upper = ordered[counts[filled] // 2, filled].astype(np.float64)
     medians[filled] = (lower + upper) / 2
@@ -229,6 +232,7 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
             for _, column in filled:
                 categories.update(column.categories or ())
 
+            # An empty cell is a category of its own where training rows have one.
             if any(table[name].empty for table in tables):
                 categories.add(MISSING)
 

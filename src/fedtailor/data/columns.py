@@ -9,7 +9,7 @@ column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -162,6 +162,12 @@ class Columns:
         """Names of all features, in their order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
+    def compare(self, names: Collection[str]) -> tuple[list[str], list[str]]:
+        """Return the columns that a table with these names lacks, and those that it has besides."""
+        missing = [name for name in self.names if name not in names]
+        expected = {*self.names, *self.unused}
+        return missing, [name for name in names if name not in expected]
+
     def encode(self, cells: Mapping[str, np.ndarray | Texts]) -> Encoded:
         """Return the features of a table.
 
@@ -180,6 +186,7 @@ class Columns:
         start = 0
 
         for column in self.columns:
+            # Each column writes to its own features: a view of x.
             features = x[:, start : start + column.width]
             start += column.width
             if column.kind == "number":
@@ -264,6 +271,7 @@ def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[
 
     Returns how many cells are empty, and how many are unseen.
     """
+    # A category that no training row has gets no 1 anywhere.
     position = {category: place for place, category in enumerate(column.categories)}
     texts = [*cells.texts, MISSING]  # an empty cell has the code -1, which is the last
     place = np.array([position.get(text, -1) for text in texts])[cells.codes]

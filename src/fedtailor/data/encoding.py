@@ -35,12 +35,14 @@ def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[
     if raw is None:
         return dataset, []
 
+    # Without text and empty cells, the cells are the features already.
     is_plain = not any(column.texts for column in raw.columns) and not np.isnan(dataset.x).any()
     if not any(len(rows.train) for rows in clients):
         if is_plain:
             return dataclasses.replace(dataset, raw=None), []
         raise _refuse(dataset, "no client that is not new has training examples")
 
+    # Client by client, so that a simulation has the bits of real sites.
     summaries = [summarize(dataset.x, raw, rows.train) for rows in clients]
     columns, left_out = merge_summaries(summaries, [str(client) for client in range(len(clients))])
     if columns is None:
@@ -76,9 +78,7 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
     """
     assert dataset.raw is not None
     present = [column.name for column in dataset.raw.columns]
-    expected = {*columns.names, *columns.unused}
-    missing = [name for name in columns.names if name not in present]
-    extra = [name for name in present if name not in expected]
+    missing, extra = columns.compare(present)
     if missing or extra:
         what = "lacks columns that the data in training had"
         if not missing:

@@ -138,6 +138,7 @@ def read_input_specification(folder: Path) -> InputSpecification:
         )
         raise DataError(message, path=str(path), allowed=INPUTS_VERSION, got=version)
 
+    # The digest ties the two files together: a mix of two runs is refused.
     raw = read_file(folder / _TENSORS, limit=_LARGEST, within=folder)
     if hashlib.sha256(raw).hexdigest() != record.get("sha256"):
         raise damaged(folder / _TENSORS, f"its SHA-256 is not the one in {_JSON}")
@@ -205,6 +206,7 @@ def _check_shapes(inputs: InputSpecification) -> None:
     if len(inputs.shape) != (3 if inputs.kind == "images" else 1):
         raise ValueError(f"the shape of {inputs.kind} is {inputs.shape}")
 
+    # One value for all channels, or one for each.
     channels = inputs.shape[0]
     mean = inputs.mean.shape
     std = inputs.std.shape

@@ -79,6 +79,7 @@ def moments_of(x: np.ndarray, rows: np.ndarray) -> ColumnMoments:
         rows: positions of the examples, in any order.
     """
     width = x.shape[-1]
+    # In a fixed order and in chunks of fixed size, so that the bits are fixed.
     ordered = np.sort(rows)
     step = max(_CHUNK // max(math.prod(x.shape[1:]), 1), 1)
     parts = [
@@ -125,6 +126,7 @@ def _merged(first: ColumnMoments, second: ColumnMoments) -> ColumnMoments:
     if first.count == 0:
         return second
 
+    # The updating formula of Chan, Golub and LeVeque, see above.
     count = first.count + second.count
     step = second.mean - first.mean
     mean = first.mean + step * (second.count / count)

@@ -95,6 +95,7 @@ def read_npz_sites(
             if arrays is None:
                 continue
 
+            # The limit is for all files together, so that the memory holds them.
             left -= sum(array.nbytes for array in arrays.values())
             parts.append(SiteArrays(place, part, arrays["x"], arrays["y"]))
             class_names = _read_names(arrays.get("class_names"), place)
@@ -143,6 +144,7 @@ def _read_names(array: np.ndarray | None, place: FindingPlace) -> tuple[str, ...
         return ()
 
     names = tuple(safe_name(str(name)) for name in array.ravel()[: MAX_CLASSES + 1])
+    # Arrays of objects are refused by the reader of archives.
     is_list = array.ndim == 1 and array.dtype.kind == "U" and 0 < len(names) <= MAX_CLASSES
     if is_list and len(set(names)) == len(names) and "" not in names:
         return names
@@ -202,6 +204,7 @@ def combine_arrays(
     findings.sites.extend(examples.count_sites(site_names, names))
 
     first = usable[0]
+    # Every part gets its own problem, so that one look tells all files to mend.
     checks = [_check_finite(part) for part in usable]
     checks += [part.place.check(_find_difference(part, first)) for part in usable]
     scale = _find_scale(usable) if all(checks) else None
@@ -372,6 +375,7 @@ def _number_classes(parts: Sequence[SiteArrays], findings: Findings) -> tuple[st
     for kind, message, _ in find_regression("y", len(present), examples):
         findings.add(kind, message)
 
+    # A gap is often a class that was removed, and costs a useless output.
     absent = np.setdiff1d(np.arange(present[-1] + 1), present)
     if len(absent):
         message = (
@@ -395,6 +399,7 @@ def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
     if parts[0].x.ndim == 2:
         return _Scale(np.float32, 1.0, AS_THEY_ARE)
 
+    # All sites have one scale; the file with the extreme value gets the problem.
     lowest = min(parts, key=lambda part: float(part.x.min()))
     highest = max(parts, key=lambda part: float(part.x.max()))
     low = float(lowest.x.min())
@@ -416,6 +421,7 @@ def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
         place.add("value_out_of_range", message)
         return None
 
+    # Bytes stay bytes: they take a quarter of the memory of floats.
     white = 255.0 if high <= 255 else 65535.0
     warn_if_dark(high, white, place.findings)
     if white == 255:

@@ -102,6 +102,7 @@ class Cells:
             self._add_numbers(list(texts))
             return
 
+        # One dictionary look-up a cell; only new texts can exceed the limit.
         before = len(self._texts)
         self._codes.extend(map(self._texts.__getitem__, texts))
         if len(self._texts) > before:
@@ -113,6 +114,7 @@ class Cells:
         if self.keeps_texts or len(self._texts) <= most:
             return
 
+        # Later questions about the texts are answered from what is kept here.
         self._filled = self.num_filled
         self._text_at = self.text_at
         self._numbers = array("f", self.numbers.tobytes())
@@ -131,6 +133,7 @@ class Cells:
             if number is None:
                 row, text, count = self._text_at or At(len(self._numbers), cell, 0)
                 self._text_at = At(row, text, count + 1)
+                # One text beyond the limit shows that there are more.
                 if len(self._texts) < MAX_TEXTS + 1:
                     self._texts[cell]
 
@@ -226,6 +229,7 @@ class Table:
         wrong = [name for name in names if name in self.refused]
         for name in wrong:
             kind, sentence = self.refused[name]
+            # A list of labels is no series.
             if kind == "time_series" and name == label:
                 kind = "several_labels"
                 sentence = f"holds lists. {SEVERAL_LABELS}"

@@ -45,7 +45,7 @@ class Decoded(NamedTuple):
     traits: tuple[str, ...]
     """Conversions that were made, such as ``CMYK`` or ``turned``."""
     peak: int
-    """The largest value of a 16-bit image; -1 for others."""
+    """The largest value, of a 16-bit image as it is stored."""
     file_digest: str
     """SHA-256 of the file."""
 
@@ -81,7 +81,7 @@ def decode(path: Path) -> Decoded:
     if is_dicom(raw):
         raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}")
     with _decoding(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-        pixels, traits, peak = _checked(image)
+        pixels, traits, peak = _convert(image)
     return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())
 
 
@@ -94,7 +94,7 @@ def from_pillow(image: Image.Image) -> np.ndarray:
         Unusable: the picture cannot be read.
     """
     with _decoding():
-        return _checked(image)[0]
+        return _convert(image)[0]
 
 
 @contextmanager
@@ -112,22 +112,12 @@ def _decoding() -> Iterator[None]:
             f"Not a supported image format ({formats}), or the beginning of the file is damaged."
         )
         raise Unusable("not_an_image", message) from error
-    except (
-        Exception
-    ) as error:  # a damaged image raises one of a dozen exceptions, depending on its format
+    # A damaged image raises one of a dozen exceptions, depending on its format.
+    except Exception as error:
         is_truncated = "truncated" in str(error).lower()
         kind = "truncated_image" if is_truncated else "damaged_image"
-        raise Unusable(
-            kind, f"The image cannot be decoded: {type(error).__name__}: {error}."
-        ) from error
-
-
-def _checked(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Convert an image that is not too large; return what :func:`_convert` does."""
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise _bomb(f"{width} x {height}")
-    return _convert(image)
+        message = f"The image cannot be decoded: {type(error).__name__}: {error}."
+        raise Unusable(kind, message) from error
 
 
 def _read(path: Path) -> bytes:
@@ -135,15 +125,13 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise Unusable(
-                "image_too_large", f"The file has {size} bytes; at most {MAX_BYTES} are read."
-            )
+            message = f"The file has {size} bytes; at most {MAX_BYTES} are read."
+            raise Unusable("image_too_large", message)
 
         raw = path.read_bytes()
     except OSError as error:
-        raise Unusable(
-            "unreadable_file", f"The file cannot be read: {error.strerror or error}."
-        ) from error
+        message = f"The file cannot be read: {error.strerror or error}."
+        raise Unusable("unreadable_file", message) from error
 
     if not raw:
         raise Unusable("empty_file", "The file has 0 bytes.")
@@ -157,11 +145,14 @@ def _bomb(size: str) -> Unusable:
 
 
 def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Return pixels (height, width, 1 or 3), conversions, and the largest 16-bit value or -1."""
+    """Return pixels (height, width, 1 or 3), conversions, and the largest value."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:  # before anything is decoded
+        raise _bomb(f"{width} x {height}")
+
     turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-    several = (
-        getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
-    )  # MPO: a preview beside the photograph
+    # A file of format MPO has a preview beside the photograph.
+    several = getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
     image.load()
     traits = []
     if turned:
@@ -169,12 +160,11 @@ def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
     if several:
         traits.append("several frames")
 
+    # Photographs of phones are stored as the sensor saw them.
     upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
-        raise Unusable(
-            "unsupported_image",
-            "Pixels are floats without a known value of white; store 8 or 16 bits.",
-        )
+        message = "Pixels are floats without a known value of white; store 8 or 16 bits."
+        raise Unusable("unsupported_image", message)
 
     if upright.mode in _WIDE:
         pixels, peak = _from_16_bits(upright)
@@ -184,6 +174,7 @@ def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
         traits.append(_CONVERTED[upright.mode])
 
     if upright.has_transparency_data:
+        # A fully opaque layer changes nothing, so it is not told.
         layer = upright.convert("RGBA")
         if layer.getchannel("A").getextrema() != (255, 255):
             traits.append("transparent")
@@ -196,17 +187,16 @@ def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
 
     pixels = np.asarray(upright)
     if pixels.ndim == 2:
-        return pixels[..., None], tuple(traits), -1
-
-    is_gray = (pixels[..., :1] == pixels[..., 1:]).all()
-    if is_gray:
+        pixels = pixels[..., None]
+    elif (pixels[..., :1] == pixels[..., 1:]).all():  # gray, stored as color
         pixels = pixels[..., :1]
 
-    return pixels, tuple(traits), -1
+    return pixels, tuple(traits), int(pixels.max())
 
 
 def _from_16_bits(image: Image.Image) -> tuple[np.ndarray, int]:
     """Return 8-bit pixels (height, width, 1) and the largest 16-bit value."""
+    # Pillow reads some 16-bit files as 32 bits, so the values decide.
     values = np.asarray(image).astype(np.int64)
     low = int(values.min())
     high = int(values.max())

@@ -63,17 +63,20 @@ def find_duplicates(
         labels: (rows,), number of each example's class.
     """
     rows = np.arange(len(contents))
+    # Training rows are first, so a test example is compared with one of those.
     everywhere = _first_of(is_test, contents)
     at_site = _first_of(is_test, contents, sites)
     firsts = np.where(is_test | (at_site == rows), everywhere, at_site)
     rows = np.flatnonzero(firsts != rows)
     firsts = firsts[rows]
+    # The most serious relation of a pair wins: part, then class, then site.
     differs = [values[firsts] != values[rows] for values in (is_test, labels, sites)]
     return Duplicates(rows, firsts, np.select(differs, [0, 1, 2], 3))
 
 
 def _first_of(is_test: np.ndarray, *keys: np.ndarray) -> np.ndarray:
     """Return the first row with the keys of each row (rows,); training rows are before others."""
+    # Equal keys become neighbors; the first of each run stands for all of it.
     order = np.lexsort((is_test, *keys))  # stable: equal rows stay in order
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)

@@ -116,6 +116,7 @@ class Examples:
         if (self.is_test[:-1] & ~self.is_test[1:]).any():
             order = np.argsort(self.is_test, kind="stable")
 
+        # Sites are numbered without gaps: those without examples have no client.
         present, domains = np.unique(self.site[order], return_inverse=True)
         has_sites = list(site_names) != [""]
         groups = None
@@ -151,6 +152,7 @@ def check_groups(dataset: Dataset, findings: Findings) -> bool:
         return True
 
     is_test = np.arange(len(dataset.y)) >= dataset.num_official_train
+    # A patient of two sites may be two patients with one number.
     if dataset.domains is not None:
         pairs = np.unique(np.stack([dataset.groups, dataset.domains]), axis=1)
         shared = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())

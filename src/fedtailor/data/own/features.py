@@ -84,6 +84,7 @@ class _Feature:
             return np.concatenate([cells.numbers for cells in self.cells])
 
         position: dict[str, float] = {text: code for code, text in enumerate(self.categories)}
+        # An empty cell is NaN, as in a column of numbers.
         position[""] = float("nan")
         parts = []
         for cells in self.cells:
@@ -119,6 +120,7 @@ def join_features(
         _refuse_missing(x, features, tables)
         return None
 
+    # Empty everywhere: the column stays in x, but no site learns from it.
     used = []
     for feature, count in zip(features, num_empty.tolist(), strict=True):
         if count == rows:
@@ -164,6 +166,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     title = feature.title
     numbers = [text for text in texts if is_number(text)]
     others = [text for text in texts if not is_number(text)]
+    # From the most certain reason to the least.
     if share_like(DECIMAL_COMMA, others) == 1:
         message = (
             f"{title} holds numbers with a comma, such as {show(others[0])}. Write numbers with a "
@@ -188,6 +191,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
         )
         yield Finding("free_text", message, line)
 
+    # More categories than a model should have features for: say the likely reason.
     is_full = any(cells.is_full for cells in feature.cells)
     if is_full or len(texts) > MAX_CATEGORIES:
         if len(numbers) > len(texts) / 2:
@@ -209,6 +213,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
         )
         yield Finding("too_many_categories", message, line)
 
+    # Text in a column of numbers is often a typing error.
     if numbers:
         message = (
             f"{title} holds numbers such as {show(numbers[0])} and text such as {example}: each is "

@@ -37,6 +37,7 @@ def groups_of_paths(
             message = f"data.group = {show(pattern)} finds no group in this path."
             findings.add("missing_group", message, site=file.site, path=file.path)
 
+    # Every file without a group is told, not only the first.
     if len(groups) < len(where):
         return None
 

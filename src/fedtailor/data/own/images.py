@@ -26,9 +26,6 @@ SUFFIXES = frozenset(".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pgm
 MAX_STACK_BYTES = 32 * 2**30
 """Most bytes of all decoded images together."""
 
-_DARK = 2**14
-"""16-bit images whose values are all smaller keep fewer than 64 gray levels."""
-
 
 class Picture(NamedTuple):
     """An image file to read."""
@@ -80,9 +77,11 @@ class _Stack:
         if self.x is None:
             self.x = self._allocate(image.shape)
 
+        # Another size: the error about sizes names it at the end, with all others.
         if image.shape[:2] != self.x.shape[1:3]:
             return
 
+        # The first image with colors: the gray ones before it get three channels.
         if image.shape[2] == 3 and self.x.shape[3] == 1:
             self.x = np.repeat(self.x, 3, axis=3)
 
@@ -90,6 +89,7 @@ class _Stack:
         self.rows.append(row)
 
     def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
+        # Colors may come later, so they count already.
         channels = 1 if self.color == "gray" else 3
         needed = self.capacity * shape[0] * shape[1] * channels
         if needed > MAX_STACK_BYTES:
@@ -125,8 +125,7 @@ def read_pictures(
     digests: dict[str, str] = {}
     contents: list[bytes] = []
     decoded_files: list[Occurrence] = []
-    peak_of_8 = -1
-    peak_of_16 = -1
+    peaks: dict[float, int] = {}  # the largest value of all images, by the value of white
 
     with reading_images():
         for row, (path, where) in enumerate(pictures):
@@ -137,11 +136,11 @@ def read_pictures(
                 continue
 
             traits.update(decoded.traits)
-            peak_of_16 = max(peak_of_16, decoded.peak)
-            if decoded.peak < 0:
-                peak_of_8 = max(peak_of_8, int(decoded.pixels.max()))
-
+            # Nearly black images are judged over all files, not one by one.
+            white = 65535.0 if "16-bit" in decoded.traits else 255.0
+            peaks[white] = max(peaks.get(white, 0), decoded.peak)
             digests[where.path] = decoded.file_digest
+            # Duplicates are found by their pixels, whatever the file format.
             contents.append(_digest(decoded.pixels))
             decoded_files.append(where)
             try:
@@ -150,11 +149,14 @@ def read_pictures(
                 place.add(error.kind, error.message)
                 return None
 
+    # What concerns all images together, also if they cannot be used.
     report_duplicate_files(contents, decoded_files, findings)
     for note in _notes(stack, traits):
         findings.note(note)
 
-    _check_peaks(peak_of_8, peak_of_16, findings)
+    for white, peak in sorted(peaks.items()):
+        warn_if_dark(peak, white, findings)
+
     if not _have_one_size(stack, findings) or stack.x is None:
         return None
 
@@ -223,23 +225,10 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
         f"Images have {len(named)} sizes: {joined(named)}. Set data.image_size, such as {side}, to "
         "resize all to squares of that side, or remove the images of other sizes."
     )
+    # The rarest size is most likely the wrong one.
     rarest, _ = stack.sizes.most_common()[-1]
     findings.add("image_sizes", message, path=stack.first[rarest])
     return False
-
-
-def _check_peaks(peak_of_8: int, peak_of_16: int, findings: Findings) -> None:
-    """Warn of nearly black images, by the largest values; -1: there are no such images."""
-    if peak_of_8 >= 0:
-        warn_if_dark(peak_of_8, 255.0, findings)
-
-    if 0 <= peak_of_16 < _DARK:
-        levels = (peak_of_16 + 128) // 257 + 1
-        message = (
-            f"The largest value of all 16-bit images is {peak_of_16} of 65535: only {levels} gray "
-            "levels are left after conversion to 8 bits. Scale the files so that white is 65535."
-        )
-        findings.add("dark_16_bit", message)
 
 
 _MEANING: Mapping[str, str] = {

@@ -49,6 +49,7 @@ def name_classes(
     examples = sum(len(cells) for cells in columns)
     title = f"Column {show(name)}"
 
+    # Wrong kinds of labels first: their number says nothing then.
     several = several_labels(list(texts))
     if several:
         message = f"{title} holds several labels in one cell, such as {show(several)}. "
@@ -84,6 +85,7 @@ def name_classes(
         findings.add("too_many_classes", f"{message}read.")
         return None
 
+    # Labels become numbers of their classes, table by table.
     position = {name: code for code, name in enumerate(class_names)}
     y = []
     for cells in columns:
@@ -130,6 +132,7 @@ def guess_label(tables: Sequence[Table], group: str, findings: Findings) -> str 
             if name not in (group, "split", "image"):
                 columns.setdefault(name, []).append(cells)
 
+    # A name like 'diagnosis' decides, if the cells of its column can be labels.
     named = [name for name in columns if is_like_label(name)]
     fitting = [name for name in named if _can_be_label(columns[name])]
     if len(fitting) == 1:

@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.cache import CACHE_VERSION
@@ -71,9 +71,8 @@ _TOO_FRESH = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class FolderLayout:
-    """A recognized layout and the files to read."""
+    """A recognized layout and what to read: pictures, arrays, tables, or a function."""
 
-    kind: Literal["images", "arrays", "tables", "target"]
     words: str
     """One of :data:`LAYOUTS`."""
     name: str
@@ -105,12 +104,14 @@ class FolderLayout:
         if not self.files:
             return ""
 
+        # Two changes within the resolution of a clock look like one.
         last_change = max(file.changed for file in self.files) / 1e9
         if last_change > time.time() - _TOO_FRESH:
             return ""
 
         names = ("label_column", "group", "missing", "image_size", "color")
         chosen = [getattr(options, name) for name in names]
+        # Another version of the readers may read the same files differently.
         sources = sorted(Path(__file__).parent.glob("*.py"))
         readers = [path.read_text(encoding="utf-8") for path in sources]
         place = [self.words, self.name, str(self.folder)]
@@ -146,7 +147,7 @@ def _recognize(path: str, findings: Findings) -> FolderLayout | None:
 
     if _TARGET.fullmatch(path):
         name = _set_name(path.replace(":", "."))
-        return FolderLayout(kind="target", words=FUNCTION, name=name, target=path)
+        return FolderLayout(words=FUNCTION, name=name, target=path)
 
     _refuse(findings, "not_found", _nothing_at(path))
     return None
@@ -180,7 +181,6 @@ def _of_file(file: Path, path: str, findings: Findings) -> FolderLayout | None:
     if file.suffix.lower() in TABLES:
         file = file.resolve()
         return FolderLayout(
-            kind="tables",
             words=ONE_TABLE,
             name=_set_name(file.stem),
             folder=file.parent,
@@ -202,6 +202,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
         _refuse(findings, "empty_folder", "The folder holds no files.")
         return None
 
+    # Each kind of file at its own depth; what is nowhere is told as a stray file.
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
     arrays = [file for file in tree.files if len(file.folders) == 1 and _part_of_npz(file)]
     images = [file for file in tree.files if file.suffix in SUFFIXES]
@@ -214,7 +215,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
         return None
 
     name = _set_name(tree.folder.name)
-    layout = FolderLayout(kind="images", words="", name=name, folder=tree.folder, files=tree.files)
+    layout = FolderLayout(words="", name=name, folder=tree.folder, files=tree.files)
     if tables:
         _leave_out([*arrays, *others], findings)
         if images:
@@ -223,6 +224,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
 
         return _of_tables(layout, tree, tables, findings)
 
+    # Arrays come before images: a folder may hold previews of them.
     if arrays:
         _leave_out([*images, *others], findings)
         return _of_arrays(layout, tree, arrays, findings)
@@ -250,14 +252,14 @@ def _of_tables(
     """Return the layout of a folder with one table per site, or with a single table."""
     paths = [tree.path(file) for file in files]
     if len(paths) == 1:
-        return replace(layout, kind="tables", words=ONE_TABLE, tables=[("", paths[0])])
+        return replace(layout, words=ONE_TABLE, tables=[("", paths[0])])
 
     sites = [safe_name(path.stem) for path in paths]
     if not _are_distinct(sites, findings):
         return None
 
     tables = list(zip(sites, paths, strict=True))
-    return replace(layout, kind="tables", words=SITE_TABLES, sites=sites, tables=tables)
+    return replace(layout, words=SITE_TABLES, sites=sites, tables=tables)
 
 
 def _of_arrays(
@@ -274,7 +276,7 @@ def _of_arrays(
         arrays.setdefault(site, {})[_part_of_npz(file)] = tree.path(file)
 
     by_site = sorted(arrays.items())
-    return replace(layout, kind="arrays", words=SITE_ARRAYS, sites=sites, arrays=by_site)
+    return replace(layout, words=SITE_ARRAYS, sites=sites, arrays=by_site)
 
 
 def _of_images(
@@ -301,19 +303,17 @@ def _of_images(
             site = file.parts[0] if file.folders else ""
             findings.add("misplaced_file", message, site=site, path=file.printable)
 
+    # Folders without images count too: they become empty sites and classes.
     sites = _top_folders(tree) if words.startswith("SITE") else []
     if not _are_distinct(sites, findings):
         return None
 
     pictures = [_picture(tree, file, words) for file in chosen]
-    pictures.sort(key=_order)
+    # Training images first, each part sorted by site, class and name.
+    pictures.sort(key=attrgetter("where.site", "where.label", "path"))
+    pictures.sort(key=lambda picture: picture.where.part != "train")
     classes = {safe_name(folders[-1]) for folders in tree.folders if len(folders) == depth}
     return replace(layout, words=words, sites=sites, classes=sorted(classes), pictures=pictures)
-
-
-def _order(picture: Picture) -> tuple[bool, str, str, Path]:
-    where = picture.where
-    return where.part != "train", where.site, where.label, picture.path
 
 
 def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
@@ -356,6 +356,7 @@ def _kind_of_level(names: Collection[str]) -> str:
     """
     parts = {_PARTS[name] for name in names if name in _PARTS}
     others = set(names) - _PARTS.keys()
+    # Validation examples in training would be used twice.
     if "train" in parts and others and others <= _VALIDATION:
         return "validation"
 

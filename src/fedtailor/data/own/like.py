@@ -72,6 +72,7 @@ def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
         keys = list(frame.columns)
         names = read_header(map(str, keys), place)
         cells = {}
+        # Other columns are only needed by name: they may be ignored, or an error.
         for name, key in zip(names or (), keys, strict=False):
             if name in expected:
                 values = np.asarray(frame[key].to_numpy())
@@ -109,6 +110,7 @@ def _encode(table: Table | None, columns: Columns, place: FindingPlace) -> LikeT
                 np.array(codes, dtype=np.int64)[column_cells.codes], categories
             )
 
+    # The plan of the training data makes the same features here, to the bit.
     encoded = columns.encode(cells)
     for name, count in encoded.missing.items():
         cells_in_words = counted(count, "empty cell")
@@ -128,14 +130,12 @@ def _encode(table: Table | None, columns: Columns, place: FindingPlace) -> LikeT
 def _check(table: Table, columns: Columns) -> bool:
     """Return whether a table has the columns of the data in training, with cells of their kind."""
     place = table.place
-    missing = [name for name in columns.names if name not in table.columns]
+    missing, extra = columns.compare(table.names)
     if missing:
         what = counted(len(missing), "column is", "columns are")
         message = f"{what} missing, which the data in training had: {listed(missing)}."
         place.add("missing_column", message)
 
-    expected = {*columns.names, *columns.unused}
-    extra = [name for name in table.names if name not in expected]
     if extra:
         what = counted(len(extra), "column is", "columns are")
         message = f"{what} there that the data in training did not have: {listed(extra)}."

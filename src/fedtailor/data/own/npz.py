@@ -29,6 +29,7 @@ def read_archive(
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             chosen = {name: members[name] for name in names if name in members}
+            # Sizes as announced: nothing is decompressed yet.
             size = sum(info.file_size for info in chosen.values())
             if size > limit:
                 message = f"The arrays would take {size} bytes; at most {limit} can be read."
@@ -68,6 +69,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         )
         raise Unusable("object_array", message)
 
+    # The header decides how much memory NumPy takes, so it must be true.
     size = stream.getbuffer().nbytes - stream.tell()
     announced = math.prod(shape) * kind.itemsize
     if size != announced:

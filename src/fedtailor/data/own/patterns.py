@@ -131,6 +131,7 @@ def category_in(cell: str) -> str:
     if not number.is_integer():
         return repr(number)
 
+    # Identifiers of 20 digits must not collide as floats.
     try:
         return str(int(text))  # exact, however many digits
     except ValueError:
@@ -186,6 +187,7 @@ def several_labels(texts: Sequence[str]) -> str:
         if _BRACKETS.fullmatch(text):
             return text
 
+    # Parts that occur elsewhere too are labels, not punctuation.
     labels = set(texts)
     for separator in ";|,":
         parts_of = {text: _split(text, separator) for text in texts if separator in text}

@@ -84,10 +84,12 @@ def _read(
         findings.add("unusable", error.message, path=error.path or "")
         dataset = None
 
+    # Also after an error: users mend all problems of a folder at once.
     cross_check(findings, layout.classes)
     if dataset is None or findings.has_errors:
         return OwnData(None, findings)
 
+    # Names are of the user's files, and end in terminals, pages and spreadsheets.
     safe = dataclasses.replace(
         dataset,
         name=layout.name,
@@ -104,16 +106,16 @@ def _dispatch(
     layout: FolderLayout, options: DataOptions, findings: Findings, report: Report
 ) -> Dataset | None:
     """Read the data with the reader for their layout."""
-    if layout.kind == "images":
+    if layout.pictures:
         return _read_images(layout, options, findings, report)
 
-    if layout.kind == "arrays":
+    if layout.arrays:
         from fedtailor.data.own.arrays import read_npz_sites
 
         _skip_empty_sites(layout, {site for site, _ in layout.arrays}, findings)
         return read_npz_sites(layout.folder, list(layout.arrays), options, findings)
 
-    if layout.kind == "tables":
+    if layout.tables:
         from fedtailor.data.own.tables import read_tables
 
         dataset = read_tables(list(layout.tables), options, findings, report)
@@ -160,6 +162,7 @@ def _read_images(
     _skip_empty_sites(layout, {file.site for file in where}, findings)
     site_names = sorted(layout.sites) or [""]
     labels = {name: number for number, name in enumerate(class_names)}
+    # Classes and sites are numbered in the order of their names, whatever the file system.
     numbers = {name: number for number, name in enumerate(site_names)}
     examples = Examples(
         x=read.x,

@@ -47,6 +47,7 @@ def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
         findings.add("no_training", "All examples are for testing, none are for training.")
         return
 
+    # From here on, some site can be trained.
     untrained = [name for name in classes if name not in sites.train]
     if untrained:
         message = f"No site has training examples of {listed(untrained)}, only test examples: "

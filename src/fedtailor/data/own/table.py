@@ -76,6 +76,7 @@ def read_table(
 
 def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...] | None:
     """Return the names of columns, safe to print; None, with the problem added, if wrong."""
+    # All messages and features use these names, so they are unique and safe.
     names = tuple(safe_name(name.strip()) for name in header)
     if "" in names:
         columns = listed(names, 20)
@@ -101,7 +102,9 @@ def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Ta
 
     reader = None
     try:
+        # Spreadsheets write a mark of the byte order, which utf-8-sig removes.
         text = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
+        # Where a comma is the decimal point, spreadsheets write semicolons.
         delimiter = _find_delimiter(text.readline(_LONGEST_HEADER), sought)
         text.seek(0)
         reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -149,6 +152,7 @@ def _read_rows(
             if len(row) == len(names):
                 lines.append(reader.line_num)
                 yield row
+            # Rows of another length are told together, after the types of the columns.
             elif row:
                 ragged.append((reader.line_num, len(row)))
 
@@ -158,6 +162,7 @@ def _read_rows(
             message = f"At most {limit} bytes, 4 for each cell, can be read"
             raise Unusable("too_large", f"{message}; line {lines[-1]} exceeds the limit.")
 
+        # By column: few texts of a block are held at once, and numbers replace them.
         for cells, texts in zip(columns, zip(*block, strict=True), strict=True):
             cells.add(texts)
 
@@ -190,6 +195,7 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
 
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(raw))
+        # A few kilobytes can announce terabytes.
         _check_size(file.metadata, limit)
         names = read_header(file.schema_arrow.names, place)
         if names is None:

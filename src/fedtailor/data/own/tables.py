@@ -113,6 +113,8 @@ def read_tables(
         The data set, or None after an error. Its features are the cells as read, see
         ``Dataset.raw``.
     """
+    # Options come from a command line, names of columns from a file: both are compared in safe
+    # form.
     digests: dict[str, str] = {}
     group = safe_name(options.group)
     label = safe_name(options.label_column)
@@ -138,6 +140,7 @@ def read_tables(
         findings.add_empty()
         return None
 
+    # Labels of all sites together decide whether classes are numbers or texts.
     tables = [site_table.table for site_table in usable]
     classes = name_classes(label, tables, findings)
     if classes is None:
@@ -170,6 +173,7 @@ def read_tables(
         sources = one_source(name, {**digests, **digests_of_images})
         return examples.to_dataset(name, site_names, class_names, findings, sources=sources)
 
+    # Features stay as read: medians and categories are those of the training rows, later.
     refuses = options.missing == "refuse"
     joined = join_features(first.features, tables, findings, refuses_missing=refuses)
     if joined is None:
@@ -285,6 +289,7 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> bool:
         if count == total:
             continue
 
+        # A column that few tables have is extra there; one that few lack is missing there.
         is_extra = 2 * count < total
         kind = "extra_column" if is_extra else "missing_column"
         number = counted(count, "table has", "tables have")
@@ -334,6 +339,7 @@ def _read_images(
         table = site_table.table
         cells = table.columns[site_table.image]
         for line, code in zip(table.lines, cells.codes.tolist(), strict=True):
+            # Rows are counted over all tables, as in the examples.
             row = len(table_of_row)
             table_of_row.append(table)
             path = _find_image(root, cells.texts[code], table.place, line)
@@ -351,6 +357,7 @@ def _read_images(
         findings.add_empty()
         return None
 
+    # A site may have lost all its images.
     filled = {table_of_row[row].place.site for row in read.rows}
     for site_table in tables:
         if site_table.table.place.site not in filled:

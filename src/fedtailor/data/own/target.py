@@ -86,6 +86,7 @@ def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
         findings.note(note)
 
     examples.report_duplicates(lambda row: f"{name}:{row}", findings)
+    # Other scales are the user's own choice.
     has_usual_scale = dataset.white in (255, 65535) and dataset.normalize == Normalization()
     if dataset.x.ndim == 4 and has_usual_scale:
         warn_if_dark(float(dataset.x.max()), dataset.white, findings)
@@ -126,6 +127,7 @@ def _read_parts(place: FindingPlace, value: Any) -> list[SiteArrays]:
         _refuse(place, value)
         return []
 
+    # Two pairs are training and test; anything else is one pair.
     if all(isinstance(part, tuple) and len(part) == 2 for part in value):
         parts = [_read_part(place, "train", value[0]), _read_part(place, "test", value[1])]
     else:

@@ -113,7 +113,12 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
         _place(parts, findings).add("unreadable_folder", message)
         return
 
-    visible = [entry for entry in entries if not _is_hidden(entry.name)]
+    # What operating systems and editors leave behind is no data of the user.
+    visible = [
+        entry
+        for entry in entries
+        if not entry.name.startswith(".") and entry.name.lower() not in _OF_THE_SYSTEM
+    ]
     tree.hidden += len(entries) - len(visible)
     if not parts:
         _limit_sites(visible, findings)
@@ -121,12 +126,13 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
     for entry in visible:
         inner = (*parts, entry.name)
         place = _place(inner, findings)
-        if not _is_utf8(entry.name):
+        if any("\ud800" <= character <= "\udfff" for character in entry.name):
             message = f"The name is not UTF-8; it is written as {show(safe_name(entry.name))}."
             place.add("non_utf8_name", message)
 
         if not _is_folder(entry):
             _add_file(entry, inner, tree, place)
+        # The limit also ends folders that a file system nests without end.
         elif len(inner) > MAX_DEPTH:
             place.add("too_deep", f"Folders deeper than {MAX_DEPTH} are not entered.")
         else:
@@ -182,6 +188,7 @@ def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
 
         return "broken_symlink", "This link is broken."
 
+    # A link must not make files public that are not in the folder.
     if not target.is_relative_to(folder):
         message = "This link leads out of the data's folder and is not followed; copy its target."
         return "symlink_outside", message
@@ -203,14 +210,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _OF_THE_SYSTEM
-
-
-def _is_utf8(name: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in name)
-
-
 def _place(parts: tuple[str, ...], findings: Findings) -> FindingPlace:
     return FindingPlace(findings, parts[0] if len(parts) > 1 else "", "/".join(parts))
 
@@ -223,6 +222,7 @@ def is_dicom(raw: bytes) -> bool:
 def find_dicom(paths: Sequence[Path]) -> list[Path]:
     """Return the DICOM files; only the first thousand without an ending are opened."""
     named = [path for path in paths if path.suffix.lower() in _DICOM_ENDINGS]
+    # Scanners write files without an ending, or with a number as one.
     unnamed = [path for path in paths if _UID.fullmatch(path.suffix)]
     return named + [path for path in unnamed[:_MOST_OPENED] if begins_like_dicom(path)]
 
