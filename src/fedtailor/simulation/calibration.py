@@ -102,6 +102,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         )
         return likelihood.item() + 0.5 * (log_temperature / _PRIOR_DEVIATION) ** 2
 
+    # The logarithm has one scale for sharper and flatter probabilities.
     limit = math.log(_LARGEST_TEMPERATURE)
     bounds = (-limit, limit)
     minimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})

@@ -101,6 +101,7 @@ class Checkpoints:
             RunError: a file cannot be written, or a state cannot be stored.
         """
         self._make_folder()
+        # What clients keep is durable before a manifest names it.
         committed = {name: store.commit() for name, store in self._stores.items()}
         files = {name: content.files for name, content in committed.items()}
         try:
@@ -177,6 +178,7 @@ class Checkpoints:
         unreadable = ""
         rounds = sorted(self._rounds(), reverse=True)
         for position, round in enumerate(rounds):
+            # The run's records must fit to it too.
             try:
                 checkpoint = self._read(round)
                 problem = objection(checkpoint.notes)
@@ -203,6 +205,7 @@ class Checkpoints:
         self._files = {round: {name: content.files for name, content in checkpoint.stores.items()}}
         also: StoreFiles = {name: {} for name in self._stores}
         for other in older:
+            # It is checked as a whole only when it is needed.
             try:
                 files = _files_of(_read_manifest(self._path(other, ".json")))
                 also = {name: files[name] for name in self._stores}
@@ -418,6 +421,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     with _missing_is_damaged(path):
         raw = read_file(path, limit=LARGEST_TEXT)
 
+    # The text must be the one that would be written again.
     manifest = parse_json(raw, path)
     try:
         del manifest["sha256"]

@@ -296,6 +296,7 @@ class LocalClients:
                 yield client, output
                 continue
 
+            # A model that cannot be kept has scores all the same.
             problem = problem_with_personal(output.personal)
             if not problem and request.keep:
                 self.personal[client] = output.personal
@@ -365,6 +366,7 @@ class LocalClients:
         common = self._shared_inputs(shared, round)
         size = self._group_size()
 
+        # What a group leaves is used before the next one begins.
         for start in range(0, len(clients), size):
             group = clients[start : start + size]
             work = [self._job(client, request) for client in group]
@@ -387,6 +389,7 @@ class LocalClients:
         task = self.federation.common_task
         model_bytes = 4 * sum(math.prod(shape) for shape in task.model.shapes.values())
         score_bytes = 8 * (2 * SCORE_BINS + task.num_classes) * task.num_classes
+        # Parameters are float32; a histogram has two rows of bins for every class.
         fitting = _GROUP_BYTES // (model_bytes + score_bytes)
         return min(_LARGEST_GROUP, max(_SMALLEST_GROUP, fitting))
 
@@ -409,10 +412,12 @@ class LocalClients:
         info = self._info(client)
         task = self.federation.task(client)
         split = self._resident.splits[client]
+        # Positions that the program does not need would be copied and sent for nothing.
         needed = []
         for name, positions in split._asdict().items():
             needed.append(positions if name in request.parts else positions[:0])
 
+        # A global model is scored without anything of the client's own.
         state: Any = ()
         per_client: Any = ()
         if not isinstance(request, ScoreRequest):

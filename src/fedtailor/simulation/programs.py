@@ -163,12 +163,14 @@ def train_program(
 ) -> TrainOutput:
     """Run a client's round."""
     task = algorithm.bind(task)
+    # Another attempt draws other batches.
     key = client_key(common, inputs, "train")
     if request.attempt > 0:
         key = key.fold(f"attempt/{request.attempt}")
 
     download = Download(common.shared, inputs.per_client)
     update = algorithm.local_update(task, download, inputs.state, _data(common, inputs), key)
+    # Some methods have no model of the client's own after training.
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
@@ -198,6 +200,7 @@ def personalize_program(
     state = inputs.state
     steps: Tensor | int = 0
 
+    # A new client has no state yet: the method makes one from its data.
     if request.new:
         key = client_key(common, inputs, "onboard")
         onboarded = algorithm.onboard(task, download, inputs.info, data, key)
@@ -210,8 +213,10 @@ def personalize_program(
 
     key = client_key(common, inputs, "personalize")
     personal = algorithm.personalize(task, download, state, data, key)
+    # Rows of padding go to the end, so that an engine can cut them off.
     personal = present_first(personal, inputs.train.weight)
 
+    # The algorithm never sees the test examples.
     test_sets = {"clients": _test(common, inputs)}
     if request.validate:
         test_sets["validation"] = data.val

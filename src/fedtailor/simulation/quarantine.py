@@ -28,6 +28,7 @@ def problem_at_client(state: Any, metrics: Mapping[str, Any]) -> Problem | None:
 
     The server checks the upload.
     """
+    # The next round would begin from it.
     try:
         finite = all_finite(state)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -91,6 +92,7 @@ def problem_with_personal(personal: Any) -> str:
 
 def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) -> NoReturn:
     """Raise because too few of so many clients did usable work in all attempts at a round."""
+    # One example says more than a count.
     kinds = ("absent", "failed", "quarantine")
     event = next((event for event in report.events if event["kind"] in kinds), None)
     example = f"; client {event['client']}: {event['reason'].rstrip('.')}" if event else ""
@@ -101,6 +103,7 @@ def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) 
 
 def all_finite(value: tree.Tree) -> bool:
     """Return whether every number of a tree is finite."""
+    # All leaves at once: a device is waited for only once.
     ends = to_host(
         [_ends(leaf) for leaf in tree.leaves(value)],
         "whether all numbers of a client's tree are finite",

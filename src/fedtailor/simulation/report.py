@@ -126,37 +126,32 @@ class RoundReport:
     again. Its state is the one that belongs to these models."""
 
 
-EventKind = Literal["absent", "failed", "quarantine"]
-"""What can happen to a client: it gave no answer, its program raised, or its upload was left
-out."""
+EventKind = Literal["absent", "failed", "quarantine", "skipped", "repeated"]
+"""A client gave no answer, its program raised, its upload was left out, or it has no examples; or a
+round is attempted again."""
 
 Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the complete test part"]
 """What a client was asked to do."""
 
 
-def add_event(report: RoundReport, kind: EventKind, client: int, reason: str) -> None:
-    """Note what happened to a client, and why."""
-    report.events.append(
-        {
-            "kind": kind,
-            "round": report.round,
-            **_attempt(report),
-            "client": client,
-            "reason": one_line(reason),
-        }
-    )
+def add_event(
+    report: RoundReport, kind: EventKind, client: int | None, reason: str, **details: str
+) -> None:
+    """Note what happened, to which client if to one, and why."""
+    event: dict[str, Any] = {"kind": kind, "round": report.round}
+    if report.attempt > 0:
+        event["attempt"] = report.attempt
+    if client is not None:
+        event["client"] = client
 
-
-def _attempt(report: RoundReport) -> dict[str, int]:
-    """Return which attempt at the round it is, if not the first one."""
-    return {"attempt": report.attempt} if report.attempt > 0 else {}
+    event["reason"] = one_line(reason)
+    report.events.append(event | details)
 
 
 def add_problem(report: RoundReport, client: int, problem: Problem) -> None:
     """Note that a client's round is left out, and the field with the problem if there is one."""
-    add_event(report, "quarantine", client, str(problem))
-    if problem.field:
-        report.events[-1]["field"] = problem.field
+    details = {"field": problem.field} if problem.field else {}
+    add_event(report, "quarantine", client, str(problem), **details)
 
 
 def too_few(usable: int, clients: int, needed: int) -> str:
@@ -177,19 +172,17 @@ def too_few(usable: int, clients: int, needed: int) -> str:
 def add_repetition(report: RoundReport, usable: int, clients: int, needed: int) -> None:
     """Note that too few uploads could be used, and count the attempt."""
     reason = f"{too_few(usable, clients, needed)}: the round is repeated"
-    report.events.append(
-        {"kind": "repeated", "round": report.round, **_attempt(report), "reason": reason}
-    )
+    add_event(report, "repeated", None, reason)
     report.attempt += 1
 
 
 def add_failure(report: RoundReport, client: int, stage: Stage, failure: Failure) -> None:
     """Note that a client failed, or gave no answer; the latter so that it can be repeated."""
+    reason = f"{stage}: {describe(failure)}"
     if isinstance(failure.reason, NoAnswer):
-        add_event(report, "absent", client, f"{stage}: {describe(failure)}")
-        report.events[-1]["stage"] = stage
+        add_event(report, "absent", client, reason, stage=stage)
     else:
-        add_event(report, "failed", client, f"{stage}: {describe(failure)}")
+        add_event(report, "failed", client, reason)
 
 
 def describe(failure: Failure) -> str:

@@ -138,6 +138,7 @@ class RunServer:
             name for name in self.uploaded if not self._needs_every_value(self.messages[name])
         )
 
+        # A draw of fewer clients could not succeed.
         fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
         self.participation = replace(schedule.participation, min_clients=fewest)
         self.asked: set[int] = set()
@@ -166,12 +167,10 @@ class RunServer:
         if report.round > 1:
             return report
 
+        # Once, in the first round.
         for client in self.roster.known:
             if not self.roster.num_train[client]:
-                reason = "no training examples: does not train"
-                report.events.append(
-                    {"kind": "skipped", "round": 1, "client": client, "reason": reason}
-                )
+                add_event(report, "skipped", client, "no training examples: does not train")
 
         return report
 
@@ -284,6 +283,7 @@ class RunServer:
         attempt.replies = dict(sorted(attempt.replies.items()))
         report.bytes_up += attempt.bytes_up
 
+        # The robust rule and the user both say how many are needed.
         counting = attempt.counting
         usable = len(counting & attempt.replies.keys())
         min_clients = min(self.schedule.participation.min_clients, len(counting))
@@ -300,6 +300,7 @@ class RunServer:
         self, report: RoundReport, attempt: RoundAttempt, usable: int, needed: int
     ) -> None:
         """Raise if another attempt is not worth it."""
+        # A cohort may have been unlucky, and another one may do better.
         attempts = report.attempt + 1
         everybody_was_asked = len(self.asked) == self.num_trainable
         nobody_ever_succeeded = self.state.client_rounds == 0 and not attempt.replies
@@ -426,6 +427,7 @@ class RunServer:
         ):
             return
 
+        # Of equal rounds, the first is the best.
         best = self.state.selection
         accuracy = validation_accuracy(report)
         if accuracy is None or (best is not None and accuracy <= best.accuracy):
@@ -434,6 +436,7 @@ class RunServer:
                 self.state = replace(self.state, selection=best)
             return
 
+        # If only the end of the run depends on it, nothing has to be remembered.
         is_to_return = schedule.select == "best"
         best = Selection(
             round=report.round,
@@ -469,6 +472,7 @@ class RunServer:
                 participated=best.participated,
             )
 
+        # The evaluations before were of other models, and without ranks.
         final = RoundReport(round, [], self.state, is_last=True)
         self._evaluate_global(final, rank=True)
         self._evaluate_personalized(final, keep=True, rank=True)

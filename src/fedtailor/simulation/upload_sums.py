@@ -92,6 +92,7 @@ class UploadSums:
             self._skip(job.client)
             return output._replace(upload=ReducedUpload(problem, 0, {}, {}))
 
+        # What is summed leaves the output, which would be sent.
         num_bytes = upload_bytes(output.upload, messages)
         rest = dict(output.upload)
         entries = {name: rest.pop(name) for name in self._totals}
@@ -142,6 +143,7 @@ class UploadSums:
         if self._alone is not None:
             return dict([self._alone])
 
+        # A part is under the lowest id of those who are in it.
         entries: defaultdict[int, dict[str, PartialSum]] = defaultdict(dict)
         for name, total in self._totals.items():
             for client, part in total.parts().items():

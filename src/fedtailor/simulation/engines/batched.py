@@ -67,6 +67,8 @@ class Batched:
                 return self._run_contained(program, common, jobs)
             except BaseException as error:  # a client's program may raise anything
                 refuse_to_contain(error)
+
+                # The block may have changed settings before it failed.
                 settings.restore()
                 outputs = run_one_by_one(program, common, jobs)
                 if not any(isinstance(output, Failure) for output in outputs):
@@ -78,6 +80,7 @@ class Batched:
     def _run_contained(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Run one block on private inputs; what is wrong with any client's output is raised."""
         private_common, inputs = make_private(common, [job.inputs for job in jobs])
+        # The rows of examples are those of one private table for the whole block.
         private_jobs = []
         for job, private in zip(jobs, inputs, strict=True):
             private_jobs.append(job._replace(inputs=private))
@@ -90,6 +93,7 @@ class Batched:
 
     def _why_one_by_one(self, error: BaseException, clients: int) -> str:
         what = "engine 'batched' runs clients one by one, because"
+        # On the CPU, PyTorch raises a RuntimeError with this text.
         out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         reason = describe_error(error)
         if not out_of_memory and "can't allocate memory" not in reason:
@@ -102,6 +106,7 @@ class Batched:
 
     def _blocks(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Return blocks of positions: clients with the same model and of similar size."""
+        # Of similar size: what is padded is computed for nothing.
         by_model: dict[int, list[int]] = {}
         for position, job in enumerate(jobs):
             by_model.setdefault(id(job.task.model), []).append(position)
@@ -130,6 +135,7 @@ def run_stacked(program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]
 
 def _stack(trees: Sequence[Any]) -> Any:
     """Stack trees; lists of examples are padded at the end with position 0 and weight 0."""
+    # The structure of all is that of the first: they have the same model.
     first = trees[0]
     if isinstance(first, ExampleRows):
         return ExampleRows(*(_pad(column) for column in zip(*trees, strict=True)))

@@ -77,6 +77,7 @@ def choose_engine(
             raise _cannot_stop_clients(f"'{options.name}' cannot", options.name)
         return EngineChoice(build_engine(options, schedule.client_timeout))
 
+    # Threads cannot be ended, so a limit of time decides.
     if schedule.client_timeout == 0:
         name, why = _choose_name(options, algorithm, federation, schedule, device)
         engine = build_engine(dataclasses.replace(options, name=cast(Any, name)))
@@ -120,6 +121,7 @@ def _choose_name(
     if count == 1:
         return "workers", "only one core is available"
 
+    # Kernels of convolutions have more than two dimensions.
     shapes = federation.common_task.model.shapes.values()
     has_convolutions = any(len(shape) > 2 for shape in shapes)
     if has_convolutions or sum(map(math.prod, shapes)) > _SMALL_MODEL:
@@ -154,6 +156,7 @@ def expected_steps(
     elif not schedule.everybody_trains(algorithm.trains) and participation.plan == "bernoulli":
         clients *= participation.probability
 
+    # A batch size of 0 stands for one step on all examples.
     training = algorithm.training
     median = sizes[len(sizes) // 2]
     per_epoch = math.ceil(median / training.batch_size) if training.batch_size else 1
@@ -165,6 +168,7 @@ def _obstacle_to_processes(algorithm: Algorithm[Any, Any, Any], federation: Fede
     from fedtailor.simulation.engines.requests import encode_map, encode_task
     from fedtailor.simulation.programs import TrainRequest, client_program
 
+    # Whatever would be sent is tried out; it is far less than a run.
     tasks = {id(task): task for task in (federation.common_task, *federation.client_tasks)}
     try:
         encode_map(client_program(algorithm, TrainRequest()), ())

@@ -6,7 +6,7 @@ A request is a tuple of its kind and its contents; so is an answer. Requests: ``
 (a run begins), ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the
 program, its shared inputs, what gathers outputs), ``job`` (the number of its task, and the rest of
 the job). Answers: ``output``, ``unreadable`` (why a request cannot be read), ``unsendable`` (why an
-output that was gathered with others cannot be sent).
+output cannot be sent, as a failure).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import queue
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import torch
@@ -68,10 +68,7 @@ class RequestHandler:
         except BaseException as error:  # importing a user's module may raise anything
             return encode(("unreadable", describe_error(error)))
 
-        try:
-            return encode(("output", output))
-        except SerializationError as error:
-            return encode(("output", _unsendable(error)))
+        return _answer_with(output)
 
     def answer_together(self, requests: Sequence[bytes]) -> list[memoryview]:
         """Return the answers to jobs whose outputs are gathered before they are sent."""
@@ -80,17 +77,14 @@ class RequestHandler:
             jobs = [self._job(*decode(request)[1:]) for request in requests]
         except BaseException as error:  # importing a user's module may raise anything
             return [encode(("unreadable", describe_error(error)))] * len(requests)
-        return [_gathered_answer(output) for output in self.gather(jobs, self._outputs(jobs))]
-
-    def _outputs(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        for job in jobs:
-            yield self._run(job)
+        return [_answer_with(output) for output in self.gather(jobs, map(self._run, jobs))]
 
     def hold_tables(self, tables: Sequence[Tensor]) -> None:
         """Use these tables in the maps that follow."""
         self.tables = list(tables)
 
     def _handle_settings(self, settings: Settings, path: tuple[str, ...]) -> None:
+        # Modules may have been written since this process last looked.
         sys.path[:] = self.path_here(path)
         importlib.invalidate_caches()
         settings.apply()
@@ -108,6 +102,7 @@ class RequestHandler:
     def _handle_map(
         self, program: Program, shared_inputs: Any, gather: Gather | None = None
     ) -> None:
+        # The tables came before, and are mapped already.
         if isinstance(shared_inputs, SharedInputs):
             shared_inputs = shared_inputs._replace(x=self.tables[0], y=self.tables[1])
         self.program = program
@@ -130,20 +125,17 @@ class RequestHandler:
         return output
 
 
-def _gathered_answer(output: Any) -> memoryview:
-    """Return the answer with an output that was gathered with others."""
+def _answer_with(output: Any) -> memoryview:
     try:
         return encode(("output", output))
     except SerializationError as error:
-        return encode(("unsendable", _unsendable(error)))
-
-
-def _unsendable(error: SerializationError) -> Failure:
-    return Failure(TypeError(f"the program's output cannot be sent to another process: {error}"))
+        reason = f"the program's output cannot be sent to another process: {error}"
+        return encode(("unsendable", Failure(TypeError(reason))))
 
 
 def portable(error: BaseException) -> BaseException:
     """Return an exception that another process can read: the same, or one with its text."""
+    # It must come back as the same exception, with the same text.
     text = describe_error(error)
     try:
         copy = decode(encode(error))
@@ -162,11 +154,14 @@ def serve(folder: str = "") -> None:
     Args:
         folder: temporary folder of the parent, which is removed if the parent was killed.
     """
+    # A client's program may use the standard streams, or close them.
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     _detach_standard_streams()
     torch.set_num_threads(1)
     keep_pages()
+
+    # A thread of its own notices that the parent is gone while a program runs.
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(requests, waiting, folder), daemon=True)
     listener.start()

@@ -44,6 +44,7 @@ class SpoiledData(RunError):
 
 def make_private(common: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Return copies of what some clients' programs receive: the common part, and one part each."""
+    # Programs of other kinds, as in tests, have no tables.
     copies = [tree.copy(part) for part in inputs]
     if not isinstance(common, SharedInputs) or not all(
         isinstance(part, ClientInputs) for part in copies
@@ -60,6 +61,7 @@ def make_private(common: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
     if len(positions) == 0:
         return shared._replace(visible=Tables(common.x[:0].clone(), common.y[:0].clone())), copies
 
+    # Rows of the private table: client after client, training before validation examples.
     visible = Tables(take(common.x, positions), common.y[positions])
     return shared._replace(visible=visible), _numbered_by_row(copies)
 
@@ -135,6 +137,7 @@ def plain(value: Any, where: str = "", depth: int = 0) -> Any:
             result[name] = plain(child, _join(where, name), depth + 1)
         return result
 
+    # NamedTuples keep their class: aggregation asks for fields by name.
     if isinstance(value, tuple):
         names = getattr(type(value), "_fields", range(len(value)))
         children = []
@@ -164,6 +167,7 @@ def _check_name(name: Any, where: str) -> None:
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
     """Return a copy of a tensor with the same layout in memory, unless its values overlap."""
+    # Subclasses may do anything when they are used; others could not be written to a file.
     problem = ""
     if type(tensor) not in CLASSES:
         problem = f"is of the class {type(tensor).__name__}"
@@ -244,6 +248,7 @@ def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN)
         with steps_run_by(runner), thread_restored():
             output = program(job.task, private_common, inputs)
 
+        # Copied here, where an error is still the client's.
         refuse_spoiled(private_common)
         return plain(cut(output, job.size))
     except BaseException as error:

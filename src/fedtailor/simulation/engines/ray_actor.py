@@ -81,6 +81,7 @@ class ClientActor:
             jobs: the encoded requests.
             together: whether their outputs are gathered.
         """
+        # The calls of one map bring the same package.
         if number != self._package:
             unreadable = self._open(package[0])
             if unreadable is not None:
@@ -108,6 +109,7 @@ class ClientActor:
             )
             self._tables_version = package.tables_version
 
+        # What a new actor lacks, and what has changed since the last map.
         for kind, (version, data) in package.requests.items():
             if self._received.get(kind) != version:
                 answer = self._handler.answer(data.data)

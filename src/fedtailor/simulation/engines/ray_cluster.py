@@ -99,6 +99,7 @@ class Cluster:
         if self.is_connected:
             return
 
+        # Before Ray is imported, which reads them.
         os.environ.update(_QUIET)
         if not self.address:
             os.environ.update(_ALONE)
@@ -114,6 +115,7 @@ class Cluster:
 
             self._must_disconnect = True
 
+        # Every actor takes one CPU.
         available = int(ray.cluster_resources().get("CPU", 0))
         if self.workers > available:
             raise ConfigError(
@@ -172,6 +174,7 @@ class Cluster:
             ConfigError: the actor has other versions, so that its results could be others.
         """
         here = description()
+        # Other software may compute other results.
         host = actor["host"]
         for what, name in _SOFTWARE.items():
             if actor[what] != here[what]:
@@ -184,6 +187,7 @@ class Cluster:
                     got=actor[what],
                 )
 
+        # Another processor only changes last bits, so it is a warning.
         if actor["capability"] != here["capability"] and host not in self._warned:
             self._warned.add(host)
             warnings.warn(
@@ -251,6 +255,7 @@ def _knock(address: str) -> None:
     if done.returncode == 0:
         return
 
+    # Ray says in many words what is wrong; two cases have sentences of their own.
     reason = _one_line(done.stdout.decode(errors="replace"))
     if "token" in reason.lower():
         raise _not_let_in(address)

@@ -84,23 +84,9 @@ class Ray:
             DataError: other data than those of the run arrived at an actor.
             RunError: the cluster cannot be started, others use all its CPUs, or no actor starts.
         """
-        return self._run(program, common, jobs, None, _as_it_is)
+        return self.map_gathered(program, common, jobs, None, _as_it_is)
 
     def map_gathered(
-        self, program: Program, common: Any, jobs: Sequence[Job], gather: Gather, merge: Merge
-    ) -> list[Any]:
-        """Return as :meth:`map` does what ``gather`` and ``merge`` make of outputs.
-
-        ``gather`` runs in actors, for neighboring clients.
-
-        Raises:
-            ConfigError: as :meth:`map`.
-            DataError: as :meth:`map`.
-            RunError: as :meth:`map`.
-        """
-        return self._run(program, common, jobs, gather, merge)
-
-    def _run(
         self,
         program: Program,
         common: Any,
@@ -108,6 +94,15 @@ class Ray:
         gather: Gather | None,
         merge: Merge,
     ) -> list[Any]:
+        """Return as :meth:`map` does what ``gather`` and ``merge`` make of outputs.
+
+        ``gather`` runs in actors, for neighboring clients; None: outputs come as they are.
+
+        Raises:
+            ConfigError: as :meth:`map`.
+            DataError: as :meth:`map`.
+            RunError: as :meth:`map`.
+        """
         if not jobs:
             return []
 
@@ -119,6 +114,7 @@ class Ray:
                 self._state.close()  # after an interruption, no client runs on
                 raise
 
+        # Answers of many sizes have come.
         return_pages()
         return outputs
 
@@ -292,6 +288,7 @@ class _Deal:
             for actor in self._state.actors:
                 self._feed(actor)
 
+            # Whatever comes first: answers, or an actor that has started.
             owners = self._references()
             ready, _ = ray.wait(list(owners), num_returns=1, timeout=_PATIENCE)
             for reference in ready:
@@ -319,6 +316,7 @@ class _Deal:
         if actor.starting is not None or actor.runs_alone:
             return
 
+        # Jobs of lost actors come first: one of them ended it, and only alone can it be seen which.
         if self._suspects:
             if not actor.calls:
                 self._send(actor, [self._suspects.popleft()])
@@ -326,6 +324,7 @@ class _Deal:
 
             return
 
+        # Large shares at first, for less traffic; small ones at the end, so that all end together.
         while self._waiting and len(actor.calls) < _AT_ONCE:
             share = len(self._waiting) // (_SHARE * len(self._state.actors))
             self._send(actor, self._waiting.take(max(1, min(share, self._most_jobs))))
@@ -348,6 +347,7 @@ class _Deal:
         try:
             answers = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
+            # No client's program raises here: it is the data, or our own fault.
             if isinstance(error.cause, FedtailorError):
                 raise error.cause from None
 

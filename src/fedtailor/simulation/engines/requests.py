@@ -103,6 +103,7 @@ class Requests:
         Raises:
             ConfigError: something cannot be sent.
         """
+        # Actors and children compute under the settings of this process.
         settings = (Settings.current(), tuple(sys.path))
         if settings != self._settings:
             self._settings = settings
@@ -157,6 +158,7 @@ def _unsendable_part(program: Program) -> str:
     else:
         name = f"the algorithm '{type(algorithm).__name__}'"
 
+    # The program alone tells which of the two it was.
     try:
         encode(program)
     except SerializationError:

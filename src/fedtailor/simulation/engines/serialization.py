@@ -53,6 +53,7 @@ def tensor_to_bytes(tensor: Tensor) -> tuple[TensorLayout, np.ndarray]:
             (size - 1) * step for size, step in zip(plain.shape, plain.stride(), strict=True)
         )
 
+    # Strides may leave gaps, which are copied too.
     offset = plain.data_ptr() % _ALIGNMENT // plain.element_size()
     values = plain.as_strided((span,), (1,)).view(torch.uint8).numpy()
     return TensorLayout(plain.dtype, tuple(plain.shape), plain.stride(), offset), values
@@ -60,6 +61,7 @@ def tensor_to_bytes(tensor: Tensor) -> tuple[TensorLayout, np.ndarray]:
 
 def tensor_from_bytes(layout: TensorLayout, values: np.ndarray) -> Tensor:
     """Return a new tensor with a layout and the memory (n,) that :func:`tensor_to_bytes` gave."""
+    # New memory begins at a boundary, so the offset gives the tensor its old alignment.
     count = len(values) // layout.dtype.itemsize
     memory = torch.empty(layout.offset + count, dtype=layout.dtype)
     if count > 0:

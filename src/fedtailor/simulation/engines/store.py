@@ -111,6 +111,7 @@ class Store(MutableMapping[int, Any]):
         if client in self._recent:
             self._recent.move_to_end(client)
             return self._recent[client]
+        # It becomes one of the most recently used.
         place = self._places[client]
         assert place is not None, "what is not in memory is in a file"
         value = self._read(client, place)
@@ -121,6 +122,7 @@ class Store(MutableMapping[int, Any]):
         value = compact(value)
         if self._is_same_empty_tree(client, value):
             return
+
         self._forget(client)
         self._drop(client)
         self._places[client] = None
@@ -165,6 +167,8 @@ class Store(MutableMapping[int, Any]):
             RunError: a file cannot be written.
         """
         self._write(client for client, place in self._places.items() if place is None)
+
+        # Everything is in files now.
         places = {client: place for client, place in self._places.items() if place is not None}
         used = {place.file for place in places.values()}
         for number in used:
@@ -194,6 +198,8 @@ class Store(MutableMapping[int, Any]):
             number: _File(file, 0, durable=True)
             for number, file in {**also, **committed.files}.items()
         }
+
+        # Of what the older checkpoint needs, nothing counts as in use.
         for place in committed.places.values():
             self._files[place.file].in_use += place.length
 
@@ -215,6 +221,7 @@ class Store(MutableMapping[int, Any]):
         if self._bytes <= self.in_memory or len(self._recent) == 1:
             return
 
+        # All that are in memory only are written at once, so that files are few.
         self._write(
             other for other in self._recent if self._places[other] is None and other != client
         )
@@ -296,6 +303,7 @@ class Store(MutableMapping[int, Any]):
             discard(path)
             raise
 
+        # Only now do the places change: after an error, the store is what it was.
         self._next_file += 1
         self._files[number] = _File(FileDigest(size, digest.hexdigest()), size)
         for client, place in places.items():

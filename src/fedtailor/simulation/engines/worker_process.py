@@ -67,6 +67,7 @@ class WorkerProcess:
         if not self._ready:
             self._start(folder)
 
+        # What it has received in an earlier map is not sent again.
         late = threading.Event()
         try:
             for kind, request in requests.before(job).items():
@@ -76,6 +77,8 @@ class WorkerProcess:
 
             with self._killed_after(timeout, late):
                 output = self._ask(encoded)
+
+            # A process that was killed just after its answer must not get another job.
             if not late.is_set():
                 return output
         except (EOFError, OSError):
@@ -122,6 +125,7 @@ class WorkerProcess:
         Raises:
             RunError: the process cannot be started, or ended at once.
         """
+        # It looks for modules where this process does, and never imports the main script.
         self._received = {}
         options = [f"-W{option}" for option in sys.warnoptions]
         path = [entry for entry in sys.path if isinstance(entry, str)]

@@ -84,6 +84,7 @@ class Workers:
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the threads, which stay until the engine is closed, and keep their recordings."""
+        # The threads of a parent do not run in its fork.
         if self._pool is None or self._owner != os.getpid():
             self._pool = ThreadPoolExecutor(
                 self.workers, initializer=torch.set_num_threads, initargs=(1,)
