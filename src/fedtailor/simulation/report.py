@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -76,20 +76,17 @@ class RunState:
 
     def on(self, device: torch.device) -> RunState:
         """Return the same state with what the server holds on a device."""
-        best = () if self.selection is None else self.selection.server
-        return self._with(*to_device((self.server, best), device))
+        return self._moved(lambda server: to_device(server, device))
 
     def on_host(self) -> RunState:
         """Return the same state on the host, for files."""
-        best = () if self.selection is None else self.selection.server
-        return self._with(*to_host((self.server, best), "the server's state for a file"))
+        return self._moved(lambda server: to_host(server, "the server's state for a file"))
 
-    def _with(self, server: Any, best: Any) -> RunState:
-        """Return the same state with the server's state in another place."""
-        if server is self.server:
-            return self
-        selection = None if self.selection is None else replace(self.selection, server=best)
-        return replace(self, server=server, selection=selection)
+    def _moved(self, move: Callable[[Any], Any]) -> RunState:
+        best = self.selection
+        if best is not None:
+            best = replace(best, server=move(best.server))
+        return replace(self, server=move(self.server), selection=best)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.errors import RunError
-from fedtailor.simulation.engines.serialization import TensorLayout, tensor_to_bytes
+from fedtailor.simulation.engines.serialization import TensorLayout, aligned_bytes
 
 
 class MappedTensor(NamedTuple):
@@ -99,10 +99,7 @@ class MappedTables:
 
 
 def _write_tensor(path: Path, table: Tensor) -> MappedTensor:
-    layout, values = tensor_to_bytes(table)
-    itemsize = layout.dtype.itemsize
-    padding = np.zeros(layout.offset * itemsize, dtype=np.uint8)
+    layout, memory = aligned_bytes(table)
     with path.open("xb") as file:
-        padding.tofile(file)
-        values.tofile(file)
+        memory.tofile(file)
     return MappedTensor(str(path), layout)

@@ -25,7 +25,7 @@ from fedtailor.simulation.engines.dealing import Deck
 from fedtailor.simulation.engines.ray_actor import Package, StoredTable
 from fedtailor.simulation.engines.ray_cluster import Cluster, require_ray
 from fedtailor.simulation.engines.requests import MapRequests, Requests, read_answer
-from fedtailor.simulation.engines.serialization import tensor_to_bytes
+from fedtailor.simulation.engines.serialization import aligned_bytes
 from fedtailor.simulation.engines.workers import return_pages
 from fedtailor.simulation.programs import SharedInputs
 
@@ -227,9 +227,7 @@ class _State:
         return self._stored
 
     def _stored_table(self, table: Tensor) -> StoredTable:
-        layout, values = tensor_to_bytes(table)
-        padding = np.zeros(layout.offset * layout.dtype.itemsize, dtype=np.uint8)
-        memory = np.concatenate([padding, values]) if len(padding) else values
+        layout, memory = aligned_bytes(table)
         digest = hashlib.sha256(memory.data).hexdigest()
         return StoredTable(layout, self.cluster.put(memory), digest)
 

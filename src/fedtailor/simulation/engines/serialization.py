@@ -59,6 +59,13 @@ def tensor_to_bytes(tensor: Tensor) -> tuple[TensorLayout, np.ndarray]:
     return TensorLayout(plain.dtype, tuple(plain.shape), plain.stride(), offset), values
 
 
+def aligned_bytes(tensor: Tensor) -> tuple[TensorLayout, np.ndarray]:
+    """Return a tensor's layout, and its memory (n,) from the boundary before it as bytes."""
+    layout, values = tensor_to_bytes(tensor)
+    padding = np.zeros(layout.offset * layout.dtype.itemsize, dtype=np.uint8)
+    return layout, np.concatenate([padding, values]) if len(padding) else values
+
+
 def tensor_from_bytes(layout: TensorLayout, values: np.ndarray) -> Tensor:
     """Return a new tensor with a layout and the memory (n,) that :func:`tensor_to_bytes` gave."""
     # New memory begins at a boundary, so the offset gives the tensor its old alignment.
