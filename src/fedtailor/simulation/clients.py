@@ -248,9 +248,9 @@ class LocalClients:
             if isinstance(scores, Scores):
                 scores = packed(scores)
 
-            metrics = output.metrics
-            attempt = request.attempt
-            reply = TrainReply(round, attempt, upload, metrics, scores, problem, num_bytes)
+            reply = TrainReply(
+                round, request.attempt, upload, output.metrics, scores, problem, num_bytes
+            )
             yield client, reply
 
     def score(
@@ -321,15 +321,17 @@ class LocalClients:
 
     def remember(self) -> None:
         """Remember what clients keep now; only what has changed is copied."""
-        if not self._remembered:
-            self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
-        self._copy([self.states, self.per_client], self._remembered)
+        self._copy([self.states, self.per_client], self._best())
 
     def go_back(self) -> None:
         """Return to what was remembered."""
+        self._copy(self._best(), [self.states, self.per_client])
+
+    def _best(self) -> list[MutableMapping[int, Any]]:
+        # Most runs remember nothing, and have no such storage.
         if not self._remembered:
             self._remembered = [self._storage("best_states"), self._storage("best_per_client")]
-        self._copy(self._remembered, [self.states, self.per_client])
+        return self._remembered
 
     def _copy(
         self,

@@ -118,6 +118,7 @@ class Evaluator:
                 if test_set in reply.scores:
                     scores[client] = reply.scores[test_set]
 
+        # Only the models that are kept are part of the run's work.
         if keep:
             report.steps += whole_sum(diagnostics.get("steps", {}))
 

@@ -173,6 +173,7 @@ def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
     """Check that clients with different models send the same messages."""
     common = algorithm.messages(roster.common_task)
     for client, task in enumerate(roster.client_tasks):
+        # The shapes of a model's parameters are part of the messages.
         if algorithm.messages(task) != common:
             raise ConfigError(
                 f"{type(algorithm).__name__} sends parts of the model, so all clients need the "

@@ -142,7 +142,7 @@ def _stack(trees: Sequence[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.stack(list(trees))
     if isinstance(first, dict):
-        return {name: _stack([each[name] for each in trees]) for name in first}
+        return {name: _stack([member[name] for member in trees]) for name in first}
 
     children = [_stack(column) for column in zip(*trees, strict=True)]
     if hasattr(first, "_fields"):

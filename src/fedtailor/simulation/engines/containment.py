@@ -33,6 +33,23 @@ from fedtailor.training.one_client import PLAIN, StepRunner, steps_run_by
 
 LARGEST_COPY = 2**29
 """Bytes of examples that are copied. Programs with more see the data themselves."""
+_DEEPEST = 32
+"""Levels of nested values."""
+_LONGEST_NAME = 500
+"""Characters of a name in a mapping."""
+LARGEST_EXPANDED = 2**28
+"""Bytes of a tensor that repeats its values without storing them."""
+
+_TYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.bool}
+    | {torch.int8, torch.int16, torch.int32, torch.int64}
+)
+"""The types of tensors that can be stored and sent."""
+CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
+"""The classes of tensors that can be stored and sent."""
+_HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
+"""Types of values that are not tensors, and stay as they are: where a tensor is expected, they are
+refused by name."""
 
 
 class SpoiledData(RunError):
@@ -99,25 +116,6 @@ def refuse_spoiled(common: Any) -> None:
         )
 
 
-_DEEPEST = 32
-"""Levels of nested values."""
-_LONGEST_NAME = 500
-"""Characters of a name in a mapping."""
-LARGEST_EXPANDED = 2**28
-"""Bytes of a tensor that repeats its values without storing them."""
-
-_TYPES = frozenset(
-    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.bool}
-    | {torch.int8, torch.int16, torch.int32, torch.int64}
-)
-"""The types of tensors that can be stored and sent."""
-CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
-"""The classes of tensors that can be stored and sent."""
-_HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
-"""Types of values that are not tensors, and stay as they are: where a tensor is expected, they are
-refused by name."""
-
-
 def plain(value: Any, where: str = "", depth: int = 0) -> Any:
     """Return a copy of nested mappings and tuples with tensors in memory of their own.
 
@@ -167,7 +165,7 @@ def _check_name(name: Any, where: str) -> None:
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
     """Return a copy of a tensor with the same layout in memory, unless its values overlap."""
-    # Subclasses may do anything when they are used; others could not be written to a file.
+    # A subclass may do anything when it is used; the rest could not be written to a file.
     problem = ""
     if type(tensor) not in CLASSES:
         problem = f"is of the class {type(tensor).__name__}"

@@ -87,6 +87,7 @@ class Deck:
         *_, block = heapq.heappop(self._blocks)
         self._num_waiting -= len(block)
         while len(block) > most:
+            # The half with the largest job is dealt now; the other one waits.
             block, other = sorted(self._halves(block), key=self._largest)
             self._put(other)
         return block
@@ -109,6 +110,7 @@ class Deck:
         if first == last:  # parts of one client's work
             return block[:1], block[1:]
 
+        # The highest bit in which the ids differ is the level of their common node.
         level = (first ^ last).bit_length() - 1
         middle = (last >> level) << level
         place = bisect_left(block, middle, key=lambda position: self._jobs[position].client)

@@ -30,6 +30,7 @@ class MappedTensor(NamedTuple):
         """
         if math.prod(self.layout.shape) == 0:
             return torch.empty(self.layout.shape, dtype=self.layout.dtype)
+        # PyTorch warns that writing to it is undefined; here it ends the process.
         memory = np.memmap(self.path, dtype=np.uint8, mode="r")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
@@ -58,6 +59,7 @@ class MappedTables:
         if [id(table) for table in tables] == [id(table) for table in self._tables]:
             return self._files
 
+        # Another federation replaces the last one.
         old_files = self._files
         try:
             self._write(tables)

@@ -72,6 +72,7 @@ class EngineOptions:
                 got=self.device,
             )
 
+        # What auto finds is checked when it is found.
         if self.device != "auto":
             refuse_engine(self.name, self.device)
 

@@ -66,6 +66,7 @@ class Processes:
         if not jobs:
             return []
         with self._lock:
+            # Every thread waits for the answers of one process.
             folder, requests = self._pool.pack(program, common, jobs)
             workers = self._pool.workers[: len(jobs)]
             runners = [
