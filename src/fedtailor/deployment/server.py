@@ -190,7 +190,7 @@ def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:
         facts=facts,
         notes=agreement.notes(),
         checkpoint_every=1,
-        kept=_STORES,
+        lasting=_STORES,
     )
 
 

@@ -83,6 +83,7 @@ def kept(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[str]:
 
     Parts of the model, or the names of other values.
     """
+    # The state of a client with an example of every class.
     counts = torch.ones(task.num_classes)
     state = algorithm.init_client(task, ClientInfo(counts.sum(), counts), new_key(0))
     if not tree.leaves(state):
@@ -96,6 +97,7 @@ def kept(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[str]:
 
         return ["part of the model"] if names <= set(task.model.groups) else sorted(map(str, names))
 
+    # States of methods are NamedTuples, whose fields have telling names.
     fields = getattr(state, "_fields", ())
     return [field for field in fields if tree.leaves(getattr(state, field))] or ["a number"]
 

@@ -86,6 +86,7 @@ def notes_on_idle_training(
     if not schedule.everybody_trains(algorithm.trains):
         return []
 
+    # What a client keeps is the only thing that its training outside the cohort could change.
     state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
     if tree.leaves(state):
         return []
@@ -164,6 +165,7 @@ def assemble(
         ConfigError: an option is wrong.
         DataError: data is missing or damaged, or cannot be divided as asked.
     """
+    # What needs no data comes first, because reading it may take minutes.
     algorithm = make_algorithm(config)
     schedule = config.schedule
     device = choose_device(config.engine, schedule)
@@ -176,6 +178,8 @@ def assemble(
 
     shape = divided.dataset.input_shape
     num_classes = divided.dataset.num_classes
+
+    # The shape of the examples decides the default model.
     model_name = config.model.name or default_model(shape)
     model = build_model(model_name, shape, num_classes, config.model.options)
     normalize = normalization(divided)
@@ -198,6 +202,7 @@ def assemble(
     used = resolved(config, algorithm, model_name=model_name, roster=federation.roster)
     used = dataclasses.replace(used, seeds=(seed,), data=data, engine=engine)
 
+    # What a user should know, though nothing is wrong.
     notes = _preset_warnings(config.algorithm, algorithm)
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
@@ -227,6 +232,8 @@ def resolved(
         roster: the clients; None: they are not known yet.
     """
     schedule = _with_evaluations(config.schedule, algorithm, roster)
+
+    # "auto" leaves to the method who trains.
     everybody = schedule.everybody_trains(algorithm.trains)
     return dataclasses.replace(
         config,

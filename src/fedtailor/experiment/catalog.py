@@ -31,7 +31,7 @@ def list_table(kind: str) -> list[dict[str, Any]]:
 
     tables: dict[str, dict[str, str]] = {
         "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
-        "datasets": {name: known.description for name, known in DATASETS.items()},
+        "datasets": {name: entry.description for name, entry in DATASETS.items()},
         "models": {name: entry.description for name, entry in MODELS.items()},
         "partitions": {name: entry.description for name, entry in PARTITIONS.items()},
         "engines": dict(ENGINES),

@@ -225,17 +225,13 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
         _put(values, key, value)
 
     _check_keys_are_text(values)
-    known = [*SECTIONS, "seed", "seeds"]
+    allowed = [*SECTIONS, "seed", "seeds"]
     for name in values:
-        if name not in known:
+        if name not in allowed:
             what = f"section [{name}]" if isinstance(values[name], dict) else f"option '{name}'"
-            hint = _hint_of_section(values, name) or did_you_mean(name, known) or "."
-            raise ConfigError(
-                f"unknown {what}{hint} Known: {', '.join(known)}.",
-                key=name,
-                allowed=known,
-                got=name,
-            )
+            hint = _hint_of_section(values, name) or did_you_mean(name, allowed) or "."
+            message = f"unknown {what}{hint} Known: {', '.join(allowed)}."
+            raise ConfigError(message, key=name, allowed=allowed, got=name)
 
     tables = {name: _table(name, values.get(name, {})) for name in SECTIONS}
     sections = {
@@ -295,6 +291,8 @@ def to_toml(config: Config) -> str:
     sections |= {
         name: dataclasses.asdict(getattr(config, name)) for name in (*_CLASSES, "algorithm")
     }
+
+    # Options of the algorithm stand beside its name, as users write them.
     sections["algorithm"] |= sections["algorithm"].pop("options")
     values |= {name: sections[name] for name in SECTIONS}
 
@@ -315,13 +313,13 @@ def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> di
     }
 
 
-def _find_name_or_target(what: str, name: str, known: Iterable[str], *, key: str) -> str:
+def _find_name_or_target(what: str, name: str, table: Iterable[str], *, key: str) -> str:
     """Return the name of a table that a name stands for; a user's ``package.module:name`` as it is.
 
     Raises:
         ConfigError: there is no such name.
     """
-    return name if ":" in name else find_name(what, name, known, key=key)
+    return name if ":" in name else find_name(what, name, table, key=key)
 
 
 def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,6 +351,7 @@ def _table(name: str, values: Any) -> dict[str, Any]:
 
 def _algorithm_options(table: Mapping[str, Any]) -> AlgorithmOptions:
     """Return the ``[algorithm]`` section; the algorithm itself checks its options later."""
+    # Every other key is an option of the algorithm.
     named = {key: table[key] for key in ("name", "preset") if key in table}
     options = {key: value for key, value in table.items() if key not in named}
     return build(AlgorithmOptions, {**named, "options": options}, section="algorithm")
@@ -418,10 +417,13 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
     """Put a value at ``section.key``, or deeper, into nested dictionaries, made as needed."""
     *folders, name = key.split(".")
+
+    # They say the same thing: the override replaces both.
     if name in ("seed", "seeds") and not folders:
         values.pop("seed", None)
         values.pop("seeds", None)
 
+    # Inner tables are copied, because those of the caller stay as they are.
     place = values
     for folder in folders:
         inner = place.setdefault(folder, {})

@@ -108,6 +108,7 @@ class _Lines:
 
     def rewind(self, size: int) -> None:
         """Cut off everything after ``size`` bytes."""
+        # An empty file is removed, as it was at the beginning.
         self.digest = self._digest_of_beginning(size)
         self.size = size
         try:
@@ -249,6 +250,7 @@ class RunFolder:
         events: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Append a round: one line for it, one per client and evaluation, one per event."""
+        # Rounds come last: a round that is there is complete in the other files.
         self._clients.append(clients)
         self._events.append(events)
         self._rounds.append([record])
@@ -345,6 +347,7 @@ class RunFolder:
         Raises:
             RunError: the folder cannot be written.
         """
+        # Without its result, the run reads as one that has not finished.
         path = self.path / "result.json"
         try:
             path.unlink(missing_ok=True)
@@ -359,6 +362,7 @@ class RunFolder:
 
     def finished_result(self) -> dict[str, Any] | None:
         """Return the result if the run has finished, and remove what a killed process has left."""
+        # A killed process may have written the result, and not the state.
         result = read_result(self.path)
         if result is not None:
             self.remove_temporary_files()

@@ -105,6 +105,7 @@ def mean_interval(
     if count < 2:
         return None
 
+    # SciPy takes a while to import, and runs of one client need none of it.
     from scipy.special import stdtrit
 
     half_width = float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)

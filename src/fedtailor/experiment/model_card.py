@@ -53,8 +53,9 @@ def model_card(
         scores: on the client's test examples; empty if it has none.
         calibration: what :func:`fedtailor.simulation.calibration.calibrate` found.
     """
+    # Clients take the models in turn.
     model_names = (config.model.name, *config.model.others)
-    return {
+    origin = {
         "number": number,
         "new": new,
         "algorithm": config.algorithm.name,
@@ -64,18 +65,27 @@ def model_card(
         "round": round,
         "adaptation": algorithm.adaptation_summary(new=new),
         "participated": participated,
+    }
+
+    # What it was made from, and how well it does.
+    facts = {
         "holds_examples": holds_examples(personal),
-        "input_shape": list(inputs.shape),
-        "num_classes": inputs.num_classes,
-        "class_names": list(inputs.class_names),
         "class_counts": list(class_counts),
         "scores": dict(scores),
         "calibration": dict(calibration),
         "sent": [value._asdict() for value in sent_by_method(algorithm, task)],
+    }
+
+    # What a program must know that reads the file.
+    content = {
+        "input_shape": list(inputs.shape),
+        "num_classes": inputs.num_classes,
+        "class_names": list(inputs.class_names),
         "inputs": "../inputs.json",
         "inputs_sha256": inputs.digest,
         "tensors": {path: list(leaf.shape) for path, leaf in tree.paths(personal).items()},
     }
+    return origin | facts | content
 
 
 def personal_models(
@@ -84,6 +94,8 @@ def personal_models(
     """Yield every client's name, its personal model as a file, and its card."""
     config = parts.config
     federation = parts.federation
+
+    # Clients without test examples have no scores.
     scored = {
         client: per_client(scores)
         for evaluation in last.evaluations

@@ -72,6 +72,7 @@ def commit() -> str | None:
 
     ``+changes`` follows it if files differ.
     """
+    # Where the source code lies, which may be an installed package.
     folder = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str | None:

@@ -211,6 +211,8 @@ class RunRecords:
             raise
 
         raw = read_file(path, limit=_LARGEST_MODEL, within=self.path)
+
+        # The card names the file that it belongs to by its digest.
         if hashlib.sha256(raw).hexdigest() != card.get("sha256"):
             raise damaged(path, "its SHA-256 does not match its card")
         if safe_name(str(card.get("client"))) != name:
@@ -234,6 +236,8 @@ class RunRecords:
         """Return the error for a client without a model; it lists those that have one."""
         stems = {file.stem for file in (self.path / "models").glob("*.json")}
         names = [name for name in self._client_names() if safe_name(name) in stems]
+
+        # A run without its split has no names of clients.
         names = names or sorted(stems, key=_numbers_first)
 
         if names:
@@ -305,6 +309,8 @@ def _read_one(path: Path) -> RunRecords:
     events = [record for record in events if record.get("round", 0) in complete]
 
     result = _read_optional(path / "result.json")
+
+    # The process may have died, before it wrote a state or after its result.
     status = _read_status(path)
     if status["state"] == "running" and not lives(status.get("process")):
         status = {"state": "interrupted" if result is None else "finished"}
@@ -376,6 +382,7 @@ def refuse_inside_run(path: Path) -> None:
     Raises:
         ConfigError: the path is a run folder, or lies in one.
     """
+    # Links count as what they lead to.
     resolved = Path(os.path.realpath(path))
     for folder in (resolved, *resolved.parents):
         if holds_run(folder):

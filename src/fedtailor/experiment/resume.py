@@ -44,6 +44,7 @@ def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
     Raises:
         ConfigError: the run has other seeds.
     """
+    # A folder of one seed has no place for another.
     missing = [seed for seed in begun.seeds if seed not in config.seeds]
     added = tuple(seed for seed in config.seeds if seed not in begun.seeds)
     if missing or (added and len(begun.seeds) == 1):
@@ -100,6 +101,7 @@ def refuse_other_values(
     if not different:
         return
 
+    # A few keys are enough to see what is different.
     sentences = [
         f"{key} is {_show(there, key)} there and {_show(here, key)} here"
         for key in different[:_MOST_DIFFERENCES]
@@ -148,6 +150,8 @@ def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for name, version in now["versions"].items()
         if versions.get(name) != version
     ]
+
+    # Kernels are chosen by what the processor can do.
     before = begun.get("machine", {}).get("torch_cpu_capability")
     today = now["machine"]["torch_cpu_capability"]
     if before != today:

@@ -31,9 +31,9 @@ from fedtailor.experiment.tracking import TrackedProgress, check_trackers
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import simulate
 
-_KEPT = ("states", "per_client")
+_LASTING = ("states", "per_client")
 """What clients keep from round to round."""
-_KEPT_OF_BEST = ("best_states", "best_per_client")
+_LASTING_OF_BEST = ("best_states", "best_per_client")
 """What they kept after the best round so far, if the run gives the models of that round."""
 _SCRATCH = ("trained", "personal")
 
@@ -123,11 +123,13 @@ def _run_seeds(
         progress: is told about every round.
         trackers: names of those that log the runs.
     """
+    # One folder a seed within the folder of the run.
     folder = RunFolder(path)
     folder.remove_temporary_files()
     with folder:
         folder.restart(to_toml(config))
         for number, seed in enumerate(config.seeds, 1):
+            # All seeds read the data once.
             prepared = first
             if number > 1:
                 dataset = first.divided.division.dataset
@@ -161,6 +163,7 @@ def run_seed(
         RunFolder.create(path, config=config, provenance=_provenance(prepared))
 
     with all_done([prepared.engine.close]):
+        # Nothing is left to do, unless the data is no longer what it was.
         result = _finished_result(path, path, prepared, observer)
         if result is not None:
             return result
@@ -238,7 +241,7 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
         },
         notes=notes,
         checkpoint_every=config.checkpoint.every,
-        kept=(*_KEPT, *_KEPT_OF_BEST) if selects_best else _KEPT,
+        lasting=(*_LASTING, *_LASTING_OF_BEST) if selects_best else _LASTING,
         scratch=_SCRATCH,
     )
 

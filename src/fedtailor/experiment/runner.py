@@ -84,6 +84,7 @@ def _folder_name(config: Config) -> str:
     Raises:
         ConfigError: an option of the algorithm is wrong.
     """
+    # What changes no result has no part in the name.
     several = len(config.seeds) > 1  # seeds can be added to a run of several
     algorithm = make_algorithm(config)
     same = dataclasses.replace(
@@ -144,6 +145,7 @@ def begin(folder: Path, kind: str, jobs: Sequence[RunJob], **more: Any) -> None:
     Raises:
         RunError: it cannot be written.
     """
+    # Relative, so that the folder can be moved.
     names = [job.folder.relative_to(folder).as_posix() for job in jobs]
     configs = [to_toml(job.config) for job in jobs]
     record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs, **more}

@@ -71,6 +71,8 @@ def client_records(report: RoundReport, roster: Roster) -> list[Record]:
 
             record |= {"num_train": roster.num_train[client], "num_test": roster.num_test[client]}
             record |= {**per_client(scores), "recall": recall(scores), **_details(scores)}
+
+            # AUROC, where scores order the examples; None for a client with one class.
             if is_ranked(scores):
                 record.setdefault("auroc", None)
                 areas = enumerate(auroc(scores))
@@ -79,6 +81,7 @@ def client_records(report: RoundReport, roster: Roster) -> list[Record]:
             record |= _of_client("diagnostics", evaluation.diagnostics, client)
             records.append(record)
 
+    # Clients that trained may have no score, so these numbers have lines of their own.
     trained = {client for values in report.metrics.values() for client in values}
     for client in sorted(trained):
         record = {"round": report.round, "client": client, "point": "training"}
@@ -126,6 +129,8 @@ def _summary(evaluation: Evaluation, roster: Roster, places: Sequence[int]) -> R
 
     figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
     figures["examples"] = sum(map(_num_examples, scores))
+
+    # This interval is about the examples, those of the means are about the clients.
     if "accuracy" in figures:
         pooled = figures["accuracy"]["pooled"]
         figures["pooled_interval"] = wilson_interval(pooled, figures["examples"])
@@ -162,6 +167,7 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     part. ``by_class`` holds AUROC, sensitivity and specificity of every class. ``new_clients`` is
     the same for clients that never train, and ``sites`` has the scores by the clients' names.
     """
+    # The round whose models the run gives, which is the best one if that was asked for.
     final = last.final or last
     metrics, new_clients = _final_metrics(final, roster)
     record: Record = {"rounds": last.round, "metrics": metrics}
@@ -271,6 +277,7 @@ def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) 
     if not scored:
         return {}
 
+    # All clients as one, for the pooled figures.
     together = across(total(scored))
     counts = by_class(together)
     errors = auroc_error(together)
@@ -381,6 +388,8 @@ class Totals:
 def event_sentences(report: RoundReport) -> list[str]:
     """Return what happened to clients in a round: a sentence per kind, with the first reason."""
     sentences = []
+
+    # One sentence a kind, however many clients it concerns.
     for kind, words in _EVENTS.items():
         events = [event for event in report.events if event["kind"] == kind]
         if events:
@@ -412,6 +421,7 @@ def average(results: Sequence[Record]) -> Record:
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
 
+    # Events are rare: a mean would round them to none.
     if "events" in first:
         for kind in first["events"]:
             means["events"][kind] = sum(result["events"][kind] for result in results)

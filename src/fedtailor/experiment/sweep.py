@@ -205,6 +205,7 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
 
 def _refuse_without_validation(config: Config) -> None:
     """Refuse a federation in which no client has validation examples."""
+    # The first seed stands for all: they have the same share of validation examples.
     parts = assemble(config, config.seeds[0])
     parts.engine.close()
     if not parts.federation.roster.validates:
@@ -230,6 +231,8 @@ def _notes(config: Config, searches: Sequence[Search]) -> list[str]:
         )
 
     algorithms = sorted({search.config.algorithm.name for search in searches})
+
+    # Such as one that sets a weight by the accuracy on these examples.
     optimistic = [name for name in algorithms if load_algorithm(name).chooses_by_validation]
     if optimistic and len(algorithms) > 1:
         notes.append(
@@ -266,19 +269,59 @@ def make_searches(config: Config, options: SweepOptions) -> list[Search]:
 
     searches = []
     for place, method in enumerate(methods):
+        label = options.methods[place].strip() if options.methods else method.name
+        space = _space_of(method, names, options)
+        uses_grid, num_trials = _count_trials(label, space, options)
+
         # Several methods may be one algorithm with different options.
         earlier = names[:place].count(method.name)
         search = Search(
-            method=options.methods[place].strip() if options.methods else method.name,
+            method=label,
             name=f"{method.name}-{earlier + 1}" if earlier else method.name,
             config=dataclasses.replace(config, algorithm=method),
-            space=_space_of(method, names, options),
             options=options,
+            space=space,
+            uses_grid=uses_grid,
+            num_trials=num_trials,
+            rungs=halving_rounds(num_trials, config.schedule.rounds, options.halving),
         )
-        search.check()
+        for key, distribution in space.items():
+            for value in values_to_try(distribution):
+                make_algorithm(with_values(search.config, {key: value}))
+
         searches.append(search)
 
     return searches
+
+
+def _count_trials(method: str, space: Space, options: SweepOptions) -> tuple[bool, int]:
+    """Return whether combinations are tried in their order, and how many trials a method has.
+
+    Raises:
+        ConfigError: there are too many, or no number is given.
+    """
+    lists = [getattr(distribution, "choices", ()) for distribution in space.values()]
+    combinations = math.prod(map(len, lists))  # 0: some values come from a range
+    is_whole = combinations > 0 and not 0 < options.trials < combinations
+    uses_grid = options.sampler == "grid" or (options.sampler == "auto" and is_whole)
+    if uses_grid and combinations == 0:
+        raise ConfigError(
+            f"sweep.sampler = 'grid' needs lists of values, and {method} has a range.",
+            key="sweep.sampler",
+            allowed=["random", "tpe"],
+            got="grid",
+        )
+
+    trials = options.trials
+    if uses_grid or not space:
+        trials = min(trials or combinations, combinations)
+    if not 1 <= trials <= MOST_TRIALS:
+        allowed = f"from 1 to {MOST_TRIALS}"
+        message = f"the number of trials of {method} must be {allowed}, got {trials} trials."
+        message += " Set sweep.trials, or --trials."
+        raise ConfigError(message, key="sweep.trials", allowed=allowed, got=trials)
+
+    return uses_grid, trials
 
 
 def _show(values: Mapping[str, Any]) -> str:
@@ -364,63 +407,15 @@ class Search:
     """Of its configuration file: the algorithm, with a number if several methods have it."""
     config: Config
     """The experiment with the method."""
-    space: Space
     options: SweepOptions
+    space: Space
+    uses_grid: bool
+    """Whether combinations are tried in their order."""
+    num_trials: int
+    rungs: Sequence[int]
+    """The rounds after which trials may be pruned, and all rounds last."""
     trials: list[Record] = field(default_factory=list)
     """One record a trial, as in the result of the sweep."""
-
-    @property
-    def grid_size(self) -> int:
-        """The number of combinations; 0: some values come from a range."""
-        lists = [getattr(distribution, "choices", ()) for distribution in self.space.values()]
-        return math.prod(map(len, lists))
-
-    @property
-    def uses_grid(self) -> bool:
-        """Whether combinations are tried in their order."""
-        if self.options.sampler != "auto":
-            return self.options.sampler == "grid"
-        is_whole = self.options.trials == 0 or self.options.trials >= self.grid_size
-        return self.grid_size > 0 and is_whole
-
-    @property
-    def num_trials(self) -> int:
-        """How many trials the method has."""
-        if not self.uses_grid and self.space:
-            return self.options.trials
-        return min(self.options.trials or self.grid_size, self.grid_size)
-
-    @property
-    def rungs(self) -> list[int]:
-        """The rounds after which trials may be pruned, and all rounds last."""
-        return halving_rounds(self.num_trials, self.config.schedule.rounds, self.options.halving)
-
-    def check(self) -> None:
-        """Check the number of trials, and every value by itself.
-
-        Raises:
-            ConfigError: one of them is wrong.
-        """
-        if self.uses_grid and self.grid_size == 0:
-            raise ConfigError(
-                f"sweep.sampler = 'grid' needs lists of values, and {self.method} has a range.",
-                key="sweep.sampler",
-                allowed=["random", "tpe"],
-                got="grid",
-            )
-        if not 1 <= self.num_trials <= MOST_TRIALS:
-            allowed = f"from 1 to {MOST_TRIALS}"
-            raise ConfigError(
-                f"the number of trials of {self.method} must be {allowed}, got {self.num_trials} "
-                "trials. Set sweep.trials, or --trials.",
-                key="sweep.trials",
-                allowed=allowed,
-                got=self.num_trials,
-            )
-
-        for key, distribution in self.space.items():
-            for value in values_to_try(distribution):
-                make_algorithm(with_values(self.config, {key: value}))
 
     def run(self, folder: Path, progress: _TrialProgress, say: Say) -> None:
         """Run all trials, in folders below ``folder``."""
@@ -441,6 +436,8 @@ class Search:
     def make_study(self) -> Study:
         """Return the study of Optuna, with the combinations of a grid waiting in their order."""
         optuna = import_optuna()
+
+        # The first rung is the smallest resource; the others are multiples of it.
         pruner = optuna.pruners.NopPruner()
         if len(self.rungs) > 1:
             pruner = optuna.pruners.SuccessiveHalvingPruner(
@@ -613,6 +610,8 @@ def _conclude(
         "trained_rounds": sum(method["trained_rounds"] for method in methods),
         "notes": list(notes),
     }
+
+    # Reports read the folder as that of a comparison of the best runs.
     runs = [folder / method["best"]["run"] for method in chosen]
     begin(folder, _KIND, [RunJob(load_config(run / CONFIG_FILE), run) for run in runs])
     write_whole(folder / "sweep.json", to_json(result, indent=2) + "\n")
@@ -625,6 +624,7 @@ def _conclude_method(search: Search, folder: Path) -> Record:
 
     Trials that went through more rounds rank first; only those that had all rounds are chosen.
     """
+    # More rounds first, then the higher score, then the earlier trial.
     trials = search.trials
     scored = [trial for trial in trials if not trial["error"]]
     scored.sort(key=lambda trial: (-len(trial["steps"]), -trial["validation"], trial["trial"]))

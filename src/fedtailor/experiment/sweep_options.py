@@ -159,6 +159,7 @@ def _read_range(key: str, text: str) -> BaseDistribution:
         message = f"sweep.values.{key}: unknown range '{kind}'{hint} Known: {', '.join(_RANGES)}."
         raise ConfigError(message, key=f"sweep.values.{key}", allowed=list(_RANGES), got=kind)
 
+    # A half is no number of epochs.
     number: type[int] | type[float] = int if kind == "integers" else float
     try:
         low = number(form.group(2))
@@ -285,6 +286,7 @@ def check_keys(config: Config, options: SweepOptions) -> None:
             got=options.halving,
         )
 
+    # The options of methods are checked later, with torch.
     names = [method.name for method in methods_of(config, options)]
     for key in options.values:
         # An option without its section is refused by the configuration, which knows the section.
@@ -308,8 +310,7 @@ def _problem_with_key(key: str, names: Sequence[str], options: SweepOptions) -> 
 
     top = section.partition(".")[0]
     if top not in (*_SECTIONS_TO_VARY, "data"):
-        known = [*_SECTIONS_TO_VARY, "data", *names]
-        hint = did_you_mean(top, known) or "."
+        hint = did_you_mean(top, [*_SECTIONS_TO_VARY, "data", *names]) or "."
         return f"cannot be varied: '{section}' is neither a section nor a method of the sweep{hint}"
 
     if top == "data" and name not in _DATA_KEYS_TO_VARY:

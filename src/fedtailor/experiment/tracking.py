@@ -106,6 +106,8 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
     chosen = dict.fromkeys(find_name("tracker", name, TRACKERS, key="track") for name in names)
     for name in chosen:
         entry = TRACKERS[name]
+
+        # A server has the database, so its libraries are not needed here.
         has_server = bool(os.environ.get(entry.server_variable))
         needed = entry.libraries[:1] if has_server else entry.libraries
         missing = [library for library in needed if importlib.util.find_spec(library) is None]
@@ -188,6 +190,7 @@ class TrackedProgress:
 
         tracker = make_tracker(name, TrackedRun(seed, title, key, folder, configuration))
 
+        # The rounds of earlier processes are logged again, from the records.
         single = self._path / seed if (self._path / seed).is_dir() else self._path
         for record in read_lines(single / "rounds.jsonl", within=single) if done else ():
             tracker.on_round(record["round"], values_of(record))

@@ -64,6 +64,8 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
     trial = _trial_round(algorithm, parts.federation)
     uploads = sent_by_method(algorithm, task)
     sent = [*_sent_before(parts), *uploads, *_sent_at_evaluations(task, trial)]
+
+    # What every site of a cohort gets, whatever it holds.
     received = []
     for name, field in messages.items():
         if field.down:
@@ -126,6 +128,7 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
         message = f"'{name}' is neither the folder of a run nor an algorithm{hint} Known: {names}."
         raise ConfigError(message, key="subject", allowed=sorted(ALGORITHMS), got=name)
 
+    # Named data comes with its own options, so those of the demo would not fit.
     has_data = any(key in ("data.dataset", "data.path") for key, _ in changes)
     settings = {} if has_data else {key: dict(value) for key, value in SETTINGS.items()}
     config = make_config(settings, [("algorithm.name", name), *changes, *_WITHOUT_ENGINE])
@@ -178,6 +181,7 @@ def _trial_round(algorithm: Algorithm[Any, Any, Any], federation: Federation) ->
     from fedtailor.simulation.engines.reference import Reference
     from fedtailor.simulation.rounds import simulate
 
+    # Two clients with a few examples each: enough to see what a method reports.
     clients = [client for client in federation.known if len(federation.splits[client].train)][:2]
     splits = [federation.splits[client] for client in clients]
     small = dataclasses.replace(
@@ -221,6 +225,8 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
     if record["single_sites_in_rounds"]:
         names = ", ".join(f"`{_plain(name)}`" for name in record["single_sites_in_rounds"])
         notes.append(f"**The method works with the values of every single site of {names}.**")
+
+    # Such a rule cannot work with sums of encrypted uploads.
     if record["robust"] != "none":
         notes.append(f"**federation.robust = {record['robust']} compares single uploads.**")
     if record["rows_may_be_left_out"]:

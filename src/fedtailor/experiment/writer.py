@@ -64,7 +64,7 @@ class RunPlan:
     """What a user should know before the first round."""
     checkpoint_every: int
     """Rounds between checkpoints; 0: none."""
-    kept: Sequence[str]
+    lasting: Sequence[str]
     """Names of what clients keep from round to round; checkpoints hold it."""
     scratch: Sequence[str] = ()
     """Names of what is of no use to a later process."""
@@ -95,8 +95,9 @@ class RunWriter:
         self._began = time.perf_counter()
         self._stack = ExitStack()
 
+        # What lasts is in checkpoints; the rest is of use to this process only.
         modules = readable_modules(plan.algorithm)
-        lasting = _make_stores(path / CHECKPOINTS, plan.kept, modules)
+        lasting = _make_stores(path / CHECKPOINTS, plan.lasting, modules)
         scratch = _make_stores(path / _SCRATCH, plan.scratch, modules)
         self._stores = {**lasting, **scratch}
         self._checkpoints = Checkpoints(path / CHECKPOINTS, lasting, modules=modules)
@@ -170,6 +171,8 @@ class RunWriter:
             done: its round.
         """
         notes = [f"resumed after round {done} of {self._plan.schedule.rounds}."]
+
+        # The round that was under way has no line, or an incomplete one.
         recorded = count_rounds(self.path)
         if recorded > done + 1:
             again = f"rounds {done + 1} to {recorded} are run again"
@@ -181,6 +184,7 @@ class RunWriter:
                 f"the last bits of results can differ from those of one process: {software}."
             )
 
+        # The sums over earlier rounds are made again from their records.
         self._folder.rewind(checkpoint["records"])
         for record in self._folder.rounds():
             self._totals.add_round(record)
@@ -206,6 +210,8 @@ class RunWriter:
         The checkpoint of the last round is written by :meth:`finish`, after the models.
         """
         roster = self._plan.roster
+
+        # The round is on disk before anybody hears of it.
         record = summary.round_record(report, roster)
         clients = summary.client_records(report, roster)
         self._folder.add_round(record, clients=clients, events=report.events)
@@ -216,6 +222,8 @@ class RunWriter:
             self._observer.note(sentence)
 
         self._observer.round(record)
+
+        # A checkpoint after the last round would come before its models.
         every = self._plan.checkpoint_every
         if every > 0 and report.round % every == 0 and not report.is_last:
             self._save_checkpoint(report.state)
@@ -288,6 +296,7 @@ def _notes_on_end(last: RoundReport, plan: RunPlan) -> list[str]:
                 "validation examples."
             )
 
+    # Their models come from the work of others only.
     never = sum(client not in last.state.participated for client in plan.roster.known)
     if never:
         notes.append(

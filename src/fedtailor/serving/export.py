@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -20,8 +20,6 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.trace import OPSET, require_onnx, to_onnx, traced
-
-Format = Literal["onnx", "torch-export", "safetensors"]
 
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
 """The formats, and the endings of their files."""
@@ -69,11 +67,12 @@ def export_model(
         '0.safetensors'
     """
     format = find_name("format", format, SUFFIXES, key="format")
-    refuse_examples(model, with_examples=with_examples)
+    _refuse_examples(model, with_examples=with_examples)
     refuse_inside_run(folder)
     if format == "onnx":
         require_onnx()
 
+    # The model first: nothing is written if it cannot be exported.
     try:
         data = _WRITERS[format](model)
     except Exception as reason:  # PyTorch's exporters raise anything
@@ -99,7 +98,7 @@ def card_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
+def _refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
     """Check that features of training examples leave only if that is wanted.
 
     Raises:

@@ -47,6 +47,8 @@ def _is_picture(value: Any) -> bool:
     """Return whether a value is a path, or a picture of Pillow, which need not be imported."""
     if isinstance(value, str | os.PathLike):
         return True
+
+    # By name, because a picture can only be there if its library was imported.
     classes = [(cls.__module__, cls.__name__) for cls in type(value).__mro__]
     return ("PIL.Image", "Image") in classes
 
@@ -86,11 +88,14 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
 
     # Without names of columns, numbers must come in their order.
     array = _to_array(inputs)
+
+    # One row alone.
     if array.shape == (features,):
         array = array[None]
     if array.ndim != 2 or array.shape[1] != features:
         raise _refuse(f"rows of {features} features", f"an array of shape {array.shape}")
 
+    # A number too large for float32 becomes infinite, which is refused next.
     with np.errstate(over="ignore"):
         values: np.ndarray = array.astype(np.float32)
 
@@ -158,6 +163,7 @@ def _with_stored_values(array: np.ndarray, specification: InputSpecification) ->
     if has_range and not 0 <= low <= high <= white:
         raise _refuse(f"values from 0 to {white:g}, where {white:g} is white", f"values {span}")
 
+    # Whole numbers that came as floats.
     if specification.stored == "uint8" and array.dtype.kind == "f":
         array = np.rint(array)
 
@@ -200,6 +206,8 @@ def read_picture(
         raise DataError(message, key="inputs", path=name, got=reason.kind) from reason
 
     channels, height, width = specification.shape
+
+    # As the pictures of the training data were made.
     if specification.image_size:
         pixels = square(pixels, specification.image_size)
 
@@ -209,6 +217,7 @@ def read_picture(
         message = f"{name}: pictures must have {size}, got {got}."
         raise DataError(message, key="inputs", allowed=size, got=got)
 
+    # Decoded values end at 255; those of the training data end at their own white.
     pixels = with_channels(pixels, channels)
     if specification.stored == "uint8":
         if specification.white == PICTURE_WHITE:

@@ -79,6 +79,7 @@ def _check_card(records: RunRecords, card: Mapping[str, Any], method: TrainedMet
         what = f"the one with which the model of client '{card.get('client')}' was made"
         raise damaged(records.path / "inputs.json", f"it is not {what}")
 
+    # A file of another run may lie here under the right name.
     names = (config.model.name, *config.model.others)
     if card.get("algorithm") != config.algorithm.name or card.get("model") not in names:
         raise damaged(place, "it is a model of another method, or of another network")

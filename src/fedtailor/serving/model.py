@@ -173,6 +173,7 @@ def batches(stored: np.ndarray) -> Iterator[Tensor]:
 
     Images are (n, channels, height, width), with channels last in memory.
     """
+    # Tables have few numbers an example, and pictures many: both get batches of bounded memory.
     size = max(50, min(1000, _CHUNK_NUMBERS // max(stored[:1].size, 1)))
     for start in range(0, max(len(stored), 1), size):
         part = torch.from_numpy(np.array(stored[start : start + size]))

@@ -67,6 +67,8 @@ def write_model_folder(
     """
     method = model.method
     config = method.config
+
+    # A split of one client, in the form of every run.
     clients = to_records([model.positions])
     split = {
         "dataset": model.site.name,
@@ -80,6 +82,7 @@ def write_model_folder(
     if model.scores:
         facts["metrics"] = {"personalized": dict(model.scores)}
 
+    # The result comes last: until then, the folder reads as interrupted.
     origin = {**describe(), **provenance}
     with RunFolder.create(out, config=to_toml(config), provenance=origin) as folder:
         folder.write_split(split)

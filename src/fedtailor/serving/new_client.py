@@ -35,11 +35,6 @@ class FinishedRun(NamedTuple):
     next_number: int
     """The first number that no client of the run has."""
 
-    def global_model(self) -> Any | None:
-        """Return the model that the server itself would predict with; None if there is none."""
-        task = self.method.task(0)
-        return self.method.algorithm.global_model(task, self.state.server)
-
 
 class OnboardedModel(NamedTuple):
     """The model of a new site."""
@@ -59,6 +54,8 @@ def load_finished_run(records: RunRecords) -> FinishedRun:
         DataError: the run has not finished, has no checkpoint, or a file is damaged.
     """
     path = records.path
+
+    # Such a folder has no state of the server.
     if "onboarded" in records.provenance:
         message = f"'{path}' holds one onboarded site: new sites need the run that it comes from."
         raise DataError(message, path=str(path), allowed="a run", got="an onboarded site")
@@ -125,12 +122,14 @@ def onboard(
         rounds_trained=run.state.client_rounds / max(run.trainable, 1),
     )
 
+    # As the simulation does for its new clients, with a cohort of one.
     with one_thread():
         shared = method.algorithm.broadcast(run.state.server, cohort)
         clients = LocalClients(method.algorithm, federation, Reference(), seed=config.seeds[0])
         request = PersonalizeRequest(new=True, validate=False, keep=True)
         ((_, reply),) = clients.personalize(request, shared, [number], run.state.round)
 
+    # An exception of the method, or a model that is not finite.
     if isinstance(reply, Failure) or reply.problem:
         reason = reply.reason if isinstance(reply, Failure) else reply.problem
         raise RunError(f"{config.algorithm.name} could not make a model for the site: {reason}")

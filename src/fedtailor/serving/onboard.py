@@ -51,6 +51,8 @@ def onboard_site(
         group=options.group if needs_groups else "",
     )
     name = name or site.name
+
+    # Reports and predictions tell clients apart by their names.
     names = records.split.get("client_names")
     if isinstance(names, list) and name in names:
         message = f"the run has a client '{name}' already: choose another --name."
@@ -62,6 +64,8 @@ def onboard_site(
         "steps": onboarded.steps,
         "examples": site.num_train,
     }
+
+    # A temperature needs examples that the model was not made from.
     calibration: dict[str, Any] = {"examples": 0}
     if validate:
         validation = cross_validate(run, site)

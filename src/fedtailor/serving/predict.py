@@ -32,26 +32,21 @@ class Prediction(NamedTuple):
 def predictions(model: PersonalModel, named: NamedExamples) -> Iterator[Prediction]:
     """Yield the prediction for every input of a batch."""
     threshold = model.ood_threshold
-    start = 0
+    names = iter(named.names)
     for batch in batches(named.stored):
         with torch.no_grad(), one_thread():
             logits = model.module(batch)
-            scores = model.module.ood_score(batch) if model.scores_strangers else None
+            strangeness = model.module.ood_score(batch) if model.scores_strangers else None
 
         labels = logits.argmax(1)
         probabilities = model.probabilities(logits).gather(1, labels[:, None])[:, 0]
-        for row, label in enumerate(labels.tolist()):
-            score = None if scores is None else float(scores[row])
-            unusual = None if score is None or threshold is None else score > threshold
-            yield Prediction(
-                named.names[start + row],
-                str(model.classes_[label]),
-                float(probabilities[row]),
-                score,
-                unusual,
-            )
+        scores = [None] * len(labels) if strangeness is None else strangeness.tolist()
 
-        start += len(batch)
+        # Names come last, because zip must not take one too many at the end of a batch.
+        columns = (labels.tolist(), probabilities.tolist(), scores, names)
+        for label, probability, score, name in zip(*columns, strict=False):
+            unusual = None if score is None or threshold is None else score > threshold
+            yield Prediction(name, str(model.classes_[label]), probability, score, unusual)
 
 
 def to_csv(model: PersonalModel, rows: Sequence[Prediction]) -> str:

@@ -111,6 +111,7 @@ class ClientTable:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def __str__(self) -> str:
+        # Every column is as wide as its widest cell.
         cells = [self.columns, *(tuple(map(_show, row)) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
@@ -182,6 +183,7 @@ class Run:
         split = records.split
         clients = []
         try:
+            # New clients have the last numbers.
             parts = split["clients"]
             names = split["client_names"] or range(len(parts))
             first_new = len(parts) - int(split["new_clients"])
@@ -206,6 +208,7 @@ class Run:
     def _scores(self) -> dict[int, dict[str, ClientScores]]:
         """Return the scores of every client at each point, in the last evaluation that counts."""
         scores: dict[int, dict[str, ClientScores]] = {}
+
         # With `select`, the models are those of an earlier round.
         selected = (self.records.result or {}).get("selected", {})
         last = selected.get("round", math.inf)
@@ -319,6 +322,7 @@ def load(path: str | Path) -> Run:
 
 
 def _table_of(clients: Sequence[Client]) -> ClientTable:
+    # Columns are the evaluation points that some client has.
     scored = {point for client in clients for point in client.scores}
     points = [point for point in ("global", "local", "personalized") if point in scored]
     rows = []

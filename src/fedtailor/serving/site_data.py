@@ -52,6 +52,7 @@ def load_site(
         DataError: the data cannot be read, is of several sites, has other classes, or does not fit
             the model.
     """
+    # Pictures are read with the channels and the size that the model takes.
     color = "auto" if inputs.kind == "table" else {1: "gray", 3: "rgb"}.get(inputs.shape[0], "auto")
     options = DataOptions(
         path=path,
@@ -73,6 +74,8 @@ def load_one_site(path: str, options: DataOptions) -> Dataset:
         DataError: the data cannot be read, or are of several sites.
     """
     dataset = load_own(os.path.expanduser(path), options)
+
+    # The data is of one site: a folder per site is another form.
     count = len(dataset.domain_names)
     if count > 1:
         what = f"{count} sites ({', '.join(dataset.domain_names[:5])})"
@@ -155,6 +158,8 @@ def federation_of_one(
         normalize=normalize,
         white=inputs.white,
     )
+
+    # Clients before this one are empty: its number decides its random draws.
     x, scale = tables(dataset, normalize)
     nothing = torch.empty(0, dtype=torch.int64)
     empty = Split(nothing, nothing, nothing)

@@ -139,6 +139,7 @@ class Sources:
             except DataError as reason:
                 self.unreadable.append(Unreadable(name, reason.message))
 
+            # Only one batch of pictures is in memory at a time.
             if len(rows) == BATCH:
                 yield NamedExamples(names, np.stack(rows))
                 names = []

@@ -58,6 +58,7 @@ class Study:
             DataError: the data cannot be used.
             RunError: the run could not continue.
         """
+        # Arguments come before the sections of `config`.
         sections = _sections({} if config is None else config)
         federation = sections.setdefault("federation", {})
         for key, value in (("rounds", rounds), ("participation", participation)):

@@ -61,25 +61,22 @@ def traced(
     Raises:
         Exception: whatever ``torch.export`` raises for a model that it cannot trace.
     """
-    example = example_input(inputs)
+    dtype = torch.uint8 if inputs.stored == "uint8" else torch.float32
+    example = torch.zeros((_TRACED, *inputs.shape), dtype=dtype)
     batch = ({0: Dim("batch", min=1)},)
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), _quiet():
+        # Draws become constants in the graph, which is traced again without them.
         classifier = Classifier(module, temperature, inputs)
         program = torch.export.export(classifier, (example,), dynamic_shapes=batch)
         graph = program.module()
         if isinstance(graph, GraphModule) and _fix_draws(graph):
             program = torch.export.export(graph, (example,), dynamic_shapes=batch)
 
+        # ONNX has no operator for distances.
         decompositions = torch.export.default_decompositions()
         decompositions[cdist_operator()] = _distances
         decomposed: ExportedProgram = program.run_decompositions(decompositions)
         return decomposed
-
-
-def example_input(inputs: InputSpecification) -> Tensor:
-    """Return a batch of stored values with which a model can be traced."""
-    dtype = torch.uint8 if inputs.stored == "uint8" else torch.float32
-    return torch.zeros((_TRACED, *inputs.shape), dtype=dtype)
 
 
 def to_onnx(program: ExportedProgram) -> bytes:
@@ -87,13 +84,11 @@ def to_onnx(program: ExportedProgram) -> bytes:
 
     Its outputs are ``logits`` and ``probabilities``.
 
-    Raises:
-        ConfigError: the packages of the extra ``onnx`` are missing.
+    It needs the packages that :func:`require_onnx` looks for.
     """
-    require_onnx()
     decompositions = torch.export.default_decompositions()
     decompositions[torch.ops.aten.sort.stable] = _sort
-    with quiet():
+    with _quiet():
         converted: Any = torch.onnx.export(
             program.run_decompositions(decompositions),
             dynamo=True,
@@ -103,6 +98,7 @@ def to_onnx(program: ExportedProgram) -> bytes:
             verbose=False,
         )
 
+    # The first axis has a name, so that programs know it may have any length.
     model = converted.model_proto
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -133,6 +129,7 @@ def _with_centered_heads(personal: Any) -> Any:
     if not isinstance(personal, tuple):
         return personal
 
+    # (classes, d) and (classes,); in 64 bits, and then as they came.
     cls: Any = type(personal)
     fields = getattr(personal, "_fields", None)
     if fields == ("weight", "bias") and personal[0].dim() == 2:
@@ -146,7 +143,7 @@ def _with_centered_heads(personal: Any) -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence PyTorch's exporters, which report their progress and what PyTorch will change."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -176,6 +173,7 @@ def _fix_draws(graph: GraphModule) -> bool:
 
         node.replace_all_uses_with(constant)
 
+    # The nodes that made the keys have no user any more.
     if draws:
         graph.graph.eliminate_dead_code()
         graph.recompile()

@@ -75,7 +75,11 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
     number = run.next_number
     name = run.method.config.algorithm.name
     alone = _alone(run, site)
-    shared = run.global_model()
+
+    # What the server itself would predict with, if the method has such a model.
+    method = run.method
+    shared = method.algorithm.global_model(method.task(0), run.state.server)
+
     labels = torch.from_numpy(site.y[: site.num_train])
     logits = torch.zeros(len(labels), run.method.inputs.num_classes)
     right: dict[str, np.ndarray] = {}
@@ -90,12 +94,15 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
 
         for candidate, model in models.items():
             predicted = torch.from_numpy(model.logits(site.x[held_out]))
+
+            # The logits of the onboarded model, to calibrate it by examples that it has not seen.
             if candidate == name:
                 logits[torch.from_numpy(held_out)] = predicted
 
             correct = right.setdefault(candidate, np.zeros(len(labels), dtype=bool))
             correct[held_out] = predicted.argmax(1).numpy() == site.y[held_out]
 
+    # Numbers of the groups from 0, as sums over groups need them.
     groups = None
     if site.groups is not None:
         _, groups = np.unique(site.groups[: site.num_train], return_inverse=True)
@@ -114,6 +121,7 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
 
 def _alone(run: FinishedRun, site: SiteData) -> FinishedRun:
     """Return a run whose method trains every client on its own data."""
+    # The server's side of the method "local", which sends nothing to clients.
     method = run.method
     seed = method.config.seeds[0]
     algorithm = load_algorithm("local").from_preset("reference", training=method.config.training)
@@ -163,6 +171,7 @@ def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | Non
     accuracy = float(correct.mean())
     interval = wilson_interval(accuracy, _effective_number(correct, groups))
 
+    # Both models see the same examples, so the difference has an interval of its own.
     others = [other for other in right if other != name]
     rival = max(others, key=lambda other: right[other].mean())
     paired = correct - right[rival]
@@ -198,6 +207,7 @@ def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
     if groups is None:
         return count
 
+    # All right or all wrong: the variance says nothing, and groups count as one example each.
     share = right.mean()
     if share in (0.0, 1.0):
         return float(groups.max()) + 1

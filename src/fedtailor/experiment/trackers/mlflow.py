@@ -32,6 +32,8 @@ class MLflow:
             logging.getLogger(library).setLevel(logging.WARNING)
 
         folder = run.folder.resolve()
+
+        # Without a server, everything stays in the folder of the run.
         server = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(server or f"sqlite:///{folder / 'mlflow.db'}")
         self._waiting: list[Metric] = []
@@ -45,6 +47,7 @@ class MLflow:
         else:
             experiment_id = experiment.experiment_id
 
+        # The log of an earlier process is written again from its first round.
         for old in self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{run.key}'"):
             self._client.delete_run(old.info.run_id)
 
@@ -57,6 +60,7 @@ class MLflow:
 
     def on_round(self, number: int, values: Values) -> None:
         """Write one metric for each value, a few rounds at a time."""
+        # Milliseconds.
         now = int(1000 * time.time())
         self._waiting += [Metric(key, value, now, number) for key, value in values.items()]
         if time.monotonic() - self._written > _SECONDS_BETWEEN or len(self._waiting) > _MOST_VALUES:

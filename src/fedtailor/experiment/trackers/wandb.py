@@ -21,6 +21,7 @@ class WeightsAndBiases:
         for path in run.folder.glob(f"wandb/offline-run-*-{run.key}"):
             shutil.rmtree(path)
 
+        # Nothing leaves this machine unless the environment says so.
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "fedtailor",
             id=run.key,
