@@ -316,10 +316,9 @@ def check_own_data(case: Case) -> str | None:
 
 
 def _with_other_examples(federation: Federation, positions: Tensor) -> Federation:
-    """Return the federation with other examples at some positions, and the same class counts."""
+    """Return the federation with other inputs and classes at some positions."""
     x = federation.x.clone()
     y = federation.y.clone()
-    # Far from the old examples, and with other classes in the same numbers.
     x[positions] = -2 * x[positions]
     y[positions] = (y[positions] + 1) % federation.common_task.num_classes
     return replace(federation, x=x, y=y)
