@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.algorithms import load_algorithm, problem_with
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError, FedtailorError, RunError
-from fedtailor.testing import checks, declared, engine_checks, step_checks
+from fedtailor.testing import checks, declared, engine_checks
 from fedtailor.testing.advice import FLOAT64, advice, advice_on_error
 from fedtailor.testing.case import Case
 from fedtailor.testing.isolation import isolated
@@ -149,7 +149,7 @@ def _run_checks(case: Case) -> list[str]:
     """Return the sentences of all checks; a check that raises does not stop the others."""
     sentences: list[str] = []
     unchecked: list[tuple[str, str]] = []
-    for check in (*checks.CHECKS, *step_checks.CHECKS, *engine_checks.CHECKS):
+    for check in (*checks.CHECKS, *engine_checks.CHECKS):
         try:
             sentence = check(case)
         except Exception as error:  # a user's methods may raise anything

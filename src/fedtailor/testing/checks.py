@@ -1,4 +1,4 @@
-"""Checks of what an algorithm declares, sends, keeps and depends on, and whether it learns."""
+"""Checks of what an algorithm declares, sends, keeps, counts and depends on, and if it learns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.adaptation import Adaptation
+from fedtailor.core.adaptation import Adaptation, describe
 from fedtailor.core.codec import encode
 from fedtailor.core.devices import to_host
 from fedtailor.core.engine import Failure
@@ -34,6 +34,8 @@ METHODS = {
 """Program -> the methods of an algorithm that it calls."""
 
 FIRST = "Fix this first: checks that compare runs were skipped"
+
+_REPORT_STEPS = 'Return metrics={"steps": trained.steps, ...}, the sum over all phases of training'
 
 _LAST_CLIENT = 6
 """The known client with the most examples; the known clients before it are 0 to 5."""
@@ -168,9 +170,8 @@ def check_downloads(case: Case) -> str | None:
             if not declared[shape]:
                 return (
                     f"{method} returns '{path or '.'}' of shape {shape}, but messages declares no "
-                    "such field. Declare "
-                    'it (with reduction="none" if clients do not upload it), or return only what '
-                    "is declared."
+                    'such field. Declare it (with reduction="none" if clients do not upload it), '
+                    "or return only what is declared."
                 )
 
             declared[shape] -= 1
@@ -414,6 +415,67 @@ def _nothing_learned(lesson: Lesson, what: str, methods: str) -> str | None:
     )
 
 
+def check_steps(case: Case) -> str | None:
+    """The gradient steps are reported: tables compare what methods spend."""
+    for report in case.base().reports:
+        steps = report.metrics.get("steps", {})
+        for client in sorted(set(report.trained) - set(steps)):
+            return (
+                f"{case.place(report.round, client)}: local_update reports no metric "
+                f"'steps'. {_REPORT_STEPS}."
+            )
+
+        for client, count in steps.items():
+            if count < 0 or count != int(count):
+                return (
+                    f"{case.place(report.round, client)}: metric 'steps' is {count:g}, which "
+                    f"is not a number of steps. {_REPORT_STEPS}."
+                )
+
+    # More than train took is possible: a custom step may count its gradients.
+    for reported, taken in case.spied.observed.steps["local_update"]:
+        if 0 <= reported < taken and reported == int(reported):
+            return (
+                f"local_update reports {reported:g} as metric 'steps', but train took {taken} "
+                f"steps. {_REPORT_STEPS}."
+            )
+
+    return None
+
+
+def check_adaptation(case: Case) -> str | None:
+    """The use of a client's data is declared, and onboarding counts its steps."""
+    algorithm = case.algorithm
+    steps = case.spied.observed.steps
+    hint = (
+        'override the property, for example with [FineTuning("head", epochs=5)]; tables of results '
+        "show it"
+    )
+    # The most of all calls: a client without examples takes no step.
+    personalizing = max((taken for _, taken in steps["personalize"]), default=0)
+    if personalizing > 0 and describe(algorithm.adaptation) == "none":
+        return (
+            f"personalize trains on a client's data ({personalizing} steps), but adaptation is "
+            f"empty: {hint}."
+        )
+
+    reported = max((count for count, _ in steps["onboard"]), default=0)
+    taken = max((count for _, count in steps["onboard"]), default=0)
+    onboarding = max(reported, taken)
+    if onboarding > 0 and describe(algorithm.onboarding) == "none":
+        return (
+            f"onboard trains on a client's data ({onboarding:g} steps), but onboarding is empty: "
+            f"{hint}."
+        )
+    if reported < taken and not case.new_clients_fail:
+        return (
+            f"onboard returns {reported:g} steps, but train took {taken}. Return Onboarded(state, "
+            "trained.steps)."
+        )
+
+    return None
+
+
 CHECKS: tuple[Check, ...] = (
     check_descriptions,
     check_clients,
@@ -427,4 +489,6 @@ CHECKS: tuple[Check, ...] = (
     check_buffers,
     check_learning,
     check_new_clients,
+    check_steps,
+    check_adaptation,
 )
