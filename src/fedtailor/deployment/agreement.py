@@ -65,6 +65,8 @@ class Agreement(NamedTuple):
     def roster(self) -> Roster:
         """Return who there is."""
         plan = self.plan
+
+        # Only where sites train models of their own, tasks differ.
         has_other_models = bool(plan.config.model.others)
         clients = range(plan.sites) if has_other_models else ()
         return Roster(
@@ -80,6 +82,7 @@ class Agreement(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return sentences about the promise of equal bits."""
+        # Another build may add numbers in another order.
         builds = {f"torch {member.torch}, {member.capability}" for member in self.members}
         builds.add(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
         if len(builds) < 2:
@@ -145,6 +148,7 @@ def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
         >>> merge_classes([["2", "10"], ["1", "2"]])
         ('1', '2', '10')
     """
+    # An order that all sites have may mean something.
     if all(list(names) == list(sites[0]) for names in sites):
         return tuple(sites[0])
     names = {name for site in sites for name in site}
@@ -320,11 +324,15 @@ def _inputs(
     """Return how examples become inputs; sites may still say other means and deviations."""
     kind = description["kind"]
     shape = tuple(description["shape"])
+
+    # A table has a feature for every number and category of its columns.
     if columns is not None:
         shape = (len(columns.feature_names),)
 
     mean = list(config.data.mean) or description["mean"]
     std = list(config.data.std) or description["std"]
+
+    # Those of all examples are known only after the sites were asked for them.
     if config.data.standardizes(is_table=kind == "table"):
         mean = [0.0]
         std = [1.0]
@@ -365,6 +373,7 @@ def _plan(
     Raises:
         ConfigError: the model or the augmentation does not fit the data.
     """
+    # What cannot work is refused before the first round.
     algorithm = make_algorithm(config)
     model_name = config.model.name or default_model(inputs.shape)
     build_model(model_name, inputs.shape, inputs.num_classes, config.model.options)
@@ -383,6 +392,7 @@ def _member(site: Registered, described: Mapping[str, Any], counted: Mapping[str
     if not isinstance(counts, Mapping):
         raise wrong("counts", f"the numbers of examples of site '{site.name}'", counts)
 
+    # A count that is no exact float64 would change the weights of sites.
     numbers = []
     for part in ("train", "val", "test"):
         numbers.append(whole(f"counts.{part}", counts.get(part), 2**53))
@@ -405,6 +415,8 @@ def _check_agreement(agreement: Agreement) -> None:
         raise _no_training_example()
 
     schedule.check_validation(roster.validates)
+
+    # A site without scores would make the choice blind.
     silent = [member.name for member in agreement.members if "scores" not in member.share]
     if schedule.watches_validation and silent:
         message = f"validation scores are to decide, and site '{silent[0]}' does not share scores."

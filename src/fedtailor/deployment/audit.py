@@ -70,6 +70,8 @@ class Audit:
             "contents": dict(contents),
             "previous": self._previous,
         }
+
+        # The chain continues with this line.
         self._previous = _digest(append_lines(self.path, [record]).strip())
 
 
@@ -137,6 +139,8 @@ def _cut_unfinished_line(path: Path) -> None:
         return
 
     raw = path.read_bytes()
+
+    # The whole lines before it were sent.
     end = raw.rfind(b"\n") + 1
     if end < len(raw):
         with path.open("rb+") as file:

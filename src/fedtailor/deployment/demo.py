@@ -76,6 +76,7 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
         serve = [*command, "serve", str(server)]
         done = subprocess.run(serve, check=False, stdout=subprocess.DEVNULL)
 
+    # Ctrl-C reached the server too.
     if done.returncode in (6, 130):
         raise KeyboardInterrupt
     if done.returncode != 0:
@@ -114,6 +115,8 @@ def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     parts = {}
     for name, client in zip(SITES, division.positions, strict=True):
         examples = np.sort(np.concatenate(client))
+
+        # Sites have pictures, as files hold them: whole numbers up to 255.
         images = np.round(dataset.x[examples] * (255.0 / dataset.white)).astype(np.uint8)
         parts[name] = (images, dataset.y[examples])
 

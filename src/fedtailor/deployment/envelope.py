@@ -143,6 +143,7 @@ def _check_sizes(sizes: Mapping[str, Any]) -> None:
     for name, size in sizes.items():
         check_blob(name, size)
 
+    # Each may be small enough, and all together too large.
     total = sum(sizes.values())
     if total > LARGEST_FRAME:
         message = f"a message is too large: {total} bytes of blobs, at most {LARGEST_FRAME}"
@@ -166,6 +167,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
+    # Chunks, so that a size that is only announced takes no memory.
     received = bytearray()
     while len(received) < size:
         chunk = connection.recv(min(_CHUNK, size - len(received)))

@@ -101,6 +101,7 @@ class Exchange:
             needed: answers without which the run cannot continue.
             accept: whether an answer belongs to the request; others are dropped.
         """
+        # Late answers to the exchange before this one do not count.
         self._transport.forget()
         self._transport.send(requests)
         self.attendance.waiting = dict.fromkeys(requests, time.time())
@@ -168,6 +169,7 @@ class _Patience:
         self._has_quorum = False
 
     def is_over(self, answered: int, now: float) -> bool:
+        # The grace begins once, when the quorum is reached.
         if answered >= self._quorum and not self._has_quorum:
             self._has_quorum = True
             self._end = min(self._end, now + self._options.grace)

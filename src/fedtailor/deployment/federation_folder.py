@@ -91,6 +91,7 @@ class FederationFolder:
                 message = f"there is a site '{site.name}' already: choose another name."
                 raise ConfigError(message, key="name", allowed="a new name", got=site.name)
 
+            # The comment of a key does not tell it from another.
             if other.key.split()[:2] == site.key.split()[:2]:
                 message = f"this key is that of site '{other.name}': every site makes its own."
                 raise ConfigError(message, key="key", allowed="a new key", got=other.name)
@@ -121,6 +122,7 @@ class FederationFolder:
 
     def next_run(self) -> Path:
         """Return the folder for the next run, which does not exist yet."""
+        # Not the count: folders may have been moved away.
         numbers = [int(path.name) for path in self.runs()]
         return self.path / RUNS / f"{max(numbers, default=0) + 1:04d}"
 
@@ -185,6 +187,7 @@ def read_attendance(folder: Path) -> dict[str, dict[str, Any]]:
     attendance = {}
     for name, site in sites.items():
         if isinstance(site, dict):
+            # The file may be that of a server that was killed.
             absent = {} if is_served else {"online": False, "waiting_since": None}
             attendance[str(name)] = {**site, **absent}
 

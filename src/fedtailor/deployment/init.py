@@ -108,6 +108,7 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
     else:
         text = _from_experiment(experiment, host, port)
 
+    # A folder that is half made would be in the way of the next attempt.
     _make(folder)
     try:
         make_server_keys(folder / KEYS, [host])
@@ -163,6 +164,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
     if server:
         check_address(server)
 
+    # What site.toml would not take is refused before anything is made.
     SiteOptions(name=name, data=data, server=server)
     _make(folder)
     try:
@@ -201,6 +203,7 @@ def _from_experiment(experiment: Path, host: str, port: int) -> str:
         for key in (*PER_SITE, "partition", "clients", "new_clients"):
             data.pop(key, None)
 
+    # Its other options stay.
     values["deploy"] = {**values.get("deploy", {}), "host": host, "port": port}
     return tomli_w.dumps(values)
 

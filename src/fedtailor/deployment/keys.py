@@ -66,6 +66,8 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
     _refuse_existing(*(folder / name for name in ("ca.crt", "ca.key", "server.pem", "server.key")))
 
     key = ec.generate_private_key(ec.SECP384R1())
+
+    # It signs itself, and it is trusted because a person has carried ca.crt to the site.
     subject = _name("fedtailor certificate authority")
     builder = _certificate(subject, subject, key, AUTHORITY_DAYS, is_authority=True)
 
@@ -93,6 +95,7 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
         message = f"'{path}' is not a private key without a password."
         raise DataError(message, path=str(path)) from error
 
+    # A certificate by another key would lock all sites out.
     is_ours = isinstance(key, ec.EllipticCurvePrivateKey)
     if not is_ours or key.public_key() != certificate.public_key():
         raise DataError(f"'{path}' and ca.crt do not belong together.", path=str(path))
@@ -160,6 +163,7 @@ def days_left(certificate: Path) -> float:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only this user may read, from its first byte on; replace an older one."""
+    # A file that exists would keep its mode.
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
@@ -248,6 +252,7 @@ def _name(common_name: str) -> x509.Name:
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     """Return the names and addresses for which a certificate is valid."""
+    # This machine's own names too: the server asks itself for its health.
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys([*hosts, "127.0.0.1", "localhost"]):
         try:

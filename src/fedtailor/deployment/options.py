@@ -142,11 +142,14 @@ def load_federation(path: Path) -> FederationFile:
 
     # The data of a site stand for those of one client of a simulation.
     data = {key: value for key, value in data.items() if key not in PER_SITE}
+
+    # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}
     values |= {"data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}
     config = make_config(values)
     _check_one_seed(path, config)
 
+    # A server may be stopped at any time, and sites hold the states of few rounds.
     checkpoint = dataclasses.replace(config.checkpoint, every=1)
     return FederationFile(dataclasses.replace(config, checkpoint=checkpoint), deploy)
 

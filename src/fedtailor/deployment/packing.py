@@ -50,6 +50,7 @@ def pack_upload(upload: Upload, messages: Messages) -> tree.Tree:
         DataError: the upload is not as declared in another way than by its values, and cannot
             travel.
     """
+    # Rows that are left out would hide what is wrong in them.
     has_wrong_values = _has_wrong_values(upload, messages)
     values: dict[str, tree.Tree] = {}
     weights: dict[str, Tensor] = {}
@@ -57,6 +58,8 @@ def pack_upload(upload: Upload, messages: Messages) -> tree.Tree:
 
     for name, entry in upload.items():
         field = messages[name]
+
+        # Fields of one kind of weight share one tensor.
         if isinstance(entry, Mean) and field.weight != "equal":
             weights[_weight_key(name, field)] = entry.weight
         if isinstance(entry, Sum) and isinstance(entry.rows, Tensor):
@@ -141,6 +144,8 @@ def _unpacked(value: tree.Tree, field: Field, sent: Tensor) -> tree.Tree:
     leaves = []
     for path, leaf in tree.paths(value).items():
         shape = shapes[path]
+
+        # The shape if only the rows with a weight were sent.
         some = (int(sent.count_nonzero()), *shape[sent.dim() :])
         if field.kind == "covariance":
             leaf = _with_both_halves(leaf, shape, some)
@@ -153,6 +158,7 @@ def _unpacked(value: tree.Tree, field: Field, sent: Tensor) -> tree.Tree:
 
 def _with_other_rows(rows: Tensor, shape: tuple[int, ...], field: Field, sent: Tensor) -> Tensor:
     """Return a tensor with the rows that were sent, and the number nearest to 0 elsewhere."""
+    # A count of 0 may not be allowed, and the check of the upload looks at all rows.
     low = math.ceil(field.low) if field.kind == "counts" and math.isfinite(field.low) else field.low
     result = torch.full(shape, min(max(0.0, low), field.high), dtype=rows.dtype)
     result[sent] = rows
@@ -240,12 +246,15 @@ def _are_symmetric(matrices: Tensor) -> bool:
         return False
     if matrices.element_size() not in _SAME_SIZE:
         return False
+
+    # As whole numbers, NaN equals itself, and 0 differs from -0.
     bits = matrices.view(_SAME_SIZE[matrices.element_size()])
     return torch.equal(bits, bits.mT)
 
 
 def _packed_matrices(leaf: Tensor) -> Tensor:
     """Return the triangles of matrices that come back as they are, with their place in memory."""
+    # Sums depend on the order in memory, which a triangle loses.
     plain = torch.empty(leaf.shape, device="meta").stride()
     return _triangle(leaf) if leaf.stride() == plain and _are_symmetric(leaf) else leaf
 

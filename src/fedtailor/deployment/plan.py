@@ -120,12 +120,14 @@ def read_plan(raw: bytes) -> DeploymentPlan:
     if record["protocol"] != PROTOCOL:
         raise other_version("protocol", PROTOCOL, record["protocol"])
 
+    # Types first: the record may hold anything.
     texts = [record[key] for key in ("fedtailor", "run", "config")]
     if not all(isinstance(text, str) for text in texts) or not record["run"].isalnum():
         raise damaged(where, "an entry that must be text is not text")
     if record["fedtailor"] != __version__:
         raise other_version("fedtailor", __version__, record["fedtailor"])
 
+    # At least one site trains.
     sites = whole("sites", record["sites"], MOST_SITES)
     new_sites = whole("new_sites", record["new_sites"], sites - 1)
     try:

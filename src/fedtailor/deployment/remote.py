@@ -101,6 +101,7 @@ class RemoteClients:
         def read(answer: Envelope) -> TrainReply:
             return self._train_reply(answer, round, request.attempt)
 
+        # What a round leaves counts only once the server has accepted it.
         self._trained = {}
         answers = self._ask(request, self._pack(shared), clients, round)
         for client in clients:
@@ -136,6 +137,7 @@ class RemoteClients:
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, Scores | Failure]]:
         """Score one model at the sites that share scores."""
+        # The others would refuse.
         sharing = [client for client in clients if "scores" in self._shares[client]]
         answers = self._ask(request, to_blob(model, self._modules), sharing, round)
         for client in sharing:
@@ -175,6 +177,8 @@ class RemoteClients:
                 base=self._version(self.bases, client),
                 best=self._version(self._best_bases, client),
             )
+
+            # The plan travels with each request, so that a site that was started again knows it.
             blobs = {"plan": self._plan.raw, "shared": shared}
             if client in self.per_client:
                 blobs["own"] = to_blob(self.per_client[client], self._modules)
@@ -183,6 +187,7 @@ class RemoteClients:
         def belongs(client: int, answer: Envelope) -> bool:
             return repeated(requests[client].head).items() <= answer.head.items()
 
+        # A deployment waits for these sites, however long that takes.
         needed = min(self._needed, len(requests))
         return self._exchange.ask(requests, needed=needed, accept=belongs)
 
@@ -203,6 +208,7 @@ class RemoteClients:
                 raise wrong("problem", "a text", problem)
             return TrainReply(round, attempt, {}, {}, (), Problem("state", "", one_line(problem)))
 
+        # Every part is checked by itself: whatever a site sends, its round alone is left out.
         content = self._content(answer, {"upload", "metrics", "scores"})
         upload = unpack_upload(content["upload"], self._messages)
         metrics = _numbers(content["metrics"])

@@ -41,8 +41,12 @@ def socket_path(folder: Path) -> Path:
         RunError: that folder is not ours alone, or the path is too long for a socket.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+    # A folder of this user alone: whoever reaches the socket can ask for the work of a site.
     parent = base / f"fedtailor-{os.getuid()}"
     _check_private(parent)
+
+    # The path of the folder may be too long for a socket.
     digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     path = parent / f"{digest}.sock"
 
@@ -175,6 +179,7 @@ def _check_private(folder: Path) -> None:
         message = f"cannot make the folder of the site's socket: {error.strerror}"
         raise RunError(message, path=str(folder)) from error
 
+    # Somebody else may have made it first, in a folder that all can write.
     mode = stat.S_IMODE(status.st_mode)
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     if not is_ours or mode & 0o077:

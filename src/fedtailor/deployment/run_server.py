@@ -83,6 +83,7 @@ def run_server(folder: Path, observer: ServeObserver, *, new: bool = False) -> d
         logged.say(f"the last run has finished: '{run}'. To begin another: --new.")
         return result
 
+    # Sites refuse a server whose certificate has ended.
     days = days_left(folder / KEYS / SERVER_CERTIFICATE)
     if days < _FEWEST_DAYS:
         hint = f"fedtailor deploy renew {folder}"
@@ -197,6 +198,7 @@ class _RoundLoop:
 
     def start(self) -> None:
         """Ask Flower to start it."""
+        # The number tells this process from an earlier one that may still write.
         self._submission += 1
         discard(self.folder / APP_FILE)
         serving = {
@@ -214,6 +216,7 @@ class _RoundLoop:
         Raises:
             RunError: it died several times, and no round was done in between.
         """
+        # A round in between shows that it works; then the count begins again.
         self._starts = 1 if rounds > self._rounds else self._starts + 1
         self._rounds = rounds
         if self._starts > _MOST_STARTS:
@@ -260,6 +263,8 @@ class _Watcher:
     def show_news(self) -> None:
         """Show what is new."""
         self._observer.attendance(read_attendance(self._folder))
+
+        # The plan is the last file that makes the folder.
         if not (self._run / PLAN_FILE).is_file():
             return
 
@@ -271,6 +276,7 @@ class _Watcher:
             return
 
     def _begin(self) -> None:
+        # Rounds of an earlier process were shown by that one.
         config = load_config(self._run / "experiment.toml")
         self.rounds = len(list(self._lines("rounds.jsonl")))
         if self.rounds:

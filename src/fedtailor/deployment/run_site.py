@@ -37,6 +37,7 @@ def run_site(folder: Path, show: Callable[[str], None]) -> None:
         log.write(text)
         show(text)
 
+    # The resident process writes its log into a file; its new lines are shown here.
     processes = SiteProcesses(folder, host, port, folder / CERTIFICATE, folder / SITE_KEY)
     work = _NewLines(folder / "flower" / "resident.log")
     connection = ""

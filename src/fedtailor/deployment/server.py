@@ -113,6 +113,7 @@ class _AttendanceNotes:
         self._last = -_PAUSE
 
     def write(self, attendance: Attendance) -> None:
+        # An exchange notifies several times a second, and a file would be written each time.
         now = time.monotonic()
         if now - self._last < _PAUSE and attendance.waiting:
             return
@@ -141,6 +142,7 @@ def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, An
         if writer.result is not None:
             return writer.conclude()
 
+        # The round loop is that of a simulation; only its clients are elsewhere.
         clients = RemoteClients(
             plan.algorithm,
             roster,
@@ -214,6 +216,7 @@ def _split(agreement: Agreement) -> dict[str, Any]:
     """Return the record of the split; the examples of a site are counted, training ones first."""
     clients = []
     for member in agreement.members:
+        # Numbers stand for the examples, which only the site knows.
         first_val = member.num_train
         first_test = first_val + member.num_val
         record = ClientRecord(
@@ -236,6 +239,7 @@ def _split(agreement: Agreement) -> dict[str, Any]:
 
 def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
     """Make the run folder; the plan comes last, so that a folder without one is made again."""
+    # An earlier process may have been killed on its way to the plan.
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
     config = to_toml(agreement.plan.config)
@@ -281,6 +285,7 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
         write_whole(folder / APP_FILE, to_json(record) + "\n")
 
     def connect(numbers: Mapping[str, int]) -> Transport:
+        # A site may have been removed since the run began.
         missing = sorted(set(numbers) - set(nodes))
         if missing:
             message = f"site '{missing[0]}' takes part in this run and is no longer registered."

@@ -86,6 +86,8 @@ class DeployedSite:
         self, request: Envelope, answer: SiteAnswer
     ) -> tuple[Envelope, dict[str, int]]:
         head = {**repeated(request.head), "site": self.options.name, **answer.head}
+
+        # Without a tree of tensors, the head says all.
         if answer.out is None or self._run is None:
             return Envelope(head), answer.contents
 
@@ -113,6 +115,7 @@ class DeployedSite:
 
     def _describe(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say which versions run here, and what the data are like."""
+        # The version comes first: options of another one would be refused for the wrong reason.
         for what, here in (("protocol", PROTOCOL), ("fedtailor", __version__)):
             if head.get(what) != here:
                 raise other_version(what, here, head.get(what))
@@ -153,6 +156,7 @@ class DeployedSite:
         head: dict[str, Any] = {"counts": counts}
         contents = {"numbers of examples": 0}
 
+        # Asked only if no mean is known: then it becomes that of the examples of all sites.
         if request.head.get("moments") is True:
             _refuse_few(counts["train"])
             head["moments"] = moments(prepared).to_record()
@@ -176,6 +180,8 @@ class DeployedSite:
             raise wrong("plan", "the plan of the run", None)
 
         whole("client", client, MOST_SITES)
+
+        # Data and model stay in memory from request to request of a run.
         run = self._run
         if run is None or run.plan.raw != raw or run.client != client:
             self._run = None

@@ -88,6 +88,8 @@ def _key(folder: Path) -> str:
     path = folder / SITE_KEY
     if not path.is_file():
         raise RunError(f"'{path}' is missing: make a folder with 'fedtailor site init'.")
+
+    # Whoever reads the key can take part in the name of this site.
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise RunError(f"others can read '{path}' (mode {mode:o}): chmod 600.")
@@ -121,6 +123,7 @@ def _server(folder: Path, options: SiteOptions) -> str:
 
     url = f"https://{host}:{port}/health"
     try:
+        # The certificate of this folder only, none of the machine.
         context = ssl.create_default_context(cafile=path)
         with urllib.request.urlopen(url, timeout=_SECONDS, context=context):
             return f"{name} answers"

@@ -35,6 +35,7 @@ class PreparedData(NamedTuple):
 
 def options_of(options: SiteOptions, data: DataOptions, folder: Path) -> DataOptions:
     """Return ``[data]`` with what the site sets for itself."""
+    # A function is named "package.module:function".
     path = os.path.expanduser(options.data)
     is_function = ":" in path
     if not is_function and not os.path.isabs(path):

@@ -81,6 +81,7 @@ def previous(folder: Path) -> ModelVersion:
     Raises:
         DataError: there is none.
     """
+    # The version in use may be any one, after an earlier restore.
     existing = versions(folder)
     used = [version.number for version in existing if version.in_use]
     older = [version for version in existing if used and version.number < used[0]]
@@ -116,6 +117,8 @@ def write_version(folder: Path, model: ClientModel, plan: DeploymentPlan) -> Mod
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(mode=0o700, exist_ok=True)
         write_model_folder(unfinished, model, provenance={"site": origin}, result=result)
+
+        # Only where the same round made the model before.
         if place.exists():
             shutil.rmtree(place)
 

@@ -154,6 +154,7 @@ class SiteRun:
         if isinstance(reply, Failure):
             return self._failed(reply)
 
+        # The server sees the scores of the model only; the model stays.
         if request.keep and self.client in clients.personal:
             self._keep_model(clients.personal[self.client], work, reply)
 
@@ -175,6 +176,7 @@ class SiteRun:
         if "scores" not in self._options.share:
             raise ConfigError("this site does not share scores.", key="site.share", got="scores")
 
+        # No state of this site is needed to score a model of the server.
         model = from_blob(blobs.get("shared", b""), self.modules)
         clients = self._clients(None, {}, {})
         ((_, reply),) = clients.score(request, model, [self.client], work.round)
@@ -216,6 +218,7 @@ class SiteRun:
 
     def _keep_model(self, personal: Any, work: Work, reply: PersonalizeReply) -> None:
         """Write the personal model as a new version, and put it in use."""
+        # The confidence of the model is measured where its data are.
         task = self._algorithm.bind(self._federation.task(self.client))
         validation = self._federation.data(self.client).val
         calibration = calibrate(self._algorithm, task, personal, validation)
@@ -250,6 +253,7 @@ def _has_begun(path: Path, digest: str) -> bool:
     Raises:
         DataError: the run has begun with other examples.
     """
+    # The first request of a run.
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(digest + "\n", encoding="ascii")

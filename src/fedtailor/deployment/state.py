@@ -69,6 +69,7 @@ class SiteState:
         Raises:
             RunError: the file cannot be written.
         """
+        # The digest in the name tells a damaged file from a whole one.
         raw = encode(state, modules=self._modules)
         digest = hashlib.sha256(raw).hexdigest()[:16]
         name = f"round-{version.round:06d}-{version.attempt:02d}-{digest}.safetensors"

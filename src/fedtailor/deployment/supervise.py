@@ -136,6 +136,8 @@ class Supervisor:
             return
 
         _end(self._alive, grace)
+
+        # They are dead; to wait for them leaves no zombies.
         for child in self._children.values():
             if child.process is not None:
                 child.process.wait()
@@ -204,6 +206,8 @@ class _Child:
 
         # Its own children must not meet those of its successor, for instance at a port.
         _end(lambda: _marked(self._mark), grace=2.0)
+
+        # Who has lived for long is not in a loop of crashes.
         if self._clock() - self._started >= LONG_LIFE:
             self._wait = FIRST_WAIT
 
@@ -250,6 +254,7 @@ class LogFile:
         """Append a line; on a full disk it is lost, so that the log does not end a server."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {one_line(text)}\n"
         with contextlib.suppress(OSError):
+            # One older file stays.
             if self._path.stat().st_size > LARGEST_LOG:
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
             with self._path.open("a", encoding="utf-8") as file:
@@ -293,6 +298,7 @@ def _marked(mark: str) -> set[int]:
     except OSError:
         return set()
 
+    # This process may have a mark too, if it runs below another supervisor.
     pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
     return {pid for pid in pids if any(found.startswith(mark.encode()) for found in _marks(pid))}
 

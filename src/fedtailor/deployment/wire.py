@@ -99,6 +99,7 @@ def read_head(head: Mapping[str, Any]) -> Work:
 
 def _read_options(cls: type[Any], options: Any) -> Request:
     """Return a request with its options, which are flags and a number of attempts."""
+    # No option may be missing or unknown.
     names = {field.name for field in fields(cls)}
     if not isinstance(options, Mapping) or set(options) != names:
         raise wrong("request", f"the options of a request to {cls.name}", options)
@@ -180,6 +181,8 @@ def check_scores(scores: Any, num_classes: int) -> Scores:
             raise DataError(f"the scores have an impossible {name}.", key="scores")
 
     _check_histogram(scores.histogram, num_classes)
+
+    # Counts of examples must agree with each other, or accuracy could exceed 1.
     total = float(scores.class_total.sum())
     has_too_many = bool((scores.class_correct > scores.class_total).any())
     if has_too_many or float(scores.confusion.sum()) > total:

@@ -131,6 +131,7 @@ class ServerProcesses:
         self._supervisor.start("superlink", command)
         self._wait_for_health("superlink", self._address)
 
+        # Sites reach the gate, and never the SuperLink itself.
         command = [sys.executable, "-m", "fedtailor.deployment.flower.gate"]
         command += [self._host, str(self._port), self._address, str(self._keys)]
         self._supervisor.start("gate", command)
@@ -185,6 +186,7 @@ class ServerProcesses:
 
     def _wait_for_health(self, name: str, address: str) -> None:
         """Wait until a program answers at an address."""
+        # The programs start slowly; the caller would talk to nobody.
         context = ssl.create_default_context(cafile=str(self._certificate))
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._supervisor.is_running("superlink"):
@@ -199,6 +201,7 @@ class ServerProcesses:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """Run one of Flower's commands, and return its JSON answer."""
+        # The command line takes the address of the SuperLink only from this file.
         settings = Path(self._environment["FLWR_HOME"]) / "config.toml"
         settings.parent.mkdir(exist_ok=True)
         certificate = json.dumps(str(self._certificate))
