@@ -58,8 +58,8 @@ class Learner(NamedTuple):
 
     own: Gaussian
     copy: Gaussian
-    own_moments: optimizer.Moments
-    copy_moments: optimizer.Moments
+    own_moments: optimizer.AdamMoments
+    copy_moments: optimizer.AdamMoments
     loss: Tensor
 
 
@@ -205,8 +205,8 @@ class PFedBayes(ft.Algorithm[Gaussian, ClientState, ft.Params]):
         key: ft.Key,
     ) -> ft.Trained:
         """Train for a round; the result is a :class:`Learner`."""
-        own_moments = optimizer.Moments.zeros(own)
-        copy_moments = optimizer.Moments.zeros(shared)
+        own_moments = optimizer.AdamMoments.zeros(own)
+        copy_moments = optimizer.AdamMoments.zeros(shared)
         start = Learner(own, shared, own_moments, copy_moments, torch.zeros(()))
         step = partial(alternate, method=self)
         return ft.train(

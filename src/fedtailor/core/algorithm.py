@@ -168,7 +168,8 @@ class Algorithm(ABC, Generic[S, C, P]):
 
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> C:
         """Return a client's state before its first round, whenever that is."""
-        return ()  # type: ignore[return-value]  # C is the empty tree where a method has no client state
+        # C is the empty tree where a method has no client state.
+        return ()  # type: ignore[return-value]
 
     def init_per_client(self, task: Task, info: ClientInfo, key: Key) -> Tree:
         """Return the first value of ``Download.per_client`` of a client."""

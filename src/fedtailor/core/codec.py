@@ -143,37 +143,30 @@ class _Writer:
             return self._leaf(value, path)
 
         if isinstance(value, Mapping):
-            return {
-                "dict": [
-                    [_key(key, path), self._child(child, path, key, depth)]
-                    for key, child in value.items()
-                ]
-            }
+            items = []
+            for key, child in value.items():
+                items.append([_key(key, path), self._child(child, path, key, depth)])
+            return {"dict": items}
 
         if not isinstance(value, tuple):
             raise TypeError(f"'{path or '.'}' must be a tensor, got {type(value).__name__}")
 
-        fields = getattr(value, "_fields", None)
-        if fields is None:
-            return {
-                "tuple": [
-                    self._child(child, path, number, depth) for number, child in enumerate(value)
-                ]
-            }
+        names = getattr(value, "_fields", range(len(value)))
+        children = {}
+        for name, child in zip(names, value, strict=True):
+            children[name] = self._child(child, path, name, depth)
+        if not hasattr(value, "_fields"):
+            return {"tuple": list(children.values())}
 
-        name = _name_of(type(value))
-        if self._modules is not None and _find_class(name, self._modules) is not type(value):
+        class_name = _name_of(type(value))
+        if self._modules is not None and _find_class(class_name, self._modules) is not type(value):
             raise TypeError(
-                f"'{path or '.'}' is a {name.replace(':', '.')}, which cannot be read back: define "
-                "it at the top level of the method's module, or of a module that this one imports"
+                f"'{path or '.'}' is a {class_name.replace(':', '.')}, which cannot be read back: "
+                "define it at the top level of the method's module, or of a module that this one "
+                "imports"
             )
 
-        children = {
-            field: self._child(child, path, field, depth)
-            for field, child in zip(fields, value, strict=True)
-        }
-
-        return {"type": name, "fields": children}
+        return {"type": class_name, "fields": children}
 
     def _child(self, value: Any, path: str, name: Any, depth: int) -> Any:
         return self.structure(value, f"{path}/{name}" if path else str(name), depth + 1)
@@ -193,21 +186,18 @@ class _Writer:
         if len(self.leaves) == self._limits.leaves:
             raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
 
+        # Two paths can look alike: {"a/b": ..., "a": {"b": ...}}.
         name = path
-        while (
-            name in self.leaves or name == "__metadata__"
-        ):  # two paths can look alike: {"a/b": ..., "a": {"b": ...}}
+        while name in self.leaves or name == "__metadata__":
             name += "~"
 
+        # safetensors stores the plain order of axes, so another one is noted beside it.
         leaf = leaf.detach()
-        self.leaves[name] = leaf.clone(memory_format=torch.contiguous_format)
-        strides = (
-            leaf.stride() if _is_dense(leaf.shape, leaf.stride()) else self.leaves[name].stride()
-        )
-        if strides == self.leaves[name].stride():
+        stored = leaf.clone(memory_format=torch.contiguous_format)
+        self.leaves[name] = stored
+        if leaf.stride() == stored.stride() or not _is_dense(leaf.shape, leaf.stride()):
             return {"leaf": name}
-
-        return {"leaf": name, "strides": list(strides)}
+        return {"leaf": name, "strides": list(leaf.stride())}
 
 
 def _key(key: Any, path: str) -> str | int:
@@ -266,10 +256,9 @@ class _Reader:
         ):
             raise _unreadable(f"the memory layout of the tensor {name!r} is impossible")
 
-        # a copy: what is stored is neither aligned nor independent of the other leaves
-        return torch.empty_strided(
-            stored.shape, tuple(strides), dtype=stored.dtype, device="cpu"
-        ).copy_(stored)
+        # A copy: what is stored is neither aligned nor independent of the other leaves.
+        leaf = torch.empty_strided(stored.shape, strides, dtype=stored.dtype, device="cpu")
+        return leaf.copy_(stored)
 
     def _items(self, items: Sequence[Any], depth: int) -> Iterator[tuple[str | int, tree.Tree]]:
         seen = set()
@@ -282,19 +271,17 @@ class _Reader:
                     raise _unreadable("the structure of the tree is of another form")
 
     def _named_tuple(self, name: str, fields: Mapping[str, Any], depth: int) -> tree.Tree:
-        found = _find_class(name, self._modules)
-        if found is None:
-            raise _unreadable(
-                f"it holds a NamedTuple {name!r}, which is not allowed or does not exist here"
-            )
+        cls = _find_class(name, self._modules)
+        if cls is None:
+            reason = "which is not allowed or does not exist here"
+            raise _unreadable(f"it holds a NamedTuple {name!r}, {reason}")
+        if list(cls._fields) != list(fields):
+            here = list(cls._fields)
+            raise _unreadable(f"{name!r} has fields {here} here, and {list(fields)} there")
 
-        if list(found._fields) != list(fields):
-            raise _unreadable(
-                f"{name!r} has fields {list(found._fields)} here, and {list(fields)} there"
-            )
-
+        # This way runs no code of the class.
         children = [self.value(child, depth + 1) for child in fields.values()]
-        return tuple.__new__(found, children)  # runs no code of the class
+        return tuple.__new__(cls, children)
 
 
 def _read_structure(data: bytes) -> Any:
@@ -333,14 +320,15 @@ def _find_class(name: str, modules: Collection[str]) -> Any:
     if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in modules):
         return None
 
-    found: Any = sys.modules.get(module)
+    # Nothing is imported, and no attribute is computed.
+    value: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        value = vars(value).get(part) if hasattr(value, "__dict__") else None
 
-    is_named_tuple = (
-        isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
-    )
-    return found if is_named_tuple and _name_of(found) == name else None
+    is_tuple = isinstance(value, type) and issubclass(value, tuple)
+    if not is_tuple or not hasattr(value, "_fields") or _name_of(value) != name:
+        return None
+    return value
 
 
 def _are_strides(strides: Any, dimensions: int) -> bool:
@@ -354,10 +342,10 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     if 0 in shape:
         return True
 
+    # From the axis whose neighbors lie next to each other, each step is the size of all before.
+    axes = [(step, size) for size, step in zip(shape, strides, strict=True) if size > 1]
     expected = 1
-    for step, size in sorted(
-        (step, size) for size, step in zip(shape, strides, strict=True) if size > 1
-    ):
+    for step, size in sorted(axes):
         if step != expected:
             return False
 
@@ -375,16 +363,14 @@ def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _compact_leaf(leaf: Tensor) -> Tensor:
     leaf = leaf.detach()
-    owns_memory = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
-    if owns_memory and _is_dense(leaf.shape, leaf.stride()) and leaf.data_ptr() % _ALIGNMENT == 0:
+    if not _is_dense(leaf.shape, leaf.stride()):
+        return leaf.clone(memory_format=torch.contiguous_format)
+
+    owns_memory = leaf.untyped_storage().nbytes() == leaf.nbytes
+    if owns_memory and leaf.data_ptr() % _ALIGNMENT == 0:
         return leaf
-
-    if _is_dense(leaf.shape, leaf.stride()):
-        return torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
-        ).copy_(leaf)
-
-    return leaf.clone(memory_format=torch.contiguous_format)
+    copied = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return copied.copy_(leaf)
 
 
 def _unreadable(reason: str) -> DataError:

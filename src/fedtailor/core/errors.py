@@ -111,7 +111,8 @@ def one_line(text: str) -> str:
     >>> one_line("no   luck")
     'no luck'
     """
-    start = text[: 4 * LONGEST_REASON]  # the rest is ignored, however long it is
+    # What follows is ignored, however long it is.
+    start = text[: 4 * LONGEST_REASON]
     valid = start.encode(errors="replace").decode()
     line = " ".join(printable(valid).split())
     if len(line) > LONGEST_REASON or len(text) > len(start):
@@ -123,7 +124,8 @@ def describe_error(error: BaseException) -> str:
     """Return type and text of any exception in one line; never raises."""
     try:
         return one_line(f"{type(error).__name__}: {error}")
-    except BaseException:  # its class may raise anything when it is asked for a text
+    except BaseException:
+        # Its class may raise anything when it is asked for a text.
         return "an exception whose text cannot be read"
 
 
@@ -161,11 +163,11 @@ def match_name(name: str, choices: Iterable[str]) -> str | None:
         >>> match_name("FedAvg-FT", ["fedavg", "fedavg_ft"])
         'fedavg_ft'
     """
-    known = list(choices)
-    if name in known:
+    choices = list(choices)
+    if name in choices:
         return name
     spelled = _plain(name)
-    return next((choice for choice in known if _plain(choice) == spelled), None)
+    return next((choice for choice in choices if _plain(choice) == spelled), None)
 
 
 def find_name(what: str, name: str, choices: Iterable[str], *, key: str | None = None) -> str:
@@ -180,11 +182,11 @@ def find_name(what: str, name: str, choices: Iterable[str], *, key: str | None =
     Raises:
         ConfigError: there is no such choice.
     """
-    known = list(choices)
-    found = match_name(name, known)
-    if found is None:
-        raise unknown_name(what, name, known, key=key)
-    return found
+    choices = list(choices)
+    choice = match_name(name, choices)
+    if choice is None:
+        raise unknown_name(what, name, choices, key=key)
+    return choice
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 
@@ -184,9 +184,13 @@ def _as_choice(value: Any, kinds: Iterable[Any]) -> Any:
     """
     if not isinstance(value, str):
         return value
-    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    found = match_name(value, [choice for choice in choices if isinstance(choice, str)])
-    return value if found is None else found
+
+    choices: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            choices += [choice for choice in get_args(kind) if isinstance(choice, str)]
+
+    return match_name(value, choices) or value
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -240,19 +244,14 @@ def _describe(kind: Any) -> str:
 
 
 def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
-    shown = show(got)
-    return ConfigError(
-        f"{key} must be {allowed}, got {shown}.", key=key, allowed=allowed, got=shown
-    )
+    text = show(got)
+    return ConfigError(f"{key} must be {allowed}, got {text}.", key=key, allowed=allowed, got=text)
 
 
 def show(value: Any) -> str:
-    """Return a value as messages show it.
-
-    About as a configuration file would write it, and cut if it is long.
-    """
-    shown = _written(value, depth=0)
-    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]} ..."
+    """Return a value about as a configuration file would write it, and cut if it is long."""
+    text = _written(value, depth=0)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ..."
 
 
 def _written(value: Any, depth: int) -> str:
@@ -272,19 +271,19 @@ def _written(value: Any, depth: int) -> str:
     return str(value)
 
 
-def check_names(names: Iterable[str], known: Sequence[str], *, section: str) -> None:
-    """Check that every key of a section is a known one.
+def check_names(names: Iterable[str], allowed: Sequence[str], *, section: str) -> None:
+    """Check that every key of a section is allowed.
 
     Raises:
         ConfigError: one is not; the message names the nearest.
     """
     for name in names:
-        if name not in known:
+        if name not in allowed:
             raise ConfigError(
-                f"unknown option '{section}.{name}'{did_you_mean(name, known) or '.'} "
-                f"Options of {section}: {', '.join(known)}.",
+                f"unknown option '{section}.{name}'{did_you_mean(name, allowed) or '.'} "
+                f"Options of {section}: {', '.join(allowed)}.",
                 key=f"{section}.{name}",
-                allowed=list(known),
+                allowed=list(allowed),
                 got=name,
             )
 
@@ -295,8 +294,10 @@ def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     Raises:
         ConfigError: an unknown key, or a value that does not fit its field.
     """
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
+    names = [field.name for field in dataclasses.fields(cast(Any, cls))]
     check_names(values, names, section=section)
+
+    # The class may not check its own fields, so they are checked here.
     hints = typing.get_type_hints(cls, include_extras=True)
     checked = {
         name: check_value(value, hints[name], key=f"{section}.{name}")

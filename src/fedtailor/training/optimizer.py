@@ -93,21 +93,21 @@ class Optimizer:
         param.addcdiv_(mean, scale, value=-size)
 
 
-class Moments(NamedTuple):
+class AdamMoments(NamedTuple):
     """Adam's memory in custom steps: running means of the gradients and of their squares."""
 
     mean: tree.Tree
     square: tree.Tree
 
     @classmethod
-    def zeros(cls, params: tree.Tree) -> Moments:
+    def zeros(cls, params: tree.Tree) -> AdamMoments:
         """Return the moments before the first step."""
         return cls(tree.map(torch.zeros_like, params), tree.map(torch.zeros_like, params))
 
 
 def adam_step(
-    params: tree.Tree, gradients: tree.Tree, moments: Moments, step: Tensor, lr: float
-) -> tuple[tree.Tree, Moments]:
+    params: tree.Tree, gradients: tree.Tree, moments: AdamMoments, step: Tensor, lr: float
+) -> tuple[tree.Tree, AdamMoments]:
     """Return parameters and moments after the step of Adam that :class:`Optimizer` takes in place.
 
     Gradients have the structure of the parameters; ``step`` () counts from 0.
@@ -122,7 +122,7 @@ def adam_step(
         lambda p, m, s: p - size * m / (s.sqrt() / scale + _TINY), params, mean, square
     )
 
-    return moved, Moments(mean, square)
+    return moved, AdamMoments(mean, square)
 
 
 def clip_factor(norm: Tensor, bound: float) -> Tensor:
