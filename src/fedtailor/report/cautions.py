@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedtailor.core.errors import one_line
+from fedtailor.experiment.config import flatten
 from fedtailor.experiment.reader import LOST_WORK, RunRecords
-from fedtailor.report.methods import Method, in_words, settings_of
+from fedtailor.report.methods import Method, in_words
 from fedtailor.report.records import MetricScores
 
 _BUDGET = ("epochs", "steps", "batch_size", "drop_last")
@@ -170,7 +171,7 @@ def _other_facts(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
 
 def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]:
     """Return what should be the same for all methods, in words, by what it is."""
-    settings = settings_of(method.config)
+    settings = flatten(method.config)
     facts = {}
     for key in _BUDGET:
         value = settings.get(f"algorithm.{key}", settings.get(f"training.{key}", _UNKNOWN))
@@ -194,7 +195,7 @@ def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]
 
 def _facts_of_run(run: RunRecords, scores: MetricScores | None) -> dict[str, Any]:
     """Return what a run says of its data, results and circumstances, by what it is."""
-    provenance = settings_of(run.provenance)
+    provenance = flatten(run.provenance)
     data = provenance.get("data.dataset", _UNKNOWN)
     digest = provenance.get("data.sha256")
     result = run.result or {}

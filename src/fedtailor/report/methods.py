@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.reading import damaged
+from fedtailor.experiment.config import flatten
 from fedtailor.experiment.reader import COMPARISON_FILE, RunRecords, holds_run, list_runs, read_run
 
 _LEFT_OUT_OF_LABELS = frozenset(
@@ -106,7 +107,7 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     ['ditto', 'ditto #2']
     """
     names = [str(config["algorithm"]["name"]) for config in configs]
-    settings = [settings_of(config) for config in configs]
+    settings = [flatten(config) for config in configs]
     labels: list[str] = []
     for name, values in zip(names, settings, strict=True):
         others = [
@@ -132,15 +133,6 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a configuration by their dotted keys.
-
-    >>> settings_of({"seed": 0, "data": {"clients": 20}})
-    {'seed': 0, 'data.clients': 20}
-    """
-    return dict(_flat(config, ""))
-
-
 def in_words(value: Any) -> str:
     """Return a value of a configuration or a record in one line; a text has no quotes.
 
@@ -148,14 +140,6 @@ def in_words(value: Any) -> str:
     ('digits', '0.5', '[1, 2]')
     """
     return one_line(value) if isinstance(value, str) else show(value)
-
-
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.report.methods import in_words, settings_of
+from fedtailor.experiment.config import flatten
+from fedtailor.report.methods import in_words
 from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, number
 from fedtailor.report.statistics import mean
@@ -109,7 +110,7 @@ def reported_section(records: Sequence[MethodRecords]) -> Section:
 
 def configuration_section(records: Sequence[MethodRecords]) -> Section:
     """Return the configurations: in what the methods differ, and what they share."""
-    configs = {method.label: settings_of(method.method.config) for method in records}
+    configs = {method.label: flatten(method.method.config) for method in records}
     tables = _settings_tables("configuration", configs)
 
     return Section(name="configuration", title="Configuration", tables=tables)
@@ -127,7 +128,7 @@ def environment_section(records: Sequence[MethodRecords]) -> Section:
                 notes.update(dict.fromkeys(map(str, listed)))
 
         if runs:
-            settings = settings_of(runs[0].provenance)
+            settings = flatten(runs[0].provenance)
             facts[method.label] = {
                 key: value
                 for key, value in settings.items()
