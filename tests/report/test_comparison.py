@@ -51,12 +51,12 @@ def write_three(folder):
 def test_the_figures_are_a_hand_computation(tmp_path):
     comparison = compare(read_methods(write_three(tmp_path)))
     (known,) = comparison.groups
-    local, ditto, fedavg = known.summaries
+    local, ditto, fedavg = known.methods
     assert comparison.reference == comparison.local == "local" and ditto.seeds == (0, 1)
     means = [37 / 48, 35 / 48]
     figures = ditto.figures
     assert figures["mean"].mean == pytest.approx(36 / 48, **EXACT)
-    assert figures["mean"].error == pytest.approx(stats.sem(means), **EXACT)
+    assert figures["mean"].standard_error == pytest.approx(stats.sem(means), **EXACT)
     assert figures["mean"].by_seed == pytest.approx(dict(enumerate(means)), **EXACT)
     assert figures["worst_tenth"].by_seed == {0: 3 / 8, 1: 5 / 8}
     assert figures["smallest_tenth"].by_seed == {
@@ -78,8 +78,8 @@ def test_tests_are_those_of_scipy_in_every_seed_and_never_pooled(tmp_path):
     by_label = {each.label: each for each in known.differences}
     p_values = {}
     for label, counts in (("ditto", DITTO), ("fedavg", FEDAVG)):
-        assert list(by_label[label].tests) == [0, 1]
-        for seed, test in by_label[label].tests.items():
+        assert list(by_label[label].by_seed) == [0, 1]
+        for seed, test in by_label[label].by_seed.items():
             gaps = (np.array(counts[seed]) - LOCAL[seed]) / 8
             expected = stats.wilcoxon(
                 gaps[gaps != 0], method=stats.PermutationMethod(n_resamples=np.inf)
@@ -87,19 +87,23 @@ def test_tests_are_those_of_scipy_in_every_seed_and_never_pooled(tmp_path):
             assert test.wilcoxon.p_value == pytest.approx(expected.pvalue, **EXACT)
             assert test.difference == pytest.approx(gaps.mean(), **EXACT)
             assert test.interval == pytest.approx(bootstrap_interval(gaps.tolist()), **EXACT)
-            assert test.outcomes == ((gaps > 0).sum(), (gaps == 0).sum(), (gaps < 0).sum())
-            assert (test.num_clients, test.num_missing) == (6, 0)
+            assert (test.wins, test.ties, test.losses) == (
+                (gaps > 0).sum(),
+                (gaps == 0).sum(),
+                (gaps < 0).sum(),
+            )
+            assert (test.clients, test.missing) == (6, 0)
             p_values[label, seed] = expected.pvalue
     for seed in (0, 1):
         low, high = sorted(("ditto", "fedavg"), key=lambda label: p_values[label, seed])
         smaller = min(1.0, 2 * p_values[low, seed])
-        assert by_label[low].tests[seed].holm_p_value == pytest.approx(smaller, **EXACT)
-        assert by_label[high].tests[seed].holm_p_value == pytest.approx(
+        assert by_label[low].by_seed[seed].holm_p_value == pytest.approx(smaller, **EXACT)
+        assert by_label[high].by_seed[seed].holm_p_value == pytest.approx(
             max(smaller, p_values[high, seed]), **EXACT
         )
     over_seeds = by_label["ditto"].over_seeds
     assert over_seeds.mean == pytest.approx(4.5 / 48, **EXACT)
-    assert over_seeds.error == pytest.approx(stats.sem([5 / 48, 4 / 48]), **EXACT)
+    assert over_seeds.standard_error == pytest.approx(stats.sem([5 / 48, 4 / 48]), **EXACT)
     assert by_label["ditto"].significant_seeds == 0
 
 
@@ -113,8 +117,8 @@ def test_a_significant_difference_is_counted_by_seed(tmp_path):
     comparison = compare(read_methods([tmp_path / "a", tmp_path / "b"]))
     (difference,) = comparison.groups[0].differences
     assert (
-        difference.tests[0].wilcoxon.p_value == 2 / 2**10
-        and difference.tests[1].wilcoxon.p_value == 1.0
+        difference.by_seed[0].wilcoxon.p_value == 2 / 2**10
+        and difference.by_seed[1].wilcoxon.p_value == 1.0
     )
     assert difference.significant_seeds == 1
     (record,) = comparison.as_record()["groups"]["known"]["differences"]
@@ -127,10 +131,14 @@ def test_clients_without_a_score_are_counted_and_left_out(tmp_path):
         tmp_path / "b", {"personalized": {0: 0.75, 3: 0.5, 4: 0.5}}, algorithm="ditto"
     )
     comparison = compare(read_methods([one, other]))
-    (test,) = comparison.groups[0].differences[0].tests.values()
-    assert (test.num_clients, test.num_missing) == (2, 2) and test.outcomes == Outcomes(1, 0, 1)
+    (test,) = comparison.groups[0].differences[0].by_seed.values()
+    assert (test.clients, test.missing) == (2, 2) and (
+        test.wins,
+        test.ties,
+        test.losses,
+    ) == Outcomes(1, 0, 1)
     assert test.difference == pytest.approx((0.25 - 0.5) / 2, **EXACT)
-    assert comparison.groups[0].summaries[0].num_clients == {0: 3}
+    assert comparison.groups[0].methods[0].clients == {0: 3}
     assert comparison.warnings[0].endswith("no accuracy with fedavg in seed 0: 1.")
 
 
@@ -139,9 +147,9 @@ def test_one_seed_has_no_standard_error_and_is_no_evidence(tmp_path):
     other = write_run(tmp_path / "b", {"personalized": {0: 0.75}}, algorithm="ditto")
     comparison = compare(read_methods([one, other]))
     (difference,) = comparison.groups[0].differences
-    assert comparison.groups[0].summaries[0].figures["mean"] == (0.5, None, {0: 0.5})
+    assert comparison.groups[0].methods[0].figures["mean"] == (0.5, None, {0: 0.5})
     assert difference.over_seeds == (0.25, None, {0: 0.25})
-    assert difference.tests[0].interval is None and difference.tests[0].wilcoxon.p_value == 1.0
+    assert difference.by_seed[0].interval is None and difference.by_seed[0].wilcoxon.p_value == 1.0
     assert any("One seed is no evidence" in note for note in comparison.notes)
 
 
@@ -154,9 +162,9 @@ def test_a_method_that_is_compared_with_itself_is_named(tmp_path):
     assert pairs[1:] == ["fedavg and fedavg #3", "fedavg #2 and fedavg #3"]
     assert pairs[0].startswith("fedavg and fedavg #2 are the same run folder")
     for difference in comparison.groups[0].differences[:2]:
-        (test,) = difference.tests.values()
+        (test,) = difference.by_seed.values()
         assert (test.difference, test.interval, test.holm_p_value) == (0.0, (0.0, 0.0), 1.0)
-        assert test.outcomes == Outcomes(0, 3, 0)
+        assert (test.wins, test.ties, test.losses) == Outcomes(0, 3, 0)
 
 
 def test_only_seeds_of_the_same_data_and_split_are_compared_client_by_client(tmp_path):
@@ -175,12 +183,12 @@ def test_only_seeds_of_the_same_data_and_split_are_compared_client_by_client(tmp
     d = write_run(tmp_path / "d", {"personalized": shares(DITTO[0])}, algorithm="apfl", split="")
     comparison = compare(read_methods([a, b, c, d]))
     fedavg, ditto, apfl = comparison.groups[0].differences
-    assert list(fedavg.tests) == [1] and ditto.tests == apfl.tests == {}
+    assert list(fedavg.by_seed) == [1] and ditto.by_seed == apfl.by_seed == {}
     assert (
         ditto.over_seeds is None
-        and "gain_over_local" not in comparison.groups[0].summaries[2].figures
+        and "gain_over_local" not in comparison.groups[0].methods[2].figures
     )
-    assert comparison.groups[0].summaries[2].figures["mean"].mean == pytest.approx(37 / 48, **EXACT)
+    assert comparison.groups[0].methods[2].figures["mean"].mean == pytest.approx(37 / 48, **EXACT)
     seeds, groups, unknown = comparison.warnings[:3]
     assert "seeds 0 and 1 (local); seeds 1 and 2 (fedavg); seed 0 (" in seeds
     assert "local; ditto." in groups and "seed 0" in unknown and "apfl" in unknown
@@ -274,7 +282,7 @@ def test_a_split_that_varies_over_seeds_is_named(tmp_path):
         )
         paths.append(path)
     comparison = compare(read_methods(paths))
-    assert list(comparison.groups[0].differences[0].tests) == [0, 1]
+    assert list(comparison.groups[0].differences[0].by_seed) == [0, 1]
     (varies,) = [note for note in comparison.notes if "varies" in note]
     assert "the split" in varies.partition(";")[0] and "the cohorts" in varies.partition(";")[2]
 
@@ -289,12 +297,12 @@ def test_strange_counts_of_clients_are_not_believed(tmp_path):
             (path / "split.json").write_text(
                 json.dumps({"clients": [{}] * 2, "new_clients": number})
             )
-        (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
-        assert test.num_missing == 0
+        (test,) = compare(read_methods(paths)).groups[0].differences[0].by_seed.values()
+        assert test.missing == 0
     for path in paths:
         (path / "split.json").write_text(json.dumps({"clients": [{}] * 5, "new_clients": 2}))
-    (test,) = compare(read_methods(paths)).groups[0].differences[0].tests.values()
-    assert test.num_missing == 1  # a known client of which there is no line
+    (test,) = compare(read_methods(paths)).groups[0].differences[0].by_seed.values()
+    assert test.missing == 1  # a known client of which there is no line
 
 
 def test_new_clients_are_compared_apart(tmp_path):
@@ -307,7 +315,7 @@ def test_new_clients_are_compared_apart(tmp_path):
     known, new = compare(read_methods(paths)).groups
     assert (known.group, new.group) == ("known", "new")
     assert known.differences[0].over_seeds.mean == 0.0 and new.differences[0].over_seeds.mean == 0.5
-    assert new.differences[0].tests[0].num_clients == 2
+    assert new.differences[0].by_seed[0].clients == 2
 
 
 def test_the_reference_is_the_first_method_or_the_one_that_is_named(tmp_path):
@@ -315,10 +323,10 @@ def test_the_reference_is_the_first_method_or_the_one_that_is_named(tmp_path):
     comparison = compare(methods, against="FedAvg", point="global")
     assert comparison.reference == "fedavg" and comparison.point == "global"
     local, ditto = comparison.groups[0].differences
-    assert local.tests == {} and list(ditto.tests) == [0, 1]
-    assert "gain_over_global" not in comparison.groups[0].summaries[1].figures
+    assert local.by_seed == {} and list(ditto.by_seed) == [0, 1]
+    assert "gain_over_global" not in comparison.groups[0].methods[1].figures
     # Local is its personal models whatever is compared
-    assert comparison.groups[0].summaries[1].figures["gain_over_local"].by_seed[0] == pytest.approx(
+    assert comparison.groups[0].methods[1].figures["gain_over_local"].by_seed[0] == pytest.approx(
         -10 / 48, **EXACT
     )
     assert any("local has no accuracy" in sentence for sentence in comparison.warnings)
@@ -391,7 +399,7 @@ def test_a_strange_provenance_gives_warnings(tmp_path, provenance):
         '{"metrics": {"personalized": {"round": 3}}, "events": 4, "steps": {}}'
     )
     comparison = compare(read_methods([good, path]))
-    assert comparison.groups[0].differences[0].tests == {} and len(comparison.warnings) > 3
+    assert comparison.groups[0].differences[0].by_seed == {} and len(comparison.warnings) > 3
 
 
 @pytest.fixture(scope="module")
@@ -416,14 +424,14 @@ def test_the_figures_of_real_runs_are_those_of_their_results(real_runs):
     for metric, properties in CLIENT_METRICS.items():
         comparison = compare(methods, metric=metric)
         for group, place in zip(comparison.groups, ("metrics", "new_clients"), strict=True):
-            for summary, method in zip(group.summaries, methods, strict=True):
+            for summary, method in zip(group.methods, methods, strict=True):
                 for seed, run in method.runs.items():
                     expected = run.result[place]["personalized"][metric]
                     for name, figure in places.items():
                         value = summary.figures[name].by_seed[seed]
                         assert value == pytest.approx(expected[figure], **EXACT)
         (difference,) = comparison.groups[0].differences
-        local, fedavg = (one.figures["mean"].mean for one in comparison.groups[0].summaries)
+        local, fedavg = (one.figures["mean"].mean for one in comparison.groups[0].methods)
         gain = (fedavg - local) * (1 if properties.higher_is_better else -1)
         assert difference.over_seeds.mean == pytest.approx(gain, abs=1e-11)
 

@@ -109,22 +109,22 @@ def test_csv_holds_every_number_unrounded(comparison):
         "mean",
         "standard error",
     ]
-    for summary in comparison.groups[0].summaries:
+    for summary in comparison.groups[0].methods:
         own = {row["seed"]: row for row in known if row["method"] == summary.label}
         for name, figure in summary.figures.items():
             assert {seed: float(own[str(seed)][name]) for seed in summary.seeds} == figure.by_seed
             assert (
                 float(own["mean"][name]) == figure.mean
-                and float(own["standard error"][name]) == figure.error
+                and float(own["standard error"][name]) == figure.standard_error
             )
     for difference in comparison.groups[0].differences:
         own = {row["seed"]: row for row in known if row["method"] == difference.label}
-        for seed, test in difference.tests.items():
+        for seed, test in difference.by_seed.items():
             row = own[str(seed)]
             assert [int(row[name]) for name in ("both", "missing", "wins", "ties", "losses")] == [
-                test.num_clients,
-                test.num_missing,
-                *test.outcomes,
+                test.clients,
+                test.missing,
+                *(test.wins, test.ties, test.losses),
             ]
             assert (float(row["interval_low"]), float(row["interval_high"])) == test.interval
             assert float(row["wilcoxon_p_value"]) == test.wilcoxon.p_value

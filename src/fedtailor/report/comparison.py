@@ -8,7 +8,7 @@ which a test is significant.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
@@ -18,7 +18,6 @@ from fedtailor.report.methods import Method
 from fedtailor.report.records import POINTS, Group, MethodRecords, MetricScores, read_records
 from fedtailor.report.statistics import (
     Interval,
-    Outcomes,
     Wilcoxon,
     bootstrap_interval,
     differences,
@@ -51,8 +50,8 @@ class Estimate(NamedTuple):
     """A figure over seeds."""
 
     mean: float
-    error: float | None
-    """The standard error of the mean over seeds; None for one seed."""
+    standard_error: float | None
+    """Of the mean over seeds; None for one seed."""
     by_seed: Mapping[int, float]
 
     @classmethod
@@ -69,7 +68,7 @@ class Summary:
     label: str
     seeds: tuple[int, ...]
     """The finished runs that have the evaluation."""
-    num_clients: Mapping[int, int]
+    clients: Mapping[int, int]
     """Clients with a score, by seed."""
     figures: Mapping[str, Estimate]
     """By the names of ``FIGURES``; a figure that the method does not have is left out."""
@@ -82,24 +81,21 @@ class Summary:
 class PairedTest:
     """A method and the reference on the clients of one seed."""
 
-    num_clients: int
+    clients: int
     """Clients that both have a score of."""
-    num_missing: int
+    missing: int
     """Clients of which one or both have none."""
     difference: float
     """Mean over the clients; above 0 if the method is better."""
     interval: Interval | None
     """The bootstrap interval of the mean over clients; None for one client."""
-    outcomes: Outcomes
-    """Clients at which the method is better, equal, worse."""
+    wins: int
+    """Clients at which the method is better."""
+    ties: int
+    losses: int
     wilcoxon: Wilcoxon
     holm_p_value: float
     """Corrected for the number of methods that are tested against the reference in this seed."""
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the corrected p-value is below ``SIGNIFICANT``."""
-        return self.holm_p_value < SIGNIFICANT
 
 
 @dataclass(frozen=True)
@@ -107,15 +103,12 @@ class Difference:
     """A method compared with the reference."""
 
     label: str
-    tests: Mapping[int, PairedTest]
-    """By seed: those that both methods have, with the same data and split."""
+    by_seed: Mapping[int, PairedTest]
+    """The tests of the seeds that both methods have, with the same data and split."""
     over_seeds: Estimate | None
     """The mean differences of the seeds; None if there is no such seed."""
-
-    @property
-    def significant_seeds(self) -> int:
-        """In how many seeds the test is significant."""
-        return sum(test.is_significant for test in self.tests.values())
+    significant_seeds: int
+    """In how many seeds the corrected p-value is below ``SIGNIFICANT``."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +116,7 @@ class GroupComparison:
     """The comparison on the known clients, or on the new ones."""
 
     group: Group
-    summaries: tuple[Summary, ...]
-    """One per method."""
+    methods: tuple[Summary, ...]
     differences: tuple[Difference, ...]
     """One per method but the reference."""
 
@@ -153,16 +145,9 @@ class Comparison:
 
     def as_record(self) -> dict[str, Any]:
         """Return the comparison as a JSON-ready mapping."""
-        return {
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
-            "point": self.point,
-            "reference": self.reference,
-            "local": self.local,
-            "groups": {group.group: _group_record(group) for group in self.groups},
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
-        }
+        record: dict[str, Any] = _as_record(self)
+        groups = {group.pop("group"): group for group in record["groups"]}
+        return record | {"groups": groups, "higher_is_better": self.higher_is_better}
 
 
 @dataclass(frozen=True)
@@ -347,7 +332,7 @@ def _compare_group(scores: _GroupScores, reference: str, local: str) -> GroupCom
             Summary(
                 label=method.label,
                 seeds=tuple(by_seed),
-                num_clients={seed: len(one.values) for seed, one in by_seed.items()},
+                clients={seed: len(one.values) for seed, one in by_seed.items()},
                 figures={name: one for name, one in estimates.items() if one is not None},
                 global_model=global_model,
             )
@@ -396,16 +381,17 @@ def _compare_with(scores: _GroupScores, reference: str) -> tuple[Difference, ...
         for seed, of_seed in by_seed.items():
             expected = max(scores.chosen[label][seed].num_clients, of_base[seed].num_clients)
             tests[seed] = PairedTest(
-                num_clients=len(of_seed),
-                num_missing=expected - len(of_seed),
+                clients=len(of_seed),
+                missing=expected - len(of_seed),
                 difference=mean(of_seed),
                 interval=bootstrap_interval(of_seed),
-                outcomes=outcomes(of_seed),
+                **outcomes(of_seed)._asdict(),
                 wilcoxon=wilcoxon(of_seed),
                 holm_p_value=p_values[label, seed],
             )
 
-        compared.append(Difference(label, tests, Estimate.of(_means(by_seed))))
+        significant = sum(test.holm_p_value < SIGNIFICANT for test in tests.values())
+        compared.append(Difference(label, tests, Estimate.of(_means(by_seed)), significant))
 
     return tuple(compared)
 
@@ -424,56 +410,16 @@ def _correct_p_values(
     return corrected
 
 
-def _group_record(group: GroupComparison) -> dict[str, Any]:
-    """Return the comparison of a group, ready for JSON."""
-    methods = []
-    for summary in group.summaries:
-        estimates = {name: _estimate_record(one) for name, one in summary.figures.items()}
-        methods.append(
-            {
-                "label": summary.label,
-                "seeds": list(summary.seeds),
-                "clients": _by_seed(summary.num_clients),
-                "global_model": summary.global_model,
-                "figures": estimates,
-            }
-        )
+def _as_record(value: Any) -> Any:
+    """Return a part of a comparison, ready for JSON: names of fields become keys."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = {part.name: getattr(value, part.name) for part in fields(value)}
 
-    differences = []
-    for one in group.differences:
-        over_seeds = _estimate_record(one.over_seeds) if one.over_seeds is not None else None
-        differences.append(
-            {
-                "label": one.label,
-                "over_seeds": over_seeds,
-                "significant_seeds": one.significant_seeds,
-                "by_seed": {str(seed): _test_record(test) for seed, test in one.tests.items()},
-            }
-        )
+    if isinstance(value, Mapping):
+        return {str(key): _as_record(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_as_record(part) for part in value]
 
-    return {"methods": methods, "differences": differences}
-
-
-def _estimate_record(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "mean": estimate.mean,
-        "standard_error": estimate.error,
-        "by_seed": _by_seed(estimate.by_seed),
-    }
-
-
-def _test_record(test: PairedTest) -> dict[str, Any]:
-    """Return a test, ready for JSON."""
-    return {
-        "clients": test.num_clients,
-        "missing": test.num_missing,
-        "difference": test.difference,
-        "interval": None if test.interval is None else test.interval._asdict(),
-        **test.outcomes._asdict(),
-        "wilcoxon": test.wilcoxon._asdict(),
-        "holm_p_value": test.holm_p_value,
-    }
-
-
-def _by_seed(values: Mapping[int, Any]) -> dict[str, Any]:
-    return {str(seed): value for seed, value in values.items()}
+    return value

@@ -23,14 +23,9 @@ from fedtailor.report.comparison import (
     Summary,
 )
 from fedtailor.report.parts import Cell, ReportTable
-from fedtailor.report.statistics import Interval
 
 NOTHING = "-"
 """Stands for a number that does not exist."""
-_HARMED = frozenset({"harmed_versus_local", "harmed_versus_global"})
-"""Figures that are shares of clients."""
-_GAINS = frozenset({"gain_over_local", "gain_over_global"})
-"""Figures that are printed with their sign."""
 _SMALLEST_P = 0.001
 _TEST_COLUMNS = (
     *("both", "missing", "difference", "interval_low", "interval_high"),
@@ -50,7 +45,7 @@ def tables_of(comparison: Comparison) -> list[ReportTable]:
     tables = []
     for group in comparison.groups:
         tables.append(_methods_table(comparison, group))
-        if any(difference.tests for difference in group.differences):
+        if any(difference.by_seed for difference in group.differences):
             tables.append(_differences_table(comparison, group))
             tables.append(_tests_table(comparison, group))
 
@@ -90,21 +85,22 @@ def to_csv(comparison: Comparison) -> str:
     are not rounded and not in percent.
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            *("group", "method", "reference", "metric", "point", "seed", "clients"),
-            *FIGURES,
-            *_TEST_COLUMNS,
-        ]
-    )
+    columns = ["group", "method", "reference", "metric", "point", "seed", "clients"]
+    columns += [*FIGURES, *_TEST_COLUMNS]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
     for group in comparison.groups:
         differences = {difference.label: difference for difference in group.differences}
-        for summary in group.summaries:
-            start = [group.group, printable(summary.label), printable(comparison.reference)]
-            start += [comparison.metric, comparison.point]
+        for summary in group.methods:
+            start = {
+                "group": group.group,
+                "method": inert(printable(summary.label)),
+                "reference": inert(printable(comparison.reference)),
+                "metric": comparison.metric,
+                "point": comparison.point,
+            }
             for row in _csv_rows(summary, differences.get(summary.label)):
-                writer.writerow([*map(inert, start), *row])
+                writer.writerow({**start, **row})
 
     return text.getvalue()
 
@@ -116,16 +112,18 @@ def to_json(comparison: Comparison) -> str:
 
 def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the figures of every method."""
-    present = {name for summary in group.summaries for name in summary.figures}
+    present = {name for summary in group.methods for name in summary.figures}
     names = [name for name in FIGURES if name in present]
     rows = []
-    for summary in group.summaries:
+    for summary in group.methods:
         cells = [_estimate(comparison, name, summary.figures.get(name)) for name in names]
         seeds = str(len(summary.seeds))
         rows.append((printable(summary.label), seeds, _clients(summary), *cells))
 
     below = f"{'Higher' if comparison.higher_is_better else 'Lower'} is better."
-    if any(one.error is not None for each in group.summaries for one in each.figures.values()):
+    if any(
+        one.standard_error is not None for each in group.methods for one in each.figures.values()
+    ):
         below += " ± is the standard error over seeds."
 
     below += (
@@ -156,7 +154,7 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
     """Return the differences from the reference over seeds."""
     rows = []
     for difference in group.differences:
-        count = len(difference.tests)
+        count = len(difference.by_seed)
         significant = f"{difference.significant_seeds} of {count}" if count else NOTHING
         over_seeds = _estimate(comparison, "gain_over_local", difference.over_seeds)
         rows.append((printable(difference.label), str(count), over_seeds, significant))
@@ -178,9 +176,9 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
 def _tests_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the tests of every seed."""
     rows = [
-        (printable(each.label), str(seed), *_test_cells(comparison, test))
-        for each in group.differences
-        for seed, test in each.tests.items()
+        (printable(difference.label), str(seed), *_test_cells(comparison, test))
+        for difference in group.differences
+        for seed, test in difference.by_seed.items()
     ]
     below = (
         "clients: those that both methods have a score of; missing: the others. interval: 95 %, "
@@ -202,14 +200,16 @@ def _tests_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
 
 def _test_cells(comparison: Comparison, test: PairedTest) -> list[str]:
     """Return the cells of the test of a seed."""
+    in_percent = CLIENT_METRICS[comparison.metric].in_percent
+    interval = [_number(end, in_percent, signed=True) for end in test.interval or ()]
     return [
-        str(test.num_clients),
-        str(test.num_missing),
-        _number(comparison, test.difference, signed=True),
-        _interval(comparison, test.interval),
+        str(test.clients),
+        str(test.missing),
+        _number(test.difference, in_percent, signed=True),
+        " to ".join(interval) or NOTHING,
         _p_value(test.wilcoxon.p_value),
         _p_value(test.holm_p_value),
-        " / ".join(map(str, test.outcomes)),
+        f"{test.wins} / {test.ties} / {test.losses}",
     ]
 
 
@@ -221,7 +221,7 @@ def _title(comparison: Comparison, group: GroupComparison, what: str) -> str:
 
 def _borrowed(group: GroupComparison) -> str:
     """Return whose global model methods without one are compared with, in words."""
-    owners = {each.label: each.global_model for each in group.summaries if each.global_model}
+    owners = {each.label: each.global_model for each in group.methods if each.global_model}
     borrowers = [label for label, owner in owners.items() if owner != label]
     if not borrowers:
         return " of the method itself"
@@ -232,7 +232,7 @@ def _borrowed(group: GroupComparison) -> str:
 
 def _clients(summary: Summary) -> str:
     """Return the numbers of clients with a score, over the seeds."""
-    counts = sorted(set(summary.num_clients.values()))
+    counts = sorted(set(summary.clients.values()))
     if not counts:
         return NOTHING
 
@@ -244,29 +244,19 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
     if estimate is None:
         return NOTHING
 
-    if name in _HARMED:
-        value = f"{100 * estimate.mean:.1f}"
-        error = None if estimate.error is None else f"{100 * estimate.error:.1f}"
-    else:
-        value = _number(comparison, estimate.mean, signed=name in _GAINS)
-        error = None if estimate.error is None else _number(comparison, estimate.error)
+    in_percent = name.startswith("harmed") or CLIENT_METRICS[comparison.metric].in_percent
+    value = _number(estimate.mean, in_percent, signed=name.startswith("gain"))
+    if estimate.standard_error is None:
+        return value
 
-    return value if error is None else f"{value} ± {error}"
+    return f"{value} ± {_number(estimate.standard_error, in_percent)}"
 
 
-def _number(comparison: Comparison, value: float, *, signed: bool = False) -> str:
-    """Return a value of the metric, rounded; 0 has no sign."""
-    in_percent = CLIENT_METRICS[comparison.metric].in_percent
+def _number(value: float, in_percent: bool, *, signed: bool = False) -> str:
+    """Return a value, rounded; 0 has no sign."""
     digits = 1 if in_percent else 3
     rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
     return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
-
-
-def _interval(comparison: Comparison, interval: Interval | None) -> str:
-    if interval is None:
-        return NOTHING
-    low = _number(comparison, interval.low, signed=True)
-    return f"{low} to {_number(comparison, interval.high, signed=True)}"
 
 
 def _p_value(value: float) -> str:
@@ -281,38 +271,35 @@ def _markdown_row(cells: Sequence[Cell]) -> str:
     return f"| {' | '.join(_markdown(str(cell)) for cell in cells)} |"
 
 
-def _csv_rows(summary: Summary, difference: Difference | None) -> Iterator[list[Any]]:
-    """Yield the cells of a method from the seed on: one row per seed, then those over seeds."""
-    tests = difference.tests if difference is not None else {}
-    estimates = [summary.figures.get(name) for name in FIGURES]
+def _csv_rows(summary: Summary, difference: Difference | None) -> Iterator[dict[str, Any]]:
+    """Yield the cells of a method by column: one row per seed, then those over seeds."""
+    tests = difference.by_seed if difference is not None else {}
     for seed in summary.seeds:
-        figures = ["" if one is None else one.by_seed.get(seed, "") for one in estimates]
-        cells = _csv_test(tests[seed]) if seed in tests else [""] * len(_TEST_COLUMNS)
-        yield [seed, summary.num_clients[seed], *figures, *cells]
+        row: dict[str, Any] = {"seed": seed, "clients": summary.clients[seed]}
+        for name, one in summary.figures.items():
+            row[name] = one.by_seed.get(seed)
+
+        yield row | (_csv_test(tests[seed]) if seed in tests else {})
 
     # A test belongs to one seed, so rows over seeds have its difference only.
-    over_seeds = difference.over_seeds if difference is not None else None
-    every = [*estimates, None, None, over_seeds]
-    rest = [""] * (len(_TEST_COLUMNS) - 3)
+    estimates = dict(summary.figures)
+    if difference is not None and difference.over_seeds is not None:
+        estimates["difference"] = difference.over_seeds
+
     if summary.seeds:
-        means = ["" if one is None else one.mean for one in every]
-        yield ["mean", "", *means, *rest]
-
+        yield {"seed": "mean", **{name: one.mean for name, one in estimates.items()}}
     if len(summary.seeds) > 1:
-        errors = ["" if one is None or one.error is None else one.error for one in every]
-        yield ["standard error", "", *errors, *rest]
+        errors = {name: one.standard_error for name, one in estimates.items()}
+        yield {"seed": "standard error", **errors}
 
 
-def _csv_test(test: PairedTest) -> list[Any]:
+def _csv_test(test: PairedTest) -> dict[str, Any]:
     """Return the cells of the test of a seed."""
-    return [
-        test.num_clients,
-        test.num_missing,
-        test.difference,
-        *(test.interval or ("", "")),
-        test.wilcoxon.statistic,
-        test.wilcoxon.p_value,
-        test.wilcoxon.method,
-        test.holm_p_value,
-        *test.outcomes,
-    ]
+    low, high = test.interval or (None, None)
+    cells = (
+        *(test.clients, test.missing, test.difference, low, high),
+        *(test.wilcoxon.statistic, test.wilcoxon.p_value, test.wilcoxon.method),
+        *(test.holm_p_value, test.wins, test.ties, test.losses),
+    )
+
+    return dict(zip(_TEST_COLUMNS, cells, strict=True))
