@@ -99,6 +99,9 @@ METRICS = {
 CLIENT_METRICS = {name: metric for name, metric in METRICS.items() if not metric.is_by_class}
 """The metrics that every client has, and that are summarized over clients in every evaluation."""
 
+HEADINGS = {metric.heading: name for name, metric in CLIENT_METRICS.items() if metric.heading}
+"""The metrics with a column beside the accuracy in printed results, by its heading."""
+
 
 def per_client(scores: Scores) -> dict[str, float]:
     """Return the metrics of one client that have a value; none if it has no test examples.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.cli.show.console import percent, say, shortened, table
-from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.experiment.reader import LOST_WORK
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _MOST_SITES = 30
 _FEW_EXAMPLES = 200
 """A pooled accuracy of fewer test examples is printed with its interval."""
-_HEADINGS = {metric.heading: key for key, metric in CLIENT_METRICS.items() if metric.heading}
-"""Of the metrics beside the accuracy, with their keys in a result."""
 
 
 def show_result(result: Mapping[str, Any]) -> None:
@@ -31,7 +29,7 @@ def show_result(result: Mapping[str, Any]) -> None:
         for condition, part in metrics.get("conditions", {}).items():
             rows.append(_result_row(f"- {condition}", part))
 
-    columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", *_HEADINGS]
+    columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", *HEADINGS]
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
     _show_sites(result.get("sites", {}))
@@ -165,7 +163,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     """Return the cells of an evaluation."""
     accuracy = metrics.get("accuracy")
     if accuracy is None:
-        return [f"{name} (no test examples)", "0", *["-"] * (4 + len(_HEADINGS))]
+        return [f"{name} (no test examples)", "0", *["-"] * (4 + len(HEADINGS))]
 
     errors = accuracy.get("sem", {})
     cells = []
@@ -176,7 +174,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     if _has_few_examples(metrics):
         cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"
 
-    others = [_mean_of(key, metrics) for key in _HEADINGS.values()]
+    others = [_mean_of(key, metrics) for key in HEADINGS.values()]
     return [name, scored_clients(metrics), *cells, *others]
 
 

@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean, standard_error
 from fedtailor.report.tables import tables_of
 
-_FIGURES = (
-    ("accuracy", "mean", "mean accuracy, %"),
-    ("accuracy", "worst10", "worst tenth, %"),
-    ("accuracy", "smallest10", "smallest tenth, %"),
-    ("accuracy", "pooled", "pooled, %"),
-    ("ece", "pooled", "ECE, %"),
-)
-"""Metric, figure over clients, and name of the column."""
+_FIGURES = {
+    "mean accuracy, %": ("accuracy", "mean"),
+    "worst tenth, %": ("accuracy", "worst10"),
+    "smallest tenth, %": ("accuracy", "smallest10"),
+    "pooled, %": ("accuracy", "pooled"),
+    **{heading: (name, "mean") for heading, name in HEADINGS.items()},
+}
+"""Metric and figure over clients, by the name of the column."""
 _POINT = "personalized"
 """The evaluation point of the comparison, which every method has."""
 _POINT_ORDER = ("personalized", "global", "global_complete", "local")
@@ -35,11 +36,9 @@ def comparison_section(records: Sequence[MethodRecords]) -> Section:
         remarks += comparison.notes
         tables = _comparison_tables(comparison)
 
-    unfinished = []
-    for method in records:
-        if any(seed.run.result is None for seed in method.seeds.values()):
-            unfinished.append(method.label)
-
+    unfinished = [
+        method.label for method in records if len(method.method.finished) < len(method.seeds)
+    ]
     notes = []
     if unfinished:
         notes.append(
@@ -77,7 +76,9 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[ReportT
         evaluations = [dict(_last_evaluations(seed)) for seed in method.seeds.values()]
         for name in sorted({name for of_seed in evaluations for name in of_seed}, key=_order):
             values = [of_seed[name] for of_seed in evaluations if name in of_seed]
-            cells = [_mean_and_error(values, metric, figure) for metric, figure, _ in _FIGURES]
+            cells = [
+                _mean_and_error(values, metric, figure) for metric, figure in _FIGURES.values()
+            ]
             rows.append([method.label, name, len(values), *cells])
 
     if not rows:
@@ -86,11 +87,12 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[ReportT
     table = ReportTable(
         name="results",
         title="All models of every method",
-        columns=["method", "models", "seeds", *(column for _, _, column in _FIGURES)],
+        columns=["method", "models", "seeds", *_FIGURES],
         rows=rows,
         below="Accuracy on the clients' own test examples: the mean over clients, over the worst "
         "tenth of them, over the tenth with the least training data, and over all test examples "
-        "together. ± is the standard error over seeds.",
+        "together. Loss, ECE in % (calibration error) and AUROC are means over clients. ± is the "
+        "standard error over seeds.",
         is_open=is_open,
     )
 
@@ -125,11 +127,13 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 
 def _mean_and_error(values: Sequence[Mapping[str, Any]], metric: str, figure: str) -> str:
-    """Return the mean over seeds in percent, with its standard error if there are several."""
-    shares = [number(value.get(metric, {}).get(figure)) for value in values]
-    percents = [100 * share for share in shares if share is not None]
-    if not percents:
+    """Return the mean over seeds, with its standard error if there are several."""
+    numbers = [number(value.get(metric, {}).get(figure)) for value in values]
+    factor, digits = (100, 1) if CLIENT_METRICS[metric].in_percent else (1, 3)
+    scaled = [factor * one for one in numbers if one is not None]
+    if not scaled:
         return ""
 
-    error = standard_error(percents)
-    return f"{mean(percents):.1f}" if error is None else f"{mean(percents):.1f} ± {error:.1f}"
+    error = standard_error(scaled)
+    text = f"{mean(scaled):.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"
