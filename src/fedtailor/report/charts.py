@@ -275,7 +275,7 @@ def curves(
     """
     if max(map(len, points.values()), default=0) < 3:
         last = {name: series[-1] for name, series in points.items() if series}
-        return named_bars(last, quantity, what="method", number_format=".3~g")
+        return named_bars(last, quantity, what="method", number_format=".3g")
 
     domain = labels(names)
     drawn = dict(zip(names, domain, strict=True))
