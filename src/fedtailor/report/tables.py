@@ -201,11 +201,11 @@ def _tests_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
 def _test_cells(comparison: Comparison, test: PairedTest) -> list[str]:
     """Return the cells of the test of a seed."""
     in_percent = CLIENT_METRICS[comparison.metric].in_percent
-    interval = [_number(end, in_percent, signed=True) for end in test.interval or ()]
+    interval = [round_figure(end, in_percent, signed=True) for end in test.interval or ()]
     return [
         str(test.clients),
         str(test.missing),
-        _number(test.difference, in_percent, signed=True),
+        round_figure(test.difference, in_percent, signed=True),
         " to ".join(interval) or NOTHING,
         _p_value(test.wilcoxon.p_value),
         _p_value(test.holm_p_value),
@@ -245,15 +245,19 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
         return NOTHING
 
     in_percent = name.startswith("harmed") or CLIENT_METRICS[comparison.metric].in_percent
-    value = _number(estimate.mean, in_percent, signed=name.startswith("gain"))
+    value = round_figure(estimate.mean, in_percent, signed=name.startswith("gain"))
     if estimate.standard_error is None:
         return value
 
-    return f"{value} ± {_number(estimate.standard_error, in_percent)}"
+    return f"{value} ± {round_figure(estimate.standard_error, in_percent)}"
 
 
-def _number(value: float, in_percent: bool, *, signed: bool = False) -> str:
-    """Return a value, rounded; 0 has no sign."""
+def round_figure(value: float, in_percent: bool, *, signed: bool = False) -> str:
+    """Return a value in percent with one decimal place, or with three; 0 has no sign.
+
+    >>> round_figure(0.5, in_percent=True), round_figure(0.5, in_percent=False, signed=True)
+    ('50.0', '+0.500')
+    """
     digits = 1 if in_percent else 3
     rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
     return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"

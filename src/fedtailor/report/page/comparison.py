@@ -11,7 +11,7 @@ from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean, standard_error
-from fedtailor.report.tables import tables_of
+from fedtailor.report.tables import round_figure, tables_of
 
 _FIGURES = {
     "mean accuracy, %": ("accuracy", "mean"),
@@ -129,11 +129,11 @@ def _order(name: str) -> tuple[bool, int, str]:
 def _mean_and_error(values: Sequence[Mapping[str, Any]], metric: str, figure: str) -> str:
     """Return the mean over seeds, with its standard error if there are several."""
     numbers = [number(value.get(metric, {}).get(figure)) for value in values]
-    factor, digits = (100, 1) if CLIENT_METRICS[metric].in_percent else (1, 3)
-    scaled = [factor * one for one in numbers if one is not None]
-    if not scaled:
+    values_of_seeds = [one for one in numbers if one is not None]
+    if not values_of_seeds:
         return ""
 
-    error = standard_error(scaled)
-    text = f"{mean(scaled):.{digits}f}"
-    return text if error is None else f"{text} ± {error:.{digits}f}"
+    in_percent = CLIENT_METRICS[metric].in_percent
+    error = standard_error(values_of_seeds)
+    text = round_figure(mean(values_of_seeds), in_percent)
+    return text if error is None else f"{text} ± {round_figure(error, in_percent)}"
