@@ -98,27 +98,28 @@ def federate(
         RunError: too few clients did usable work in every attempt at a round.
     """
     check_run(algorithm, roster, schedule)
-    absences = Absences(events)
 
     # One thread: the server's arithmetic, too, must not depend on the number of cores.
     with one_thread(), placed(device):
-        server = RunServer(algorithm, roster, clients, schedule, seed, resume, absences, device)
+        server = RunServer(
+            algorithm, roster, clients, schedule, seed, resume, Absences(events), device
+        )
 
     while server.has_more_rounds:
         with one_thread(), placed(device):
-            report = _run_round(server, clients, absences)
+            report = _run_round(server)
         yield report
 
 
-def _run_round(server: RunServer, clients: Clients, absences: Absences) -> RoundReport:
+def _run_round(server: RunServer) -> RoundReport:
     start = time.perf_counter()
     report = server.begin_round()
-    attempt = _train(server, clients, absences, report)
+    attempt = _train(server, report)
     server.end_training(report, attempt)
     report.seconds["train"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    clients.update_per_client(server.aggregate(report, attempt))
+    server.clients.update_per_client(server.aggregate(report, attempt))
     report.seconds["aggregate"] = time.perf_counter() - start
 
     start = time.perf_counter()
@@ -129,10 +130,9 @@ def _run_round(server: RunServer, clients: Clients, absences: Absences) -> Round
     return report
 
 
-def _train(
-    server: RunServer, clients: Clients, absences: Absences, report: RoundReport
-) -> RoundAttempt:
+def _train(server: RunServer, report: RoundReport) -> RoundAttempt:
     """Let clients train until enough of them did usable work; return the successful attempt."""
+    clients = server.clients
     while True:
         attempt = server.begin_attempt(report)
         ask = partial(
@@ -145,7 +145,7 @@ def _train(
 
         # Where all must have replied first, no client's round counts before.
         hold = attempt.request.hold
-        for client, reply in absences.ask(report, "local_update", attempt.clients, ask):
+        for client, reply in server.absences.ask(report, "local_update", attempt.clients, ask):
             usable = server.receive(report, attempt, client, reply)
             if usable and not hold:
                 clients.accept(client)

@@ -126,8 +126,8 @@ class RunServer:
         self.messages = algorithm.messages(self.task)
         self.num_trainable = len(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm.trains)
+        self.absences = absences
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
-
         self.robust = schedule.robust_reduction()
 
         # Uploads are added up as they arrive, so that the memory does not grow with the cohort.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fedtailor.core.devices import HOST, find
-from fedtailor.core.errors import ConfigError, unknown_name
-from fedtailor.simulation.engines import ENGINES
+from fedtailor.core.errors import ConfigError
 from fedtailor.simulation.engines.options import CPU_ONLY, EngineChoice, EngineOptions
 
 if TYPE_CHECKING:
@@ -50,12 +49,9 @@ def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:
 
         return Ray(options.workers, options.ray_address)
 
-    if options.name in ("auto", "workers"):
-        from fedtailor.simulation.engines.workers import Workers
+    from fedtailor.simulation.engines.workers import Workers
 
-        return Workers(options.workers)
-
-    raise unknown_name("engine", options.name, ENGINES, key="engine.name")
+    return Workers(options.workers)
 
 
 def choose_engine(

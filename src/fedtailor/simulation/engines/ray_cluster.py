@@ -262,7 +262,15 @@ def _knock(address: str) -> None:
 
     versions = re.findall(r"Ray: (\S+) Python: (\S+)", reason)
     if len(versions) == 2:
-        raise _other_versions(address, *versions)
+        there, here = versions
+        raise ConfigError(
+            f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this "
+            f"process has Ray {here[0]} and Python {here[1]}. Install the same versions on every "
+            "machine.",
+            key=_ADDRESS,
+            allowed=list(there),
+            got=list(here),
+        )
 
     raise _refused(address, reason)
 
@@ -306,17 +314,6 @@ def _not_let_in(address: str) -> ConfigError:
         "with the token of the cluster.",
         key=_ADDRESS,
         got=address,
-    )
-
-
-def _other_versions(address: str, there: tuple[str, str], here: tuple[str, str]) -> ConfigError:
-    return ConfigError(
-        f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this "
-        f"process has Ray {here[0]} and Python {here[1]}. Install the same versions on every "
-        "machine.",
-        key=_ADDRESS,
-        allowed=list(there),
-        got=list(here),
     )
 
 
