@@ -6,7 +6,6 @@ No torch, because several commands only look at them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.options import Range, build, check_options, show
 from fedtailor.core.reading import read_toml
-from fedtailor.experiment.config import Config, make_config
+from fedtailor.experiment.config import Config, check_section, make_config, with_tuples
 
 FEDERATION_FILE = "federation.toml"
 SITE_FILE = "site.toml"
@@ -133,8 +132,12 @@ def load_federation(path: Path) -> FederationFile:
             sites in one place.
     """
     values = read_settings(path)
-    deploy = build(DeployOptions, _with_tuples(_section(values, "deploy")), section="deploy")
-    data = _section(values, "data")
+    deploy = build(
+        DeployOptions,
+        with_tuples(check_section("deploy", values.get("deploy", {}))),
+        section="deploy",
+    )
+    data = check_section("data", values.get("data", {}))
     for key, why in _ONE_MACHINE_ONLY.items():
         if key in data:
             message = f"data.{key} has no place in {path.name}: {why}. Leave it out."
@@ -172,7 +175,7 @@ def load_site(folder: Path) -> SiteOptions:
             details = {"path": str(path), "allowed": key, "got": "nothing"}
             raise ConfigError(message, key=f"site.{key}", **details)
 
-    return build(SiteOptions, _with_tuples(values), section="site")
+    return build(SiteOptions, with_tuples(values), section="site")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -198,15 +201,3 @@ def _check_one_seed(path: Path, config: Config) -> None:
         here = "deploy.deadline limits a round"
         message = f"federation.client_timeout is for one machine; here, {here}."
         raise ConfigError(message, key="federation.client_timeout", path=str(path), allowed=0)
-
-
-def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = values.get(name, {})
-    if not isinstance(section, Mapping):
-        message = f"'{name}' must be a section with keys, such as [{name}]."
-        raise ConfigError(message, key=name, got=show(section))
-    return dict(section)
-
-
-def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}

@@ -48,8 +48,6 @@ class DeploymentPlan:
     """How many sites, the last ones, never take part in training."""
     run: str
     """A name that no other run has."""
-    fedtailor: str = __version__
-    """The version that made the plan."""
 
     @property
     def population(self) -> int:
@@ -80,7 +78,7 @@ class DeploymentPlan:
         """The plan as JSON; :func:`read_plan` reads it."""
         record = {
             "protocol": PROTOCOL,
-            "fedtailor": self.fedtailor,
+            "fedtailor": __version__,
             "run": self.run,
             "config": to_toml(self.config),
             "inputs": self.inputs.to_record(),

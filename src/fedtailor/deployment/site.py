@@ -12,7 +12,7 @@ import torch
 from fedtailor import __version__
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError
 from fedtailor.data.column_summaries import summarize
-from fedtailor.data.moments import LEAST_ROWS
+from fedtailor.data.moments import LEAST_ROWS, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.audit import Audit
 from fedtailor.deployment.envelope import Envelope
@@ -21,7 +21,6 @@ from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, r
 from fedtailor.deployment.site_data import (
     describe_dataset,
     divide_site,
-    moments,
     options_of,
     read_dataset,
 )
@@ -159,7 +158,8 @@ class DeployedSite:
         # Asked only if no mean is known: then it becomes that of the examples of all sites.
         if request.head.get("moments") is True:
             _refuse_few(counts["train"])
-            head["moments"] = moments(prepared).to_record()
+            moments = moments_of(prepared.site.x, prepared.positions.train)
+            head["moments"] = moments.to_record()
             contents["mean and deviation of features"] = len(str(head["moments"]))
 
         return SiteAnswer(head, contents)

@@ -17,7 +17,6 @@ import numpy as np
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import ClientSplitter
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.moments import ColumnMoments, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
@@ -90,11 +89,6 @@ def prepare(
     site = load_site(path, inputs, label_column=options.label_column, group=options.group)
     positions = divide_site(len(site.y), site.num_train, site.groups, data, seed)
     return PreparedData(site, positions, _digest(site, positions))
-
-
-def moments(prepared: PreparedData) -> ColumnMoments:
-    """Return mean and deviation of the training examples, per feature or channel."""
-    return moments_of(prepared.site.x, prepared.positions.train)
 
 
 def _digest(site: SiteData, positions: ClientPositions) -> str:

@@ -233,9 +233,9 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
             message = f"unknown {what}{hint} Known: {', '.join(allowed)}."
             raise ConfigError(message, key=name, allowed=allowed, got=name)
 
-    tables = {name: _table(name, values.get(name, {})) for name in SECTIONS}
+    tables = {name: check_section(name, values.get(name, {})) for name in SECTIONS}
     sections = {
-        name: build(cls, _with_tuples(tables[name]), section=name) for name, cls in _CLASSES.items()
+        name: build(cls, with_tuples(tables[name]), section=name) for name, cls in _CLASSES.items()
     }
     return Config(
         seeds=_seeds(values),
@@ -306,7 +306,7 @@ def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> di
         ConfigError: a value does not fit its field.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
-    tuples = _with_tuples(values)
+    tuples = with_tuples(values)
     return {
         name: check_value(value, hints[name], key=f"{section}.{name}")
         for name, value in tuples.items()
@@ -322,7 +322,7 @@ def _find_name_or_target(what: str, name: str, table: Iterable[str], *, key: str
     return name if ":" in name else find_name(what, name, table, key=key)
 
 
-def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+def with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with tuples in place of lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
@@ -338,7 +338,7 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _table(name: str, values: Any) -> dict[str, Any]:
+def check_section(name: str, values: Any) -> dict[str, Any]:
     """Return the keys and values of a section."""
     if not isinstance(values, Mapping):
         raise ConfigError(
