@@ -58,25 +58,21 @@ def check_algorithm(
 
     # What the class alone shows, before anything runs.
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    suspicions = declared.suspicions(cls)
     problem = problem_with(cls)
     if problem:
-        suspicions = (
-            declared.suspicions(cls) if isinstance(cls, type) and issubclass(cls, Algorithm) else []
-        )
         return [f"The class '{cls.__name__}' {problem}.", *suspicions]
 
     faults = declared.faults(cls)
     if faults:
-        return faults + declared.suspicions(cls)
+        return faults + suspicions
 
     with isolated():
         try:
-            instance = (
-                algorithm(**options)
-                if isinstance(algorithm, type)
-                else replace(algorithm, **options)
-            )
-            case = Case(instance)
+            if isinstance(algorithm, type):
+                case = Case(algorithm(**options))
+            else:
+                case = Case(replace(algorithm, **options))
         except Exception as error:  # a user's class may raise anything
             return [f"{cls.__name__} cannot be built: {_reason(error, cls)}."]
 
@@ -84,18 +80,15 @@ def check_algorithm(
         try:
             case.base()
         except Exception as error:  # a user's methods may raise anything
-            sentences = [
-                f"{cls.__name__} does not run: {_why_it_fails(error, case)} Other checks were "
-                "skipped."
-            ]
-            sentences += declared.suspicions(cls)
+            why = _why_it_fails(error, case)
             changed = engine_checks.check_attributes(case)
-            if changed:
-                sentences.append(changed)
+            return [
+                f"{cls.__name__} does not run: {why} Other checks were skipped.",
+                *suspicions,
+                *([changed] if changed else []),
+            ]
 
-            return sentences
-
-        return declared.suspicions(cls) + _run_checks(case)
+        return suspicions + _run_checks(case)
 
 
 def _load(name: str) -> type[Algorithm[Any, Any, Any]]:
