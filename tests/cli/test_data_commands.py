@@ -9,7 +9,7 @@ import pytest
 
 from fedtailor.cli.main import main
 from fedtailor.data import fetch as fetching
-from fedtailor.data.datasets import DATASETS, Download
+from fedtailor.data.datasets import DATASETS, PublishedFile
 from fedtailor.data.split import read_split
 
 
@@ -58,10 +58,10 @@ def test_a_data_folder_that_is_a_file_is_an_error(data, folder):
 def test_fetch(data, folder, monkeypatch):
     content = b"content"
     checksum = "sha256:" + hashlib.sha256(content).hexdigest()
-    download = Download("http://nowhere/file", "MNIST/raw/file", checksum)
+    download = PublishedFile("http://nowhere/file", "MNIST/raw/file", checksum)
     table = {**DATASETS, "mnist": DATASETS["mnist"]._replace(downloads=(download,))}
 
-    def arrive(url, part, report, *, limit):
+    def arrive(url, part, report):
         report(0, 7)
         part.write_bytes(content)
         report(7, 7)

@@ -109,9 +109,15 @@ class Sources:
         from fedtailor.data.own.walk import walk
 
         self._refuse_pictures(folder)
-        tree = walk(folder, Findings())
-        files = [] if tree is None else [file for file in tree.files if file.suffix in SUFFIXES]
-        if tree is None or not files:
+        try:
+            tree = walk(folder, Findings())
+        except Unusable as reason:
+            raise DataError(
+                f"'{folder}': {reason.message}", key="path", path=str(folder)
+            ) from reason
+
+        files = [file for file in tree.files if file.suffix in SUFFIXES]
+        if not files:
             message = f"'{folder}' holds no pictures."
             raise DataError(message, key="path", path=str(folder), allowed="pictures", got=0)
 

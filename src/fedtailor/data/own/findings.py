@@ -117,12 +117,13 @@ class OwnData(NamedTuple):
 
 
 class Unusable(Exception):
-    """A file cannot be read; the reader adds a problem of that ``kind`` with that message."""
+    """Something cannot be read; the reader adds a problem of that ``kind`` with that message."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, path: str = "") -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.path = path
 
 
 class Finding(NamedTuple):

@@ -17,7 +17,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.cache import CACHE_VERSION
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence
-from fedtailor.data.own.findings import Findings
+from fedtailor.data.own.findings import Findings, Unusable
 from fedtailor.data.own.images import SUFFIXES, Picture
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.table import TABLES
@@ -50,6 +50,8 @@ LAYOUTS = (
     FUNCTION,
 )
 """The supported layouts, in words."""
+
+_SUPPORTED = f"Supported layouts: {', '.join(LAYOUTS)}."
 
 _BY_LEVELS = {
     ("names", "names"): SITE_CLASS,
@@ -126,9 +128,12 @@ def recognize(path: str, findings: Findings) -> FolderLayout | None:
     folders, then for images. The depth with the most images decides, and images elsewhere are left
     out.
     """
-    layout = _recognize(path, findings)
-    if layout is not None:
+    layout = None
+    try:
+        layout = _recognize(path, findings)
         findings.layout = layout.words
+    except Unusable as error:
+        findings.add(error.kind, error.message, path=error.path)
 
     if layout is None or not layout.sites:  # the top folders were those of classes
         findings.problems[:] = [problem._replace(site="") for problem in findings.problems]
@@ -136,21 +141,20 @@ def recognize(path: str, findings: Findings) -> FolderLayout | None:
     return layout
 
 
-def _recognize(path: str, findings: Findings) -> FolderLayout | None:
+def _recognize(path: str, findings: Findings) -> FolderLayout:
+    # Unlike those of Path, these functions take names that no file can have.
     place = os.path.expanduser(path)
     if os.path.isdir(place):
-        tree = walk(Path(place), findings)
-        return None if tree is None else _of_folder(tree, findings)
+        return _of_folder(walk(Path(place), findings), findings)
 
     if os.path.isfile(place):
-        return _of_file(Path(place), path, findings)
+        return _of_file(Path(place), path)
 
     if _TARGET.fullmatch(path):
         name = _set_name(path.replace(":", "."))
         return FolderLayout(words=FUNCTION, name=name, target=path)
 
-    _refuse(findings, "not_found", _nothing_at(path))
-    return None
+    raise Unusable("not_found", _nothing_at(path))
 
 
 def refuse_missing(path: str) -> None:
@@ -160,23 +164,15 @@ def refuse_missing(path: str) -> None:
         DataError: there is nothing.
     """
     if not os.path.exists(os.path.expanduser(path)) and not _TARGET.fullmatch(path):
-        message = safe_name(_with_layouts(_nothing_at(path)))
+        message = safe_name(_nothing_at(path))
         raise DataError(message, key="data.path", path=safe_name(path), got="not_found")
 
 
 def _nothing_at(path: str) -> str:
-    return f"There is no folder or file {show(path)}."
+    return f"There is no folder or file {show(path)}. {_SUPPORTED}"
 
 
-def _with_layouts(message: str) -> str:
-    return f"{message} Supported layouts: {', '.join(LAYOUTS)}."
-
-
-def _refuse(findings: Findings, kind: str, message: str) -> None:
-    findings.add(kind, _with_layouts(message))
-
-
-def _of_file(file: Path, path: str, findings: Findings) -> FolderLayout | None:
+def _of_file(file: Path, path: str) -> FolderLayout:
     """Return the layout of a file, which must be a table."""
     if file.suffix.lower() in TABLES:
         file = file.resolve()
@@ -188,19 +184,16 @@ def _of_file(file: Path, path: str, findings: Findings) -> FolderLayout | None:
         )
 
     if find_dicom([file]) or begins_like_dicom(file):
-        findings.add("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}", path=file.name)
-    else:
-        message = f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
-        _refuse(findings, "unknown_layout", message)
+        raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}", file.name)
 
-    return None
+    message = f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
+    raise Unusable("unknown_layout", f"{message} {_SUPPORTED}")
 
 
-def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
+def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
     """Return the layout of a folder."""
     if not tree.files:
-        _refuse(findings, "empty_folder", "The folder holds no files.")
-        return None
+        raise Unusable("empty_folder", f"The folder holds no files. {_SUPPORTED}")
 
     # Each kind of file at its own depth; what is nowhere is told as a stray file.
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
@@ -211,8 +204,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
     if dicom:
         files = counted(len(dicom), "file of the folder is", "files of the folder are")
         first = dicom[0].relative_to(tree.folder).as_posix()
-        findings.add("dicom", f"{files} DICOM. {USE_INSTEAD_OF_DICOM}", path=first)
-        return None
+        raise Unusable("dicom", f"{files} DICOM. {USE_INSTEAD_OF_DICOM}", first)
 
     name = _set_name(tree.folder.name)
     layout = FolderLayout(words="", name=name, folder=tree.folder, files=tree.files)
@@ -222,12 +214,12 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout | None:
             number = counted(len(images), "image")
             findings.note(f"{number} of the folder will be read if a table names them.")
 
-        return _of_tables(layout, tree, tables, findings)
+        return _of_tables(layout, tree, tables)
 
     # Arrays come before images: a folder may hold previews of them.
     if arrays:
         _leave_out([*images, *others], findings)
-        return _of_arrays(layout, tree, arrays, findings)
+        return _of_arrays(layout, tree, arrays)
 
     _leave_out(others, findings)
     return _of_images(layout, tree, images, findings)
@@ -246,30 +238,22 @@ def _part_of_npz(file: File) -> str:
     return name.removesuffix(".npz") if name in ("train.npz", "test.npz") else ""
 
 
-def _of_tables(
-    layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
-) -> FolderLayout | None:
+def _of_tables(layout: FolderLayout, tree: Tree, files: Sequence[File]) -> FolderLayout:
     """Return the layout of a folder with one table per site, or with a single table."""
     paths = [tree.path(file) for file in files]
     if len(paths) == 1:
         return replace(layout, words=ONE_TABLE, tables=[("", paths[0])])
 
     sites = [safe_name(path.stem) for path in paths]
-    if not _are_distinct(sites, findings):
-        return None
-
+    _check_distinct(sites)
     tables = list(zip(sites, paths, strict=True))
     return replace(layout, words=SITE_TABLES, sites=sites, tables=tables)
 
 
-def _of_arrays(
-    layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
-) -> FolderLayout | None:
+def _of_arrays(layout: FolderLayout, tree: Tree, files: Sequence[File]) -> FolderLayout:
     """Return the layout of a folder with one folder of arrays per site."""
     sites = _top_folders(tree)
-    if not _are_distinct(sites, findings):
-        return None
-
+    _check_distinct(sites)
     arrays: dict[str, dict[str, Path]] = {}
     for file in files:
         site = safe_name(file.folders[0])
@@ -281,22 +265,18 @@ def _of_arrays(
 
 def _of_images(
     layout: FolderLayout, tree: Tree, images: Sequence[File], findings: Findings
-) -> FolderLayout | None:
+) -> FolderLayout:
     """Return the layout of a folder of images."""
     if not images:
         message = "The folder holds no supported images, arrays or tables."
-        _refuse(findings, "unknown_layout", message)
-        return None
+        raise Unusable("unknown_layout", f"{message} {_SUPPORTED}")
 
     # The depth with the most images is that of the data.
     depths = Counter(len(file.folders) for file in images)
     depth = max(depths, key=lambda level: (depths[level], level))
     chosen = [file for file in images if len(file.folders) == depth]
     levels = [{file.folders[level].lower() for file in chosen} for level in range(depth)]
-    words = _name_layout(levels, findings)
-    if not words:
-        return None
-
+    words = _name_layout(levels)
     for file in images:
         if len(file.folders) != depth:
             message = f"Most images are {depth} folders deep ({words}); this one is elsewhere."
@@ -305,9 +285,7 @@ def _of_images(
 
     # Folders without images count too: they become empty sites and classes.
     sites = _top_folders(tree) if words.startswith("SITE") else []
-    if not _are_distinct(sites, findings):
-        return None
-
+    _check_distinct(sites)
     pictures = [_picture(tree, file, words) for file in chosen]
     # Training images first, each part sorted by site, class and name.
     pictures.sort(key=attrgetter("where.site", "where.label", "path"))
@@ -316,8 +294,12 @@ def _of_images(
     return replace(layout, words=words, sites=sites, classes=sorted(classes), pictures=pictures)
 
 
-def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
-    """Return the layout by the folder names at each level; empty, with an error, if none."""
+def _name_layout(levels: Sequence[Collection[str]]) -> str:
+    """Return the layout by the folder names at each level.
+
+    Raises:
+        Unusable: there is none with such names.
+    """
     kinds = [_kind_of_level(names) for names in levels]
     if "validation" in kinds:
         names = sorted(_VALIDATION.intersection(levels[kinds.index("validation")]))
@@ -326,8 +308,7 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
             "test, or move their images into the training part; the option data.val_fraction sets "
             "validation data aside."
         )
-        findings.add("validation_folder", message)
-        return ""
+        raise Unusable("validation_folder", message)
 
     # Above the classes, train and test beside other names could be parts or sites.
     if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):
@@ -335,16 +316,15 @@ def _name_layout(levels: Sequence[Collection[str]], findings: Findings) -> str:
         others = listed(sorted(set(levels[-2]) - _PARTS.keys()))
         message = (
             f"Folders {parts} are beside {others}, so sites and parts cannot be told apart. Use "
-            "only train and test for parts, or give sites other names."
+            f"only train and test for parts, or give sites other names. {_SUPPORTED}"
         )
-        _refuse(findings, "ambiguous_layout", message)
-        return ""
+        raise Unusable("ambiguous_layout", message)
 
     words = _BY_LEVELS.get(tuple("names" if kind == "partial" else kind for kind in kinds), "")
     if not words:
         where = f"{len(kinds)} folders deep" if kinds else "at the top"
         parts = ", with train and test in an unexpected place" if "parts" in kinds else ""
-        _refuse(findings, "unknown_layout", f"Images are {where}{parts}.")
+        raise Unusable("unknown_layout", f"Images are {where}{parts}. {_SUPPORTED}")
 
     return words
 
@@ -383,14 +363,16 @@ def _top_folders(tree: Tree) -> list[str]:
     return [safe_name(folders[0]) for folders in tree.folders if len(folders) == 1]
 
 
-def _are_distinct(sites: Collection[str], findings: Findings) -> bool:
-    """Return whether all sites have different names; add the problem if not."""
+def _check_distinct(sites: Collection[str]) -> None:
+    """Check that all sites have different names.
+
+    Raises:
+        Unusable: two have the same name.
+    """
     twice = [name for name, count in Counter(sites).items() if count > 1]
     if twice:
         message = f"Two files or folders belong to the same site: {listed(twice)}."
-        findings.add("duplicate_site", message)
-
-    return not twice
+        raise Unusable("duplicate_site", message)
 
 
 def _set_name(name: str) -> str:

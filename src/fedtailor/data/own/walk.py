@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings
+from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings, Unusable
 from fedtailor.data.own.names import counted, safe_name, show
 
 MAX_FILES = 2_000_000
@@ -80,22 +80,17 @@ class Tree:
         return self.folder.joinpath(*file.parts)
 
 
-class _TooLargeError(Exception):
-    """The folder is too large; the problem is among the findings."""
-
-
-def walk(folder: Path, findings: Findings) -> Tree | None:
-    """List the files of a folder; None if it is too large.
+def walk(folder: Path, findings: Findings) -> Tree:
+    """List the files of a folder.
 
     Links to files within the folder are followed, links to folders are not. Files that are left out
     are added to ``findings``.
+
+    Raises:
+        Unusable: the folder is too large.
     """
     tree = Tree(folder.resolve())
-    try:
-        _enter((), tree, findings)
-    except _TooLargeError:
-        return None
-
+    _enter((), tree, findings)
     if tree.hidden:
         hidden = counted(tree.hidden, "hidden file or folder was", "hidden files or folders were")
         findings.note(f"{hidden} ignored.")
@@ -121,7 +116,7 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
     ]
     tree.hidden += len(entries) - len(visible)
     if not parts:
-        _limit_sites(visible, findings)
+        _limit_sites(visible)
 
     for entry in visible:
         inner = (*parts, entry.name)
@@ -140,13 +135,12 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
             _enter(inner, tree, findings)
 
 
-def _limit_sites(entries: Sequence[os.DirEntry[str]], findings: Findings) -> None:
+def _limit_sites(entries: Sequence[os.DirEntry[str]]) -> None:
     """Refuse more folders than sites are allowed, before any is entered."""
     count = sum(_is_folder(entry) for entry in entries)
     if count > MAX_SITES:
         message = f"There are {count} folders; at most {MAX_SITES} sites or classes are read."
-        findings.add("too_many_sites", message)
-        raise _TooLargeError
+        raise Unusable("too_many_sites", message)
 
 
 def _add_file(
@@ -168,8 +162,7 @@ def _add_file(
 
     if len(tree.files) >= MAX_FILES:
         message = f"The folder holds more than {MAX_FILES} files; at most that many are read."
-        place.findings.add("too_many_files", message)
-        raise _TooLargeError
+        raise Unusable("too_many_files", message)
 
     assert status is not None
     times = status.st_mtime_ns, status.st_ctime_ns
