@@ -79,7 +79,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError as reason:
         discard(temporary)
         raise unwritable(path, reason) from reason
-    except BaseException:  # an interruption leaves nothing behind
+    except BaseException:
+        # An interruption leaves nothing behind.
         discard(temporary)
         raise
 

@@ -108,8 +108,8 @@ def find(name: str) -> torch.device:
         )
         raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
 
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted not in there:
+    device = "cuda:0" if name == "cuda" else name
+    if device not in there:
         message = (
             f"engine.device = '{name}' is not on this machine: here there is {_listed(there)}."
         )
@@ -120,7 +120,7 @@ def find(name: str) -> torch.device:
 
         raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
 
-    return torch.device(wanted)
+    return torch.device(device)
 
 
 def available() -> list[str]:
@@ -168,18 +168,17 @@ def _copied_at_once(leaves: list[Tensor], device: torch.device) -> list[Tensor]:
     The bytes of those elsewhere are put together where they lie, and copied once.
     """
     far = [number for number, leaf in enumerate(leaves) if leaf.device != device]
-    far.sort(
-        key=lambda number: -leaves[number].element_size()
-    )  # so that every part begins where its type may
+
+    # The widest types first, so that every part begins where its type may.
+    far.sort(key=lambda number: -leaves[number].element_size())
     parts = [leaves[number].detach().reshape(-1).contiguous().view(torch.uint8) for number in far]
     together = torch.cat(parts).to(device) if len(parts) > 1 else parts[0].to(device)
     result = list(leaves)
 
     for number, part in zip(far, torch.split(together, [len(part) for part in parts]), strict=True):
+        # In memory of its own, aligned: a view would keep the memory of all.
         leaf = leaves[number]
-        # in memory of its own, which would else be that of all, and aligned
-        result[number] = torch.empty_like(leaf, device=device).copy_(
-            part.view(leaf.dtype).view(leaf.shape)
-        )
+        values = part.view(leaf.dtype).view(leaf.shape)
+        result[number] = torch.empty_like(leaf, device=device).copy_(values)
 
     return result

@@ -103,6 +103,7 @@ class ExampleSet(NamedTuple):
 
     def keep(self, count: Tensor, key: Key) -> ExampleSet:
         """Keep ``count`` examples drawn without replacement; the others get weight 0."""
+        # The examples with the lowest words are kept; absent ones come after all others.
         absent = self.weight <= 0
         words = row_words(key, self.weight).masked_fill(absent, torch.iinfo(torch.int64).max)
         rank = torch.argsort(torch.argsort(words, stable=True), stable=True)
@@ -162,6 +163,8 @@ class Splits(Sequence[Split]):
     def __init__(self, splits: Iterable[Split]) -> None:
         positions = [[torch.empty(0, dtype=torch.int64)] for _ in Split._fields]
         sizes = [[np.zeros(1, dtype=np.int64)] for _ in Split._fields]
+
+        # Block by block, because small tensors take far more memory than what they hold.
         remaining = iter(splits)
         while block := list(itertools.islice(remaining, _BLOCK)):
             for part, column in enumerate(zip(*block, strict=True)):
@@ -178,7 +181,9 @@ class Splits(Sequence[Split]):
     def __getitem__(self, client: int | slice) -> Split | list[Split]:
         if isinstance(client, slice):
             return [self[number] for number in range(len(self))[client]]
-        client = range(len(self))[client]  # counts from the end, and raises IndexError, as lists do
+
+        # Counts from the end, and raises IndexError, as lists do.
+        client = range(len(self))[client]
         parts = zip(self._positions, self._ends, strict=True)
         return Split(*(positions[ends[client] : ends[client + 1]] for positions, ends in parts))
 

@@ -165,9 +165,9 @@ def _make_locked(unfinished: Path) -> int | None:
     """Make an unfinished folder and lock it, so that others see that it is not abandoned."""
     while True:
         unfinished.mkdir(exist_ok=True)
-        with suppress(
-            LockedError, FileNotFoundError
-        ):  # another process takes it for abandoned in this moment
+
+        # Another process may take it for abandoned in this moment: then it is made again.
+        with suppress(LockedError, FileNotFoundError):
             descriptor = lock(unfinished)
             if unfinished.exists():
                 return descriptor

@@ -147,6 +147,7 @@ def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None)
         hint, *extras = get_args(hint)
         bounds = next((extra for extra in extras if isinstance(extra, Range)), bounds)
 
+    # Of several alternatives, such as ``int | Literal["auto"]``, the first that fits counts.
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     value = _as_choice(value, kinds)
     kind = next((kind for kind in kinds if _fits(value, kind)), None)

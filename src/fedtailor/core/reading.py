@@ -45,18 +45,16 @@ def open_regular(path: Path, *, within: Path | None = None) -> Iterator[Buffered
         UnreadableError: the file is missing or cannot be read; the cause is the :class:`OSError`.
         DataError: it is not a regular file, or lies outside the folder.
     """
-    flags = (
-        os.O_RDONLY
-        | getattr(os, "O_NONBLOCK", 0)
-        | getattr(os, "O_CLOEXEC", 0)
-        | getattr(os, "O_BINARY", 0)
-    )
+    # Opening a pipe must not wait for a writer; not every system has every flag.
+    flags = os.O_RDONLY
+    for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
 
     try:
-        if within is not None and not Path(os.path.realpath(path)).is_relative_to(
-            os.path.realpath(within)
-        ):
-            raise damaged(path, f"it is a link that leads out of '{within}'")
+        if within is not None:
+            target = Path(os.path.realpath(path))
+            if not target.is_relative_to(os.path.realpath(within)):
+                raise damaged(path, f"it is a link that leads out of '{within}'")
 
         descriptor = os.open(path, flags)
         with open(descriptor, "rb") as file:

@@ -95,6 +95,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int], count: int)
     The first block is that of ``counter`` + 1 (the generator counts up before it draws), a 256-bit
     number whose least significant word comes first.
     """
+    # An empty buffer, so that the next word comes from the block after the counter.
     state = _generator.state
     state["state"]["counter"][:] = [word % _WORD for word in counter]
     state["state"]["key"][:] = [word % _WORD for word in key]
@@ -123,7 +124,8 @@ def to_unit(raw: np.ndarray) -> np.ndarray:
     return np.asarray((raw >> np.uint64(11)) * 2.0**-53)
 
 
-_CHUNK = 2**20  # words read at once (8 MiB), so that a long draw needs little memory
+_CHUNK = 2**20
+"""Words read at once (8 MiB), so that a long draw needs little memory."""
 
 Kind = Literal["words", "uniform", "normal"]
 
@@ -201,7 +203,8 @@ def _draw_into(
         values = torch.from_numpy(to_unit(raw)) if kind == "uniform" else _box_muller(raw)
         flat[start : start + size] = values[:size]
 
-    if kind == "uniform":  # rounding to the default dtype must not reach 1
+    # Rounding to the default dtype must not reach 1.
+    if kind == "uniform":
         flat.clamp_(max=1.0 - torch.finfo(out.dtype).eps / 2)
 
     return out
@@ -210,7 +213,9 @@ def _draw_into(
 def _box_muller(raw: np.ndarray) -> Tensor:
     """Turn pairs of words into pairs of standard normals: two words in, two numbers out, always."""
     pairs = to_unit(raw).reshape(-1, 2)
-    first = 1.0 - np.ascontiguousarray(pairs[:, 0])  # in (0, 1], so that the logarithm is finite
+
+    # In (0, 1], so that the logarithm is finite.
+    first = 1.0 - np.ascontiguousarray(pairs[:, 0])
     radius = torch.from_numpy(np.sqrt(-2.0 * np.log(first)))
     angle = torch.from_numpy(2.0 * np.pi * np.ascontiguousarray(pairs[:, 1]))
     result = torch.empty(pairs.shape, dtype=torch.float64, device=HOST)

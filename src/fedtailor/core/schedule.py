@@ -67,11 +67,11 @@ class Participation:
         Raises:
             ConfigError: the plan asks for more clients than there are.
         """
-        wanted = {
+        clients_needed = {
             "participation": self.count if self.plan == "fixed" else 1,
             "min_clients": self.min_clients,
         }
-        for name, number in wanted.items():
+        for name, number in clients_needed.items():
             if number > population:
                 raise ConfigError(
                     f"federation.{name} asks for {number} clients a round, but there are only "
@@ -127,12 +127,10 @@ class Participation:
 
 
 def _lowest(words: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the lowest words in increasing order, without sorting all.
-
-    Of equal ones, the first.
-    """
+    """Return the places of the lowest words in increasing order; of equal ones, the first."""
     import numpy as np
 
+    # A partition takes less time than sorting all words.
     limit = np.partition(words, count - 1)[count - 1]
     below = np.flatnonzero(words < limit)
     equal = np.flatnonzero(words == limit)[: count - len(below)]
@@ -179,13 +177,10 @@ def _parse_text(text: str, limits: dict[str, Any]) -> Participation:
 
 
 def _refused(got: object) -> ConfigError:
-    shown = show(got)
-    return ConfigError(
-        f"federation.participation must be {_FORMS}, with a probability in (0, 1], got {shown}.",
-        key="federation.participation",
-        allowed=_FORMS,
-        got=shown,
-    )
+    text = show(got)
+    message = f"must be {_FORMS}, with a probability in (0, 1], got {text}."
+    key = "federation.participation"
+    return ConfigError(f"{key} {message}", key=key, allowed=_FORMS, got=text)
 
 
 RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
@@ -428,10 +423,11 @@ class Training:
 
     def not_used(self, *names: str) -> list[str]:
         """Return a sentence that names the options that were set and that a method ignores."""
-        given = [
-            f"training.{name}" for name in names if getattr(self, name) != getattr(Training(), name)
-        ]
-        return [f"this method does not use {', '.join(given)}."] if given else []
+        default = Training()
+        unused = [name for name in names if getattr(self, name) != getattr(default, name)]
+        if not unused:
+            return []
+        return [f"this method does not use {', '.join(f'training.{name}' for name in unused)}."]
 
     @property
     def augments(self) -> bool:

@@ -88,6 +88,8 @@ def score(
     classes = torch.arange(num_classes, device=labels.device)
     present = weight > 0
     row_weight = weight.double()
+
+    # The prediction of every row, and what its label costs.
     log_probs = torch.log_softmax(logits.double(), dim=1)
     valid = ~log_probs.isnan().any(1)
     confidence, predicted = log_probs.max(1)
@@ -95,6 +97,8 @@ def score(
     right = row_weight * (valid & (predicted == labels))
     target = labels.clamp(0, num_classes - 1)
     loss = torch.where(valid, -log_probs.gather(1, target[:, None])[:, 0], torch.inf)
+
+    # Sums by class and by bin are products with indicators, (n, classes) and (n, bins).
     is_member = labels[:, None] == classes
     member = is_member.double()
     position = ((confidence * BINS).ceil() - 1.0).clamp(0, BINS - 1)
@@ -103,6 +107,7 @@ def score(
     confusion = (member * (row_weight * valid)[:, None]).T @ chosen
 
     if rank:
+        # Two groups for each class: its examples, and all others, (2, classes, n).
         positive = is_member.T & present
         groups = torch.stack((positive, positive ^ present)).int()
         ranks = _ranks(log_probs, valid, member)
@@ -136,9 +141,8 @@ def _ranks(
 
     Precise also where a probability is nearly 1.
     """
-    log_odds = (
-        log_probs - (log_probs.exp() @ _all_others(log_probs.shape[1], log_probs.device)).log()
-    )
+    others = _all_others(log_probs.shape[1], log_probs.device)
+    log_odds = log_probs - (log_probs.exp() @ others).log()
     worst = (0.5 - member) * torch.inf
     return (torch.where(valid[:, None], log_odds, worst) * _STEPS).round().T.contiguous()
 
@@ -166,23 +170,18 @@ def _pairs_won(
         groups: which examples are positive, and which are negative.
     """
     ascending, order = ranks.sort(1)
-    value = (ascending != ascending.roll(1, 1)).cumsum(
-        1
-    )  # the number of the score among the different ones
+    # The number of each score among the different ones, then examples by group, class and score.
+    value = (ascending != ascending.roll(1, 1)).cumsum(1)
     empty = groups.new_zeros(*groups.shape[:2], groups.shape[2] + 1)
-    counts = empty.scatter_add(
-        2, value.expand_as(groups), groups.gather(2, order.expand_as(groups))
-    )
-
-    return _won_in_order(counts)
+    in_order = groups.gather(2, order.expand_as(groups))
+    return _won_in_order(empty.scatter_add(2, value.expand_as(groups), in_order))
 
 
 def _won_in_order(counts: Real[Tensor, "groups classes values"]) -> Float[Tensor, "classes"]:
     """Count the pairs that positive examples win, from the counts by ascending score."""
     positives, negatives = counts
-    fewer_twice = (
-        2 * negatives.cumsum(1) - negatives
-    )  # a tie counts half as much as a pair that is won
+    # Twice the count: a tie is half as much as a pair that is won.
+    fewer_twice = 2 * negatives.cumsum(1) - negatives
     won_twice: Tensor = (positives * fewer_twice).sum(1)
     return won_twice.double() / 2.0
 
@@ -213,7 +212,7 @@ def is_ranked(scores: Scores) -> bool:
 def _full_histogram(scores: Sequence[Scores]) -> Int[Tensor, "2 classes bins"]:
     """Return the sum of the histograms of some scores."""
     classes = len(scores[0].class_total)
-    places, counts = torch.cat([packed(each).histogram for each in scores], dim=1)
+    places, counts = torch.cat([packed(single).histogram for single in scores], dim=1)
     empty = torch.zeros(2 * classes * SCORE_BINS, dtype=torch.int64, device=places.device)
     return empty.scatter_add_(0, places, counts).reshape(2, classes, SCORE_BINS)
 
@@ -226,10 +225,9 @@ def add(first: Scores, second: Scores) -> Scores:
 def total(scores: Sequence[Scores]) -> Scores:
     """Return the scores of several sets of examples together, with an unpacked histogram."""
     histogram = _full_histogram(scores)
-    plain = [each._replace(histogram=histogram[:0]) for each in scores]
-    return Scores(*(torch.stack(column).sum(0) for column in zip(*plain, strict=True)))._replace(
-        histogram=histogram
-    )
+    plain = [single._replace(histogram=histogram[:0]) for single in scores]
+    sums = [torch.stack(column).sum(0) for column in zip(*plain, strict=True)]
+    return Scores(*sums)._replace(histogram=histogram)
 
 
 def across(scores: Scores) -> Scores:
@@ -279,10 +277,10 @@ def by_class(scores: Scores) -> list[ClassShares]:
     predicted = scores.confusion.sum(1)
     shares = []
     for label, positives in enumerate(scores.class_total.tolist()):
+        recognized = float(scores.confusion[label, label])
         others = float(predicted.sum() - predicted[label])
-        taken_for_it = float(scores.confusion[:, label].sum() - scores.confusion[label, label])
-        found = float(scores.confusion[label, label])
-        shares.append(ClassShares(positives, found, count - positives, others - taken_for_it))
+        mistaken = float(scores.confusion[:, label].sum() - scores.confusion[label, label])
+        shares.append(ClassShares(positives, recognized, count - positives, others - mistaken))
 
     return shares
 

@@ -54,8 +54,8 @@ def schema_of(operator: Any) -> Any:
 
 def runs_on_cpu(operator: Any) -> bool:
     """Return whether an operator has a kernel of its own for the CPU."""
-    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
-    return found
+    has_kernel: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
+    return has_kernel
 
 
 def functions_named(name: str) -> Iterator[Any]:

@@ -42,7 +42,8 @@ def rebuild(tree: Tree, new_leaves: Iterator[Any]) -> Tree:
     if isinstance(tree, Tensor):
         return next(new_leaves)
 
-    if isinstance(tree, dict):  # runs in every training step, mostly for a flat dict of parameters
+    # A short way, because every training step rebuilds a flat dict of parameters.
+    if isinstance(tree, dict):
         return {
             name: next(new_leaves) if isinstance(child, Tensor) else rebuild(child, new_leaves)
             for name, child in tree.items()

@@ -73,6 +73,7 @@ class Optimizer:
             if training.optimizer == "adam":
                 self._adam(number, param, gradient, step, active)
             elif training.momentum:
+                # The rows of clients that have finished keep their momentum.
                 velocity = self.first[number][:active].mul_(training.momentum).add_(gradient)
                 param.add_(velocity, alpha=-training.lr)
             else:

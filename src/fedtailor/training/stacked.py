@@ -95,6 +95,8 @@ def _pick(column: Stacked, rows: Tensor, moves: Tensor | None = None) -> Tensor:
     """Return the rows (clients, b) of a column."""
     if column.dim is None:
         return take(column.tensor, rows, moves)
+
+    # Images (clients, rows, channels, height, width) are gathered as one table of all clients.
     if column.tensor.dim() < 5:
         clients = torch.arange(len(rows))[:, None]
         return column.tensor[clients, rows]
@@ -210,7 +212,7 @@ class _Run:
 
             # Padding repeats the first example, with a weight of 0.
             rows = [rows for rows, _ in planned]
-            ones = [torch.ones(len(own), device=HOST) for own in rows]
+            ones = [torch.ones(len(batch), device=HOST) for batch in rows]
             padded = (pad_sequence(rows, batch_first=True), pad_sequence(ones, batch_first=True))
             batch_rows, present = to_device(padded, device)
 
@@ -245,8 +247,9 @@ class _Run:
         output = torch.func.vmap(one_client, in_dims=in_dims)(
             leaves, [leaf.tensor for leaf in context], [word.tensor for word in words], batches
         )
-        outputs: Tensor | tuple[()]
 
+        # A custom step gives new parameters, a loss gives gradients for the optimizer.
+        outputs: Tensor | tuple[()]
         if phase.step is not None:
             new_leaves, outputs = output
             write(leaves, separate_from(self.param_memory, new_leaves))
