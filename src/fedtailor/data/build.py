@@ -157,6 +157,7 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
         message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
         raise ConfigError(message, key="data.new_clients", allowed="> 0", got=0)
 
+    # Clients in training come first, each once.
     num_known = len(division.positions) - division.num_new
     clients = list(range(num_known))
     corruptions = list(pairs(shift, num_known))
@@ -182,6 +183,7 @@ def _other_conditions(division: Division, conditions: tuple[str, ...]) -> list[s
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:
     """Return the record of a split; its positions are those in the published data set."""
     clients = to_records(division.positions)
+    # What a reader of the record needs to divide the same data again.
     options: dict[str, Any] = {}
     for name, value in dataclasses.asdict(division.options).items():
         if name not in _LOCAL:

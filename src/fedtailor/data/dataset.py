@@ -150,7 +150,7 @@ class Dataset:
         if len(self.y) != len(self.x):
             raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
 
-        # The features of a table as read are not known yet, and it may lack cells.
+        # The features of a table as read are not known yet, and it may lack cells (NaN).
         mean, std = self.normalize
         most = shape[-1] if self.raw is None else len(mean)
         if self.raw is None and self.x.dtype == np.float32 and not np.isfinite(self.x).all():

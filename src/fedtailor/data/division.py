@@ -181,7 +181,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
             client._replace(test=_official_test(dataset, client, test)) for client in positions
         ]
 
-    # Clients have names if they are sites; new ones come last.
+    # Clients have names if they are sites.
     names: tuple[str, ...] = ()
     notes = _notes(dataset, positions)
     if partition.name == "natural":
@@ -191,6 +191,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         if unused:
             notes.append(f"{unused} of {len(sites)} sites are not used: data.clients is {clients}.")
 
+    # New clients come last: those that the options name, or the last ones.
     if isinstance(options.new_clients, tuple):
         order = _order_with_new_last(names, options.new_clients)
         positions = [positions[client] for client in order]
@@ -224,6 +225,7 @@ def _order_with_new_last(names: tuple[str, ...], new: tuple[str, ...]) -> list[i
 
 def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -> TestPolicy:
     """Return the test policy, and check that the data set has what it needs."""
+    # Own data with a test part, and data by writer, are used as they come.
     is_divided = dataset.num_official_train < len(dataset.y)
     if options.test == "auto":
         comes_divided = is_divided and (bool(options.path) or partition.name == "natural")
@@ -257,6 +259,7 @@ def _pool(dataset: Dataset, options: DataOptions, test: TestPolicy, seed: int) -
     if not options.subset:
         return pool
 
+    # The same number of every class.
     labels, counts = np.unique(dataset.y[pool], return_counts=True)
     quota, rest = divmod(options.subset, len(labels))
     if rest or quota > counts.min() or not quota:
@@ -313,6 +316,7 @@ class ClientSplitter:
 
     def split(self, positions: np.ndarray) -> ClientPositions:
         """Split the positions (n,) of the next client."""
+        # Test examples first: they do not depend on how many training examples are kept.
         order = self._shuffle(positions)
         is_test = np.zeros(len(order), dtype=bool)
         if self._options.test == "given":
@@ -321,12 +325,14 @@ class ClientSplitter:
             num_train = math.floor((1 - self._options.test_share) * len(order))
             is_test = self._choose(order, len(order) - num_train, "test")
 
+        # The stream of the release has an order of its own for what is kept.
         train = order[~is_test]
         num_kept = self._options.num_kept(len(train))
         if self._release is not None:
             train = train[self._release.permutation(len(train))]
             self._release.permutation(len(train) - num_kept)  # its validation examples
 
+        # Validation examples are the last of those that are kept.
         train = train[:num_kept]
         num_val = math.floor(self._options.val_fraction * len(train))
         is_val = self._choose(train[::-1], num_val, "val")[::-1]
@@ -340,6 +346,7 @@ class ClientSplitter:
         if self._groups is None:
             return positions[generator.permutation(len(positions))]
 
+        # Groups in a random order; within a group the order of the data set.
         groups, place = np.unique(self._groups[positions], return_inverse=True)
         rank = np.empty_like(groups)
         rank[generator.permutation(len(groups))] = np.arange(len(groups))
@@ -391,6 +398,7 @@ def check_disjoint(
     Raises:
         DataError: an example is used twice; the message names the first.
     """
+    # Official test examples count once, however many clients use them.
     training = np.concatenate([part for client in positions for part in (client.train, client.val)])
     test = np.concatenate([client.test for client in positions])
     if shared_test:

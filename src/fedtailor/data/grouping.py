@@ -93,12 +93,15 @@ def choose_groups(
         sides: the sides of groups that are not free.
         side: the side.
     """
-    sizes = Counter(groups.tolist())  # in the order of appearance
+    # Groups in the order of appearance.
+    sizes = Counter(groups.tolist())
     fixed = [group for group in sizes if sides.get(group) == side]
     free = [group for group in sizes if group not in sides]
     # How many examples the side has with each number of free groups.
     ends = np.cumsum([sum(sizes[group] for group in fixed), *(sizes[group] for group in free)])
     number = int(np.argmin(np.abs(ends - count)))
+
+    # Something must be left for training.
     if len(fixed) + number == len(sizes):
         number = max(number - 1, 0)
     return [*fixed, *free[:number]]

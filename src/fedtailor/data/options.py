@@ -146,6 +146,7 @@ class DataOptions:
             dataset = find_name("dataset", self.dataset, DATASETS, key="data.dataset")
             object.__setattr__(self, "dataset", dataset)
 
+        # Without a number of clients, the data decides.
         if self.clients:
             refuse_too_many_new(self.num_new, self.clients)
         if isinstance(self.new_clients, tuple):
