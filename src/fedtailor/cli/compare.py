@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
 
 Format = Literal["table", "markdown", "latex", "csv"]
+_ENDINGS = {"markdown": "md", "latex": "tex", "csv": "csv"}
+"""Of the files in these formats."""
 KIND = "comparison"
 """What the folder of a comparison says that it holds."""
 
@@ -99,6 +101,7 @@ def compare(
             message = "with -a, give one configuration or none; without -a, give runs to read."
             raise UsageError(message, key="inputs")
 
+        # What to compare is checked first: training may take hours.
         _check_choices(metric, point)
         settings = read_config(paths[0] if paths else "", named, set_)
         folder, failures = _train(settings, algorithm, out)
@@ -169,12 +172,14 @@ def show_methods(
     Raises:
         RunError: methods are missing.
     """
+    from fedtailor.core.atomic import write_whole
     from fedtailor.report.comparison import compare as compare_methods
     from fedtailor.report.methods import read_methods
 
     comparison = compare_methods(read_methods(folders), metric=metric, point=point, against=against)
     if write_to is not None:
-        _write_tables(write_to, comparison)
+        for ending, write in _writers().items():
+            write_whole(write_to / f"table.{ending}", write(comparison))
 
     if json:
         folder = None if write_to is None else str(write_to)
@@ -184,7 +189,13 @@ def show_methods(
 
         return
 
-    _show(comparison, format_)
+    if format_ == "table":
+        from fedtailor.cli.show.results import show_comparison
+
+        show_comparison(comparison)
+    else:
+        typer.echo(_writers()[_ENDINGS[format_]](comparison), nl=False)
+
     if write_to is not None:
         from fedtailor.cli.show.console import say
 
@@ -257,6 +268,7 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
     folder = Path(out) if out else unused_folder(f"compare-{settings.data.title}")
     jobs = make_jobs(configs, folder)
 
+    # Two methods with the same options would be one run.
     for place, job in enumerate(jobs):
         if job.folder in [other.folder for other in jobs[:place]]:
             message = f"'{methods[place]}' is the same as a method before it: leave it out."
@@ -269,6 +281,7 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
     except OSError as reason:
         raise unwritable(folder, reason) from reason
 
+    # Methods of an earlier call stay in the folder, but only those named now are compared.
     with exclusive(folder):
         earlier = list_runs(folder) if (folder / COMPARISON_FILE).is_file() else []
         left_out = set(filter(holds_run, earlier)) - {job.folder for job in jobs}
@@ -326,27 +339,9 @@ def _failed(failures: Sequence[str]) -> str:
     return f"{methods} failed. {' '.join(failures)}"
 
 
-def _write_tables(folder: Path, comparison: Comparison) -> None:
-    """Write the tables of a comparison beside its runs."""
-    from fedtailor.core.atomic import write_whole
+def _writers() -> dict[str, Callable[[Comparison], str]]:
+    """Return what writes a comparison, by the ending of its file."""
     from fedtailor.report.latex import to_latex
     from fedtailor.report.tables import to_csv, to_json, to_markdown
 
-    writers = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}
-    for ending, write in writers.items():
-        write_whole(folder / f"table.{ending}", write(comparison))
-
-
-def _show(comparison: Comparison, format_: Format) -> None:
-    """Print a comparison in a format."""
-    from fedtailor.report.latex import to_latex
-    from fedtailor.report.tables import to_csv, to_markdown
-
-    writers = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
-
-    if format_ == "table":
-        from fedtailor.cli.show.results import show_comparison
-
-        show_comparison(comparison)
-    else:
-        typer.echo(writers[format_](comparison), nl=False)
+    return {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}

@@ -85,6 +85,7 @@ def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction
     from fedtailor.experiment.config import config_flags
 
     declared = config_flags()
+    # By parameter of the command: the key of the configuration, and its flag.
     flags = {_parameter_name(declared[key]): (key, declared[key]) for key in keys or declared}
 
     def decorate(command: CommandFunction) -> CommandFunction:
@@ -185,6 +186,7 @@ def read_overrides(
     from fedtailor.experiment.config import parse_value
 
     refuse_two_data_sets(named)
+    # Some texts stand for other values: lists of seeds, and shares or numbers of clients.
     overrides: list[tuple[str, Any]] = []
     for key, value in named.items():
         if key == "seeds" and value is not None:

@@ -45,6 +45,7 @@ def resume(
         )
         raise UsageError(message, key="track")
 
+    # The folders of sweeps and comparisons hold runs, and are none themselves.
     if (path / SWEEP_FILE).is_file():
         resume_sweep(path, json=json)
         return

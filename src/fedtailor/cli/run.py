@@ -85,6 +85,7 @@ def run_(
     from fedtailor.cli.show.results import show_result
     from fedtailor.experiment.run import count_unfinished, default_folder, run
 
+    # Seeds that an earlier call has finished are not trained again.
     folder = out or str(default_folder(settings))
     progress = make_progress(runs=count_unfinished(Path(folder), settings))
     with guarded(folder, resumable=True):

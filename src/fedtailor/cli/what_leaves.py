@@ -67,6 +67,7 @@ def what_leaves(
     changes: list[tuple[str, Any]] = [(key, value) for key, value in named.items() if value]
     changes += read_assignments(set_)
 
+    # A run only needs to know where its data is now.
     if holds_run(Path(subject)):
         if any(key != "data.dir" for key, _ in changes):
             message = f"'{subject}' is a run, which has its own data, model and options."

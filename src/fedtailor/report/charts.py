@@ -158,6 +158,7 @@ def labels(names: Iterable[str]) -> list[str]:
         if len(text) > _LONGEST_NAME:
             text = f"{text[: _LONGEST_NAME - 1]}…"
 
+        # Shortened names may be equal, and equal names would be one mark of a chart.
         unique = text
         while unique in short:
             counts[text] += 1
@@ -226,6 +227,7 @@ def sorted_bars(
     if references:
         tips.append(tooltip("reference", title, number_format))
 
+    # Many bars have places instead of names, which would not be readable.
     axis = alt.Axis(domain=not by_sign, labels=False, title=f"{len(values)} clients, sorted")
     x = alt.X("place:O", axis=axis, scale=alt.Scale(paddingInner=0.15, paddingOuter=0))
     if len(ordered) <= _NAMED_BARS:
@@ -243,6 +245,7 @@ def sorted_bars(
     )
 
     base = alt.Chart(inline(rows), height=150)
+    # The bars, then what is drawn over them.
     layers = [base.mark_bar(opacity=0.75).encode(x=x, y=y, color=color, tooltip=tips)]
     if references:
         mark = base.mark_tick(color=INK, thickness=1.5, orient="horizontal")
@@ -313,6 +316,7 @@ def curves(
     ]
     layers.append(marks.encode(y=mean, tooltip=tips))
 
+    # A mark that nobody sees keeps a value within the axis, which need not begin at 0.
     if include is not None:
         hidden = alt.Chart(inline([{}])).mark_point(opacity=0)
         layers.append(hidden.encode(y=alt.datum(include)))
@@ -447,6 +451,7 @@ def picture(figure: Figure, ending: str) -> bytes:
         title = _title(figure.title, "", _WIDE)
         whole = alt.concat(*charts, columns=2, spacing=_GAP).properties(title=title)
 
+    # Outside of a page there are no CSS variables: their light colors stand in their place.
     text = json.dumps(_specification(whole) | {"background": PAPER, "padding": 12})
     colored = re.sub(r"var\(--(\w+)\)", lambda match: LIGHT.get(match[1], match[0]), text)
     match ending:

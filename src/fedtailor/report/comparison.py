@@ -175,6 +175,7 @@ class _GroupScores:
         for seed in sorted(scores.keys() & others.keys()):
             ours = scores[seed].values
             theirs = others[seed].values
+            # Clients are paired by their ids, which only mean the same in the same split.
             both = [client for client in ours if client in theirs]
             has_same_split = method.split_of(seed) == other.split_of(seed) != ""
             if both and has_same_split:
@@ -242,6 +243,7 @@ def compare(
 
     records = [read_records(method) for method in methods]
     groups = {group: _select(records, metric, point, group, local) for group in get_args(Group)}
+    # The known clients decide what can be compared; new ones are an addition.
     scores = groups["known"].chosen
     _check_scores(scores, reference, metric, point)
 
@@ -315,6 +317,7 @@ def _compare_group(scores: _GroupScores, reference: str, local: str) -> GroupCom
     for method in scores.methods:
         figures = _figures_of_method(scores, method)
         global_model = scores.global_model_of(method)
+        # Gains need a second method with the same split: Local, or whoever has a global model.
         for other in scores.methods:
             if other.label == local != method.label:
                 gaps = scores.gaps(method, other, scores.of_local[local])
@@ -374,6 +377,8 @@ def _compare_with(scores: _GroupScores, reference: str) -> tuple[Difference, ...
         for method in scores.methods
         if method is not base
     }
+
+    # All p-values of a seed are corrected together, before single tests are made.
     p_values = _correct_p_values(gaps)
     compared = []
     for label, by_seed in gaps.items():

@@ -177,6 +177,7 @@ def sizes(samples: Mapping[str, np.ndarray], *, title: str = "Local training-set
             clients).
         title: title of the figure.
     """
+    # All panels have the same bins, so that their shapes can be compared.
     every = np.concatenate([np.ravel(sample) for sample in samples.values()])
     smallest = int(every.min())
     largest = int(every.max())

@@ -113,6 +113,7 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         others = [
             other for other, other_name in zip(settings, names, strict=True) if other_name == name
         ]
+        # The settings in which it differs from others of the same algorithm.
         words = []
         for key, value in values.items():
             differs = any(other.get(key) != value for other in others)

@@ -183,6 +183,7 @@ def mean_by_unit(values: Iterable[tuple[Unit, float]]) -> dict[Unit, float]:
 def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
     """Return the clients' names, or their numbers; with several splits, the split's number too."""
     seeds = [seed for method in records for seed in method.seeds.values()]
+    # Client 3 of one split is not client 3 of another.
     splits = list(dict.fromkeys(seed.split for seed in seeds))
     names: dict[Unit, str] = {}
     for seed in seeds:
@@ -206,6 +207,7 @@ def read_records(method: Method) -> MethodRecords:
 
 def _read_seed(run: RunRecords) -> SeedRecords:
     records = SeedRecords(run)
+    # The file that an error is about.
     place = run.path / "rounds.jsonl"
     try:
         for line in run.rounds:
@@ -262,6 +264,7 @@ def _add_scores(
     if round_number != final_rounds.get(place, round_number):
         return
 
+    # The first line of a later round: what earlier rounds left is of older models.
     if records.rounds.get(place, 0) < round_number:
         records.all_scores[place] = {}
         records.rounds[place] = round_number
@@ -349,6 +352,7 @@ def training_counts(run: RunRecords) -> tuple[dict[int, dict[int, int]], list[st
     counts: dict[int, dict[int, int]] = {}
     class_names: list[str] = []
     for path in sorted((run.path / "models").glob("*.json")):
+        # Cards are an addition to a report: one that cannot be read is left out.
         try:
             card = read_object(path, within=run.path)
         except DataError:

@@ -65,6 +65,7 @@ def table(
         console.width = max(console.width, _width_of(least))
 
     console.print(Text(printable(title), style="bold"), soft_wrap=not is_limited)
+    # A column that does not fit stands in a further table below.
     for block in blocks:
         grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for number in block:

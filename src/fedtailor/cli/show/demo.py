@@ -50,6 +50,7 @@ def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
             model = _GLOBAL_EXPLAINED[name]
             rows.append(_row(result, model, result["metrics"]["global"], baseline))
 
+    # A client whose evaluation failed has no accuracy, so the numbers may differ.
     counts = {scored_clients(result["metrics"]["personalized"]) for result in results}
     clients = " to ".join(sorted(counts, key=float))
     below = (

@@ -142,8 +142,10 @@ class PlainProgress:
             self._measured = measured
             self._measured_at = done
 
+        # The first round says that it works; then come lines at equal distances.
         is_first = done == self._done_before + 1 and self._runs_before == 0
         if is_first or self._part(done) > self._part(done - 1):
+            # An accuracy that is older than this line says of which round it is.
             if self._measured and self._measured_at < done:
                 self._measured[0] = f"at round {self._measured_at}: {self._measured[0]}"
 

@@ -25,6 +25,7 @@ def show_result(result: Mapping[str, Any]) -> None:
     for point, metrics in new_clients.items():
         rows.append(_result_row(f"{point}, new clients", metrics))
 
+    # New clients by what was done to their examples, if that differs.
     for metrics in new_clients.values():
         for condition, part in metrics.get("conditions", {}).items():
             rows.append(_result_row(f"- {condition}", part))

@@ -70,6 +70,7 @@ class ServeOutput:
             self._named.update(dict.fromkeys(named, now))
             self.say(f"waiting for {_in_words(named, sites, now)}")
 
+        # A site that is no longer late has answered, or the server has given it up.
         for name in sorted(self._late - late):
             heard = sites.get(name, {}).get("heard")
             if heard is not None and now - heard < _LATE:

@@ -82,6 +82,7 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
             if method.label == reference.label:
                 continue
 
+            # Without Local and FedAvg, every method is compared with its own global model.
             other = reference.accuracy if reference.label else method.accuracy("global")
             own = method.accuracy()
             gaps = {unit: own[unit] - other[unit] for unit in own if unit in other}
@@ -98,6 +99,8 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
             f"{reference.name}, in points. Bars above the line are clients that gain, bars below "
             "it clients that are harmed."
         )
+
+        # One scale for all panels, with 0 in it; where nobody gains or loses it is left to Vega.
         every = [0.0, *(gap for gaps in values.values() for gap in gaps.values())]
         figures += bars_by_client(
             records,
@@ -157,6 +160,7 @@ def bars_by_client(
     names = unit_names(records)
     panels = []
     for key, by_unit in values.items():
+        # A method is not compared with itself.
         lines = None
         if reference is not None and reference.label != key:
             of_reference = {names[unit]: value for unit, value in reference.accuracy.items()}
@@ -290,6 +294,7 @@ def _references(records: Sequence[MethodRecords]) -> list[ReferenceLine]:
         method = by_name["local"]
         references.append(ReferenceLine("local training", method.accuracy(), method.label))
 
+    # Fine-tuned FedAvg has the same global model, and is a method of its own beside it.
     for name in ("fedavg", "fedavg_ft"):
         accuracy = by_name[name].accuracy("global") if name in by_name else {}
         if accuracy:
@@ -317,6 +322,7 @@ def _quarters(points: Sequence[Dot]) -> list[tuple[float, float]]:
     if len(points) < _FEWEST_FOR_A_LINE:
         return []
 
+    # Sizes differ by factors, so their mean is geometric.
     ordered = sorted(points, key=lambda dot: dot.x)
     means = []
     for quarter in range(4):

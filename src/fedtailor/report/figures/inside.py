@@ -41,6 +41,7 @@ def beta(records: Sequence[MethodRecords]) -> list[Figure]:
         if not values:
             continue
 
+        # "contrast-3" is the corruption contrast with severity 3.
         conditions = {
             unit: one.condition.rpartition("-")[0] or _CLEAN for unit, one in scores.items()
         }

@@ -172,6 +172,7 @@ def _figure(
             label: [by_round[label][place] for place in rounds[label] if place in by_round[label]]
             for label in names
         }
+        # A quantity that no method has gets no panel, but keeps its empty columns.
         if any(drawn.values()):
             chart = curves(drawn, names, quantity.unit, include=quantity.include)
             panels.append(Panel(chart=chart, title=quantity.title))

@@ -91,6 +91,7 @@ def render_page(title: str, sections: Sequence[Section], *, refresh: int = 0) ->
         sections: those that are not empty.
         refresh: seconds after which the page loads itself again; 0: never.
     """
+    # The library is a megabyte, so a page without figures goes without it.
     scripts = [_resource("page.js")]
     if any(section.figures for section in sections):
         scripts.insert(0, page_library())

@@ -101,6 +101,7 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[ReportT
 
 def _last_evaluations(seed: SeedRecords) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield names and metrics of the evaluations of the final models, or the last ones."""
+    # A later evaluation of the same models takes the place of an earlier one.
     result = seed.run.result
     if result is None:
         for line in seed.run.rounds:

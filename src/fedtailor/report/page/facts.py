@@ -127,6 +127,7 @@ def environment_section(records: Sequence[MethodRecords]) -> Section:
             if isinstance(listed, list):
                 notes.update(dict.fromkeys(map(str, listed)))
 
+        # Sources of data are long lists of files with digests; the record holds them.
         if runs:
             settings = flatten(runs[0].provenance)
             facts[method.label] = {
@@ -154,6 +155,7 @@ def _settings_tables(name: str, settings: Mapping[str, Mapping[str, Any]]) -> li
         values = [
             in_words(of_method[key]) if key in of_method else "" for of_method in settings.values()
         ]
+        # An empty text is a setting, and no setting is another thing.
         is_shared = len(set(values)) == 1 and all(key in one for one in settings.values())
         if is_shared:
             shared.append([key, values[0]])

@@ -58,6 +58,7 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
                 continues = patience >= 0 and not _is_complete(paths, methods)
 
             continues = continues and not stopped.is_set()
+            # The last page is written in any case: the one before it loads itself again.
             growth = _growth(methods)
             if growth != before or not continues:
                 page = build_page(methods, refresh=REFRESH if continues else 0)
