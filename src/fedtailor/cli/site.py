@@ -60,13 +60,13 @@ def init(
     if json:
         print_json(
             {
-                "folder": str(made.folder),
+                "folder": str(Path(folder)),
                 "key": str(made.public_key),
                 "fingerprint": made.key.fingerprint,
             }
         )
     else:
-        show_made(made, name, server)
+        show_made(Path(folder), made, name, server)
 
 
 @site_app.command("check", cls=Command)

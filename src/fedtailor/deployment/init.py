@@ -62,7 +62,7 @@ test_share = 0.2
 [deploy]
 host = {host}
 port = {port}
-# Seconds after which a round goes on without the sites that have not answered.
+# Seconds after which a round continues without the sites that have not answered.
 deadline = 300
 """
 _SITE = """\
@@ -81,9 +81,8 @@ models = []
 
 
 class NewSite(NamedTuple):
-    """What was made for a site."""
+    """The key that was made for a site."""
 
-    folder: Path
     key: PublicKey
     public_key: Path
     """The file to send to the server."""
@@ -175,7 +174,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
-    return NewSite(folder, key, folder / f"{SITE_KEY}.pub")
+    return NewSite(key, folder / f"{SITE_KEY}.pub")
 
 
 def check_address(text: str) -> tuple[str, int]:

@@ -48,7 +48,7 @@ class DeployOptions:
     """Address on which the server listens; empty: all of the machine's, or only its own if ``host``
     is local."""
     deadline: Annotated[float, Range(gt=0, le=86400)] = 300.0
-    """Seconds after which a round goes on without the sites that have not answered."""
+    """Seconds after which a round continues without the sites that have not answered."""
     quorum: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the asked sites that must have answered before the others are given only ``grace``
     seconds more."""

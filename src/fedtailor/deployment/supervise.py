@@ -300,7 +300,7 @@ def _marked(mark: str) -> set[int]:
 
     # This process may have a mark too, if it runs below another supervisor.
     pids = {int(name) for name in names if name.isdecimal()} - {os.getpid()}
-    return {pid for pid in pids if any(found.startswith(mark.encode()) for found in _marks(pid))}
+    return {pid for pid in pids if any(other.startswith(mark.encode()) for other in _marks(pid))}
 
 
 def _marks(pid: int) -> list[bytes]:

@@ -79,9 +79,9 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     say(f"What has left {first}: fedtailor site leaves {shlex.quote(str(folder / first))}")
 
 
-def show_made(made: NewSite, name: str, server: str) -> None:
+def show_made(folder: Path, made: NewSite, name: str, server: str) -> None:
     """Print what was made for a site, and what comes next; ``server`` may be empty."""
-    place = shlex.quote(str(made.folder))
+    place = shlex.quote(str(folder))
     say(f"The folder of {name} is {place}. What comes next:")
     address = "" if server else f', and its address as server = "HOST:PORT" into {place}/site.toml'
     say(
