@@ -103,6 +103,7 @@ def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
         DataError: the file cannot be read, or is larger than ``MAX_BYTES``.
     """
     try:
+        # Before reading: a file may be larger than the memory.
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise damaged(path, f"at most {MAX_BYTES} bytes", f"{size} bytes")

@@ -53,6 +53,7 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
         )
         fields.append(SetupField("groups", content, (int(dataset.groups.max()) + 1,)))
 
+    # Mean and deviation of all training examples are merged from those of the sites.
     is_table = dataset.x.ndim == 2
     if options.standardizes(is_table=is_table):
         width = dataset.x.shape[-1]

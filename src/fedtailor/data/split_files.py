@@ -122,6 +122,7 @@ def write_npz_split(
         DataError: the folder exists and is not empty; it is never overwritten.
         RunError: the folder cannot be written.
     """
+    # The release knows training and test examples of one client, and nothing else.
     lost = []
     if num_new:
         lost.append(f"new clients (there are {num_new})")
@@ -163,6 +164,7 @@ def _read_folder(folder: Path, num_rows: int) -> list[ClientPositions]:
             folder, "a folder that can be read", error.strerror or str(error)
         ) from error
 
+    # A file that is absent, or has another number, would silently be another client.
     matches = [_NAME.fullmatch(name) for name in names if name.endswith(".npz")]
     numbers = {int(match[1]) for match in matches if match is not None}
     if not numbers or numbers != set(range(len(matches))):

@@ -25,6 +25,7 @@ def to_federation(
     dataset = divided.dataset
     x, scale = tables(dataset, normalize or normalization(divided))
     published = divided.division.dataset
+    # With official test examples, the whole official test part is scored too.
     official_test = torch.arange(published.num_official_train, len(published.y))
     return Federation(
         x=x,

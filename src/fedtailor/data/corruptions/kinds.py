@@ -90,6 +90,7 @@ def motion_blur(batch: ImageBatch, radius: float, sigma: float) -> np.ndarray:
     for the same sum.
     """
     count, height, width, channels = batch.images.shape
+    # One angle for each image, and one-sided Gaussian weights along the line.
     angle = np.deg2rad(90.0 * batch.draws.uniform(1)[:, 0] - 45.0)
     weights = np.exp(-0.5 * (np.arange(int(2 * radius) + 1) / sigma) ** 2)
     weights /= weights.sum()
@@ -165,6 +166,7 @@ def frost(batch: ImageBatch, image_share: float, frost_share: float) -> np.ndarr
     reflection; for gray images it is gray.
     """
     height, width, channels = batch.images.shape[1:]
+    # Every image gets a random picture, and a random crop of it.
     pictures = [_fit(picture, height, width, channels) for picture in batch.frost]
     crops = np.empty(batch.images.shape)
     for crop, (which, down, right) in zip(crops, batch.draws.uniform(3), strict=True):
@@ -285,6 +287,7 @@ def brightness(batch: ImageBatch, added: float) -> np.ndarray:
     Since hue and saturation stay, red, green and blue grow by the same factor as their maximum, the
     value; black becomes gray.
     """
+    # The value in HSV is the largest of red, green and blue.
     images = batch.images.astype(np.float64)
     value = images.max(axis=3, keepdims=True)
     brighter = np.minimum(value + added * WHITE, WHITE)

@@ -156,6 +156,7 @@ def apply_shift(
             end += len(part)
             progress(end - published, total)
 
+    # Copies have the labels, subclasses and domains of their originals.
     origin = np.concatenate([np.arange(published), *used.values()])
     annotations = dataset.annotations.take(origin)
     corrupted = dataclasses.replace(

@@ -45,6 +45,7 @@ def load(files: Files) -> Dataset:
     if len(present) < 2:
         raise _too_few(files.folder, absent)
 
+    # Each domain by the reader of its own data set.
     parts = []
     for name in present:
         part_files = Files(name, files.folder, files.report)

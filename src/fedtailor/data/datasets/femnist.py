@@ -124,6 +124,7 @@ def _examples(path: Path, writer: str, entry: Any) -> tuple[np.ndarray, np.ndarr
         allowed = f"lists x and y of writer '{writer}'"
         raise damaged(path, allowed, error) from error
 
+    # Empty lists have no shape to check.
     if not pixels.size and not labels.size:
         return np.empty((0, _SIDE, _SIDE, 1), np.uint8), np.empty(0, np.int64)
 

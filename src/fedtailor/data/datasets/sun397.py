@@ -100,6 +100,7 @@ def _read_table(files: Files, path: Path) -> list[dict[str, str]]:
 
 def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
     """Return the label of every category that is used, ordered by superclass."""
+    # A category may have several superclasses in the hierarchy.
     labels: dict[str, list[int]] = {}
     for row in rows:
         category = row.get("category", "").strip(" '/")

@@ -59,6 +59,7 @@ def _read(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         allowed = "libsvm text with 256 features, compressed by bzip2"
         raise damaged(path, allowed, error) from error
 
+    # NaN is refused, too: it is not <= 1.
     pixels = values.toarray()
     if not (np.abs(pixels) <= 1).all():
         raise damaged(path, "values from -1 to 1", "another number")
