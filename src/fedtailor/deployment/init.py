@@ -26,8 +26,8 @@ from fedtailor.deployment.options import (
     SITE_FILE,
     SiteOptions,
     load_federation,
-    read_settings,
 )
+from fedtailor.experiment.config import read_settings
 
 KEYS = "keys"
 """Folder of the server's keys and certificates."""

@@ -8,12 +8,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, show
-from fedtailor.core.reading import read_toml
-from fedtailor.experiment.config import Config, check_section, make_config, with_tuples
+from fedtailor.experiment.config import (
+    Config,
+    check_section,
+    make_config,
+    read_settings,
+    with_tuples,
+)
 
 FEDERATION_FILE = "federation.toml"
 SITE_FILE = "site.toml"
@@ -176,18 +181,6 @@ def load_site(folder: Path) -> SiteOptions:
             raise ConfigError(message, key=f"site.{key}", **details)
 
     return build(SiteOptions, with_tuples(values), section="site")
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML file.
-
-    Raises:
-        ConfigError: it is missing or not TOML.
-    """
-    try:
-        return read_toml(path)
-    except DataError as error:
-        raise ConfigError(error.message, path=str(path)) from error
 
 
 def _check_one_seed(path: Path, config: Config) -> None:

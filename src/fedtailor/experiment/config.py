@@ -189,12 +189,19 @@ def load_config(path: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> 
         >>> load_config("experiment.toml", [("training.lr", 0.05)]).training.lr
         0.05
     """
-    path = Path(path)
+    return make_config(read_settings(Path(path)), overrides)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML file.
+
+    Raises:
+        ConfigError: it is missing or not TOML.
+    """
     try:
-        values = read_toml(path)
+        return read_toml(path)
     except DataError as error:
         raise ConfigError(error.message, path=str(path)) from error
-    return make_config(values, overrides)
 
 
 def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config:

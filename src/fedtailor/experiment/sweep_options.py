@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 
-from fedtailor.core.errors import ConfigError, DataError, UsageError, did_you_mean
+from fedtailor.core.errors import ConfigError, UsageError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, show
-from fedtailor.core.reading import read_toml
-from fedtailor.experiment.config import AlgorithmOptions, Config, flatten, make_config, to_toml
+from fedtailor.experiment.config import (
+    AlgorithmOptions,
+    Config,
+    flatten,
+    make_config,
+    read_settings,
+    to_toml,
+)
 from fedtailor.experiment.methods import read_methods
 
 if TYPE_CHECKING:
@@ -201,13 +207,7 @@ def load_sweep(
     Raises:
         ConfigError: the file is missing or no TOML, or a value is wrong.
     """
-    values: dict[str, Any] = {}
-    if path:
-        try:
-            values = read_toml(Path(path))
-        except DataError as error:
-            raise ConfigError(error.message, path=str(path)) from error
-
+    values = read_settings(Path(path)) if path else {}
     section = values.pop(_SECTION, {})
     if not isinstance(section, Mapping):
         allowed = f"a section with keys, such as [{_SECTION}]"
