@@ -112,6 +112,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def percent_with_error(value: float, error: float | None) -> str:
+    """Return a fraction as a percentage with its standard error, if it has one."""
+    return percent(value) if error is None else f"{percent(value)} ± {percent(error)}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in words.
 

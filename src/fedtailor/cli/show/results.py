@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.cli.show.console import percent, say, shortened, table
+from fedtailor.cli.show.console import percent, percent_with_error, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.experiment.reader import LOST_WORK
 
@@ -169,8 +169,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     errors = accuracy.get("sem", {})
     cells = []
     for figure in ("mean", "worst10", "smallest10", "pooled"):
-        error = f" ± {100 * errors[figure]:.1f}" if figure in errors else ""
-        cells.append(f"{percent(accuracy[figure])}{error}")
+        cells.append(percent_with_error(accuracy[figure], errors.get(figure)))
 
     if _has_few_examples(metrics):
         cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.cli.show.console import duration, percent, say, shortened, table
+from fedtailor.cli.show.console import duration, percent, percent_with_error, say, shortened, table
 from fedtailor.cli.show.results import warn
 
 _MOST_TRIALS = 30
@@ -94,8 +94,8 @@ def _score(trial: Mapping[str, Any]) -> str:
     """Return the validation score of a trial, with its standard error over seeds."""
     if trial["validation"] is None:
         return "-"
-    error = "" if trial["standard_error"] is None else f" ± {100 * trial['standard_error']:.1f}"
-    return f"{percent(trial['validation'])}{error}"
+
+    return percent_with_error(trial["validation"], trial["standard_error"])
 
 
 def _show_methods(result: Mapping[str, Any]) -> None:
@@ -141,5 +141,5 @@ def _test(method: Mapping[str, Any]) -> str:
     accuracy = method.get("test", {}).get("personalized")
     if accuracy is None:
         return "-"
-    error = f" ± {100 * accuracy['sem']['mean']:.1f}" if "sem" in accuracy else ""
-    return f"{percent(accuracy['mean'])}{error}"
+
+    return percent_with_error(accuracy["mean"], accuracy.get("sem", {}).get("mean"))
