@@ -75,7 +75,7 @@ def test_only_training_steps_run_in_it(monkeypatch):
         return original(task, params, x)
 
     original = task.predict_features
-    monkeypatch.setattr(prediction, "predict_features", watch)
+    monkeypatch.setattr(task, "predict_features", watch)
     models("fedavg", "bfloat16", Reference())
     assert seen and not any(seen)
     federation, training = (
