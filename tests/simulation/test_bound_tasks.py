@@ -78,4 +78,4 @@ def test_a_server_state_that_is_no_named_tuple_is_an_error_in_words():
     with pytest.raises(
         TypeError, match="must define aggregate, or keep a server state that is a NamedTuple"
     ):
-        Algorithm.aggregate(Empty(), (), {}, None)
+        Algorithm.aggregate(Empty(), (), {"model": None}, None)
