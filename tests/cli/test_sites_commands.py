@@ -160,6 +160,9 @@ def test_what_has_left_a_site(world, capsys):
     checks = json_of("site check sites/clinic", capsys, FAILED)["checks"]
     assert "line 4" in next(check["text"] for check in checks if check["what"] == "log")
 
+    log.write_text("\n".join(lines[:-2]) + "\n")
+    assert json_of("site leaves sites/clinic", capsys)["complete"] is False
+
     log.unlink()
     assert main(["site", "leaves", "sites/clinic"]) == 0
     assert "|" not in capsys.readouterr().out
