@@ -1,6 +1,7 @@
-"""Absences of an earlier run, repeated.
+"""Absences of clients in rounds that are run again.
 
-Whether a client answers in time cannot be computed again.
+Whether a client answers in time is chance. So when a run is repeated, the clients that gave no
+answer the first time are not asked again: the records of the first time count.
 """
 
 from __future__ import annotations
