@@ -16,7 +16,7 @@ HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 
 class Client(NamedTuple):
-    """The tensors that a search takes, in its order."""
+    """The tensors that a search takes."""
 
     z: torch.Tensor
     labels: torch.Tensor
@@ -47,7 +47,12 @@ def client(seed=0, n=60, d=D, classes=CLASSES, shift=0.5):
 
 
 def find(one, mode="single", **changes):
-    return _beta_search.find_beta(*one, mode=mode, **{**REFERENCE, **changes})
+    examples = _beta_search.FoldedExamples(one.z, one.labels, one.weight, one.words)
+    shared = _beta_search.GlobalGaussian(one.global_means, one.global_covariance)
+    estimate = _beta_search.CovarianceEstimate(**{**REFERENCE, **changes})
+    return _beta_search.find_beta(
+        examples, shared, one.prior, one.previous, mode=mode, estimate=estimate
+    )
 
 
 def judged(one, **changes):
@@ -152,7 +157,8 @@ def stacked_clients():
 @pytest.mark.parametrize("mode", MODES)
 def test_vmap_with_padding_equals_a_loop_without(mode):
     together, sizes = stacked_clients()
-    betas = torch.func.vmap(lambda *one: find(one, mode, ridge=0.1, project=True))(*together)
+    searched = torch.func.vmap(lambda *one: find(Client(*one), mode, ridge=0.1, project=True))
+    betas = searched(*together)
     points = torch.rand(7, 2, dtype=torch.float64)
     values = torch.func.vmap(lambda *one: judged(Client(*one))(points))(*together)
     for row, size in enumerate(sizes):

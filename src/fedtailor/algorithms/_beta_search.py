@@ -10,6 +10,7 @@ float64. The same search finds the weight of a blended class prior.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,6 +40,46 @@ _AT_ONCE = 9
 """Betas evaluated in one product, to bound memory."""
 
 
+class FoldedExamples(NamedTuple):
+    """The features of a client's examples, and what divides them into folds."""
+
+    z: Float[Tensor, "n d"]
+    """Features; rows of weight 0 are not there and may hold any finite numbers."""
+    labels: Int[Tensor, "n"]
+    weight: Real[Tensor, "n"]
+    words: Int64[Tensor, "n"]
+    """Random bits of every row, which decide the folds."""
+
+
+class GlobalGaussian(NamedTuple):
+    """The global Gaussian class model."""
+
+    means: Float[Tensor, "classes d"]
+    covariance: Float[Tensor, "d d"]
+
+
+@dataclass(frozen=True)
+class CovarianceEstimate:
+    """How covariances are estimated."""
+
+    ridge: float
+    """Added to the diagonal of the local covariance."""
+    offset: float
+    """Added to every entry of the local covariance."""
+    shrinkage: float
+    """Amount by which local and global covariance are shrunk before they are blended."""
+    project: bool
+    """Make the local covariance positive definite by :func:`gaussian.nearest_pd`."""
+
+    def local(self, moments: gaussian.ClassMoments) -> Float64[Tensor, "d d"]:
+        """Return the local covariance, shrunk."""
+        count = moments.counts.sum()
+        covariance = gaussian.covariance(moments.scatter, count, self.ridge, self.offset)
+        if self.project:
+            covariance = gaussian.nearest_pd(covariance)
+        return gaussian.shrink(covariance, self.shrinkage)
+
+
 class Folds(NamedTuple):
     """Two halves of some examples: row numbers, and weights that are 0 for rows left out."""
 
@@ -66,11 +107,13 @@ class Path(NamedTuple):
         beta_mean = betas[:, 0, None, None]
         beta_cov = betas[:, 1, None]
         means = beta_mean * self.local_means + (1.0 - beta_mean) * self.global_means
-        variances = beta_cov * self.variances + (1.0 - beta_cov)
-        scaled = means / variances[:, None]
+        variances = beta_cov * self.variances + (1.0 - beta_cov)  # (k, d)
+        scaled = means / variances[:, None]  # (k, classes, d)
 
         # weights go back to the features, which is cheaper than features to the basis
-        return scaled @ self.basis.mT, -0.5 * (means * scaled).sum(-1)
+        weight = scaled @ self.basis.mT
+        bias = -0.5 * (means * scaled).sum(-1)
+        return weight, bias
 
 
 class Fold(NamedTuple):
@@ -89,7 +132,8 @@ class Fold(NamedTuple):
         columns = (bias + log_prior).reshape(-1, 1)
         logits = torch.addmm(columns, weight.flatten(0, 1), self.features.mT)
         logits = logits.reshape(*bias.shape, len(self.labels))  # (k, classes, half)
-        labels = self.labels.expand(len(betas), -1)
+
+        labels = self.labels.expand(len(betas), -1)  # (k, half)
         loss = cross_entropy(logits, labels, reduction="none")  # (k, half)
 
         # rows of weight 0 may have any loss, even an infinite one
@@ -99,43 +143,32 @@ class Fold(NamedTuple):
 
 
 def find_beta(
-    z: Float[Tensor, "n d"],
-    labels: Int[Tensor, "n"],
-    weight: Real[Tensor, "n"],
-    words: Int64[Tensor, "n"],
-    global_means: Float[Tensor, "classes d"],
-    global_covariance: Float[Tensor, "d d"],
+    examples: FoldedExamples,
+    shared: GlobalGaussian,
     prior: Float[Tensor, "classes"],
     previous: Float[Tensor, "2"],
     *,
     mode: Mode,
-    ridge: float,
-    offset: float,
-    shrinkage: float,
-    project: bool,
+    estimate: CovarianceEstimate,
 ) -> Float64[Tensor, "2"]:
     """Find beta for means and covariance by 2-fold cross-validation, as multiples of 2^-12.
 
     Args:
-        z: features; rows of weight 0 are not there and may hold any finite numbers.
-        words: random bits of every row, which decide the folds.
         prior: class probabilities of the classifier.
         previous: returned if the objective is nowhere finite.
         mode: ``single`` gives two equal betas.
-        ridge: added to the diagonal of the local covariance.
-        offset: added to every entry of the local covariance.
-        shrinkage: amount by which both covariances are shrunk before they are blended.
-        project: make the local covariance positive definite by :func:`gaussian.nearest_pd`.
 
     Returns:
         Beta of means and covariance. 0, the global model, if no class has two examples.
     """
-    num_classes = global_means.shape[0]
-    # padding may have any number as its label
+    z, labels, weight, words = examples
+    num_classes = shared.means.shape[0]
     folds = stratified_folds(labels, weight, words, num_classes)
+    shrunk = GlobalGaussian(shared.means, gaussian.shrink(shared.covariance, estimate.shrinkage))
+
+    # padding may have any number as its label
     features = [z[rows].double() for rows in folds.rows]
-    fold_labels = labels[folds.rows].clamp(0, num_classes - 1)
-    shared = gaussian.shrink(global_covariance, shrinkage)
+    fold_labels = labels[folds.rows].clamp(0, num_classes - 1)  # (2, half)
 
     # each half gives the blends that the other half judges
     judged = []
@@ -143,22 +176,23 @@ def find_beta(
         moments = gaussian.class_moments(
             features[half], fold_labels[half], folds.weight[half], num_classes
         )
-        local = gaussian.covariance(moments.scatter, moments.counts.sum(), ridge, offset)
-        if project:
-            local = gaussian.nearest_pd(local)
-        local = gaussian.shrink(local, shrinkage)
+        local_means = gaussian.fill_missing_means(moments, shrunk.means)
+        blends = path(local_means, shrunk.means, estimate.local(moments), shrunk.covariance)
 
-        local_means = gaussian.fill_missing_means(moments, global_means)
-        blends = path(local_means, global_means, local, shared)
         row_weight = folds.weight[other].double()
         judged.append(Fold(blends, features[other], fold_labels[other], row_weight))
 
     log_prior = prior.double().log()
-    beta, value = search_beta(lambda betas: objective(judged, log_prior, betas), mode, like=shared)
+
+    def evaluate(betas: Tensor) -> Tensor:
+        return objective(judged, log_prior, betas)
+
+    beta, value = search_beta(evaluate, mode, like=shrunk.covariance)
 
     # no finite objective: the beta from before; no class with two examples: the global model
     beta = torch.where(torch.isfinite(value), beta, previous.double())
-    return torch.where((folds.weight > 0).any(), beta, 0.0)
+    has_examples = (folds.weight > 0).any()
+    return torch.where(has_examples, beta, 0.0)
 
 
 def stratified_folds(
@@ -171,20 +205,23 @@ def stratified_folds(
     single row get weight 0. Same counts as scikit-learn's ``StratifiedKFold(2, shuffle=True)``
     where classes first appear in order.
     """
-    n = labels.shape[0]
+    # rows whose class has another row
     is_class = labels[:, None] == torch.arange(num_classes, device=labels.device)
-    present = is_class & (weight > 0)[:, None]
-    in_pairs = (present & (present.sum(0) >= 2)).any(1)
+    is_present = is_class & (weight > 0)[:, None]  # (n, classes)
+    class_has_two = is_present.sum(0) >= 2
+    takes_part = (is_present & class_has_two).any(1)
 
     # by class, then by word; rows that are left out come last
-    group = torch.where(in_pairs, labels, num_classes)
+    group = torch.where(takes_part, labels, num_classes)
     by_word = torch.argsort(words, stable=True)
-    order = by_word[torch.argsort(group[by_word], stable=True)]
-    order_weight = torch.where(in_pairs, weight, 0)[order]
+    by_group = torch.argsort(group[by_word], stable=True)
+    order = by_word[by_group]
+    order_weight = torch.where(takes_part, weight, 0)[order]
 
-    # dealt alternately
-    rows = pad(order, (0, n % 2)).reshape(-1, 2).mT
-    row_weight = pad(order_weight, (0, n % 2)).reshape(-1, 2).mT
+    # dealt alternately, after a row of padding if their number is odd
+    missing = labels.shape[0] % 2
+    rows = pad(order, (0, missing)).reshape(-1, 2).mT
+    row_weight = pad(order_weight, (0, missing)).reshape(-1, 2).mT
     return Folds(rows, row_weight)
 
 
@@ -210,9 +247,13 @@ def path(
 
     # P, where there is one
     basis = torch.linalg.solve_triangular(factor.mT, rotation, upper=True)
-    sound = gaussian.all_finite(global_covariance) & gaussian.all_finite(relative) & (failed == 0)
-    basis = torch.where(sound, basis, torch.nan)
-    return Path(basis, variances, local_means.double() @ basis, global_means.double() @ basis)
+    is_finite = gaussian.all_finite(global_covariance) & gaussian.all_finite(relative)
+    basis = torch.where(is_finite & (failed == 0), basis, torch.nan)
+
+    # both sets of means in that basis
+    rotated_local = local_means.double() @ basis
+    rotated_global = global_means.double() @ basis
+    return Path(basis, variances, rotated_local, rotated_global)
 
 
 def objective(
@@ -240,6 +281,7 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
     counts = class_counts.double()
     total = counts.sum()
     num_classes = counts.shape[0]
+
     # of all examples, and of the others as one example of the class sees them
     frequencies = counts / total.clamp_min(1.0)
     among_others = (counts - 1.0).clamp_min(0.0) / (total - 1.0).clamp_min(1.0)
@@ -247,10 +289,12 @@ def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, 
     def loss(weights: Tensor) -> Tensor:
         w = weights[:, :1]
         predicted = w * among_others + (1.0 - w) / num_classes  # (k, classes)
-        return torch.where(counts > 0, -counts * predicted.log(), 0.0).sum(1)
+        losses = torch.where(counts > 0, -counts * predicted.log(), 0.0)
+        return losses.sum(1)
 
     (weight, _), _ = search_beta(loss, "single", like=counts)
-    return gaussian.blend(frequencies, torch.full_like(counts, 1.0 / num_classes), weight)
+    equally_likely = torch.full_like(counts, 1.0 / num_classes)
+    return gaussian.blend(frequencies, equally_likely, weight)
 
 
 def search_beta(
@@ -274,15 +318,18 @@ def search_beta(
     start = _pattern(_STARTS[mode], mode, like)
     best, value = _choose(start, evaluate(start))
 
+    # to all neighbors; the middle direction stays where the search is
     directions = _pattern([-1.0, 0.0, 1.0], mode, like)
     middle = directions.shape[0] // 2
+    moves_per_level = 1 if mode == "single" else 2
 
     for level in range(_FIRST_LEVEL, _LAST_LEVEL + 1):
-        for _ in range(1 if mode == "single" else 2):
+        for _ in range(moves_per_level):
             candidates = (best + directions * 2.0**-level).clamp(0.0, 1.0)
 
             # the middle is the best one so far: its value is known
-            values = evaluate(torch.cat([candidates[:middle], candidates[middle + 1 :]]))
+            neighbors = torch.cat([candidates[:middle], candidates[middle + 1 :]])
+            values = evaluate(neighbors)
             values = torch.cat([values[:middle], value[None], values[middle:]])
             best, value = _choose(candidates, values)
 
@@ -301,5 +348,8 @@ def _choose(candidates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first candidate whose value is the lowest up to rounding, and its value."""
     values = torch.where(torch.isfinite(values), values, torch.inf)
     lowest = values.min()
-    first = (values <= lowest + _TIE * (1.0 + lowest.abs())).int().argmax()[None]
+    is_lowest = values <= lowest + _TIE * (1.0 + lowest.abs())
+
+    # argmax gives the first; a 1-d index, because vmap cannot index by a scalar that differs
+    first = is_lowest.int().argmax()[None]
     return candidates.index_select(0, first)[0], values.index_select(0, first)[0]

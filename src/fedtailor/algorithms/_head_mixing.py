@@ -47,9 +47,14 @@ def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> Fe
     is negative.
     """
     n = moments.counts.sum().clamp_min(1.0)
-    shares = moments.counts / n
+    shares = moments.counts / n  # p_c, (classes,)
+
+    # V, from the spread within classes and the spread of their means
+    within = moments.scatter.trace() / n
     between = (shares * (1.0 - shares) * moments.means.square().sum(1)).sum()
-    variance = (moments.scatter.trace() / n + between) / n
+    variance = (within + between) / n
+
+    # H
     prior_means = shares[:, None] * moments.means
     return FeatureStatistics(variance.to(dtype), prior_means.to(dtype))
 
@@ -80,15 +85,19 @@ class HeadErrors(NamedTuple):
 
     def matrices(self, clients: Tensor, candidates: Tensor) -> Float64[Tensor, "b k k"]:
         """Return P_i of some clients (b,), for mixtures of each one's candidates (b, k) alone."""
-        products = self.gram[clients[:, None], candidates]
-        norms = self.gram.diagonal()[clients]
-        among = self.gram[candidates[:, :, None], candidates[:, None, :]]
+        # H_i . H_i, H_i . H_j and H_j . H_k
+        norms = self.gram.diagonal()[clients]  # (b,)
+        products = self.gram[clients[:, None], candidates]  # (b, k)
+        among = self.gram[candidates[:, :, None], candidates[:, None, :]]  # (b, k, k)
+
+        # (H_i - H_j) . (H_i - H_k)
         bias = norms[:, None, None] - products[:, :, None] - products[:, None, :] + among
         return bias + torch.diag_embed(self.variance[candidates])
 
     def slopes(self, clients: Tensor, weights: Tensor) -> Float64[Tensor, "b m"]:
         """Return ``P_i a`` for the weights a (b, m) of some clients i (b,): half the slopes."""
-        products = self.gram[clients]
+        # H_i . H_i - H_i . sum_k a_k H_k is the same for every head j
+        products = self.gram[clients]  # H_i . H_j, (b, m)
         along = (products * weights).sum(1, keepdim=True)
         constant = self.gram.diagonal()[clients, None] - along
         return self.variance * weights + constant - products + weights @ self.gram
@@ -104,13 +113,20 @@ def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
 
     # NaN compares as smaller, and is dropped
     weights = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)
+
+    only_own_head = torch.eye(len(weights), dtype=torch.float64)
     total = weights.sum(1, keepdim=True)
-    return torch.where(total > 0, weights / total, torch.eye(len(weights), dtype=torch.float64))
+    return torch.where(total > 0, weights / total, only_own_head)
 
 
 def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
     """Return ``sum_j weights[i, j] values[j]`` for every client i; leaves (m, ...)."""
-    return tree.map(lambda leaf: torch.tensordot(weights, leaf.double(), 1).to(leaf.dtype), values)
+
+    def mix(leaf: Tensor) -> Tensor:
+        sums: Tensor = torch.tensordot(weights, leaf.double(), 1)
+        return sums.to(leaf.dtype)
+
+    return tree.map(mix, values)
 
 
 def best_mixtures(errors: HeadErrors) -> Float64[Tensor, "m m"]:
@@ -122,35 +138,46 @@ def best_mixtures(errors: HeadErrors) -> Float64[Tensor, "m m"]:
     again. If there are none, it is the best mixture of all clients.
     """
     m = len(errors.gram)
-    order = errors.of_single_heads()
-    tie = _TIE * order.median(1, keepdim=True).values
     weights = torch.empty(m, m, dtype=torch.float64)
-    clients = torch.arange(m)
+
+    # the clients whose mixture is still sought, and in which order others are their candidates
+    clients = torch.arange(m)  # (b,)
+    order = errors.of_single_heads()  # (b, m), lowest first
+    tie = _TIE * order.median(1, keepdim=True).values
 
     for attempt in itertools.count():
-        # the candidates that come first in the order, by their number
-        places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
-        count = m if m <= 2 * places else places
-        candidates = order.argsort(dim=1, stable=True)[:, :count].sort(dim=1).values
-
+        candidates = _first_candidates(order, attempt)
         mixtures = _mixtures_among(errors, clients, candidates)
         slopes = errors.slopes(clients, mixtures)
         is_finite = torch.isfinite(slopes).all(1, keepdim=True)
         weights[clients] = torch.where(is_finite, mixtures, torch.nan)
 
-        # clients outside that would lower the error, or do not raise it
+        # heads outside that would lower the error, or do not raise it
         is_candidate = torch.zeros_like(slopes, dtype=torch.bool).scatter_(1, candidates, True)
         level = (mixtures * slopes).sum(1, keepdim=True)
         would_lower = (slopes <= level + tie[clients]) & ~is_candidate
-        incomplete = would_lower.any(1)
-        if not incomplete.any():
+        is_incomplete = would_lower.any(1)
+        if not is_incomplete.any():
             break
 
-        # again for the others; who is in the mixture stays a candidate
-        clients = clients[incomplete]
-        order = torch.where(mixtures > _TIE, -torch.inf, slopes)[incomplete]
+        # again where there are such heads; who is in the mixture stays a candidate
+        clients = clients[is_incomplete]
+        order = torch.where(mixtures > _TIE, -torch.inf, slopes)[is_incomplete]
 
     return weights
+
+
+def _first_candidates(order: Tensor, attempt: int) -> Tensor:
+    """Return the candidates (b, k) that come first in the order (b, m), ascending by number.
+
+    There are more in later attempts.
+    """
+    m = order.shape[1]
+    places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
+    count = m if m <= 2 * places else places
+
+    first = order.argsort(dim=1, stable=True)[:, :count]
+    return first.sort(dim=1).values
 
 
 def _mixtures_among(errors: HeadErrors, clients: Tensor, candidates: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ middle of them, whatever the order of the rows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -30,6 +32,25 @@ _FAILED = 1e-9
 not found."""
 
 
+class _Programs(NamedTuple):
+    """Programs in scaled unknowns b: minimize ``b^T Q b`` over ``b >= 0, sum_j c_j b_j = 1``."""
+
+    q: Tensor  # (programs, m, m)
+    cost: Tensor  # c, (programs, m)
+
+    def select(self, programs: Tensor) -> _Programs:
+        """Return some of the programs, given by their numbers."""
+        return _Programs(self.q[programs], self.cost[programs])
+
+
+class _Iterate(NamedTuple):
+    """Where the method stands: unknowns b > 0, duals s > 0 of b >= 0, and the dual l of the sum."""
+
+    b: Tensor  # (programs, m)
+    s: Tensor  # (programs, m)
+    level: Tensor  # l, (programs, 1)
+
+
 def least_quadratic(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m"]:
     """Return ``argmin_a a^T P a`` over ``a >= 0, sum(a) = 1`` for every matrix P of a stack.
 
@@ -47,27 +68,29 @@ def least_quadratic(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m"]:
     matrices = matrices.double()
     p = gaussian.finite_or(matrices, torch.eye(matrices.shape[-1], dtype=torch.float64))
 
-    # Q and c, whose rows have about the same size
-    diagonal = p.diagonal(dim1=1, dim2=2)
+    # the unit of a program: its smallest diagonal entry that is not 0
+    diagonal = p.diagonal(dim1=1, dim2=2)  # (b, m)
     unit = torch.where(diagonal > 0, diagonal, torch.inf).amin(1, keepdim=True)
     unit = torch.where(torch.isinf(unit), 1.0, unit)
+
+    # Q and c, whose rows have about the same size
     cost = (unit / torch.maximum(diagonal, unit)).sqrt()
     q = p / unit[:, :, None] * cost[:, :, None] * cost[:, None, :]
+    programs = _Programs(q, cost)
 
-    # the start: equal weights, and a dual that is positive
-    b = (1.0 / cost.sum(1, keepdim=True)).expand(cost.shape).clone()
-    slope = _product(q, b)
-    s = torch.maximum(slope, slope.abs().mean(1, keepdim=True))
-    level = torch.zeros_like(unit)
-
+    iterate = _start(programs)
     for _ in range(_MOST_STEPS):
-        away = (b * (s + (_product(q, b) - level * cost - s).abs())).sum(1)
-        left = (away > _TOLERANCE).nonzero()[:, 0]
-        if not len(left):
+        unsolved = (_distance_from_minimum(programs, iterate) > _TOLERANCE).nonzero()[:, 0]
+        if not len(unsolved):
             break
-        b[left], s[left], level[left] = _step(q[left], cost[left], b[left], s[left], level[left])
 
-    weights = b * cost
+        # programs that are solved stay as they are
+        current = _Iterate(*(part[unsolved] for part in iterate))
+        stepped = _step(programs.select(unsolved), current)
+        for part, new_part in zip(iterate, stepped, strict=True):
+            part[unsolved] = new_part
+
+    weights = iterate.b * cost
     weights = weights / weights.sum(1, keepdim=True)
 
     # a program that did not converge has no result
@@ -107,66 +130,110 @@ def nearest_psd(matrices: Float[Tensor, "b m m"]) -> Float64[Tensor, "b m m"]:
     symmetric = gaussian.finite_or((matrices + matrices.mT) / 2, identity)
 
     # a factorization is cheaper than eigenvalues, and seldom fails
-    largest = symmetric.diagonal(dim1=1, dim2=2).amax(1).clamp_min(0.0)[:, None, None]
-    indefinite = torch.linalg.cholesky_ex(symmetric + _NEGATIVE * largest * identity).info > 0
+    largest = symmetric.diagonal(dim1=1, dim2=2).amax(1)
+    tolerance = _NEGATIVE * largest.clamp_min(0.0)[:, None, None]
+    failed = torch.linalg.cholesky_ex(symmetric + tolerance * identity).info
+    indefinite = failed > 0
     if not bool(indefinite.any()):
         return matrices
 
-    result = matrices.clone()
     values, vectors = torch.linalg.eigh(symmetric[indefinite])
-    result[indefinite] = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
+    not_negative = values.clamp_min(0.0)[:, None, :]
+    result = matrices.clone()
+    result[indefinite] = (vectors * not_negative) @ vectors.mT
     return result
 
 
-def _step(
-    q: Tensor, cost: Tensor, b: Tensor, s: Tensor, level: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Take a predictor-corrector step, unless the step is not finite.
+def _start(programs: _Programs) -> _Iterate:
+    """Return equal unknowns that meet the constraint, and duals that are positive."""
+    q, cost = programs
+    b = (1.0 / cost.sum(1, keepdim=True)).expand(cost.shape).clone()
 
-    The change of b is computed as a multiple of sqrt(b). Its Newton matrix is ``sqrt(b) Q sqrt(b) +
-    diag(s)``, whose entries are bounded.
-    """
-    # the Newton matrix, and what the constraints lack
-    root = b.sqrt()
-    newton = root[:, :, None] * q * root[:, None, :]
-    newton.diagonal(dim1=1, dim2=2).add_(s).mul_(1.0 + _RIDGE)
-    factor, failed = torch.linalg.cholesky_ex(newton)
-    dual = _product(q, b) - level * cost - s
-    primal = 1.0 - (cost * b).sum(1, keepdim=True)
+    slope = _product(q, b)
+    mean_size = slope.abs().mean(1, keepdim=True)
+    s = torch.maximum(slope, mean_size)
+    return _Iterate(b, s, torch.zeros_like(mean_size))
 
-    def direction(aim: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve for changes after which the constraints hold and ``b s`` has changed by ``aim``."""
-        sides = torch.stack([root * cost, root * (aim / b - dual)], 2)
-        along, rest = (root[:, :, None] * torch.cholesky_solve(sides, factor)).unbind(2)
-        change = (primal - (cost * rest).sum(1, keepdim=True)) / (cost * along).sum(1, keepdim=True)
-        move = rest + change * along
-        return move, (aim - s * move) / b, change
+
+def _distance_from_minimum(programs: _Programs, iterate: _Iterate) -> Tensor:
+    """Return a bound (programs,): what complementarity and the dual equation lack."""
+    b, s, level = iterate
+    dual_gap = _product(programs.q, b) - level * programs.cost - s
+    return (b * (s + dual_gap.abs())).sum(1)
+
+
+def _step(programs: _Programs, iterate: _Iterate) -> _Iterate:
+    """Take a predictor-corrector step, unless the step is not finite."""
+    b, s, _ = iterate
+    system = _NewtonSystem(programs, iterate)
+    products = b * s
 
     # predictor: how far would a step towards t = 0 come?
-    move, slack, _ = direction(-b * s)
-    length = _within(b, move, s, slack)
-    mean = (b * s).mean(1, keepdim=True)
-    reached = ((b + length * move) * (s + length * slack)).mean(1, keepdim=True)
+    predictor = system.solve(-products)
+    length = _longest_step(iterate, predictor)
+    mean = products.mean(1, keepdim=True)
+    reached_b = b + length * predictor.b
+    reached_s = s + length * predictor.s
+    reached = (reached_b * reached_s).mean(1, keepdim=True)
     center = (reached / mean).clamp(0.0, 1.0) ** 3 * mean
 
     # corrector: a step towards t = center, with the second-order term of the predictor
-    move, slack, change = direction(center - b * s - move * slack)
-    length = _TO_BOUNDARY * _within(b, move, s, slack)
+    corrector = system.solve(center - products - predictor.b * predictor.s)
+    length = _TO_BOUNDARY * _longest_step(iterate, corrector)
 
     # a step that is not finite is not taken; the program then counts as not solved
-    finite = torch.isfinite(torch.cat([move, slack, change], 1)).all(1, keepdim=True)
-    usable = (failed == 0)[:, None] & finite
-    return (
-        torch.where(usable, b + length * move, b),
-        torch.where(usable, s + length * slack, s),
-        torch.where(usable, level + length * change, level),
-    )
+    is_finite = torch.isfinite(torch.cat(corrector, 1)).all(1, keepdim=True)
+    usable = system.is_factored & is_finite
+    parts = []
+    for part, change in zip(iterate, corrector, strict=True):
+        parts.append(torch.where(usable, part + length * change, part))
+
+    return _Iterate(*parts)
 
 
-def _within(b: Tensor, move: Tensor, s: Tensor, slack: Tensor) -> Tensor:
-    """Return the length (b, 1), at most 1, of the longest step after which nothing is negative."""
-    blocking = torch.maximum((-move / b).amax(1, keepdim=True), (-slack / s).amax(1, keepdim=True))
-    return 1.0 / blocking.clamp_min(1.0)
+class _NewtonSystem:
+    """The linear equations of a Newton step, factored once for predictor and corrector.
+
+    The change of b is computed as a multiple of sqrt(b). Its matrix is ``sqrt(b) Q sqrt(b) +
+    diag(s)``, whose entries are bounded.
+    """
+
+    def __init__(self, programs: _Programs, iterate: _Iterate) -> None:
+        q, self.cost = programs
+        self.b, self.s, level = iterate
+        self.root = self.b.sqrt()
+
+        matrix = self.root[:, :, None] * q * self.root[:, None, :]
+        matrix.diagonal(dim1=1, dim2=2).add_(self.s).mul_(1.0 + _RIDGE)
+        self.factor, failed = torch.linalg.cholesky_ex(matrix)
+        self.is_factored = (failed == 0)[:, None]  # (programs, 1)
+
+        # what the two linear equations lack: Q b - l c - s = 0 and sum_j c_j b_j = 1
+        self.dual_gap = _product(q, self.b) - level * self.cost - self.s
+        self.primal_gap = 1.0 - (self.cost * self.b).sum(1, keepdim=True)
+
+    def solve(self, aim: Tensor) -> _Iterate:
+        """Return changes that close both gaps and change ``b s`` by ``aim``, to first order."""
+        # per unit of the change of l, and without a change of l
+        sides = [self.root * self.cost, self.root * (aim / self.b - self.dual_gap)]
+        solution = torch.cholesky_solve(torch.stack(sides, 2), self.factor)  # (programs, m, 2)
+        per_level, without_level = (self.root[:, :, None] * solution).unbind(2)
+
+        # the change of l that closes the primal gap
+        missing = self.primal_gap - (self.cost * without_level).sum(1, keepdim=True)
+        level = missing / (self.cost * per_level).sum(1, keepdim=True)
+
+        b = without_level + level * per_level
+        s = (aim - self.s * b) / self.b
+        return _Iterate(b, s, level)
+
+
+def _longest_step(iterate: _Iterate, change: _Iterate) -> Tensor:
+    """Return the length (programs, 1), at most 1, of the longest step that leaves b, s >= 0."""
+    b_shrinks = (-change.b / iterate.b).amax(1, keepdim=True)
+    s_shrinks = (-change.s / iterate.s).amax(1, keepdim=True)
+    fastest = torch.maximum(b_shrinks, s_shrinks)
+    return 1.0 / fastest.clamp_min(1.0)
 
 
 def _product(matrices: Tensor, vectors: Tensor) -> Tensor:

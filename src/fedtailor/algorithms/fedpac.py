@@ -146,6 +146,8 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
 
         # m_c, V and H, under the received body
         features, before = gaussian.measure(task, shared.body, data.train, key=key.fold("before"))
+
+        # the head on the received body, then the body under the new head
         head = ft.train_head(
             task,
             shared.body,
@@ -153,20 +155,11 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             data.train,
             key=key.fold("head"),
             epochs=self.head_epochs,
-            training=replace(task.training, lr=self.head_lr),
+            training=self._head_training(task),
             features=features,
         )
-
-        # the body under the new head; mu^y is the client's m_c where there is no global mean yet
-        targets = torch.where(shared.known[:, None] > 0, shared.class_means, before.means.to(dtype))
-        penalty = self.penalty * shared.known.amax()  # 0 in the first round
-        body = ft.train(
-            task,
-            losses.aligned_loss,
-            shared.body,
-            context=(head.params, targets, penalty),
-            data=data.train,
-            key=key.fold("body"),
+        body = self._train_body(
+            task, shared, head.params, before.means.to(dtype), data.train, key.fold("body")
         )
 
         # class means are uploaded under the trained body
@@ -176,6 +169,8 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             "class_means": ft.Mean(after.means.to(dtype), data.info.class_counts),
         }
         new_state = ClientState(head.params, ())
+
+        # the next head comes from the server, so this one need not stay
         if self.combine_heads:
             upload["head"] = ft.Each(head.params)
             upload["statistics"] = ft.Each(feature_statistics(before, dtype))
@@ -219,7 +214,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             data.train,
             key=key.fold("head"),
             epochs=self.onboard_epochs,
-            training=replace(task.training, lr=self.head_lr),
+            training=self._head_training(task),
         )
         new = torch.ones(()) if self.combine_heads else ()
         return ft.Onboarded(ClientState(head.params, new), head.steps)
@@ -241,8 +236,36 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
             key=key,
             epochs=self.finetune_epochs,
             layers="head",
-            training=replace(task.training, lr=self.head_lr),
+            training=self._head_training(task),
         )
+
+    def _train_body(
+        self,
+        task: ft.Task,
+        shared: ServerState,
+        head: ft.Params,
+        class_means: Tensor,
+        data: ft.ExampleSet,
+        key: ft.Key,
+    ) -> ft.Trained:
+        """Train the body under a head, with features that align with the means of their classes."""
+        # mu^y is the client's own m_c where there is no global mean yet: (classes, d)
+        has_mean = shared.known[:, None] > 0
+        targets = torch.where(has_mean, shared.class_means, class_means)
+
+        penalty = self.penalty * shared.known.amax()  # 0 in the first round
+        return ft.train(
+            task,
+            losses.aligned_loss,
+            shared.body,
+            context=(head, targets, penalty),
+            data=data,
+            key=key,
+        )
+
+    def _head_training(self, task: ft.Task) -> ft.Training:
+        """Return the training of the task with the head's own learning rate."""
+        return replace(task.training, lr=self.head_lr)
 
     def _head(self, download: ft.Download[ServerState], state: ClientState) -> ft.Params:
         """Return the combined head, or the client's own if it is new or heads are not combined."""

@@ -59,7 +59,13 @@ import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
-from fedtailor.algorithms._beta_search import blend_frequencies, find_beta
+from fedtailor.algorithms._beta_search import (
+    CovarianceEstimate,
+    FoldedExamples,
+    GlobalGaussian,
+    blend_frequencies,
+    find_beta,
+)
 from fedtailor.algorithms._gaussian_classifier import (
     GaussianClassifier,
     Head,
@@ -279,20 +285,14 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         if self.beta == "none":
             beta = (weight.sum() > 0).double().expand(2)
         else:
+            words = ft.row_words(key.fold("folds"), weight)
             beta = find_beta(
-                features.x,
-                features.y,
-                weight,
-                ft.row_words(key.fold("folds"), weight),
-                shared.means,
-                shared.covariance,
+                FoldedExamples(features.x, features.y, weight, words),
+                GlobalGaussian(shared.means, shared.covariance),
                 prior,
                 state.beta,
                 mode=self.beta,
-                ridge=self.cov_ridge,
-                offset=self.cov_offset,
-                shrinkage=_SHRINKAGE,
-                project=project,
+                estimate=CovarianceEstimate(self.cov_ridge, self.cov_offset, _SHRINKAGE, project),
             )
 
         # eq. 8-9

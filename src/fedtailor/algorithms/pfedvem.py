@@ -238,6 +238,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         noise: Tensor | tuple[()] = ()
         if self.prediction_draws:
             noise = torch.zeros(self.prediction_draws, gaussian_heads.head_size(zeros))
+
         return Personal(server.body, server.head, zeros, noise)
 
     def onboard(
@@ -249,7 +250,6 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         key: ft.Key,
     ) -> ft.Onboarded:
         """Take rounds on the client's own data, under the global body and head."""
-        # each round continues from the posterior, and perhaps the body, of the one before
         shared = download.shared
         state = _started(shared, self.init_client(task, info, key))
         steps = torch.zeros((), dtype=torch.int64)
@@ -257,9 +257,12 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             done = self._round(
                 task, shared, state, data, key.fold(number), train_body=self.onboard_body
             )
+
+            # the next round continues from the posterior, and perhaps the body, of this one
             state = done.state
             shared = shared._replace(body=done.body)
             steps = steps + done.metrics["steps"]
+
         return ft.Onboarded(state, steps)
 
     def personalize(
@@ -284,6 +287,7 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         z = self.features(task, personal, x)
         if not isinstance(personal.noise, Tensor):
             return task.model.head(personal.head, z)
+
         heads = gaussian_heads.draw_heads(personal.head, personal.deviation, personal.noise)
         return gaussian_heads.mean_log_probabilities(task, heads, z)
 
@@ -310,45 +314,63 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         # M-step: from the means before the E-step
         terms = self._confidence(shared, state)
 
-        # E-step, on cached features; a posterior that is not finite is replaced by the old one
-        head = ft.train(
-            task,
-            partial(head_loss, draws=self.draws),
-            state.posterior,
-            context=gaussian_heads.HeadPrior(shared.head, terms.rho),
-            data=ft.cached_features(task, shared.body, data.train, key=key),
-            key=key.fold("head"),
-            training=ft.Training(lr=self.head_lr, momentum=_HEAD_MOMENTUM, batch_size=0),
-            steps=self.head_steps,
-        )
-        posterior = tree.where(head.sound(), head.params, state.posterior)
+        # E-step; a posterior that is not finite is replaced by the old one
+        prior = gaussian_heads.HeadPrior(shared.head, terms.rho)
+        head = self._train_posterior(task, shared.body, state.posterior, prior, data, key)
+        is_sound = head.sound()
+        posterior = tree.where(is_sound, head.params, state.posterior)
         metrics = {
             **terms._asdict(),
             "steps": head.steps,
             "head_loss": head.loss,
-            "head_restored": 1.0 - head.sound().float(),
+            "head_restored": 1.0 - is_sound.float(),
         }
 
-        # the body, under heads of the new posterior
+        # the body, under heads of the new posterior; again the old one if it is not finite
         body = shared.body
         if train_body:
             loss = partial(body_loss, draws=self.draws)
             trained = ft.train(
                 task, loss, body, context=posterior, data=data.train, key=key.fold("body")
             )
-            body = tree.where(trained.sound(), trained.params, body)
+            is_sound = trained.sound()
+            body = tree.where(is_sound, trained.params, body)
             metrics["steps"] = head.steps + trained.steps
             metrics["loss"] = trained.loss
-            metrics["body_restored"] = 1.0 - trained.sound().float()
+            metrics["body_restored"] = 1.0 - is_sound.float()
 
-        own_body = body if isinstance(state.body, dict) else ()
-        return Round(ClientState(posterior, own_body, torch.ones(())), body, metrics)
+        # a body of its own only where that is evaluated
+        body_in_state = body if isinstance(state.body, dict) else ()
+        new_state = ClientState(posterior, body_in_state, torch.ones(()))
+        return Round(new_state, body, metrics)
+
+    def _train_posterior(
+        self,
+        task: ft.Task,
+        body: ft.Params,
+        posterior: gaussian_heads.HeadPosterior,
+        prior: gaussian_heads.HeadPrior,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.Trained:
+        """Run the E-step (eq. 6): full-batch steps on features, which the body gives once."""
+        return ft.train(
+            task,
+            partial(head_loss, draws=self.draws),
+            posterior,
+            context=prior,
+            data=ft.cached_features(task, body, data.train, key=key),
+            key=key.fold("head"),
+            training=ft.Training(lr=self.head_lr, momentum=_HEAD_MOMENTUM, batch_size=0),
+            steps=self.head_steps,
+        )
 
     def _confidence(self, shared: ServerState, state: ClientState) -> Confidence:
         """Run the M-step of a client (eq. 8)."""
-        # |sigma_j|^2 / D and |m_j - w|^2 / D
         posterior = state.posterior
         size = gaussian_heads.head_size(posterior.mean)
+
+        # |sigma_j|^2 / D and |m_j - w|^2 / D
         uncertainty = gaussian_heads.squares(posterior.deviation()) / size
         distance = tree.map(torch.sub, posterior.mean, shared.head)
         deviation = gaussian_heads.squares(distance) / size

@@ -19,8 +19,7 @@ from fedtailor.cli.options import (
     with_config_flags,
 )
 from fedtailor.cli.shell import Interrupted, print_json
-from fedtailor.core.errors import FedtailorError, RunError, UsageError, find_name
-from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.core.errors import FedtailorError, RunError, UsageError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -75,7 +74,9 @@ def compare(
     ] = "personalized",
     metric: Annotated[
         str,
-        typer.Option(metavar="NAME", help=f"Metric: one of {', '.join(CLIENT_METRICS)}."),
+        typer.Option(
+            metavar="NAME", help="Metric: accuracy, balanced_accuracy, auroc, loss or ece."
+        ),
     ] = "accuracy",
     format_: Annotated[
         Format,
@@ -210,6 +211,8 @@ def _check_choices(metric: str, point: str) -> None:
     Raises:
         ConfigError: there is no such metric or evaluation point.
     """
+    from fedtailor.core.errors import find_name
+    from fedtailor.core.metrics import CLIENT_METRICS
     from fedtailor.report.records import POINTS
 
     find_name("metric", metric, CLIENT_METRICS, key="metric")

@@ -16,10 +16,9 @@ bytes, of leaves and of levels is limited.
 from __future__ import annotations
 
 import json
-import math
 import struct
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,9 +105,8 @@ def decode(data: bytes, *, modules: Collection[str] = (), limits: Limits = LIMIT
     reader = _Reader(tensors, modules, limits)
     value = reader.value(structure, 0)
     if reader.unused:
-        raise _unreadable(
-            f"it holds tensors that are not in the tree, such as {sorted(reader.unused)[0]!r}"
-        )
+        example = sorted(reader.unused)[0]
+        raise _unreadable(f"it holds tensors that are not in the tree, such as {example!r}")
 
     return value
 
@@ -139,18 +137,26 @@ class _Writer:
         self._nodes += 1
         if self._nodes > 2 * self._limits.leaves:
             raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
+
         if isinstance(value, Tensor):
             return self._leaf(value, path)
-
         if isinstance(value, Mapping):
-            items = []
-            for key, child in value.items():
-                items.append([_key(key, path), self._child(child, path, key, depth)])
-            return {"dict": items}
+            return self._dict(value, path, depth)
+        if isinstance(value, tuple):
+            return self._tuple(value, path, depth)
 
-        if not isinstance(value, tuple):
-            raise TypeError(f"'{path or '.'}' must be a tensor, got {type(value).__name__}")
+        raise TypeError(f"'{path or '.'}' must be a tensor, got {type(value).__name__}")
 
+    def _dict(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
+        # Pairs, because objects of JSON have keys of text only.
+        items = []
+        for key, child in value.items():
+            _check_key(key, path)
+            items.append([key, self._child(child, path, key, depth)])
+        return {"dict": items}
+
+    def _tuple(self, value: tuple[Any, ...], path: str, depth: int) -> Any:
+        """Return the structure of a tuple, or of a NamedTuple: with the names of its fields."""
         names = getattr(value, "_fields", range(len(value)))
         children = {}
         for name, child in zip(names, value, strict=True):
@@ -158,6 +164,7 @@ class _Writer:
         if not hasattr(value, "_fields"):
             return {"tuple": list(children.values())}
 
+        # What a reader could not find again is refused here, and not when it is needed.
         class_name = _name_of(type(value))
         if self._modules is not None and _find_class(class_name, self._modules) is not type(value):
             raise TypeError(
@@ -172,17 +179,8 @@ class _Writer:
         return self.structure(value, f"{path}/{name}" if path else str(name), depth + 1)
 
     def _leaf(self, leaf: Tensor, path: str) -> Any:
-        if (
-            leaf.layout is not torch.strided
-            or leaf.is_quantized
-            or leaf.is_complex()
-            or leaf.device.type != "cpu"
-        ):
-            raise TypeError(
-                f"'{path or '.'}' is a tensor of layout {leaf.layout} and type {leaf.dtype} on "
-                f"{leaf.device}"
-            )
-
+        """Collect a leaf, and return its name and its memory layout."""
+        _check_leaf(leaf, path)
         if len(self.leaves) == self._limits.leaves:
             raise TypeError(f"the tree has more than {self._limits.leaves} leaves")
 
@@ -193,20 +191,31 @@ class _Writer:
 
         # safetensors stores the plain order of axes, so another one is noted beside it.
         leaf = leaf.detach()
+        strides = leaf.stride()
         stored = leaf.clone(memory_format=torch.contiguous_format)
         self.leaves[name] = stored
-        if leaf.stride() == stored.stride() or not _is_dense(leaf.shape, leaf.stride()):
+        if strides == stored.stride() or not _is_dense(leaf.shape, strides):
             return {"leaf": name}
-        return {"leaf": name, "strides": list(leaf.stride())}
+        return {"leaf": name, "strides": list(strides)}
 
 
-def _key(key: Any, path: str) -> str | int:
+def _check_key(key: Any, path: str) -> None:
+    """Refuse a key of a dict that JSON would change."""
     if not isinstance(key, str | int) or isinstance(key, bool):
         raise TypeError(
             f"'{path or '.'}' has a key of type {type(key).__name__}; keys are text or whole "
             "numbers"
         )
-    return key
+
+
+def _check_leaf(leaf: Tensor, path: str) -> None:
+    """Refuse a tensor that safetensors cannot store."""
+    is_plain = leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_complex()
+    if not is_plain or leaf.device.type != "cpu":
+        raise TypeError(
+            f"'{path or '.'}' is a tensor of layout {leaf.layout} and type {leaf.dtype} on "
+            f"{leaf.device}"
+        )
 
 
 class _Reader:
@@ -234,7 +243,7 @@ class _Reader:
             case {"leaf": str(name), **rest}:
                 return self._leaf(name, rest)
             case {"dict": list(items), **rest} if not rest:
-                return dict(self._items(items, depth))
+                return self._dict(items, depth)
             case {"tuple": list(children), **rest} if not rest:
                 return tuple(self.value(child, depth + 1) for child in children)
             case {"type": str(name), "fields": dict(fields), **rest} if not rest:
@@ -249,26 +258,28 @@ class _Reader:
         self.unused.remove(name)
         stored = self._tensors[name]
         strides: Any = rest.get("strides", _plain_strides(stored.shape))
-        if (
-            not _are_strides(strides, stored.dim())
-            or not _is_dense(stored.shape, strides)
-            or set(rest) - {"strides"}
-        ):
+
+        # Strides with gaps or overlaps could ask for any amount of memory.
+        are_possible = _are_strides(strides, stored.dim()) and _is_dense(stored.shape, strides)
+        if not are_possible or set(rest) - {"strides"}:
             raise _unreadable(f"the memory layout of the tensor {name!r} is impossible")
 
         # A copy: what is stored is neither aligned nor independent of the other leaves.
         leaf = torch.empty_strided(stored.shape, strides, dtype=stored.dtype, device="cpu")
         return leaf.copy_(stored)
 
-    def _items(self, items: Sequence[Any], depth: int) -> Iterator[tuple[str | int, tree.Tree]]:
-        seen = set()
+    def _dict(self, items: Sequence[Any], depth: int) -> dict[str | int, tree.Tree]:
+        value: dict[str | int, tree.Tree] = {}
         for item in items:
             match item:
-                case [str() | int() as key, child] if not isinstance(key, bool) and key not in seen:
-                    seen.add(key)
-                    yield key, self.value(child, depth + 1)
+                case [bool(), _]:
+                    raise _unreadable("the structure of the tree is of another form")
+                case [str() | int() as key, child] if key not in value:
+                    value[key] = self.value(child, depth + 1)
                 case _:
                     raise _unreadable("the structure of the tree is of another form")
+
+        return value
 
     def _named_tuple(self, name: str, fields: Mapping[str, Any], depth: int) -> tree.Tree:
         cls = _find_class(name, self._modules)
@@ -291,6 +302,7 @@ def _read_structure(data: bytes) -> Any:
         DataError: the file is damaged, or has none.
     """
     try:
+        # A file begins with the length of its header in 8 bytes; then follows the header, in JSON.
         (length,) = struct.unpack_from("<Q", data)
         if length > _LARGEST_HEADER:
             raise ValueError(length)
@@ -325,6 +337,7 @@ def _find_class(name: str, modules: Collection[str]) -> Any:
     for part in qualified.split("."):
         value = vars(value).get(part) if hasattr(value, "__dict__") else None
 
+    # A name may lead to another object, or to a class that has this name elsewhere.
     is_tuple = isinstance(value, type) and issubclass(value, tuple)
     if not is_tuple or not hasattr(value, "_fields") or _name_of(value) != name:
         return None
@@ -342,8 +355,10 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     if 0 in shape:
         return True
 
-    # From the axis whose neighbors lie next to each other, each step is the size of all before.
+    # An axis of one element has no step.
     axes = [(step, size) for size, step in zip(shape, strides, strict=True) if size > 1]
+
+    # From the axis whose neighbors lie next to each other, each step is the size of all before.
     expected = 1
     for step, size in sorted(axes):
         if step != expected:
@@ -356,20 +371,27 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides that PyTorch gives to a new tensor with this order of axes."""
-    return tuple(
-        math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape))
-    )
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+
+    return tuple(reversed(strides))
 
 
 def _compact_leaf(leaf: Tensor) -> Tensor:
     leaf = leaf.detach()
-    if not _is_dense(leaf.shape, leaf.stride()):
+    strides = leaf.stride()
+    if not _is_dense(leaf.shape, strides):
         return leaf.clone(memory_format=torch.contiguous_format)
 
-    owns_memory = leaf.untyped_storage().nbytes() == leaf.nbytes
-    if owns_memory and leaf.data_ptr() % _ALIGNMENT == 0:
+    # As it is, if it fills its memory and begins where PyTorch would put it.
+    fills_memory = leaf.untyped_storage().nbytes() == leaf.nbytes
+    if fills_memory and leaf.data_ptr() % _ALIGNMENT == 0:
         return leaf
-    copied = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+
+    copied = torch.empty_strided(leaf.shape, strides, dtype=leaf.dtype, device=leaf.device)
     return copied.copy_(leaf)
 
 

@@ -64,39 +64,7 @@ class RobustReduction(NamedTuple):
         return [name for name, field in messages.items() if field.reduction in ("sum", "each")]
 
 
-# Clipping
-
-
-def _mean_of_clipped(
-    entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None, share: float
-) -> Reduced:
-    """Shorten changes to the median length of those who sent something, and take the mean."""
-    norms = {client: _norm(entry, sent) for client, entry in entries.items()}
-    sent_any = {client: sent_rows(entry).any() for client, entry in entries.items()}
-    sent_any = to_host(sent_any, "norm_clip")
-    bound = _median_of([norms[client] for client in entries if sent_any[client]])
-
-    clipped = {}
-    for client, entry in entries.items():
-        value = entry.value
-        if norms[client] > bound:
-            value = _shortened(value, sent, bound / norms[client])
-
-        clipped[client] = Mean(value, entry.weight)
-
-    return reduce_field(clipped)
-
-
-def _norm(entry: Mean, sent: tree.Tree | None) -> float:
-    """Return the length of a change."""
-    sent_mask = sent_rows(entry)
-    old = _paths(sent)
-    squares = []
-    for path, leaf in tree.paths(entry.value).items():
-        # Flattened: the order of addition must not depend on how a leaf lies in memory.
-        change = _change(leaf, old.get(path), spread(sent_mask, leaf)).flatten()
-        squares.append(change.square().sum())
-    return math.sqrt(sum(map(float, to_host(squares, "norm_clip"))))
+# Changes: what a client sent, compared with what the server sent
 
 
 def _change(leaf: Tensor, old: Tensor | None, is_sent: Tensor) -> Tensor:
@@ -111,23 +79,71 @@ def _paths(sent: tree.Tree | None) -> dict[str, Tensor]:
     return {} if sent is None else tree.paths(sent)
 
 
+# Clipping
+
+
+def _mean_of_clipped(
+    entries: Mapping[int, Mean], field: Field, sent: tree.Tree | None, share: float
+) -> Reduced:
+    """Shorten changes to the median length of those who sent something, and take the mean."""
+    norms = {client: _norm(entry, sent) for client, entry in entries.items()}
+
+    # Who sent nothing has a change of length 0, which must not lower the bound for the others.
+    sent_any = {client: sent_rows(entry).any() for client, entry in entries.items()}
+    sent_any = to_host(sent_any, "norm_clip")
+    norms_of_senders = [norms[client] for client in entries if sent_any[client]]
+    bound = _median_of(norms_of_senders)
+
+    clipped = {}
+    for client, entry in entries.items():
+        value = entry.value
+        if norms[client] > bound:
+            factor = bound / norms[client]
+            value = _shortened(value, sent, factor)
+
+        clipped[client] = Mean(value, entry.weight)
+
+    return reduce_field(clipped)
+
+
+def _norm(entry: Mean, sent: tree.Tree | None) -> float:
+    """Return the length of a change."""
+    sent_mask = sent_rows(entry)
+    old = _paths(sent)
+    squares = []
+    for path, leaf in tree.paths(entry.value).items():
+        is_sent = spread(sent_mask, leaf)
+        change = _change(leaf, old.get(path), is_sent)
+
+        # Flattened: the order of addition must not depend on how a leaf lies in memory.
+        squares.append(change.flatten().square().sum())
+
+    numbers = to_host(squares, "norm_clip")
+    return math.sqrt(sum(map(float, numbers)))
+
+
 def _median_of(values: list[float]) -> float:
     """Return the median of numbers; infinite if there are none."""
-    ordered = sorted(values)
-    if not ordered:
+    if not values:
         return math.inf
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+    ordered = sorted(values)
+    lower = ordered[(len(ordered) - 1) // 2]
+    upper = ordered[len(ordered) // 2]
+    return (lower + upper) / 2
 
 
 def _shortened(value: tree.Tree, sent: tree.Tree | None, factor: float) -> tree.Tree:
     """Return a value whose change is shortened by a factor."""
     old = _paths(sent)
+    zero = torch.zeros((), dtype=torch.float64)
+    leaves = []
+    for path, leaf in tree.paths(value).items():
+        start = old[path].double() if path in old else zero
+        change = leaf.double() - start
+        shortened = start + factor * change
+        leaves.append(shortened.to(leaf.dtype))
 
-    def shorten(path: str, leaf: Tensor) -> Tensor:
-        start = old[path].double() if path in old else torch.zeros((), dtype=torch.float64)
-        return (start + factor * (leaf.double() - start)).to(leaf.dtype)
-
-    leaves = [shorten(path, leaf) for path, leaf in tree.paths(value).items()]
     return tree.rebuild(value, iter(leaves))
 
 
@@ -154,36 +170,53 @@ _Center = Callable[[Tensor, Tensor], Tensor]
 def _by_entry(entries: Mapping[int, Mean], field: Field, center: _Center) -> Reduced:
     """Reduce every entry of a field by itself, over the clients that sent its row."""
     ids = sorted(entries)
+    values = [tree.paths(entries[client].value) for client in ids]
+
+    # One weight for the whole field, or one for each of its rows: the same form for all clients.
     weights = {client: entries[client].weight.double() for client in ids}
     shape = max((weight.shape for weight in weights.values()), key=len)
     weights = {client: weight.expand(shape) for client, weight in weights.items()}
-    columns = [tree.paths(entries[client].value) for client in ids]
+
     reduced = []
+    for path, like in values[0].items():
+        leaves = [value[path] for value in values]
+        result = _reduce_leaf(leaves, list(weights.values()), center)
 
-    for path, like in columns[0].items():
-        # Values that were not sent are sorted behind all others.
-        result = torch.zeros(like.shape, dtype=torch.float64)
-        for start, stop in _chunks(like.shape, len(ids)):
-            leaves = torch.stack([_rows(column[path], start, stop).double() for column in columns])
-            sent = torch.stack(
-                [_rows(spread(weights[client], like), start, stop) > 0 for client in ids]
-            )
-            ordered = leaves.masked_fill(~sent, math.inf).sort(dim=0).values
-            _rows(result, start, stop).copy_(center(ordered, sent.sum(0)))
-
+        # Entries that come from different clients need not form a covariance.
         if field.kind == "covariance":
             result = positive_definite(result)
 
         reduced.append(result.to(like.dtype))
 
-    return Reduced(tree.rebuild(entries[ids[0]].value, iter(reduced)), tree_sum(weights))
+    mean = tree.rebuild(entries[ids[0]].value, iter(reduced))
+    return Reduced(mean, tree_sum(weights))
+
+
+def _reduce_leaf(leaves: list[Tensor], weights: list[Tensor], center: _Center) -> Tensor:
+    """Return the center of every entry of a leaf over the clients, in float64."""
+    like = leaves[0]
+    result = torch.zeros(like.shape, dtype=torch.float64)
+    for start, stop in _chunks(like.shape, len(leaves)):
+        parts = [_rows(leaf, start, stop).double() for leaf in leaves]
+        masks = [_rows(spread(weight, like), start, stop) > 0 for weight in weights]
+        values = torch.stack(parts)  # (clients, rows, ...)
+        is_sent = torch.stack(masks)  # (clients, rows or 1, 1, ...)
+
+        # Values that were not sent are sorted behind all others.
+        ordered = values.masked_fill(~is_sent, math.inf).sort(dim=0).values
+        centers = center(ordered, is_sent.sum(0))
+        _rows(result, start, stop).copy_(centers)
+
+    return result
 
 
 def _chunks(shape: tuple[int, ...], clients: int) -> list[tuple[int, int]]:
     """Return ranges of rows of a tensor such that those of all clients fit into memory."""
     if not shape or math.prod(shape) == 0:
         return [(0, 1)]
-    size = max(1, _CHUNK_NUMBERS // (clients * math.prod(shape[1:])))
+
+    numbers_per_row = clients * math.prod(shape[1:])
+    size = max(1, _CHUNK_NUMBERS // numbers_per_row)
     return [(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
 
 
@@ -197,9 +230,16 @@ def _rows(leaf: Tensor, start: int, stop: int) -> Tensor:
 def _median(ordered: Tensor, count: Tensor) -> Tensor:
     """Return the median of the first ``count`` values; 0 where there are none."""
     count = count.expand(ordered.shape[1:])
-    lower = ordered.gather(0, ((count - 1).clamp(min=0) // 2)[None])[0]
-    upper = ordered.gather(0, (count // 2).clamp(max=len(ordered) - 1)[None])[0]
-    return torch.where(count > 0, (lower + upper) / 2, 0.0)
+    last = len(ordered) - 1
+
+    # The two places in the middle, which are the same where the count is odd.
+    lower_place = (count - 1).clamp(min=0) // 2
+    upper_place = (count // 2).clamp(max=last)
+    lower = ordered.gather(0, lower_place[None])[0]
+    upper = ordered.gather(0, upper_place[None])[0]
+
+    median = (lower + upper) / 2
+    return torch.where(count > 0, median, 0.0)
 
 
 def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
@@ -209,9 +249,15 @@ def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
     """
     count = count.expand(ordered.shape[1:])
     trimmed = (share * count).long()
-    place = torch.arange(len(ordered)).view(-1, *(1 for _ in ordered.shape[1:]))
+
+    # (clients, 1, ...), to compare with the columns
+    place = torch.arange(len(ordered))
+    place = place.view(-1, *[1] * count.dim())
     is_inner = (place >= trimmed) & (place < count - trimmed)
-    return torch.where(is_inner, ordered, 0.0).sum(0) / (count - 2 * trimmed).clamp(min=1)
+
+    total = torch.where(is_inner, ordered, 0.0).sum(0)
+    num_inner = count - 2 * trimmed
+    return total / num_inner.clamp(min=1)
 
 
 def positive_definite(matrices: Tensor) -> Tensor:
@@ -222,10 +268,17 @@ def positive_definite(matrices: Tensor) -> Tensor:
     """
     symmetric = (matrices + matrices.mT) / 2
     values, vectors = torch.linalg.eigh(symmetric)
-    floor = _SMALLEST_EIGENVALUE * values.mean(-1, keepdim=True).clamp(min=0)
-    projected = (vectors * values.clamp(min=floor)[..., None, :]) @ vectors.mT
-    low = (values < floor).any(-1)[..., None, None]
-    return torch.where(low, (projected + projected.mT) / 2, symmetric)
+
+    mean = values.mean(-1, keepdim=True)
+    floor = _SMALLEST_EIGENVALUE * mean.clamp(min=0)
+    raised = values.clamp(min=floor)
+
+    # Rounding makes the product slightly asymmetric.
+    projected = (vectors * raised[..., None, :]) @ vectors.mT
+    projected = (projected + projected.mT) / 2
+
+    needs_projection = (values < floor).any(-1)[..., None, None]
+    return torch.where(needs_projection, projected, symmetric)
 
 
 # Krum
@@ -248,20 +301,21 @@ def left_out_by_krum(
     if num_left_out == 0:
         return {}
 
+    # The score of an upload: how far it is from those nearest to it, itself left out.
     distances = _squared_distances([uploads[client] for client in ids], sent)
+    distances.fill_diagonal_(math.inf)
     num_nearest = len(ids) - num_left_out - 2
-    nearest = distances.fill_diagonal_(math.inf).sort(dim=1).values[:, :num_nearest]
-    lengths = to_host(nearest.sum(1).sqrt(), "krum").tolist()
-    scores = dict(zip(ids, lengths, strict=True))
-    typical = _median_of(list(scores.values()))
+    nearest = distances.sort(dim=1).values[:, :num_nearest]
+    scores = to_host(nearest.sum(1).sqrt(), "krum").tolist()
 
-    # Rounded, so that equal uploads have equal scores whichever others took part. Of these the
-    # lower ids stay.
+    # Rounded, so that equal uploads have equal scores whichever others took part.
+    typical = _median_of(scores)
     relative = {}
-    for client, score in scores.items():
+    for client, score in zip(ids, scores, strict=True):
         ratio = score / typical if typical > 0 else score
         relative[client] = float(f"{ratio:.9g}")
 
+    # Of equal scores the lower ids stay.
     nearest_first = sorted(ids, key=lambda client: (relative[client], client))
     farthest = nearest_first[len(ids) - num_left_out :]
     return {client: relative[client] for client in sorted(farthest)}
@@ -269,26 +323,38 @@ def left_out_by_krum(
 
 def _squared_distances(uploads: list[Upload], sent: Mapping[str, tree.Tree | None]) -> Tensor:
     """Return the squared distances (clients, clients) between uploads, each taken as one vector."""
+    # The products of all pairs of vectors: |u - v|^2 = u.u + v.v - 2 u.v.
     products = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
     for name in uploads[0]:
         old = _paths(sent.get(name))
         masks = [sent_rows(upload[name]) for upload in uploads]
-        columns = [tree.paths(upload[name].value) for upload in uploads]
-        for path, like in columns[0].items():
-            # Rows of a tensor at a time, so that those of all clients fit into memory.
-            for start, stop in _chunks(like.shape, len(uploads)):
-                before = _rows(old[path], start, stop) if path in old else None
-                vectors = []
-                for mask, column in zip(masks, columns, strict=True):
-                    is_sent = _rows(spread(mask, like), start, stop)
-                    change = _change(_rows(column[path], start, stop), before, is_sent)
-                    vectors.append(change.flatten())
-
-                rows = torch.stack(vectors)
-                products += rows @ rows.mT
+        values = [tree.paths(upload[name].value) for upload in uploads]
+        for path in values[0]:
+            leaves = [value[path] for value in values]
+            _add_products(products, leaves, masks, old.get(path))
 
     squares = products.diagonal()
-    return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
+    distances = squares[:, None] + squares[None, :] - 2 * products
+    return distances.clamp(min=0)
+
+
+def _add_products(
+    products: Tensor, leaves: list[Tensor], masks: list[Tensor], old: Tensor | None
+) -> None:
+    """Add the products (clients, clients) of the changes of one leaf."""
+    like = leaves[0]
+
+    # Rows of a tensor at a time, so that those of all clients fit into memory.
+    for start, stop in _chunks(like.shape, len(leaves)):
+        before = None if old is None else _rows(old, start, stop)
+        vectors = []
+        for leaf, mask in zip(leaves, masks, strict=True):
+            is_sent = _rows(spread(mask, like), start, stop)
+            change = _change(_rows(leaf, start, stop), before, is_sent)
+            vectors.append(change.flatten())
+
+        stacked = torch.stack(vectors)  # (clients, numbers)
+        products += stacked @ stacked.mT
 
 
 RULES: Mapping[str, RobustReduction] = {

@@ -151,10 +151,8 @@ def _train(server: RunServer, report: RoundReport) -> RoundAttempt:
                 clients.accept(client)
 
         if server.end_attempt(report, attempt):
-            if hold:
-                for client in attempt.replies:
-                    clients.accept(client)
-
+            for client in attempt.replies if hold else ():
+                clients.accept(client)
             return attempt
 
 

@@ -43,11 +43,12 @@ def smooth_prior(
     equally likely.
     """
     counts = class_counts.double()
-    total = counts.sum()
     num_classes = counts.shape[0]
-    frequencies = torch.where(
-        total > 0, counts / torch.where(total > 0, total, 1.0), 1.0 / num_classes
-    )
+
+    # Without examples the division is by 1, and its result is not used.
+    total = counts.sum()
+    divisor = torch.where(total > 0, total, 1.0)
+    frequencies = torch.where(total > 0, counts / divisor, 1.0 / num_classes)
     return (frequencies + smoothing) / (1.0 + num_classes * smoothing)
 
 
@@ -58,16 +59,22 @@ def class_moments(
 
     Rows of weight 0 are ignored: they may hold any finite numbers, and any integers as labels.
     """
+    features = z.double()
+    row_weight = weight.double()[:, None]  # (n, 1)
+
     # Sums over the examples of each class as products of matrices.
     classes = torch.arange(num_classes, device=labels.device)
-    member = (labels[:, None] == classes).double()  # (n, classes)
-    weighted = member * weight.double()[:, None]
+    is_member = (labels[:, None] == classes).double()  # (n, classes)
+    weighted = is_member * row_weight
     counts = weighted.sum(0)
-    means = (weighted.mT @ z.double()) / torch.where(counts > 0, counts, 1.0)[:, None]
+    sums = weighted.mT @ features  # (classes, d)
+    means = sums / torch.where(counts > 0, counts, 1.0)[:, None]
 
     # The label of a padding row may be any number; its weight of 0 removes the row.
-    centered = z.double() - means[labels.clamp(0, num_classes - 1)]
-    return ClassMoments(means, counts, centered.mT @ (centered * weight.double()[:, None]))
+    valid_labels = labels.clamp(0, num_classes - 1)
+    centered = features - means[valid_labels]
+    scatter = centered.mT @ (centered * row_weight)
+    return ClassMoments(means, counts, scatter)
 
 
 def measure(
@@ -82,7 +89,8 @@ def fill_missing_means(
     moments: ClassMoments, fallback: Float[Tensor, "classes d"], min_count: int = 1
 ) -> Float64[Tensor, "classes d"]:
     """Return the class means; rows of ``fallback`` where the count is below ``min_count``."""
-    return torch.where((moments.counts >= min_count)[:, None], moments.means, fallback.double())
+    has_mean = moments.counts >= min_count
+    return torch.where(has_mean[:, None], moments.means, fallback.double())
 
 
 def scatter_about(
@@ -100,8 +108,9 @@ def covariance(
     scatter: Float[Tensor, "d d"], count: Real[Tensor, ""], ridge: float, offset: float
 ) -> Float64[Tensor, "d d"]:
     """Return ``scatter / max(count - 1, 1) + offset + ridge I``; the offset goes to every entry."""
-    identity = torch.eye(scatter.shape[-1], dtype=torch.float64, device=scatter.device)
-    return scatter.double() / (count.double() - 1.0).clamp_min(1.0) + offset + ridge * identity
+    identity = _identity(scatter)
+    divisor = (count.double() - 1.0).clamp_min(1.0)
+    return scatter.double() / divisor + offset + ridge * identity
 
 
 def symmetric(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
@@ -117,10 +126,9 @@ def shrink(
 ) -> Float64[Tensor, "*batch d d"]:
     """Pull a covariance towards a multiple of the identity of the same trace; it is linear."""
     matrix = covariance.double()
-    d = matrix.shape[-1]
-    identity = torch.eye(d, dtype=torch.float64, device=matrix.device)
-    mean_variance = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] / d
-    return (1.0 - amount) * matrix + amount * mean_variance * identity
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    mean_variance = trace[..., None, None] / matrix.shape[-1]
+    return (1.0 - amount) * matrix + amount * mean_variance * _identity(matrix)
 
 
 def blend(
@@ -145,13 +153,17 @@ def lda_head(
 
     Reference: Hastie, Tibshirani, Friedman 2009, The Elements of Statistical Learning, section 4.3.
     """
-    # S^-1 means, by the eigenvectors of S.
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
+
+    # S^-1 means, by the eigenvectors of S.
     centers = means.double()
-    weight = ((centers @ vectors) * inverse) @ vectors.mT
+    rotated = centers @ vectors  # (classes, d)
+    weight = (rotated * inverse) @ vectors.mT
     weight = torch.where(all_finite(matrix), weight, torch.nan)
-    return weight, -0.5 * (centers * weight).sum(1) + prior.double().log()
+
+    bias = -0.5 * (centers * weight).sum(1) + prior.double().log()
+    return weight, bias
 
 
 def mahalanobis(
@@ -171,11 +183,15 @@ def mahalanobis(
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
+
     # After whitening, distances are Euclidean.
     whiten = vectors * inverse.clamp_min(0.0).sqrt()
-    distances = torch.cdist(
-        z.double() @ whiten, means.double() @ whiten, compute_mode="donot_use_mm_for_euclid_dist"
-    )
+    features = z.double() @ whiten
+    centers = means.double() @ whiten
+
+    # Products of matrices would be less exact for near points.
+    mode = "donot_use_mm_for_euclid_dist"
+    distances = torch.cdist(features, centers, compute_mode=mode)  # (n, classes)
     return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
 
 
@@ -211,30 +227,36 @@ def feature_fit(
     """
     matrix = shrink(covariance, shrinkage)
     inverse, vectors = _inverse(matrix)
-    # q, the squared distance of every example from its class.
-    gaps = (z.double() - means.double()[labels.clamp(0, means.shape[0] - 1)]) @ vectors
-    squares = (gaps**2 * inverse).sum(1)
-
-    # log det(2 pi S); infinite where S is singular.
-    log_precision = torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
-    constant = matrix.shape[-1] * math.log(2 * math.pi) - log_precision
     row_weight = weight.double()
-    total = row_weight.sum()
 
-    def mean(values: Tensor) -> Tensor:
-        weighted = torch.where(row_weight > 0, values * row_weight, 0.0)
-        return weighted.sum() / torch.where(total > 0, total, 1.0)
+    # q, the squared distance of every example from its class; the labels of padding may be anything
+    centers = means.double()[labels.clamp(0, means.shape[0] - 1)]  # (n, d)
+    gaps = (z.double() - centers) @ vectors
+    squares = (gaps**2 * inverse).sum(1)  # (n,)
 
-    surprise = mean(0.5 * (squares + constant))
+    # log det(2 pi S); infinite where S is singular
+    log_precision = torch.where(inverse > 0, inverse.log(), -torch.inf).sum()
+    log_volume = matrix.shape[-1] * math.log(2 * math.pi) - log_precision
+    surprise = _weighted_mean(0.5 * (squares + log_volume), row_weight)
 
-    # E[q^2] / E[q]^2 * d / (d + 2)
+    # E[q^2] / E[q]^2 * d / (d + 2), with d the number of directions that have variance
     directions = (inverse > 0).sum()
-    spread = mean(squares) ** 2
-    ratio = mean(squares**2) / torch.where(spread > 0, spread, 1.0) * directions / (directions + 2)
+    squared_mean = _weighted_mean(squares, row_weight) ** 2
+    mean_square = _weighted_mean(squares**2, row_weight)
+    divisor = torch.where(squared_mean > 0, squared_mean, 1.0)
+    kurtosis = mean_square / divisor * directions / (directions + 2)
 
-    finite = all_finite(matrix)[0, 0]
-    surprise = torch.where(finite, surprise, torch.nan)
-    return FeatureFit(surprise, torch.where(finite, ratio, torch.nan))
+    is_finite = all_finite(matrix)[0, 0]
+    surprise = torch.where(is_finite, surprise, torch.nan)
+    kurtosis = torch.where(is_finite, kurtosis, torch.nan)
+    return FeatureFit(surprise, kurtosis)
+
+
+def _weighted_mean(values: Float64[Tensor, "n"], weight: Float64[Tensor, "n"]) -> Tensor:
+    """Return the mean, (); 0 if the weights are all 0. Rows of weight 0 may hold anything."""
+    total = weight.sum()
+    weighted = torch.where(weight > 0, values * weight, 0.0)
+    return weighted.sum() / torch.where(total > 0, total, 1.0)
 
 
 def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float64[Tensor, ""]:
@@ -243,9 +265,11 @@ def condition(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float
     It is shrunk by ``shrinkage`` first. Infinite where it is singular, NaN where it is not finite.
     """
     matrix = shrink(covariance, shrinkage)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    smallest, largest = torch.linalg.eigvalsh(finite_or(matrix, identity))[[0, -1]]
-    ratio = torch.where(smallest > 0, largest / torch.where(smallest > 0, smallest, 1.0), torch.inf)
+    eigenvalues = torch.linalg.eigvalsh(finite_or(matrix, _identity(matrix)))  # ascending
+    smallest, largest = eigenvalues[[0, -1]]
+
+    divisor = torch.where(smallest > 0, smallest, 1.0)
+    ratio = torch.where(smallest > 0, largest / divisor, torch.inf)
     return torch.where(all_finite(matrix)[0, 0], ratio, torch.nan)
 
 
@@ -254,14 +278,21 @@ def _inverse(matrix: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d"], Floa
 
     If the matrix is not finite, they are those of the identity.
     """
-    d = matrix.shape[-1]
-    identity = torch.eye(d, dtype=matrix.dtype, device=matrix.device)
-    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, identity))
+    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix, _identity(matrix)))
+
     # Relative to the largest one; what is smaller is rounding.
     magnitude = eigenvalues.abs()
-    regular = magnitude > d * torch.finfo(torch.float64).eps * magnitude.max()
-    inverse = torch.where(regular, 1.0 / torch.where(regular, eigenvalues, 1.0), 0.0)
+    rounding = matrix.shape[-1] * torch.finfo(torch.float64).eps * magnitude.max()
+    is_regular = magnitude > rounding
+
+    divisor = torch.where(is_regular, eigenvalues, 1.0)
+    inverse = torch.where(is_regular, 1.0 / divisor, 0.0)
     return inverse, vectors
+
+
+def _identity(matrix: Tensor) -> Float64[Tensor, "d d"]:
+    """Return the identity that has the size of a matrix (..., d, d), on its device."""
+    return torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
 
 
 def nearest_pd(
@@ -273,20 +304,23 @@ def nearest_pd(
     is returned unchanged, and so is one that is not finite.
     """
     matrix = covariance.double()
-    identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    identity = _identity(matrix)
+
+    # The correlations: the matrix over the products of deviations.
     variance = matrix.diagonal()
     deviation = variance.clamp_min(0.0).sqrt().clamp_min(_SMALLEST_DEVIATION)
-    scale = deviation[:, None] * deviation
+    scale = deviation[:, None] * deviation  # (d, d)
+    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix / scale, identity))
 
     # Clipped correlations, whose diagonal is 1 again.
-    eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix / scale, identity))
     clipped = (vectors * eigenvalues.clamp_min(threshold)) @ vectors.mT
     spread = clipped.diagonal().sqrt()
     correlation = clipped / (spread[:, None] * spread)
 
     # The variances are the original ones, to the bit.
     repaired = torch.where(identity > 0, variance, scale * correlation)
-    return torch.where((eigenvalues < threshold).any(), repaired, matrix)
+    needs_repair = (eigenvalues < threshold).any()
+    return torch.where(needs_repair, repaired, matrix)
 
 
 def all_finite(matrix: Float[Tensor, "*batch rows columns"]) -> Bool[Tensor, "*batch 1 1"]:

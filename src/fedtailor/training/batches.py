@@ -20,23 +20,39 @@ _DIGIT = np.uint64(2**21)
 mirroring."""
 
 
+_PlainKey = tuple[int, int, int, int, int]
+"""Seed, round, client, step and purpose."""
+
+
 class Moving(NamedTuple):
     """The random moves of one client's images."""
 
-    key: tuple[int, int, int, int, int]
+    key: _PlainKey
     padding: int
     flip: bool
 
     def draw(self, epoch: int, count: int) -> Tensor:
         """Return moves (count, 3) of an epoch: pixels down, pixels right, and 1 where mirrored."""
-        words = rng.words((*self.key[:3], epoch, self.key[4]), count)
+        words = _epoch_words(self.key, epoch, count)
+
+        # Two digits of each word choose among the shifts, and its highest bit mirrors.
         span = np.uint64(2 * self.padding + 1)
-        down = (words % _DIGIT) * span // _DIGIT
-        right = ((words >> np.uint64(21)) % _DIGIT) * span // _DIGIT
+        first_digit = words % _DIGIT
+        second_digit = (words >> np.uint64(21)) % _DIGIT
+        down = first_digit * span // _DIGIT
+        right = second_digit * span // _DIGIT
         mirrored = (words >> np.uint64(63)) * np.uint64(self.flip)
+
+        # From 0..2 padding to -padding..padding.
         moves = np.stack([down, right, mirrored], 1).astype(np.int64)
         moves[:, :2] -= self.padding
         return torch.from_numpy(moves)
+
+
+def _epoch_words(key: _PlainKey, epoch: int, count: int) -> np.ndarray:
+    """Return the random words of an epoch, which takes the place of the step in the key."""
+    seed, round_number, client, _, purpose = key
+    return rng.words((seed, round_number, client, epoch, purpose), count)
 
 
 def is_moved(training: Training, table: Tensor) -> bool:
@@ -59,20 +75,25 @@ def move(images: Tensor, moves: Tensor) -> Tensor:
         moves: (n, 3), as drawn, on the host.
     """
     count, height, width, channels = images.shape
+
+    # A border of zeros, as wide as the largest move.
     border = int(moves[:, :2].abs().max()) if count else 0
     padded = F.pad(images, (0, 0, border, border, border, border))
+    padded_height, padded_width = padded.shape[1:3]
     down, right, mirrored = moves.to(images.device)[:, :, None].unbind(1)  # (n, 1) each
 
     # Where each line and each column of the result comes from: (n, height) and (n, width).
-    across = torch.arange(width)
     lines = torch.arange(height) - down + border
-    columns = torch.where(mirrored > 0, width - 1 - across, across) - right + border
+    across = torch.arange(width)
+    across = torch.where(mirrored > 0, width - 1 - across, across)
+    columns = across - right + border
 
     # The same as places in the list of all pixels, (n, height, width).
-    first = torch.arange(count)[:, None, None] * (padded.shape[1] * padded.shape[2])
-    places = first + lines[:, :, None] * padded.shape[2] + columns[:, None, :]
+    first = torch.arange(count)[:, None, None] * (padded_height * padded_width)
+    places = first + lines[:, :, None] * padded_width + columns[:, None, :]
 
-    return padded.view(-1, channels).index_select(0, places.flatten()).view(images.shape)
+    pixels = padded.view(-1, channels)
+    return pixels.index_select(0, places.flatten()).view(images.shape)
 
 
 class Amount(NamedTuple):
@@ -104,7 +125,7 @@ class Plan(NamedTuple):
 
 def plan_batches(
     weight: Tensor,
-    key: tuple[int, int, int, int, int],
+    key: _PlainKey,
     amount: Amount,
     moving: Moving | None = None,
 ) -> Plan:
@@ -121,26 +142,33 @@ def plan_batches(
     if n == 0 or (amount.steps == 0 and amount.epochs == 0):
         return Plan([], 0)
 
-    # How many batches the phase needs.
+    # How many batches an epoch has, and how many the phase needs.
     size = min(amount.batch_size or n, n)
-    per_epoch = n // size if amount.drop_last else -(-n // size)
-    steps_per_epoch = -(-per_epoch // amount.per_step)
+    per_epoch = n // size if amount.drop_last else _divide_up(n, size)
+    steps_per_epoch = _divide_up(per_epoch, amount.per_step)
     steps = amount.steps or amount.epochs * steps_per_epoch
     needed = steps * amount.per_step
 
     # Each epoch is shuffled, and split into batches of that size.
     batches: list[Tensor] = []
     moves: list[Tensor] = []
-    for epoch in range(-(-needed // per_epoch)):
-        words = rng.words((*key[:3], epoch, key[4]), n)
-        order = np.argsort(words, kind="stable")
-        batches.extend(torch.split(torch.from_numpy(present[order]), size)[:per_epoch])
+    for epoch in range(_divide_up(needed, per_epoch)):
+        order = np.argsort(_epoch_words(key, epoch, n), kind="stable")
+        rows = torch.from_numpy(present[order])
+        batches.extend(torch.split(rows, size)[:per_epoch])
+
+        # Moves are drawn by example, and follow it into its batch.
         if moving is not None:
             drawn = moving.draw(epoch, n)[torch.from_numpy(order)]
             moves.extend(torch.split(drawn, size)[:per_epoch])
 
-    last_epoch = max(steps - steps_per_epoch, 0) * amount.per_step
-    return Plan(batches[:needed], last_epoch, moves[:needed] if moving is not None else None)
+    first_of_last_epoch = max(steps - steps_per_epoch, 0) * amount.per_step
+    needed_moves = moves[:needed] if moving is not None else None
+    return Plan(batches[:needed], first_of_last_epoch, needed_moves)
+
+
+def _divide_up(number: int, divisor: int) -> int:
+    return -(-number // divisor)
 
 
 _MOST_NUMBERS = 2**24
@@ -153,12 +181,14 @@ def take(table: Tensor, rows: Tensor, moves: Tensor | None = None) -> Tensor:
         return table[rows]
 
     # A view of channels-last memory: whole rows are copied fastest.
-    flat = table.permute(0, 2, 3, 1).flatten(1)
-    picked = flat.index_select(0, rows.flatten()).view(-1, *table.shape[2:], table.shape[1])
+    _, channels, height, width = table.shape
+    flat = table.permute(0, 2, 3, 1).flatten(1)  # (examples, height * width * channels)
+    images = flat.index_select(0, rows.flatten()).view(-1, height, width, channels)
     if moves is not None:
-        picked = move(picked, moves.flatten(0, -2))
+        images = move(images, moves.flatten(0, -2))
 
-    return picked.view(*rows.shape, *picked.shape[1:]).movedim(-1, -3)
+    images = images.view(*rows.shape, height, width, channels)
+    return images.movedim(-1, -3)
 
 
 def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -173,12 +203,16 @@ def to_values(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     if stored.dim() < 4 or scale.shape[1] == 0:
         return stored
 
-    # Scales as long as a whole image are much faster than one value per channel.
-    images = stored.movedim(-3, -1)
-    repeats = images.shape[-3] * images.shape[-2] if scale.shape[1] > 1 else 1
-    white, mean, deviation = scale.repeat(1, repeats)
-    values = images.flatten(-3).to(dtype).div_(white).sub_(mean).div_(deviation)
+    images = stored.movedim(-3, -1)  # (..., height, width, channels), a view
+    height, width = images.shape[-3:-1]
 
+    # Scales as long as a whole image are much faster than one value per channel.
+    repeats = height * width if scale.shape[1] > 1 else 1
+    white, mean, deviation = scale.repeat(1, repeats)
+
+    # In place: what was gathered is a copy, so the table does not change.
+    values = images.flatten(-3).to(dtype)
+    values.div_(white).sub_(mean).div_(deviation)
     return values.view(images.shape).movedim(-1, -3)
 
 
@@ -197,19 +231,7 @@ class Batches:
             self.normalized = self.x.permute(0, 2, 3, 1).flatten(1)
             rows = torch.arange(len(rows))
 
-        self.columns: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Rows, labels and weights of every batch."""
-        if plan.batches:
-            batch_rows = torch.cat(plan.batches).to(rows.device)
-            sizes = [len(batch) for batch in plan.batches]
-            row_parts = torch.split(rows[batch_rows], sizes)
-            label_parts = torch.split(data.labels()[batch_rows], sizes)
-
-            # Copies are aligned alike; the bits of a sum depend on the alignment.
-            weight_parts = torch.split(data.weight[batch_rows], sizes)
-            weights = [part.clone() for part in weight_parts]
-            self.columns = list(zip(row_parts, label_parts, weights, strict=True))
-
+        self.columns = _split_columns(data, rows, plan.batches)
         self.moves: Sequence[Tensor | None] = plan.moves or [None] * len(plan.batches)
 
     def __getitem__(self, number: int) -> Batch:
@@ -221,6 +243,31 @@ class Batches:
         _, channels, height, width = self.x.shape
         images = self.normalized.index_select(0, rows).view(-1, height, width, channels)
         return Batch(images.permute(0, 3, 1, 2), labels, weight)
+
+
+def _split_columns(
+    data: ExampleSet, rows: Tensor, batches: list[Tensor]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return rows, labels and weights of every batch.
+
+    Args:
+        data: the client's examples.
+        rows: (n,), where each of them lies in the table of images.
+        batches: (b,) each, planned.
+    """
+    if not batches:
+        return []
+
+    # One gather for all batches, which are then views.
+    batch_rows = torch.cat(batches).to(rows.device)
+    sizes = [len(batch) for batch in batches]
+    row_parts = torch.split(rows[batch_rows], sizes)
+    label_parts = torch.split(data.labels()[batch_rows], sizes)
+
+    # Copies are aligned alike; the bits of a sum depend on the alignment.
+    weight_parts = torch.split(data.weight[batch_rows], sizes)
+    weights = [part.clone() for part in weight_parts]
+    return list(zip(row_parts, label_parts, weights, strict=True))
 
 
 def _normalize_first(data: ExampleSet, plan: Plan) -> bool:

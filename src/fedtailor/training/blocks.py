@@ -57,16 +57,14 @@ class Trained(NamedTuple):
         Raises:
             TypeError: the phase collected nothing.
         """
-        if (
-            isinstance(self.outputs, tuple)
-            or isinstance(self.labels, tuple)
-            or isinstance(self.weight, tuple)
-        ):
+        outputs = self.outputs
+        labels = self.labels
+        weight = self.weight
+        if isinstance(outputs, tuple) or isinstance(labels, tuple) or isinstance(weight, tuple):
             raise TypeError("nothing was collected: call train with collect='all' or 'last'")
 
-        return ExampleSet(
-            self.outputs, self.labels, torch.arange(self.labels.shape[0]), self.weight
-        )
+        rows = torch.arange(labels.shape[0])
+        return ExampleSet(outputs, labels, rows, weight)
 
 
 def train(
@@ -120,26 +118,27 @@ def train(
         steps = training.steps
 
     # All that is the same for every client; epochs and steps may differ and follow as tensors.
-    amount = Amount(0, 0, training.batch_size, training.drop_last, batches_per_step)
     phase = Phase(
-        task,
-        loss,
-        step,
-        training,
-        amount,
-        collect,
-        key.purpose,
-        structure(params),
-        structure(context),
+        task=task,
+        loss=loss,
+        step=step,
+        training=training,
+        amount=Amount(0, 0, training.batch_size, training.drop_last, batches_per_step),
+        collect=collect,
+        purpose=key.purpose,
+        params=structure(params),
+        context=structure(context),
     )
-    limits = [_as_tensor(epochs), _as_tensor(steps)]
 
     # A block takes and returns flat lists of tensors, because vmap stacks nothing else.
     leaves = tree.leaves(params)
-    outputs = _runner_of(_Train)(phase, *leaves, *tree.leaves(context), *data, *key[:4], *limits)
-    trained = tree.rebuild(params, iter(outputs[: len(leaves)]))
+    limits = [_as_tensor(epochs), _as_tensor(steps)]
+    inputs = [*leaves, *tree.leaves(context), *data, *key[:4], *limits]
+    outputs = _runner_of(_Train)(phase, *inputs)
 
-    return Trained(trained, *outputs[len(leaves) :])
+    # The new parameters come first, in the order of their leaves.
+    new_params = tree.rebuild(params, iter(outputs[: len(leaves)]))
+    return Trained(new_params, *outputs[len(leaves) :])
 
 
 def _as_tensor(limit: int | Tensor | None) -> Tensor:
@@ -169,16 +168,18 @@ class _Inputs(NamedTuple):
     @classmethod
     def of(cls, phase: Phase, values: Sequence[Any]) -> _Inputs:
         """Sort the inputs of a phase, which come in the order of the fields."""
-        remaining = iter(values)
-        counts = (
-            len(tree.leaves(phase.params)),
-            len(tree.leaves(phase.context)),
-            len(ExampleSet._fields),
-            4,
-            2,
-        )
+        num_params = len(tree.leaves(phase.params))
+        num_context = len(tree.leaves(phase.context))
+        num_columns = len(ExampleSet._fields)
 
-        return cls(*(list(islice(remaining, count)) for count in counts))
+        remaining = iter(values)
+        return cls(
+            params=list(islice(remaining, num_params)),
+            context=list(islice(remaining, num_context)),
+            examples=list(islice(remaining, num_columns)),
+            key=list(islice(remaining, 4)),
+            limits=list(islice(remaining, 2)),
+        )
 
 
 _PLAN = "the examples that count, from which batches are planned"
@@ -202,6 +203,7 @@ class _Train(torch.autograd.Function):
         data = ExampleSet(*sorted_inputs.examples)
         key = join_key(sorted_inputs.key, phase.purpose)
 
+        # Only the weights of the examples come to the host, and not the examples.
         weight, *limits = to_host((data.weight, *sorted_inputs.limits), _PLAN)
         plan = _plan(phase, weight, data.x, key, limits)
 
@@ -216,29 +218,37 @@ class _Train(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], phase: Phase, *inputs: Tensor) -> tuple[Any, Any]:
         # Only engines that stack clients come here.
-        from fedtailor.training.stacked import Stacked, StackedExamples, StackedKey, train_stack
+        from fedtailor.training.stacked import (
+            Stacked,
+            StackedExamples,
+            StackedInputs,
+            StackedKey,
+            train_stack,
+        )
 
+        # The first argument is the phase, which has no client axis.
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
         sorted_inputs = _Inputs.of(phase, stacked)
         data = StackedExamples(*sorted_inputs.examples)
         key = StackedKey(sorted_inputs.key, phase.purpose)
+        inputs_of_stack = StackedInputs(sorted_inputs.params, sorted_inputs.context, data, key)
 
         # Every client has batches of its own, planned as if it were alone.
         weights, *limits = to_host((data.weight, *sorted_inputs.limits), _PLAN)
         plans = []
         for client_index in range(info.batch_size):
             weight = weights.of_client(client_index)
-            own_limits = [limit.of_client(client_index) for limit in limits]
             x = data.x.of_client(client_index)
-            plans.append(_plan(phase, weight, x, key.of_client(client_index), own_limits))
+            client_key = key.of_client(client_index)
+            client_limits = [limit.of_client(client_index) for limit in limits]
+            plans.append(_plan(phase, weight, x, client_key, client_limits))
 
         # PyTorch has left the device context of the program when it comes here.
         with placed(data.weight.tensor.device):
-            result = train_stack(
-                phase, sorted_inputs.params, sorted_inputs.context, data, key, plans
-            )
+            result = train_stack(phase, inputs_of_stack, plans)
 
-        return tuple(result), (0,) * len(result)
+        client_axes = (0,) * len(result)
+        return tuple(result), client_axes
 
 
 def forward(
@@ -257,8 +267,10 @@ def forward(
     """
     refuse_captured_tensors(function)
     forward_pass = _Pass(task, function, structure(params), structure(context), key.purpose)
-    inputs = [*tree.leaves(params), *tree.leaves(context), *key[:4]]
-    result: Tensor = _runner_of(_Forward)(forward_pass, *data, *inputs)
+
+    # The examples come first here; what follows are the arguments of the pass.
+    arguments = [*tree.leaves(params), *tree.leaves(context), *key[:4]]
+    result: Tensor = _runner_of(_Forward)(forward_pass, *data, *arguments)
     return result
 
 
@@ -278,6 +290,8 @@ class _Pass:
         leaves = iter(flat)
         params = tree.rebuild(self.params, leaves)
         context = tree.rebuild(self.context, leaves)
+
+        # What the trees have left: seed, round, client and step.
         key = join_key(list(leaves), self.purpose)
         return self.function(self.task, params, context, batch, key)
 
@@ -288,10 +302,11 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     @torch.no_grad()
     def forward(forward_pass: _Pass, *inputs: Tensor) -> Tensor:
-        count = len(ExampleSet._fields)
-        data = ExampleSet(*inputs[:count])
+        num_columns = len(ExampleSet._fields)
+        data = ExampleSet(*inputs[:num_columns])
+        arguments = inputs[num_columns:]
         with placed(data.weight.device):
-            return forward_one(forward_pass, data, chunk_size(data.x.shape[1:]), inputs[count:])
+            return forward_one(forward_pass, data, chunk_size(data.x.shape[1:]), arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -304,10 +319,14 @@ class _Forward(torch.autograd.Function):
         from fedtailor.training.stacked import Stacked, StackedExamples, forward_stack
 
         stacked = [Stacked.wrap(t, dim) for t, dim in zip(inputs, in_dims[1:], strict=True)]
-        count = len(StackedExamples._fields)
-        data = StackedExamples(*stacked[:count])
+        num_columns = len(StackedExamples._fields)
+        data = StackedExamples(*stacked[:num_columns])
+        arguments = stacked[num_columns:]
         with placed(data.weight.tensor.device):
-            return forward_stack(forward_pass, info.batch_size, data, stacked[count:]), 0
+            outputs = forward_stack(forward_pass, info.batch_size, data, arguments)
+
+        client_axis = 0
+        return outputs, client_axis
 
 
 def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -> ExampleSet:

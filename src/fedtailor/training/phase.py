@@ -46,8 +46,10 @@ class Phase:
     @functools.cached_property
     def buffers(self) -> list[bool]:
         """Whether each leaf of the parameters is a buffer: never trained, updated by losses."""
+        # Groups go by the last part of a path: a tree may hold several models.
         groups = self.task.model.groups
-        return [groups.get(path.rsplit("/", 1)[-1]) == "buffer" for path in tree.paths(self.params)]
+        names = [path.rsplit("/", 1)[-1] for path in tree.paths(self.params)]
+        return [groups.get(name) == "buffer" for name in names]
 
     @functools.cached_property
     def has_buffers(self) -> bool:
@@ -74,14 +76,14 @@ class Phase:
         if not (output.buffers or self.has_buffers):
             return output.loss, [], output.outputs
 
-        # The loss returns the buffers that it changed, by path; the others keep their values.
         leaves = tree.paths(params_tree)
         _check_buffers(self.loss, output.buffers, {**leaves, **tree.paths(context_tree)})
-        buffers = [
-            output.buffers.get(path, leaf)
-            for (path, leaf), is_buffer in zip(leaves.items(), self.buffers, strict=True)
-            if is_buffer
-        ]
+
+        # The loss returns the buffers that it changed, by path; the others keep their values.
+        buffers = []
+        for (path, leaf), is_buffer in zip(leaves.items(), self.buffers, strict=True):
+            if is_buffer:
+                buffers.append(output.buffers.get(path, leaf))
 
         return output.loss, buffers, output.outputs
 
@@ -99,16 +101,10 @@ class Phase:
             got = type(output).__name__
             raise TypeError(f"step {_name(self.step)} must return StepOutput, got {got}")
 
+        # By path, because a step may return its parameters in another order.
         old = tree.paths(params_tree)
         new = tree.paths(output.params)
-        old_shapes = {path: leaf.shape for path, leaf in old.items()}
-        new_shapes = {path: leaf.shape for path, leaf in new.items()}
-        if old_shapes != new_shapes:
-            raise TypeError(
-                f"step {_name(self.step)} must return parameters with the names and shapes "
-                f"that it received, {_describe(old_shapes)}, got {_describe(new_shapes)}"
-            )
-
+        _check_shapes(self.step, old, new)
         return [new[path] for path in old], output.outputs
 
 
@@ -128,6 +124,19 @@ def collected(outputs: Tensor | tuple[()]) -> Tensor:
     if outputs.dtype == torch.bfloat16:
         return outputs.detach().to(torch.get_default_dtype())
     return outputs.detach()
+
+
+def _check_shapes(
+    step: Callable[..., Any], old: Mapping[str, Tensor], new: Mapping[str, Tensor]
+) -> None:
+    """Refuse parameters of a custom step that do not fit into the place of the old ones."""
+    old_shapes = {path: leaf.shape for path, leaf in old.items()}
+    new_shapes = {path: leaf.shape for path, leaf in new.items()}
+    if old_shapes != new_shapes:
+        raise TypeError(
+            f"step {_name(step)} must return parameters with the names and shapes "
+            f"that it received, {_describe(old_shapes)}, got {_describe(new_shapes)}"
+        )
 
 
 def _describe(shapes: Mapping[str, Sequence[int]]) -> str:
@@ -199,6 +208,7 @@ def _find_tensor(value: Any, seen: set[int]) -> str:
     if id(value) in seen or isinstance(value, types.ModuleType | type):
         return ""
 
+    # Objects can hold each other; each is searched once.
     seen.add(id(value))
     for place, inner in _held_objects(value):
         inner_place = _find_tensor(inner, seen)
@@ -217,29 +227,40 @@ def _held_objects(value: Any) -> list[tuple[str, Any]]:
 
     if isinstance(value, types.MethodType):
         return [("bound object", value.__self__), ("function", value.__func__)]
-
     if isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        captured = [(f"closure variable '{name}'", _cell(cell)) for name, cell in cells]
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return captured + [("default argument", inner) for inner in defaults]
+        return _held_by_function(value)
 
     if isinstance(value, Mapping):
         return [(f"entry '{name}'", inner) for name, inner in value.items()]
     if isinstance(value, list | tuple | set):
         return [("item", inner) for inner in value]
 
-    # Any other object: its slots, which it may have from any of its classes, and its attributes.
+    return [(f"attribute '{name}'", inner) for name, inner in _attributes(value).items()]
+
+
+def _held_by_function(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return what a function has from around its definition, and its defaults."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    captured = [(f"closure variable '{name}'", _cell_contents(cell)) for name, cell in cells]
+
+    positional = function.__defaults__ or ()
+    keyword_only = function.__kwdefaults__ or {}
+    defaults = [*positional, *keyword_only.values()]
+    return captured + [("default argument", inner) for inner in defaults]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the slots of an object, which it may have from any of its classes, and attributes."""
     attributes: dict[str, Any] = {}
     for cls in type(value).__mro__:
         slots = [name for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
         attributes |= {name: getattr(value, name) for name in slots}
+
     attributes |= getattr(value, "__dict__", {})
+    return attributes
 
-    return [(f"attribute '{name}'", inner) for name, inner in attributes.items()]
 
-
-def _cell(cell: Any) -> Any:
+def _cell_contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a closure variable that is not assigned yet

@@ -36,24 +36,10 @@ MOST_BYTES = 4 * 2**20
 _MOST_COPIED = 2**16
 """Bytes that may be copied for an operation that cannot write to given memory: convolutions of
 images need more."""
-_METADATA = {
-    "__get__",
-    "__iter__",
-    "__len__",
-    "__setitem__",
-    "dim",
-    "dtype",
-    "element_size",
-    "is_complex",
-    "is_contiguous",
-    "is_floating_point",
-    "ndimension",
-    "nelement",
-    "numel",
-    "size",
-    "storage_offset",
-    "stride",
-}
+_METADATA = set(
+    "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension "
+    "nelement numel size storage_offset stride __setitem__ __iter__".split()
+)
 """Functions that return no tensor and look at no values."""
 _SPLITS = {torch.tensor_split, Tensor.tensor_split}
 """Functions that look at the values of a second tensor."""
@@ -124,58 +110,69 @@ class _Step(NamedTuple):
         arguments = schema_of(self.func).arguments
         positional = list(zip(arguments, self.args, strict=False))
         named = [(argument, self.kwargs.get(argument.name)) for argument in arguments]
-        return _tensors([value for argument, value in positional + named if argument.is_write])
+
+        # An argument that was passed by position is None by name.
+        written = [value for argument, value in positional + named if argument.is_write]
+        return _tensors(written)
 
     def call(self) -> Callable[[], Any]:
-        """Run the operation into the same memory again; return a call that does so.
+        """Return a call that runs the operation into the same memory, after trying it once.
 
         Raises:
             CannotRecord: its results are large, and it cannot write to given memory.
         """
-        run_again = partial(self.func, *self.args, **self.kwargs)
+        for call in self._writing_calls():
+            try:
+                call()
+            except (TypeError, RuntimeError):  # this form takes other arguments
+                continue
+            return call
+
+        call = self._other_call()
+        call()
+        return call
+
+    def _writing_calls(self) -> Iterator[Callable[[], Any]]:
+        """Yield calls that might write to the memory of the results, the fastest first."""
         if not self.made:
-            return _ran(run_again)
+            return
 
         # relu cannot write to given memory, but clamp_min can.
         if self.func is torch.ops.aten.relu.default:
-            return _ran(partial(torch.clamp_min, *self.args, 0, out=self.made[0]))
+            yield partial(torch.clamp_min, *self.args, 0, out=self.made[0])
 
         for form, out in _writing_forms(self.func, self.made):
-            try:
-                return _ran(partial(form, *self.args, **self.kwargs, **out))
-            except (TypeError, RuntimeError):  # this form takes other arguments
-                continue
+            yield partial(form, *self.args, **self.kwargs, **out)
 
-        # What is left makes new results, which are copied.
+    def _other_call(self) -> Callable[[], Any]:
+        """Return the operation itself, and where it makes new results, with a copy of them."""
+        run_again = partial(self.func, *self.args, **self.kwargs)
+        if not self.made:
+            return run_again
+
         if sum(tensor.nbytes for tensor in self.made) > _MOST_COPIED:
             raise CannotRecord(f"it would copy large results: {self.func.name()}")
         if len(schema_of(self.func).returns) > 1:
-            return _ran(partial(_copy_all, self.made, run_again))
-
-        return _ran(partial(_copy, self.made[0], run_again))
-
-
-def _ran(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Make a call once, and return it."""
-    call()
-    return call
+            return partial(_copy_all, self.made, run_again)
+        return partial(_copy, self.made[0], run_again)
 
 
 def _writing_forms(
     func: Any, made: list[Tensor]
 ) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return the forms of an operation that write to given memory, and their ``out`` arguments.
+    """Return the forms of an operation that write to given memory, the fastest first.
 
-    The fastest comes first.
+    Beside each stand its ``out`` arguments.
     """
     names = [argument.name for argument in schema_of(func).arguments]
     packet = func.overloadpacket
     for overload_name in packet.overloads():
         overload = getattr(packet, overload_name)
-        inputs = [
-            argument.name for argument in schema_of(overload).arguments if not argument.is_out
-        ]
-        outs = [argument.name for argument in schema_of(overload).arguments if argument.is_out]
+
+        # The same inputs, and a place for each result.
+        arguments = schema_of(overload).arguments
+        inputs = [argument.name for argument in arguments if not argument.is_out]
+        outs = [argument.name for argument in arguments if argument.is_out]
         if inputs != names or len(outs) != len(made):
             continue
 
@@ -183,6 +180,7 @@ def _writing_forms(
         if not runs_on_cpu(overload):
             continue
 
+        # Functions of torch, such as torch.add, are called faster than operators.
         if func.namespace == "aten":
             out = made[0] if len(made) == 1 else tuple(made)
             for function in functions_named(packet.__name__):
@@ -250,11 +248,12 @@ class _Recorder(TorchDispatchMode):
         if writes:
             self._thaw(step)
 
+        # Results in the memory of an argument are views, or the argument itself.
         output = func(*args, **kwargs)
         arguments = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
         results = [tensor for tensor in _tensors(output) if memory_of(tensor) not in arguments]
         made = _fixed_views(results)
-        self._hold(made)
+        self._count_bytes(made)
         self.read |= arguments
 
         # Only what depends on changing memory must run again in a replay.
@@ -271,7 +270,7 @@ class _Recorder(TorchDispatchMode):
 
         return output
 
-    def _hold(self, made: Sequence[Tensor]) -> None:
+    def _count_bytes(self, made: Sequence[Tensor]) -> None:
         self.held += sum(tensor.nbytes for tensor in made)
         if self.held > MOST_BYTES:
             raise CannotRecord(f"it works on more than {MOST_BYTES} bytes")
@@ -283,9 +282,11 @@ class _Recorder(TorchDispatchMode):
         """
         for tensor in step.written():
             where = memory_of(tensor)
-            if where in self.inputs or where not in self.changing | set(self.constants):
+            is_made_here = where in self.changing or where in self.constants
+            if where in self.inputs or not is_made_here:
                 raise CannotRecord(f"it writes to memory that it did not make: {step.func.name()}")
 
+            # The value that the constant has now, before the operation.
             if where in self.constants:
                 constant = self.constants.pop(where)
                 values = constant.clone()
@@ -337,14 +338,8 @@ _FROM_SHAPES = """
 ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided
 """
 _SHAPE_ONLY = set(_FROM_SHAPES.split())
-_KNOWN = {
-    *_ELEMENTWISE.split(),
-    *_BACKWARD.split(),
-    *_OVER_MANY.split(),
-    *_PLACES.split(),
-    *_FROM_NUMBERS.split(),
-    *_SHAPE_ONLY,
-}
+_LISTS = (_ELEMENTWISE, _BACKWARD, _OVER_MANY, _PLACES, _FROM_NUMBERS, _FROM_SHAPES)
+_KNOWN = {name for names in _LISTS for name in names.split()}
 _OUR_OWN = {"fedtailor::draw"}
 """Operators that this package defines: the keyed draw of ``core.noise``."""
 _VIEWS_IN_PLACE = {"squeeze_", "t_", "transpose_", "unsqueeze_"}
@@ -369,8 +364,10 @@ def is_repeatable(func: Any, args: tuple[Any, ...]) -> bool:
     if _moves_no_memory(func):
         return True
 
-    if schema_of(func).is_mutable:
-        fresh = [returned for returned in schema_of(func).returns if returned.alias_info is None]
+    # An operation that changes its arguments, and makes nothing else.
+    schema = schema_of(func)
+    if schema.is_mutable:
+        fresh = [returned for returned in schema.returns if returned.alias_info is None]
         return name.removesuffix("_") in _KNOWN and not fresh
 
     return name in _KNOWN

@@ -115,15 +115,16 @@ class ReplayBuffers(StepBuffers):
         return [leaf.clone() for leaf in self.params]
 
     def _run(self, function: StepFunction, batch: Any, key: Key) -> list[Tensor]:
-        form = _form(batch) if isinstance(batch, Batch) else tuple(_form(one) for one in batch)
-        shape = self.shapes.get(form)
-        if shape is None:
-            if not self.reused or len(self.shapes) == _MOST_SHAPES:
-                return function(batch, key)
-            shape = ShapeCache([*self.params, *self.context])
-            self.shapes[form] = shape
+        form = _form(batch)
+        if form in self.shapes:
+            return self.shapes[form].run(function, batch, key)
 
-        return shape.run(function, batch, key)
+        # A phase that comes once, and the shapes after the first few, are not worth a recording.
+        if not self.reused or len(self.shapes) == _MOST_SHAPES:
+            return function(batch, key)
+
+        self.shapes[form] = ShapeCache([*self.params, *self.context])
+        return self.shapes[form].run(function, batch, key)
 
 
 class ShapeCache:
@@ -165,7 +166,8 @@ class ShapeCache:
             else:
                 results = self._replay(batch, key)
 
-            if not all(_same_bits(one, two) for one, two in zip(expected, results, strict=True)):
+            pairs = zip(expected, results, strict=True)
+            if not all(_same_bits(first, second) for first, second in pairs):
                 raise CannotRecord("a replay gives something else")
         except Exception as reason:  # any failure will do: the step itself has run
             self.graph = None
@@ -175,21 +177,24 @@ class ShapeCache:
 
     def _replay(self, batch: Any, key: Key) -> list[Tensor]:
         assert self.graph is not None
+
+        # The recording reads the memory of the batch that it was made from.
         values = [*_columns(batch), *key[:4]]
         for number, memory in self._inputs:
             memory.copy_(values[number])
+
         self.graph.replay()
         return self.graph.outputs
 
     def _record(self, function: StepFunction, batch: Any, key: Key) -> list[Tensor]:
-        own_batch = tree.map(torch.clone, batch)
-        own_key = join_key([field.clone() for field in key[:4]], key.purpose)
-        inputs = [*_columns(own_batch), *own_key[:4]]
-        graph = record(partial(function, own_batch, own_key), [*self._held, *inputs])
+        # Copies, whose memory stays where it is when this batch and key are gone.
+        batch = tree.map(torch.clone, batch)
+        key = join_key([field.clone() for field in key[:4]], key.purpose)
+        inputs = [*_columns(batch), *key[:4]]
+        graph = record(partial(function, batch, key), [*self._held, *inputs])
+
         self.graph = graph
-        self._inputs = [
-            (number, memory) for number, memory in enumerate(inputs) if graph.reads(memory)
-        ]
+        self._inputs = [item for item in enumerate(inputs) if graph.reads(item[1])]
         return graph.outputs
 
 
@@ -212,15 +217,17 @@ def _common_part(
     if sum(leaf.nbytes for leaf in (*params, *context)) > MOST_BYTES:
         return None
 
-    function = _fixed(phase.loss or phase.step)
+    # Only what can be compared with what another phase has.
     task = phase.task
+    function = _fixed(phase.loss or phase.step)
     if function is None or type(task.model).__hash__ is None:
         return None
 
+    # Parameters are copied into buffers of one layout; a context keeps its strides.
     return (
         function,
         (task.model, task.num_classes, task.input_shape),
-        (phase.training, phase.task.training, phase.purpose, torch.get_default_dtype()),
+        (phase.training, task.training, phase.purpose, torch.get_default_dtype()),
         (tuple(tree.paths(phase.params)), tuple(tree.paths(phase.context))),
         tuple((leaf.shape, leaf.dtype) for leaf in params),
         tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in context),
@@ -233,23 +240,26 @@ def _fixed(value: Any) -> Hashable | None:
     None if the value may change while it stays the same object.
     """
     if isinstance(value, partial):
-        keywords = sorted(value.keywords.items())
-        names = tuple(name for name, _ in keywords)
-        return _all_fixed(names, [value.func, *value.args, *(argument for _, argument in keywords)])
+        names = tuple(sorted(value.keywords))
+        keywords = [value.keywords[name] for name in names]
+        return _all_fixed(names, [value.func, *value.args, *keywords])
 
+    # What a closure holds may be assigned again.
     if isinstance(value, FunctionType):
         if value.__closure__ is not None:
             return None
 
-        return _all_fixed(
-            value, [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        )
+        positional = value.__defaults__ or ()
+        keyword_only = value.__kwdefaults__ or {}
+        return _all_fixed(value, [*positional, *keyword_only.values()])
 
+    # With its type, because 1, 1.0 and True are equal.
     if value is None or isinstance(value, bool | int | float | str):
         return type(value), value
     if isinstance(value, tuple):
         return _all_fixed(type(value), value)
 
+    # Of other objects only frozen dataclasses stay the same.
     kind: Any = type(value)
     parameters = getattr(kind, "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
@@ -275,8 +285,11 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(bits), second.view(bits))
 
 
-def _form(batch: Batch) -> Hashable:
-    """Return what batches have in common that can share a recording."""
+def _form(batch: Any) -> Hashable:
+    """Return what batches, or tuples of batches, have in common that can share a recording."""
+    if not isinstance(batch, Batch):
+        return tuple(_form(single_batch) for single_batch in batch)
+
     return (
         batch.x.shape,
         batch.x.stride(),

@@ -89,36 +89,59 @@ def motion_blur(batch: ImageBatch, radius: float, sigma: float) -> np.ndarray:
     along the line, in whole pixels; edges are continued. The release of CIFAR-S calls ImageMagick
     for the same sum.
     """
-    count, height, width, channels = batch.images.shape
-    # One angle for each image, and one-sided Gaussian weights along the line.
-    angle = np.deg2rad(90.0 * batch.draws.uniform(1)[:, 0] - 45.0)
-    weights = np.exp(-0.5 * (np.arange(int(2 * radius) + 1) / sigma) ** 2)
+    angles = np.deg2rad(90.0 * batch.draws.uniform(1)[:, 0] - 45.0)  # (n,)
+
+    # One-sided Gaussian weights along the line.
+    distances = np.arange(int(2 * radius) + 1)
+    weights = np.exp(-0.5 * (distances / sigma) ** 2)
     weights /= weights.sum()
 
-    # A weighted sum of shifted images, as one gather of pixels for each weight.
+    # The pixels of all images as one list, from which each weight takes a shifted copy.
+    channels = batch.images.shape[3]
     pixels = batch.images.reshape(-1, channels).astype(np.float64)
-    first = (np.arange(count) * height * width)[:, None, None]
     total = np.zeros_like(pixels)
-    for i, weight in enumerate(weights):
+    for distance, weight in enumerate(weights):
         if weight < _NEGLIGIBLE:
             break
 
-        # The row and the column that are shifted to each row and column: (n, height), (n, width).
-        down = np.ceil(i * np.sin(angle) - 0.5).astype(np.int64)[:, None]
-        right = np.ceil(i * np.cos(angle) - 0.5).astype(np.int64)[:, None]
-        y = np.clip(np.arange(height) + down, 0, height - 1)
-        x = np.clip(np.arange(width) + right, 0, width - 1)
-        total += weight * pixels[(first + y[:, :, None] * width + x[:, None, :]).ravel()]
+        places = _shifted_places(batch.images.shape, angles, distance)
+        total += weight * pixels[places]
 
     return to_bytes(total.reshape(batch.images.shape) + 0.5)
+
+
+def _shifted_places(shape: tuple[int, ...], angles: np.ndarray, distance: int) -> np.ndarray:
+    """Return for every pixel of all images the place of the one that is shifted onto it.
+
+    Args:
+        shape: (n, height, width, channels), of the images.
+        angles: (n,), of the line in each image.
+        distance: along the line.
+
+    Returns:
+        (n * height * width,), places in the list of all pixels.
+    """
+    count, height, width, _ = shape
+    down = np.ceil(distance * np.sin(angles) - 0.5).astype(np.int64)[:, None]
+    right = np.ceil(distance * np.cos(angles) - 0.5).astype(np.int64)[:, None]
+
+    # Outside the image, its edge continues.
+    y = np.clip(np.arange(height) + down, 0, height - 1)  # (n, height)
+    x = np.clip(np.arange(width) + right, 0, width - 1)  # (n, width)
+
+    first = np.arange(count) * height * width
+    places = first[:, None, None] + y[:, :, None] * width + x[:, None, :]
+    return np.asarray(places.ravel())
 
 
 def defocus_blur(batch: ImageBatch, radius: float, sigma: float) -> np.ndarray:
     """Blur every channel with :func:`disk`; the image is mirrored without repeating its edge."""
     from scipy import ndimage
 
+    # The same kernel for every image and channel.
     kernel = disk(radius, sigma)[None, :, :, None]
-    return to_bytes(ndimage.correlate(batch.images.astype(np.float64), kernel, mode="mirror"))
+    images = batch.images.astype(np.float64)
+    return to_bytes(ndimage.correlate(images, kernel, mode="mirror"))
 
 
 def disk(radius: float, sigma: float) -> np.ndarray:
@@ -128,10 +151,13 @@ def disk(radius: float, sigma: float) -> np.ndarray:
     reach = int(radius) + 1  # all is 0 beyond it
     y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
     inside = (x**2 + y**2 <= radius**2).astype(np.float64)
+    sharp = inside / inside.sum()
+
+    # A Gaussian at distance 1, relative to its center.
     side = np.exp(-0.5 / sigma**2)
     weights = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
-    smooth = ndimage.correlate(inside / inside.sum(), np.outer(weights, weights), mode="constant")
-    return np.asarray(smooth)
+    smoothing = np.outer(weights, weights)  # (3, 3)
+    return np.asarray(ndimage.correlate(sharp, smoothing, mode="constant"))
 
 
 def gaussian_noise(batch: ImageBatch, std: float) -> np.ndarray:
@@ -146,14 +172,20 @@ def gaussian_noise(batch: ImageBatch, std: float) -> np.ndarray:
 def shot_noise(batch: ImageBatch, photons: float) -> np.ndarray:
     """Draw a Poisson number of photons, with the mean ``photons`` for white."""
     means = batch.images * (photons / WHITE)
-    counts = [generator.poisson(mean) for generator, mean in zip(batch.draws, means, strict=True)]
+    counts = []
+    for generator, mean in zip(batch.draws, means, strict=True):
+        counts.append(generator.poisson(mean))
+
     return to_bytes(np.stack(counts) * (WHITE / photons))
 
 
 def impulse_noise(batch: ImageBatch, probability: float) -> np.ndarray:
     """Set a value to 0 or to white, each with half of ``probability``."""
     shape = batch.images.shape
-    uniform = batch.draws.uniform(int(np.prod(shape[1:]))).reshape(shape)
+    numbers_per_image = int(np.prod(shape[1:]))
+    uniform = batch.draws.uniform(numbers_per_image).reshape(shape)
+
+    # Black below the probability, and white below half of it.
     noisy = np.where(uniform < probability, np.uint8(0), batch.images)
     return np.where(uniform < probability / 2, np.uint8(WHITE), noisy)
 
@@ -166,15 +198,18 @@ def frost(batch: ImageBatch, image_share: float, frost_share: float) -> np.ndarr
     reflection; for gray images it is gray.
     """
     height, width, channels = batch.images.shape[1:]
-    # Every image gets a random picture, and a random crop of it.
     pictures = [_fit(picture, height, width, channels) for picture in batch.frost]
+
+    # Every image gets a random picture, and a random crop of it.
     crops = np.empty(batch.images.shape)
-    for crop, (which, down, right) in zip(crops, batch.draws.uniform(3), strict=True):
+    uniform = batch.draws.uniform(3)  # (n, 3)
+    for crop, (which, down, right) in zip(crops, uniform, strict=True):
         picture = pictures[int(which * len(pictures))]
         top = int(down * max(picture.shape[0] - height, 1))
         left = int(right * max(picture.shape[1] - width, 1))
         crop[:] = picture[top : top + height, left : left + width]
 
+    # The mixture, in place: all images in float64 are large.
     crops *= frost_share
     crops += image_share * batch.images
     return to_bytes(crops)
@@ -201,10 +236,15 @@ def fog(batch: ImageBatch, thickness: float, decay: float) -> np.ndarray:
     """
     # The smallest fractal that covers the image.
     height, width = batch.images.shape[1:3]
-    side = 2 ** max(1, (max(height, width) - 1).bit_length())
-    waves = plasma(batch.draws.uniform(num_draws(side)), decay)[:, :height, :width, None]
-    brightest = batch.images.max(axis=(1, 2, 3), keepdims=True) / WHITE
+    levels = max(1, (max(height, width) - 1).bit_length())
+    side = 2**levels
+    fractals = plasma(batch.draws.uniform(num_draws(side)), decay)  # (n, side, side)
+
+    # The same fog for all channels.
+    waves = fractals[:, :height, :width, None]
     values = batch.images + (thickness * WHITE) * waves
+
+    brightest = batch.images.max(axis=(1, 2, 3), keepdims=True) / WHITE
     values *= brightest / (brightest + thickness)
     return to_bytes(values)
 
@@ -231,37 +271,54 @@ def plasma(uniform: np.ndarray, decay: float) -> np.ndarray:
     """
     count = len(uniform)
     side = int(np.sqrt(uniform.shape[1] + 1))
-    grid = np.zeros((count, side, side))
     noise = 2.0 * uniform - 1.0
     used = 0  # random numbers of each fractal
+
+    grid = np.zeros((count, side, side))
     step = side
     amplitude = _FIRST_AMPLITUDE
-
     while step >= 2:
-        half = step // 2
         cells = side // step
         end = used + 3 * cells**2
         waves = amplitude**2 * noise[:, used:end].reshape(count, 3, cells, cells)
-        square, between_columns, between_rows = waves.transpose(1, 0, 2, 3)
-
-        # Sums of two neighboring corners along each axis, then the means of four neighbors.
-        corners = grid[:, ::step, ::step]
-        columns = corners + np.roll(corners, -1, axis=2)
-        rows = corners + np.roll(corners, -1, axis=1)
-        centers = (columns + np.roll(columns, -1, axis=1)) / 4 + square
-        above = np.roll(centers, 1, axis=1)
-        beside = np.roll(centers, 1, axis=2)
-        grid[:, half::step, half::step] = centers
-        grid[:, ::step, half::step] = (columns + centers + above) / 4 + between_columns
-        grid[:, half::step, ::step] = (rows + centers + beside) / 4 + between_rows
+        _halve_cells(grid, step, waves.transpose(1, 0, 2, 3))
 
         used = end
-        step = half
+        step //= 2
         amplitude /= decay
 
+    # From 0 to 1.
     grid -= grid.min(axis=(1, 2), keepdims=True)
     grid /= grid.max(axis=(1, 2), keepdims=True)
     return grid
+
+
+def _halve_cells(grid: np.ndarray, step: int, waves: np.ndarray) -> None:
+    """Give the points halfway between the known ones their heights: one level of a fractal.
+
+    Args:
+        grid: (n, side, side), changed.
+        step: from one known point to the next.
+        waves: (3, n, cells, cells), the noise in the centers of cells, between columns and between
+            rows.
+    """
+    half = step // 2
+    in_centers, between_columns, between_rows = waves
+
+    # Sums of two neighboring corners along each axis; a cell at the border has one on the far side.
+    corners = grid[:, ::step, ::step]  # (n, cells, cells)
+    columns = corners + np.roll(corners, -1, axis=2)
+    rows = corners + np.roll(corners, -1, axis=1)
+
+    # Squares: the center of a cell has four corners around it.
+    centers = (columns + np.roll(columns, -1, axis=1)) / 4 + in_centers
+    grid[:, half::step, half::step] = centers
+
+    # Diamonds: a point between two corners has two centers beside it.
+    centers_above = np.roll(centers, 1, axis=1)
+    centers_beside = np.roll(centers, 1, axis=2)
+    grid[:, ::step, half::step] = (columns + centers + centers_above) / 4 + between_columns
+    grid[:, half::step, ::step] = (rows + centers + centers_beside) / 4 + between_rows
 
 
 def jpeg(batch: ImageBatch, quality: float) -> np.ndarray:
@@ -273,10 +330,13 @@ def jpeg(batch: ImageBatch, quality: float) -> np.ndarray:
 
     decoded = np.empty_like(batch.images)
     for image, out in zip(batch.images, decoded, strict=True):
+        # Pillow wants gray images without an axis for channels.
+        pixels = image if image.shape[2] == 3 else image[..., 0]
         stream = io.BytesIO()
-        picture = Image.fromarray(image if image.shape[2] == 3 else image[..., 0])
-        picture.save(stream, "JPEG", quality=int(quality))
-        out[:] = np.asarray(Image.open(stream)).reshape(out.shape)
+        Image.fromarray(pixels).save(stream, "JPEG", quality=int(quality))
+
+        pixels = np.asarray(Image.open(stream))
+        out[:] = pixels.reshape(out.shape)
 
     return decoded
 
@@ -291,12 +351,17 @@ def brightness(batch: ImageBatch, added: float) -> np.ndarray:
     images = batch.images.astype(np.float64)
     value = images.max(axis=3, keepdims=True)
     brighter = np.minimum(value + added * WHITE, WHITE)
-    return to_bytes(np.where(value > 0, images * (brighter / np.maximum(value, 1.0)), brighter))
+
+    # A value of 0 has no factor.
+    factor = brighter / np.maximum(value, 1.0)
+    return to_bytes(np.where(value > 0, images * factor, brighter))
 
 
 def contrast(batch: ImageBatch, share: float) -> np.ndarray:
     """Move every value towards the mean of its channel over the image."""
     height, width = batch.images.shape[1:3]
-    # a sum of whole numbers does not depend on the order
-    mean = batch.images.sum(axis=(1, 2), keepdims=True, dtype=np.int64) / (height * width)
+
+    # A sum of whole numbers does not depend on the order.
+    total = batch.images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
+    mean = total / (height * width)  # (n, 1, 1, channels)
     return to_bytes((batch.images - mean) * share + mean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -56,26 +56,34 @@ class Dirichlet(Partition):
         """Draw until every client has enough examples."""
         generator = np.random.RandomState(seed % 2**32)
         _, by_class = positions_by_value(annotations.labels)
-        return draw_shares(self, by_class, clients, self.alpha, self.min_size, generator)
+        rule = ShareRule(clients, self.alpha, self.min_size)
+        return draw_shares(self, by_class, rule, generator)
+
+
+class ShareRule(NamedTuple):
+    """How classes are shared among clients."""
+
+    clients: int
+    """Number of clients."""
+    alpha: float
+    """Concentration."""
+    min_size: float
+    """Least number of examples of a client."""
 
 
 def draw_shares(
     partition: Partition,
     by_class: list[np.ndarray],
-    clients: int,
-    alpha: float,
-    min_size: float,
+    rule: ShareRule,
     generator: np.random.RandomState,
     where: str = "",
 ) -> list[np.ndarray]:
-    """Return the positions of each client, drawn until every client has ``min_size``.
+    """Return the positions of each client, drawn until every client has ``rule.min_size``.
 
     Args:
         partition: the partition that error messages name.
         by_class: positions of each class, in ascending order.
-        clients: number of clients.
-        alpha: concentration.
-        min_size: least number of examples of a client.
+        rule: how classes are shared.
         generator: source of random numbers, used in the order of the release.
         where: the examples that error messages name, such as `` of domain 2``.
 
@@ -84,15 +92,16 @@ def draw_shares(
     """
     # Too few examples for any draw.
     rows = sum(map(len, by_class))
-    least = f"at least {as_text(min_size)} examples{where} for each of {clients} clients"
-    if min_size * clients > rows:
-        raise partition.impossible(f"{least}, together {as_text(min_size * clients)}", str(rows))
+    needed = rule.min_size * rule.clients
+    least = f"at least {as_text(rule.min_size)} examples{where} for each of {rule.clients} clients"
+    if needed > rows:
+        raise partition.impossible(f"{least}, together {as_text(needed)}", str(rows))
 
     # Draws that almost succeed may succeed later; hopeless ones stop early.
-    fewest_short = clients
+    fewest_short = rule.clients
     draws = 0
     while draws < MAX_DRAWS and (draws < _FIRST_DRAWS or fewest_short <= _HOPELESS):
-        pieces, num_short = _draw_once(by_class, clients, alpha, min_size, generator)
+        pieces, num_short = _draw_once(by_class, rule, generator)
         if not num_short:
             return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
@@ -104,11 +113,7 @@ def draw_shares(
 
 
 def _draw_once(
-    by_class: list[np.ndarray],
-    clients: int,
-    alpha: float,
-    min_size: float,
-    generator: np.random.RandomState,
+    by_class: list[np.ndarray], rule: ShareRule, generator: np.random.RandomState
 ) -> tuple[list[list[np.ndarray]], int]:
     """Return the pieces of each class by client, and the number of clients with too few.
 
@@ -116,8 +121,8 @@ def _draw_once(
     order: for every class a shuffle, then the proportions.
     """
     # The examples that each client has so far decide who takes part in the next class.
-    sizes = np.zeros(clients, dtype=np.int64)
-    even_share = sum(map(len, by_class)) / clients
+    sizes = np.zeros(rule.clients, dtype=np.int64)
+    even_share = sum(map(len, by_class)) / rule.clients
     orders = []
     cuts = []
     for positions in by_class:
@@ -125,19 +130,23 @@ def _draw_once(
         generator.shuffle(order)
 
         # Zero or NaN if all clients that drew a share are full, or alpha is too small.
-        shares = generator.dirichlet(np.full(clients, alpha)) * (sizes < even_share)
+        drawn = generator.dirichlet(np.full(rule.clients, rule.alpha))
+        shares = drawn * (sizes < even_share)
         total = shares.sum()
         if not total > 0:
-            return [], clients
+            return [], rule.clients
 
         # Products in floating point, cut off, as in the release.
-        ends = (np.cumsum(shares / total) * len(order)).astype(np.int64)[:-1]
-        sizes += np.diff(ends, prepend=0, append=len(order))
+        ends = np.cumsum(shares / total) * len(order)
+        cut = ends.astype(np.int64)[:-1]
+        sizes += np.diff(cut, prepend=0, append=len(order))
         orders.append(order)
-        cuts.append(ends)
+        cuts.append(cut)
 
-    num_short = int(np.count_nonzero(sizes < min_size))
-    return ([] if num_short else list(map(np.split, orders, cuts))), num_short
+    num_short = int(np.count_nonzero(sizes < rule.min_size))
+    if num_short:
+        return [], num_short
+    return list(map(np.split, orders, cuts)), 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,14 +200,28 @@ def draw_owners(clients: int, quota: int, generator: np.random.Generator) -> np.
         block = generator.choice(np.flatnonzero(needs), needs.sum())
         counts = np.bincount(block, minlength=clients)
 
-        # How often each client occurs earlier in the block.
-        turns = np.empty_like(block)
-        starts = np.cumsum(counts) - counts
-        turns[np.argsort(block, kind="stable")] = np.arange(len(block)) - np.repeat(starts, counts)
+        # A client is full once it has occurred as often as it needs.
+        turns = _earlier_occurrences(block, counts)
         parts.append(block[turns < needs[block]])
         needs = needs - np.minimum(counts, needs)
 
     return np.concatenate(parts)
+
+
+def _earlier_occurrences(block: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return for each entry how often its value occurs before it, (n,).
+
+    Args:
+        block: (n,), whole numbers.
+        counts: how often each number occurs.
+    """
+    # Sorted, equal values stand together: their turns are the places in their group.
+    group_starts = np.cumsum(counts) - counts
+    turns_in_groups = np.arange(len(block)) - np.repeat(group_starts, counts)
+
+    turns = np.empty_like(block)
+    turns[np.argsort(block, kind="stable")] = turns_in_groups
+    return turns
 
 
 def draw_log_weights(
@@ -210,8 +233,11 @@ def draw_log_weights(
     a whole row zero.
     """
     uniform = 1.0 - generator.random(shape)  # in (0, 1]
+    gamma = generator.gamma(alpha + 1, size=shape)
     with np.errstate(over="ignore"):
-        log_weights = np.log(generator.gamma(alpha + 1, size=shape)) + np.log(uniform) / alpha
+        log_weights = np.log(gamma) + np.log(uniform) / alpha
+
+    # Finite, so that rows of log weights can be subtracted.
     return np.maximum(log_weights, -1e300)
 
 
@@ -237,7 +263,7 @@ def draw_classes(
 
     # The times at which each class is drawn, ascending, and the time at which it is used up.
     times = [np.flatnonzero(classes == label) for label in range(len(sizes))]
-    ends = np.array(list(map(_end, times, sizes)))
+    ends = np.array(list(map(_time_used_up, times, sizes)))
     while ends.min() < _NEVER:
         # The class that is used up first: whoever drew it later draws again.
         used_up = int(ends.argmin())
@@ -251,13 +277,15 @@ def draw_classes(
         redrawn = _choose(log_weights, owners[late], is_open, generator)
         classes[late] = redrawn
         for label in np.unique(redrawn).tolist():
-            times[label] = np.sort(np.concatenate([times[label], late[redrawn == label]]))
-            ends[label] = _end(times[label], sizes[label])
+            new_times = late[redrawn == label]
+            times[label] = np.sort(np.concatenate([times[label], new_times]))
+            ends[label] = _time_used_up(times[label], sizes[label])
 
     return classes
 
 
-def _end(times: np.ndarray, size: int) -> int:
+def _time_used_up(times: np.ndarray, size: int) -> int:
+    """Return when a class of ``size`` examples is used up, if it is drawn at these times."""
     return int(times[size - 1]) if len(times) >= size else _NEVER
 
 
@@ -265,16 +293,22 @@ def _choose(
     log_weights: np.ndarray, owners: np.ndarray, is_open: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Return a class for each owner (n,) from its prior over the open classes."""
-    # In parts, since every example needs a number for every class.
     classes = np.flatnonzero(is_open)
     chosen = np.empty(len(owners), dtype=np.int64)
+
+    # In parts, since every example needs a number for every class.
     step = max(_MAX_CELLS // len(classes), 1)
     for start in range(0, len(owners), step):
         part = slice(start, start + step)
-        # The inverse of the cumulative weights at a uniform point.
+
+        # Cumulative weights, (examples, classes), relative to the largest of a row.
         logs = log_weights[owners[part]][:, classes]
-        ends = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
+        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+        ends = np.cumsum(weights, axis=1)
+
+        # Their inverse at a uniform point, which rounding may put behind the last class.
         points = generator.random((len(logs), 1)) * ends[:, -1:]
-        chosen[part] = classes[np.minimum((ends <= points).sum(axis=1), len(classes) - 1)]
+        places = (ends <= points).sum(axis=1)
+        chosen[part] = classes[np.minimum(places, len(classes) - 1)]
 
     return chosen

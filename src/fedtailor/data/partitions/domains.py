@@ -10,7 +10,7 @@ import numpy as np
 from fedtailor.core.options import Range
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, positions_by_value
-from fedtailor.data.partitions.dirichlet import draw_shares
+from fedtailor.data.partitions.dirichlet import ShareRule, draw_shares
 from fedtailor.data.partitions.slices import check_sizes, cut_points, give_blocks
 
 
@@ -71,6 +71,7 @@ class Domains(Partition):
             raise self.impossible(f"{allowed}, {reason}", str(clients))
 
         generator = np.random.RandomState(seed % 2**32)
+        rule = ShareRule(self.per_domain, self.alpha, self.min_size)
         parts = []
         for domain, positions in zip(present, by_domain, strict=True):
             where = f" of domain {domain}"
@@ -81,9 +82,7 @@ class Domains(Partition):
             # Positions within the domain become positions in the data set.
             _, classes = positions_by_value(annotations.labels[positions])
             pools = [positions[rows] for rows in classes]
-            parts += draw_shares(
-                self, pools, self.per_domain, self.alpha, self.min_size, generator, where
-            )
+            parts += draw_shares(self, pools, rule, generator, where)
 
         return parts
 
