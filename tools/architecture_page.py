@@ -130,8 +130,9 @@ PLACES = (
     ),
     (
         "a metric",
-        ["core.scores:Scores", "core.metrics:per_client", "core.metrics:CLIENT_METRICS"],
-        "sums that add up over batches, the figure computed from them, and its direction",
+        ["core.metrics:METRICS", "core.scores:Scores"],
+        "a row of the table, with a function of the sums of one client or class; new sums, which "
+        "add up over batches, are fields of `Scores`",
         "tests/core/test_metrics.py",
     ),
     (
@@ -222,7 +223,7 @@ def pages() -> dict[str, str]:
     parts = [INTRODUCTION.format(arrows="\n".join(arrows())) + "\n".join(lines)]
 
     folders = [f"* [`{folder}`](../{folder}): {words}" for folder, words in BESIDE.items()]
-    parts += ["Beside these packages:", "\n".join(folders)]
+    parts += ["Other folders:", "\n".join(folders)]
 
     parts += [DATA_FLOW, numbered(PATH), CALL_CHAIN, numbered(CALLS), "## Where do I put ...?"]
     lines = ["| to add | where | how | tests |", "|---|---|---|---|"]

@@ -1,12 +1,14 @@
 """Bad input: one clear sentence that names the key, the right exit code, no traceback, nothing
 half-written."""
 
+import errno
 import json
 import sys
 
 import pytest
 
 from fedtailor.cli.main import main
+from fedtailor.cli.shell import command_line
 
 USAGE = 2
 CONFIG = 3
@@ -332,3 +334,10 @@ def test_control_characters_do_not_reach_the_terminal(empty, capsys):
     assert main(["run", "-a", "\x1b]0;owned\x07"]) == CONFIG
     err = capsys.readouterr().err
     assert "\x1b" not in err and "\x07" not in err
+
+
+def test_an_error_of_the_system_without_a_file_is_a_sentence(capsys):
+    with command_line([]) as ending:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert ending.code == FAILED
+    assert capsys.readouterr().err == "error: No space left on device.\n"

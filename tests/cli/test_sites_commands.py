@@ -160,6 +160,11 @@ def test_what_has_left_a_site(world, capsys):
     checks = json_of("site check sites/clinic", capsys, FAILED)["checks"]
     assert "line 4" in next(check["text"] for check in checks if check["what"] == "log")
 
+    log.write_text("\n".join(lines[:-2]) + "\n")
+    assert json_of("site leaves sites/clinic", capsys)["complete"] is False
+    assert main(["site", "leaves", "sites/clinic"]) == 0
+    assert f"line {len(lines) - 1}" in capsys.readouterr().err
+
     log.unlink()
     assert main(["site", "leaves", "sites/clinic"]) == 0
     assert "|" not in capsys.readouterr().out

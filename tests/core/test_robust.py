@@ -222,6 +222,13 @@ def test_krum_leaves_out_the_farthest(spoil):
     assert sorted(found) == sorted(spoil) and min(found.values()) > 2
 
 
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.34, 0.4, 0.49])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_the_fewest_uploads_are_enough_to_find_the_bad_one(share, bad):
+    fewest = Schedule(robust="krum", robust_share=share).fewest_uploads
+    assert list(left_out_by_krum(uploads(fewest, (bad,)), {}, share=share)) == [bad]
+
+
 def test_krum_scores_are_those_of_the_definition():
     """Blanchard et al. 2017, section 4: the sum of squared distances to the n - f - 2 nearest
     others."""
@@ -283,7 +290,10 @@ def test_what_was_sent_is_found_by_name_and_shape():
         ("norm_clip", 0.1, 3),
         ("median", 0.1, 3),
         ("trimmed_mean", 0.25, 4),
+        ("trimmed_mean", 0.4, 3),
         ("krum", 0.1, 10),
+        ("krum", 0.34, 4),
+        ("krum", 0.49, 4),
     ],
 )
 def test_a_rule_needs_enough_clients(rule, share, fewest):

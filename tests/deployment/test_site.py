@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import fedtailor
+from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.message import tree_bytes
 from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import Audit, broken_line, page
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
@@ -58,7 +60,7 @@ def test_the_log_names_everything_that_was_sent_by_digest_and_size(served):
                 assert line["blobs"][name] == hashlib.sha256(blob).hexdigest()
             assert line["bytes"] == sum(map(len, message.blobs.values()))
             if way == "sent" and line["bytes"]:
-                assert sum(line["contents"].values()) == line["bytes"]
+                assert sum(line["sizes"].values()) == line["bytes"]
 
 
 def test_the_bytes_that_a_run_reports_are_those_of_the_numbers_that_were_sent(served):
@@ -106,7 +108,58 @@ def test_a_changed_line_of_the_log_is_noticed_and_an_unfinished_one_is_cut(clini
     assert broken_line(clinic) == 4
     lines[3] = lines[3].replace("sent", "lost")
     path.write_text("".join(lines))
-    assert broken_line(clinic) == 5
+    assert broken_line(clinic) == 4
+
+
+def add_line(log):
+    """Add a line to a log."""
+    log.add("sent", Envelope({"kind": "train"}), {})
+
+
+def test_the_end_of_the_log_is_covered(clinic):
+    path = clinic / "audit.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    count = len(lines)
+
+    path.write_text("".join([*lines[:-1], lines[-1].replace("sent", "lost")]))
+    assert broken_line(clinic) == count
+
+    # Somebody has made the digest of the changed line again.
+    record = json.loads(lines[-1])
+    del record["digest"]
+    record["bytes"] += 1
+    digest = hashlib.sha256(to_json(record, compact=True).encode()).hexdigest()
+    record["digest"] = digest
+    path.write_text("".join([*lines[:-1], to_json(record, compact=True) + "\n"]))
+    assert broken_line(clinic) == count
+
+    # A site that continues does not hide what is missing.
+    path.write_text("".join(lines[:-2]))
+    assert broken_line(clinic) == count - 1
+    add_line(Audit(clinic))
+    assert broken_line(clinic) == count - 1
+
+    path.write_text("".join(lines))
+    (clinic / "audit.state.json").unlink()
+    assert broken_line(clinic) is not None
+
+
+def test_a_log_is_whole_after_a_kill_between_its_two_files(clinic):
+    count = len((clinic / "audit.jsonl").read_text().splitlines())
+    state = clinic / "audit.state.json"
+    before = state.read_bytes()
+    add_line(Audit(clinic))
+    state.write_bytes(before)
+    assert broken_line(clinic) is None
+
+    log = Audit(clinic)
+    add_line(log)
+    assert broken_line(clinic) is None
+    assert json.loads(state.read_bytes())["lines"] == count + 2
+
+    # A line more than a kill can leave.
+    state.write_bytes(before)
+    assert broken_line(clinic) == count + 2
 
 
 def test_models_have_versions_and_the_previous_one_can_be_put_back(tmp_path):

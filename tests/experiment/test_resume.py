@@ -9,13 +9,15 @@ import pytest
 
 import finished_runs
 from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.resume import refuse_other_configuration, with_first_choices
 from fedtailor.experiment.run import run
+from fedtailor.experiment.runner import make_jobs
+from fedtailor.simulation.engines.reference import Reference
 
 SMALL = {
     "data": {"dataset": "digits", "clients": 4, "fraction": 0.1},
@@ -230,6 +232,33 @@ def test_another_run_is_never_mixed_in(folder, overrides, reason):
     with pytest.raises(ConfigError, match=reason):
         run(config(**overrides), out="one")
     assert before == {path: path.read_bytes() for path in Path("one").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("engine.workers", 3),
+        ("engine.ray_address", "auto"),
+        ("data.dir", "elsewhere"),
+        ("checkpoint.every", 5),
+    ],
+)
+def test_what_changes_no_result_neither_refuses_a_folder_nor_renames_it(key, value):
+    on_ray = {**SMALL, "engine": {"name": "ray"}}
+    one = make_config(on_ray)
+    other = make_config(on_ray, [(key, value)])
+    refuse_other_configuration(other, one, Path("one"))
+    first, second = make_jobs([one, other], Path("several"))
+    assert first.folder == second.folder
+
+
+def test_the_engine_is_closed_if_the_folder_cannot_be_written(folder, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Reference, "close", lambda engine: closed.append(engine))
+    Path("file").write_text("")
+    with pytest.raises(RunError):
+        run(config(), out="file/one")
+    assert len(closed) == 1
 
 
 def test_a_seed_cannot_be_taken_away(folder):

@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from fedtailor.core.metrics import CLASS_SHARES, METRICS
+from fedtailor.core.scores import score
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.intervals import auroc_interval, wilson_interval
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
-from fedtailor.experiment.summary import average
+from fedtailor.experiment.summary import _classes_over_clients, average
 
 NAMES = ["benign", "malignant"]
 
@@ -30,6 +33,23 @@ def finished(tmp_path, monkeypatch):
     }
     run(make_config(values), out="one")
     return read_run("one")
+
+
+def test_a_metric_by_class_is_one_row_of_the_table(monkeypatch):
+    def precision(counts):
+        return counts.found, counts.found + counts.negatives - counts.rejected
+
+    monkeypatch.setitem(CLASS_SHARES, "precision", precision)
+    logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    scores = score(logits, torch.tensor([1, 0, 0, 1]), torch.ones(4), 2)
+    of_class = _classes_over_clients([scores], ())["by_class"]["1"]
+    assert of_class["precision"]["pooled"] == pytest.approx(2 / 3)
+    assert of_class["precision"]["pooled_interval"] == wilson_interval(2 / 3, 3)
+
+
+def test_every_metric_has_a_function():
+    for metric in METRICS.values():
+        assert (metric.of_client is None) != (metric.share_of_class is None)
 
 
 def test_figures_by_class_follow_from_confusion_and_auroc(finished):

@@ -201,7 +201,12 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
         "model": {"name": "cnn"},
         "evaluation": {"select": "best"},
     }
-    settings["federation"] = {"participation": 0.5, "train": "all", "rounds": 3}
+    settings["federation"] = {
+        "participation": 0.5,
+        "train": "all",
+        "rounds": 3,
+        "robust_share": 0.4,
+    }
     one = write_run(tmp_path / "a", scores)
     other = write_run(
         tmp_path / "b",
@@ -222,6 +227,7 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
         "training.epochs: 1 (fedavg); 5 (ditto)",
         "training.batch_size: not recorded (fedavg); 8 (ditto)",
         "federation.participation: all (fedavg); 0.5 (ditto)",
+        "federation.robust_share: not recorded (fedavg); 0.4 (ditto)",
         "evaluation.select",
         "model.name",
         "(federation.train)",
@@ -283,7 +289,7 @@ def test_a_split_that_varies_over_seeds_is_named(tmp_path):
         paths.append(path)
     comparison = compare(read_methods(paths))
     assert list(comparison.groups[0].differences[0].by_seed) == [0, 1]
-    (varies,) = [note for note in comparison.notes if "varies" in note]
+    (varies,) = [note for note in comparison.notes if note.startswith("Seeds differ in ")]
     assert "the split" in varies.partition(";")[0] and "the cohorts" in varies.partition(";")[2]
 
 

@@ -277,7 +277,7 @@ def test_the_terminal_shows_tables_and_says_warnings(comparison, hostile, capsys
     shown = capsys.readouterr()
     assert "Tests against local in each seed" in shown.out and "+14.6 ± 2.1" in shown.out
     assert shown.out.count("clients: those that both methods have a score of") == 1
-    assert "note: A mean over seeds varies" in shown.err and "warning" not in shown.out
+    assert "note: Seeds differ in" in shown.err and "warning" not in shown.out
     monkeypatch.setenv("COLUMNS", "80")
     show_comparison(hostile)
     shown = capsys.readouterr()

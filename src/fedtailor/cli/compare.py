@@ -19,7 +19,8 @@ from fedtailor.cli.options import (
     with_config_flags,
 )
 from fedtailor.cli.shell import Interrupted, print_json
-from fedtailor.core.errors import FedtailorError, RunError, UsageError
+from fedtailor.core.errors import FedtailorError, RunError, UsageError, find_name
+from fedtailor.core.metrics import CLIENT_METRICS
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -74,9 +75,7 @@ def compare(
     ] = "personalized",
     metric: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Metric: accuracy, balanced_accuracy, auroc, loss or ece."
-        ),
+        typer.Option(metavar="NAME", help=f"Metric: one of {', '.join(CLIENT_METRICS)}."),
     ] = "accuracy",
     format_: Annotated[
         Format,
@@ -211,8 +210,6 @@ def _check_choices(metric: str, point: str) -> None:
     Raises:
         ConfigError: there is no such metric or evaluation point.
     """
-    from fedtailor.core.errors import find_name
-    from fedtailor.core.metrics import CLIENT_METRICS
     from fedtailor.report.records import POINTS
 
     find_name("metric", metric, CLIENT_METRICS, key="metric")

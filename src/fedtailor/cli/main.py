@@ -1,7 +1,7 @@
 """The command line: one module per command. A command's module is imported when it runs.
 
-Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5
-run failed, 6 interrupted: a run can be resumed.
+Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 1 nobody reads the output any
+more, 2 usage, 3 configuration, 4 data, 5 run failed, 6 interrupted: a run can be resumed.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.core.errors import UsageError
+from fedtailor.core.options import plain_type
 
 if TYPE_CHECKING:
     from fedtailor.core.options import Flag
@@ -51,6 +52,23 @@ def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str],
     return read
 
 
+def decimal_number(option: str) -> Callable[[str], float]:
+    """Return a function that reads the value of an option that takes a number.
+
+    Args:
+        option: as the user writes it, for the message.
+    """
+
+    def read(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            message = f"{option} must be a number, got '{text}'."
+            raise UsageError(message, key=option, allowed="a number", got=text) from None
+
+    return read
+
+
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,7 +86,7 @@ Track = Annotated[
 ]
 CommandFunction = Callable[..., None]
 Named = Mapping[str, Any]
-"""What the user wrote for the flags of the configuration, by key."""
+"""The values of the flags of the configuration, by key."""
 NOTHING_NAMED: Named = MappingProxyType({})
 
 
@@ -76,21 +94,22 @@ def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction
     """Give a command options that set values of a configuration.
 
     The fields of the configuration declare them; see :class:`fedtailor.core.options.Flag`. They
-    take the place of the command's parameter ``named``, which receives what the user wrote: a
-    value by key, such as ``data.clients``, and None for an option that is not there.
+    take the place of the command's parameter ``named``, which receives their values by key, such
+    as ``data.clients``, and None for an option that is not there.
 
     Args:
         keys: of the options, in the order of the help; none: all.
     """
-    from fedtailor.experiment.config import config_flags
+    from fedtailor.experiment.config import config_flags, option_annotations
 
-    declared = config_flags()
-    # By parameter of the command: the key of the configuration, and its flag.
-    flags = {_parameter_name(declared[key]): (key, declared[key]) for key in keys or declared}
+    flags = config_flags()
+    annotations = option_annotations()
+    # The parameters of the command by the key of the configuration that they set.
+    declared = {key: _make_parameter(key, flags[key], annotations[key]) for key in keys or flags}
 
     def decorate(command: CommandFunction) -> CommandFunction:
         def call(**values: Any) -> None:
-            named = {key: values.pop(name) for name, (key, _) in flags.items()}
+            named = {key: values.pop(parameter.name) for key, parameter in declared.items()}
             command(named=named, **values)
 
         # typer reads the options from the signature.
@@ -98,7 +117,7 @@ def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
             if parameter.name == "named":
-                parameters += [_make_parameter(name, flag) for name, (_, flag) in flags.items()]
+                parameters += declared.values()
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -110,24 +129,48 @@ def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction
     return decorate
 
 
-def _parameter_name(flag: Flag) -> str:
-    return "flag_" + flag.option.removeprefix("--").replace("-", "_")
+def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:
+    """Return the parameter of a command that sets an option.
 
-
-def _make_parameter(name: str, flag: Flag) -> inspect.Parameter:
-    """Return the parameter of a command that reads a flag: numbers where it says so, else text."""
+    Args:
+        key: of the option.
+        flag: how it is named on the command line.
+        hint: the annotation of its field.
+    """
+    kind = plain_type(hint)
+    word = flag.option.removeprefix("--")
     names = [flag.option, flag.short] if flag.short else [flag.option]
-    is_number = flag.metavar == "NUMBER"
-    option = typer.Option(
-        *names,
-        metavar=flag.metavar,
-        help=flag.help,
-        parser=whole_number(flag.option) if is_number else None,
-    )
-    annotation = Annotated[int | None, option] if is_number else Annotated[str | None, option]
+    if kind is bool:
+        # Both ways, because the default or a file may say either.
+        names[0] = f"{flag.option}/--no-{word}"
+        option = typer.Option(*names, metavar="", help=flag.help)
+        annotation: Any = Annotated[bool | None, option]
+    else:
+        parser = _parser_of(key, flag, kind)
+        option = typer.Option(*names, metavar=flag.metavar, help=flag.help, parser=parser)
+        annotation = Annotated[str | None, option]
+
+    name = f"flag_{word.replace('-', '_')}"
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
+
+
+def _parser_of(key: str, flag: Flag, kind: type | None) -> Callable[[str], Any] | None:
+    """Return what reads the value of an option; None: it is text as it is."""
+    if key == "seeds":
+        return read_seeds
+    if kind is int:
+        return whole_number(flag.option)
+    if kind is float:
+        return decimal_number(flag.option)
+    if kind is str:
+        return None
+
+    # Values of several kinds, such as shares or numbers of clients: as a file would have them.
+    from fedtailor.experiment.config import parse_value
+
+    return parse_value
 
 
 def read_assignments(texts: Sequence[str] | None) -> list[tuple[str, Any]]:
@@ -155,7 +198,7 @@ def read_config(path: str, named: Mapping[str, Any], assignments: Sequence[str] 
 
     Args:
         path: of the file; empty: none.
-        named: values by key, as the user wrote them; None and empty texts are left out.
+        named: values by key, read from the options; None and empty texts are left out.
         assignments: the values of ``--set``.
 
     Raises:
@@ -176,26 +219,15 @@ def read_overrides(
     """Return named options and assignments as values by key; later ones win.
 
     Args:
-        named: values by key, as the user wrote them; None and empty texts are left out.
+        named: values by key, read from the options; None and empty texts are left out.
         assignments: the values of ``--set``.
 
     Raises:
         ConfigError: an assignment is not ``section.key=value``.
         UsageError: options contradict each other.
     """
-    from fedtailor.experiment.config import parse_value
-
     refuse_two_data_sets(named)
-    # Some texts stand for other values: lists of seeds, and shares or numbers of clients.
-    overrides: list[tuple[str, Any]] = []
-    for key, value in named.items():
-        if key == "seeds" and value is not None:
-            overrides.append((key, read_seeds(value)))
-        elif key == "federation.participation" and value:
-            overrides.append((key, parse_value(value)))
-        elif value is not None and value != "":
-            overrides.append((key, value))
-
+    overrides = [(key, value) for key, value in named.items() if value not in (None, "")]
     overrides += read_assignments(assignments)
     if {"seed", "seeds"} <= {key for key, _ in overrides}:
         raise UsageError("give --seed or --seeds, not both.", key="seeds")

@@ -1,7 +1,7 @@
 """Signals, errors and exit codes of the command line.
 
-Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 2 usage, 3 configuration, 4 data, 5
-run failed, 6 interrupted: a run can be resumed.
+Data goes to stdout, messages go to stderr. Exit codes: 0 ok, 1 nobody reads the output any
+more, 2 usage, 3 configuration, 4 data, 5 run failed, 6 interrupted: a run can be resumed.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ def _translate(error: BaseException) -> FedtailorError:
     if hasattr(error, "format_message"):
         return translate(error)
     if isinstance(error, OSError):
-        return RunError(f"{error.strerror or error}: '{error.filename}'.", path=str(error.filename))
+        reason = error.strerror or str(error)
+        if error.filename is None:  # such as that of a full disk under stdout
+            return RunError(f"{reason}.")
+        return RunError(f"{reason}: '{error.filename}'.", path=str(error.filename))
 
     return RunError(f"unexpected {type(error).__name__}: {error} (--debug shows where).")
 

@@ -116,17 +116,25 @@ def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
 @site_app.command("leaves", cls=Command)
 def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """Print what has left this site so far, from its log of all messages."""
+    from fedtailor.cli.show.console import say
     from fedtailor.deployment.audit import broken_line, page
     from fedtailor.deployment.options import load_site
 
     place = Path(folder)
     options = load_site(place)
     text = page(place, options.name, options.share)
+    broken = broken_line(place)
 
     if json:
-        print_json({"text": text, "complete": broken_line(place) is None})
-    else:
-        print(text, end="")  # noqa: T201  # data on stdout
+        print_json({"text": text, "complete": broken is None})
+        return
+
+    print(text, end="")  # noqa: T201  # data on stdout
+    if broken is not None:
+        say(
+            f"The log was changed: line {broken} is not the one that was written, or is missing. "
+            "This page does not show all that left the site."
+        )
 
 
 @site_app.command("models", cls=Command)

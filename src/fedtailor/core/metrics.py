@@ -1,6 +1,7 @@
 """The table of metrics: what summaries, records, reports, loaded runs and trackers show. No torch.
 
-A new metric is a row of :data:`METRICS` with a function of the :class:`Scores` of one client.
+A new metric is a row of :data:`METRICS` with a function of the :class:`Scores` of one client, or of
+the :class:`ClassShares` of one class.
 Calibration error: Guo et al. 2017, "On Calibration of Modern Neural Networks", ICML, with 15 equal
 bins. AUROC: see :mod:`fedtailor.core.scores`.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from fedtailor.core.scores import Scores
+    from fedtailor.core.scores import ClassShares, Scores
 
 
 def _accuracy(scores: Scores) -> float:
@@ -36,6 +37,14 @@ def _auroc(scores: Scores) -> float | None:
     return mean(areas) if areas else None
 
 
+def _sensitivity(counts: ClassShares) -> tuple[float, float]:
+    return counts.found, counts.positives
+
+
+def _specificity(counts: ClassShares) -> tuple[float, float]:
+    return counts.rejected, counts.negatives
+
+
 class Metric(NamedTuple):
     """A reported metric."""
 
@@ -44,11 +53,13 @@ class Metric(NamedTuple):
     of_client: Callable[[Scores], float | None] | None = None
     """Its value for a client with test examples, None if it has none; without it, the metric is
     reported by class."""
+    share_of_class: Callable[[ClassShares], tuple[float, float]] | None = None
+    """By class, the share of some examples: how many are right, and of how many."""
     higher_is_better: bool = True
     is_share: bool = True
     """Whether it is between 0 and 1."""
     heading: str = ""
-    """Over its column of the printed result; empty: it has none there."""
+    """The heading of its column in the printed result; empty: it has no column."""
     in_percent: bool = False
     """Whether it is printed in percent."""
 
@@ -88,16 +99,25 @@ METRICS = {
         heading="AUROC",
     ),
     "sensitivity": Metric(
-        "share of the examples of the class that are recognized as such, also called recall"
+        "share of the examples of the class that are recognized as such, also called recall",
+        share_of_class=_sensitivity,
     ),
     "specificity": Metric(
-        "share of the examples of other classes that are not taken for the class"
+        "share of the examples of other classes that are not taken for the class",
+        share_of_class=_specificity,
     ),
 }
 """The reported metrics."""
 
 CLIENT_METRICS = {name: metric for name, metric in METRICS.items() if not metric.is_by_class}
 """The metrics that every client has, and that are summarized over clients in every evaluation."""
+
+CLASS_SHARES = {
+    name: metric.share_of_class
+    for name, metric in METRICS.items()
+    if metric.share_of_class is not None
+}
+"""The metrics that are reported by class as shares of examples, and their functions."""
 
 HEADINGS = {metric.heading: name for name, metric in CLIENT_METRICS.items() if metric.heading}
 """The metrics with a column beside the accuracy in printed results, by its heading."""

@@ -84,11 +84,19 @@ class AtZero:
 
 
 @dataclass(frozen=True)
+class NoResult:
+    """Marks, in an annotation, an option that changes no result, such as a number of threads.
+
+    A run is resumed whatever it is, and it has no part in the name of a run folder.
+    """
+
+
+@dataclass(frozen=True)
 class Flag:
     """An option of the command line that sets a field, in the annotation of that field.
 
     ``fedtailor run``, ``compare`` and ``sweep`` have an option for every such field of the
-    configuration.
+    configuration. It reads what the field holds: a number, a text, or neither for a bool.
     """
 
     option: str
@@ -99,13 +107,31 @@ class Flag:
 
 def marks_of(cls: type[Any], kind: type[T]) -> dict[str, T]:
     """Return the marks of one kind in the annotations of a dataclass, by the names of fields."""
+    return marks_in(typing.get_type_hints(cls, include_extras=True), kind)
+
+
+def marks_in(hints: Mapping[str, Any], kind: type[T]) -> dict[str, T]:
+    """Return the marks of one kind in annotations, by the names of these."""
     marks = {}
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+    for name, hint in hints.items():
         extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         for extra in extras:
             if isinstance(extra, kind):
                 marks[name] = extra
     return marks
+
+
+def plain_type(hint: Any) -> type[bool | int | float | str] | None:
+    """Return the type of all values that an annotation allows; None if they have several.
+
+    >>> plain_type(Annotated[float, Range(gt=0)]), plain_type(Literal["sgd", "adam"])
+    (<class 'float'>, <class 'str'>)
+    """
+    if get_origin(hint) is Annotated:
+        return plain_type(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return str if all(isinstance(choice, str) for choice in get_args(hint)) else None
+    return hint if hint in (bool, int, float, str) else None
 
 
 def _show(bound: float) -> str:
@@ -292,16 +318,14 @@ def check_names(names: Iterable[str], allowed: Sequence[str], *, section: str) -
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:
     """Build a dataclass from a mapping; unknown keys are an error that names the nearest one.
 
+    Args:
+        cls: checks its own fields, with :func:`check_options`.
+        values: by the names of fields.
+        section: for the message.
+
     Raises:
         ConfigError: an unknown key, or a value that does not fit its field.
     """
     names = [field.name for field in dataclasses.fields(cast(Any, cls))]
     check_names(values, names, section=section)
-
-    # The class may not check its own fields, so they are checked here.
-    hints = typing.get_type_hints(cls, include_extras=True)
-    checked = {
-        name: check_value(value, hints[name], key=f"{section}.{name}")
-        for name, value in values.items()
-    }
-    return cls(**checked)
+    return cls(**values)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.options import Flag, Range, check_names, check_options, marks_of, show
+from fedtailor.core.options import Flag, Range, check_names, check_options, show
 
 if TYPE_CHECKING:
     import numpy as np
@@ -286,9 +287,16 @@ class Schedule:
     @property
     def fewest_uploads(self) -> int:
         """How many uploads the robust rule needs to tell a bad client from the others."""
-        if self.robust in ("trimmed_mean", "krum"):
-            return max(3, math.ceil(1 / self.robust_share))
-        return 1 if self.robust == "none" else 3
+        if self.robust == "none":
+            return 1
+        if self.robust not in ("trimmed_mean", "krum"):
+            return 3
+
+        # They leave out robust_share of the uploads, rounded down: one at least.
+        leaves_one_out = math.ceil(1 / self.robust_share)
+        # Krum compares an upload with all but itself, those left out, and one more. Of three, none
+        # would be left to compare with; of four or more, at least one is.
+        return max(4 if self.robust == "krum" else 3, leaves_one_out)
 
     def check(self, num_trainable: int) -> None:
         """Check the schedule against the clients that can train.
@@ -354,9 +362,12 @@ SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
 """The two sections of a configuration that hold a schedule, and their keys."""
 
 
-def schedule_flags() -> dict[str, Flag]:
-    """Return the flags of the command line by key, such as ``federation.rounds``."""
-    return {".".join(_place_of(name)): flag for name, flag in marks_of(Schedule, Flag).items()}
+def schedule_annotations() -> dict[str, Any]:
+    """Return the annotations of the options of a schedule, by key: ``federation.rounds``."""
+    hints = typing.get_type_hints(Schedule, include_extras=True)
+    limits = typing.get_type_hints(Participation, include_extras=True)
+    hints |= {name: limits[name] for name in _LIMITS}
+    return {".".join(_place_of(name)): hint for name, hint in hints.items()}
 
 
 def read_schedule(federation: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Schedule:

@@ -88,7 +88,7 @@ class Dataset:
     license: str = ""
     citation: str = ""
     notes: tuple[str, ...] = ()
-    """Sentences about the data for readers of results."""
+    """Sentences about the data, which a result is shown with."""
 
     def __post_init__(self) -> None:
         if self.num_official_train < 0:

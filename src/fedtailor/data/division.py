@@ -45,7 +45,7 @@ class Division(NamedTuple):
     client_names: tuple[str, ...]
     """Names of the sites or writers; empty: clients have numbers only."""
     notes: list[str]
-    """Sentences for readers of results."""
+    """Sentences about the division, which a result is shown with."""
     test: TestPolicy = "own"
     """How test examples were chosen."""
     conditions: tuple[str, ...] | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError, find_name
-from fedtailor.core.options import Flag, Range, check_options
+from fedtailor.core.options import Flag, NoResult, Range, check_options
 from fedtailor.data.datasets import DATASETS
 
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
@@ -30,6 +30,7 @@ class DataOptions:
     """Name of a known data set; ignored if ``path`` is given."""
     dir: Annotated[
         str,
+        NoResult(),
         Flag(
             "--data-dir",
             "FOLDER",

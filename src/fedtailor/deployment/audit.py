@@ -1,7 +1,8 @@
 """The log of a site: everything that it received and sent, by digest, and a page that sums it up.
 
-``audit.jsonl`` has a line for every message. Every line names the digest of the line before, so
-that a line that was removed or changed later is noticed.
+``audit.jsonl`` has a line for every message. Every line names its own digest and that of the line
+before, so a line that was removed or changed later is noticed. ``audit.state.json`` names the
+number of lines and the digest of the last one, so the end of the log is covered too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from fedtailor.core.atomic import append_lines, to_json
-from fedtailor.core.reading import read_lines
+from fedtailor.core.atomic import append_lines, to_json, write_whole
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.envelope import Envelope
 
 AUDIT_FILE = "audit.jsonl"
+STATE_FILE = "audit.state.json"
 _HEAD_KEYS = ("kind", "run", "round", "attempt")
 """What a line repeats of the head of a message."""
 _PAGE = """\
@@ -35,63 +38,116 @@ This page counts the lines of `{file}`, which names the SHA-256 of every message
 """
 
 
+class _End(NamedTuple):
+    """Where a log ends."""
+
+    lines: int = 0
+    digest: str = ""
+    """Of the last line; empty before the first one."""
+
+
 class Audit:
     """The log of one site."""
 
     def __init__(self, folder: Path) -> None:
         """Continue the log in a folder, or begin one."""
-        self.path = folder / AUDIT_FILE
-        _cut_unfinished_line(self.path)
-        self._previous = ""
-        for line in _raw_lines(self.path):
-            self._previous = _digest(line)
+        self._folder = folder
+        self._path = folder / AUDIT_FILE
+        _cut_unfinished_line(self._path)
+
+        # A log that was changed is continued from the state: the line that follows does not fit
+        # the log, so what was removed stays noticed.
+        self._noted = _read_state(folder)
+        broken, end = _follow(folder)
+        self._end = self._noted if broken is not None else end
 
     def add(
-        self, way: Literal["received", "sent"], envelope: Envelope, contents: Mapping[str, int]
+        self, way: Literal["received", "sent"], envelope: Envelope, sizes: Mapping[str, int]
     ) -> None:
         """Write a line about a message, before it is sent or used.
 
         Args:
             way: which way it goes.
             envelope: the message.
-            contents: what is in it, with the number of bytes.
+            sizes: what is in it, with the number of bytes.
 
         Raises:
             RunError: the log cannot be written; then nothing must be sent.
         """
+        # The state could not be written after the last line: it must never be two lines behind.
+        if self._noted != self._end:
+            self._write_state()
+
         blobs = envelope.blobs
         record = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "way": way,
             **{key: envelope.head[key] for key in _HEAD_KEYS if key in envelope.head},
             "bytes": sum(map(len, blobs.values())),
-            "head": _digest(to_json(envelope.head).encode()),
+            "head": _digest(to_json(envelope.head)),
             "blobs": {name: _digest(blobs[name]) for name in sorted(blobs)},
-            "contents": dict(contents),
-            "previous": self._previous,
+            "sizes": dict(sizes),
+            "previous": self._end.digest,
         }
 
-        # The chain continues with this line.
-        self._previous = _digest(append_lines(self.path, [record]).strip())
+        # The line comes first: after a kill, the log may be one line ahead of the state, never
+        # behind it.
+        digest = _digest_of_record(record)
+        append_lines(self._path, [{**record, "digest": digest}])
+        self._end = _End(self._end.lines + 1, digest)
+        self._write_state()
+
+    def _write_state(self) -> None:
+        write_whole(self._folder / STATE_FILE, to_json(self._end._asdict()) + "\n")
+        self._noted = self._end
 
 
 def broken_line(folder: Path) -> int | None:
-    """Return the number of the first line that does not follow from the one before; None: all do.
+    """Return the number of the first line that is changed, missing or too many; None: none is."""
+    return _follow(folder)[0]
 
-    A line follows if it names the digest of the line before.
-    """
-    previous = ""
-    for number, line in enumerate(_raw_lines(folder / AUDIT_FILE), start=1):
-        try:
-            record = json.loads(line)
-            if record["previous"] != previous:
-                return number
-        except (ValueError, KeyError, TypeError):
-            return number
 
-        previous = _digest(line)
+def _follow(folder: Path) -> tuple[int | None, _End]:
+    """Return the number of the first wrong line of a log, None if all are right, and the end."""
+    noted = _read_state(folder)
+    end = _End()
+    for line in _whole_lines(folder / AUDIT_FILE):
+        number = end.lines + 1
+        record = _read_record(line)
+        if record is None or record["previous"] != end.digest:
+            return number, end
 
-    return None
+        end = _End(number, record["digest"])
+        if number == noted.lines and end != noted:
+            return number, end
+
+    if end.lines < noted.lines:
+        return end.lines + 1, end
+
+    # A kill leaves one line more than the state says. The site may have written meanwhile, so the
+    # state is read again.
+    most = _read_state(folder).lines + 1
+    return (most + 1 if end.lines > most else None), end
+
+
+def _read_record(line: bytes) -> dict[str, Any] | None:
+    """Return a line of the log; None if it is not what was written."""
+    try:
+        record = json.loads(line)
+        rest = {name: value for name, value in record.items() if name != "digest"}
+        is_right = record["digest"] == _digest_of_record(rest) and "previous" in rest
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return record if is_right else None
+
+
+def _read_state(folder: Path) -> _End:
+    """Return the end of the log that the state names; without a state, nothing was logged."""
+    try:
+        record = read_object(folder / STATE_FILE, within=folder)
+        return _End(int(record["lines"]), str(record["digest"]))
+    except (DataError, KeyError, TypeError, ValueError):
+        return _End()
 
 
 def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
@@ -104,7 +160,7 @@ def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
     for line in sent:
         if line.get("kind") == "train":
             rounds.add((line.get("run"), line.get("round")))
-        for what, size in line.get("contents", {}).items():
+        for what, size in line.get("sizes", {}).items():
             times[what] += 1
             sizes[what] += int(size)
 
@@ -121,16 +177,23 @@ def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
     )
 
 
-def _digest(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
+def _digest(raw: bytes | str) -> str:
+    return hashlib.sha256(raw.encode() if isinstance(raw, str) else raw).hexdigest()
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _digest_of_record(record: Mapping[str, Any]) -> str:
+    return _digest(to_json(record, compact=True))
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log; a last one without an end was never finished."""
     if not path.is_file():
         return
+
     with path.open("rb") as file:
         for line in file:
-            yield line.strip()
+            if line.endswith(b"\n"):
+                yield line
 
 
 def _cut_unfinished_line(path: Path) -> None:

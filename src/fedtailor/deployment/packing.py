@@ -212,7 +212,7 @@ def _with_covariances(
 
 
 def _weight_key(name: str, field: Field) -> str:
-    """Return the name of a weight: fields share those of their kind, but for their own ones."""
+    """Return the name of a weight: fields of one kind share it, unless they have their own."""
     return f"own {name}" if field.weight == "own" else field.weight
 
 

@@ -195,11 +195,11 @@ class RemoteClients:
     def _version(bases: Mapping[int, Tensor], client: int) -> Version | None:
         return Version(*bases[client].tolist()) if client in bases else None
 
-    def _content(self, answer: Envelope, keys: set[str]) -> Mapping[str, Any]:
-        content = from_blob(answer.blobs.get("out", b""), self._modules)
-        if not isinstance(content, Mapping) or set(content) != keys:
+    def _out(self, answer: Envelope, keys: set[str]) -> Mapping[str, Any]:
+        out = from_blob(answer.blobs.get("out", b""), self._modules)
+        if not isinstance(out, Mapping) or set(out) != keys:
             raise wrong("out", ", ".join(sorted(keys)), "something else")
-        return content
+        return out
 
     def _train_reply(self, answer: Envelope, round: int, attempt: int) -> TrainReply:
         problem = answer.head.get("problem")
@@ -209,33 +209,33 @@ class RemoteClients:
             return TrainReply(round, attempt, {}, {}, (), Problem("state", "", one_line(problem)))
 
         # Every part is checked by itself: whatever a site sends, its round alone is left out.
-        content = self._content(answer, {"upload", "metrics", "scores"})
-        upload = unpack_upload(content["upload"], self._messages)
-        metrics = _numbers(content["metrics"])
+        out = self._out(answer, {"upload", "metrics", "scores"})
+        upload = unpack_upload(out["upload"], self._messages)
+        metrics = _numbers(out["metrics"])
         text = problem_with_numbers(metrics, "metric")
         flaw = Problem("metric", "", text) if text else None
 
         # A site that shares no scores sends ().
-        scores = content["scores"]
+        scores = out["scores"]
         if not isinstance(scores, tuple) or len(scores):
             scores = check_scores(scores, self._num_classes)
         return TrainReply(round, attempt, upload, metrics, scores, flaw)
 
     def _personalize_reply(self, answer: Envelope) -> PersonalizeReply:
-        content = self._content(answer, {"scores", "diagnostics"})
-        test_sets = content["scores"]
+        out = self._out(answer, {"scores", "diagnostics"})
+        test_sets = out["scores"]
         if not isinstance(test_sets, Mapping) or not set(test_sets) <= {"clients", "validation"}:
             raise wrong("scores", "scores by test set", "something else")
 
         scores = {name: check_scores(test_sets[name], self._num_classes) for name in test_sets}
-        diagnostics = usable_numbers(_numbers(content["diagnostics"]))
+        diagnostics = usable_numbers(_numbers(out["diagnostics"]))
         problem = answer.head.get("problem", "")
         if not isinstance(problem, str):
             raise wrong("problem", "a text", problem)
         return PersonalizeReply(scores, diagnostics, one_line(problem))
 
     def _scores(self, answer: Envelope) -> Scores:
-        return check_scores(self._content(answer, {"scores"})["scores"], self._num_classes)
+        return check_scores(self._out(answer, {"scores"})["scores"], self._num_classes)
 
 
 def _read(

@@ -63,7 +63,7 @@ def serve(
     """Answer messages at a Unix socket, one connection at a time, in the calling thread.
 
     An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. A request whose
-    sender has gone before its turn is dropped. Who connects meanwhile waits in the socket's queue.
+    sender has gone before its turn is dropped. Others that connect wait in the socket's queue.
 
     Args:
         path: where to put the socket; a socket left there by a dead process is replaced.
@@ -77,7 +77,7 @@ def serve(
         listener.settimeout(_TURN)
         try:
             while stop is None or not stop.is_set():
-                # What is wrong with a connection ends only this one; nobody may come in a turn.
+                # An error ends its own connection only; without a connection, accept times out.
                 with contextlib.suppress(OSError):
                     connection, _ = listener.accept()
                     _converse(connection, answer)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
 from fedtailor.core.folders import lives
-from fedtailor.core.reading import read_lines, read_object
+from fedtailor.core.reading import damaged, parse_json, read_object
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
     SERVING_FILE,
@@ -22,9 +22,9 @@ from fedtailor.deployment.flower.processes import ServerProcesses, explain
 from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
-from fedtailor.deployment.supervise import LogFile
+from fedtailor.deployment.supervise import LogFile, NewLines
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.reader import holds_run
+from fedtailor.experiment.reader import holds_run, read_provenance
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
@@ -129,12 +129,12 @@ def has_finished(folder: Path) -> bool:
 
 
 def _say_changes(folder: Path, run: Path, observer: ServeObserver) -> None:
-    """Say if federation.toml was changed since the run began, for only ``[deploy]`` counts then."""
+    """Say if federation.toml was changed since the run began: only ``[deploy]`` takes effect."""
     begun = run / FEDERATION_FILE
     if begun.is_file() and begun.read_bytes() != (folder / FEDERATION_FILE).read_bytes():
         observer.say(
-            f"{FEDERATION_FILE} was changed since this run began. The run continues as it began, "
-            "but for [deploy]; the next run takes the changes."
+            f"{FEDERATION_FILE} was changed since this run began. In this run, only [deploy] "
+            "takes effect; the other changes count from the next run."
         )
 
 
@@ -255,10 +255,15 @@ class _Watcher:
         self._folder = folder
         self._run = run
         self._observer = observer
-        self._has_begun = False
-        self._events = 0
-        self.rounds = 0
+        self._names: Sequence[str] | None = None
+        """Of the sites of the run, by number; None: it has not begun."""
+        self._events = _NewRecords(run / "events.jsonl")
+        self._rounds = _NewRecords(run / "rounds.jsonl")
+
+    @property
+    def rounds(self) -> int:
         """Rounds that were shown, or done before."""
+        return self._rounds.count
 
     def show_news(self) -> None:
         """Show what is new."""
@@ -269,40 +274,58 @@ class _Watcher:
             return
 
         try:
-            if not self._has_begun:
-                self._begin()
-            self._show_lines()
-        except DataError:  # a line is being written
+            if self._names is None:
+                self._names = self._begin()
+            for event in self._events.read():
+                self._observer.say(_in_words(event, self._names))
+            for record in self._rounds.read():
+                self._observer.round(record)
+        except DataError:  # a file that cannot be shown does not end a server
             return
 
-    def _begin(self) -> None:
-        # Rounds of an earlier process were shown by that one.
+    def _begin(self) -> list[str]:
+        """Say which run it is, and return the names of its sites."""
         config = load_config(self._run / "experiment.toml")
-        self.rounds = len(list(self._lines("rounds.jsonl")))
+        try:
+            names = [str(site["name"]) for site in read_provenance(self._run)["sites"]]
+        except (KeyError, TypeError) as reason:
+            raise damaged(self._run, f"its sites: {type(reason).__name__}: {reason}") from reason
+
+        # Rounds of an earlier process were shown by that one.
+        self._rounds.read()
         if self.rounds:
-            self._events = len(list(self._lines("events.jsonl")))
-        self._has_begun = True
+            self._events.read()
+
         self._observer.begin(config.algorithm.name, config.schedule.rounds, self.rounds)
-
-    def _show_lines(self) -> None:
-        for event in list(self._lines("events.jsonl"))[self._events :]:
-            self._observer.say(_in_words(event))
-            self._events += 1
-
-        for record in list(self._lines("rounds.jsonl"))[self.rounds :]:
-            self._observer.round(record)
-            self.rounds += 1
-
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        return read_lines(self._run / name, within=self._run)
+        return names
 
 
-def _in_words(event: Mapping[str, Any]) -> str:
-    """Return an event of a run as a sentence."""
+class _NewRecords:
+    """The records that are appended to a file of a run, each of them once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = NewLines(path)
+        self.count = 0
+        """Records that were returned."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records since the last call."""
+        lines = self._lines.read()
+        first = self._lines.count - len(lines)
+
+        # A run that is resumed cuts its files, and then all their lines come again.
+        new = lines[max(self.count - first, 0) :]
+        self.count = max(self.count, self._lines.count)
+        return [parse_json(line, self._path) for line in new]
+
+
+def _in_words(event: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return an event of a run as a sentence, with the name of its site."""
     if event.get("kind") == "note":
         return str(event.get("text"))
-    where = f"round {event.get('round')}" if "round" in event else "run"
-    site = f", site {event['client']}" if "client" in event else ""
+    where = f"round {event['round']}" if "round" in event else "run"
+    site = f", site {names[event['client']]}" if "client" in event else ""
     return f"{where}{site}: {event.get('kind')}, {event.get('reason', '')}"
 
 

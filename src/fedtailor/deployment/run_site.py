@@ -10,7 +10,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.deployment.flower.processes import SiteProcesses, explain
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
 from fedtailor.deployment.options import SITE_FILE, load_site
-from fedtailor.deployment.supervise import LogFile
+from fedtailor.deployment.supervise import LogFile, NewLines
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
@@ -39,7 +39,8 @@ def run_site(folder: Path, show: Callable[[str], None]) -> None:
 
     # The resident process writes its log into a file; its new lines are shown here.
     processes = SiteProcesses(folder, host, port, folder / CERTIFICATE, folder / SITE_KEY)
-    work = _NewLines(folder / "flower" / "resident.log")
+    path = folder / "flower" / "resident.log"
+    work = NewLines(path, start=path.stat().st_size if path.is_file() else 0)
     connection = ""
     try:
         processes.start()
@@ -55,7 +56,7 @@ def run_site(folder: Path, show: Callable[[str], None]) -> None:
                 say(state)
 
             for line in work.read():
-                show(line)
+                show(line.decode(errors="replace"))
 
             time.sleep(_PAUSE)
     finally:
@@ -88,28 +89,3 @@ def _connection(processes: SiteProcesses, server: str) -> str:
     if problem is not None:
         return f"not connected to {server}: {problem}; trying again"
     return f"connected to {server}" if processes.is_connected() else ""
-
-
-class _NewLines:
-    """The lines that are appended to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._place = path.stat().st_size if path.is_file() else 0
-
-    def read(self) -> list[str]:
-        """Return the whole lines since the last call."""
-        if not self._path.is_file():
-            return []
-
-        # A log that grew too large begins at its start again.
-        if self._path.stat().st_size < self._place:
-            self._place = 0
-
-        with self._path.open("rb") as file:
-            file.seek(self._place)
-            raw = file.read()
-
-        end = raw.rfind(b"\n") + 1
-        self._place += end
-        return raw[:end].decode(errors="replace").splitlines()

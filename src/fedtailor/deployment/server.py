@@ -1,6 +1,6 @@
 """The server of a run across sites: the round loop of a simulation, over sites that are elsewhere.
 
-It writes the run folder that a simulation writes, but for the models, which stay at the sites. A
+It writes the run folder that a simulation writes, except the models, which stay at the sites. A
 checkpoint follows every round, so a server that was stopped or killed continues with the next one.
 """
 

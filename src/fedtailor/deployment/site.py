@@ -57,20 +57,20 @@ class DeployedSite:
         self._audit.add("received", request, sizes)
         if self._last is not None and self._last[0] == request:
             answer = self._last[1]
-            contents = {"an answer, sent again": sum(map(len, answer.blobs.values()))}
+            sizes = {"an answer, sent again": sum(map(len, answer.blobs.values()))}
         else:
-            answer, contents = self._answer_or_refuse(request)
+            answer, sizes = self._answer_or_refuse(request)
 
-        self._audit.add("sent", answer, contents)
+        self._audit.add("sent", answer, sizes)
         return answer
 
     def _answer_or_refuse(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
         """Return an answer, and what is in it with the number of bytes."""
         log.info("request: %s, round %s", request.head.get("kind"), request.head.get("round", "-"))
         try:
-            envelope, contents = self._to_envelope(request, self._answer(request))
+            envelope, sizes = self._to_envelope(request, self._answer(request))
             self._last = (request, envelope)
-            return envelope, contents
+            return envelope, sizes
         except FedtailorError as error:
             log.error("refused: %s", error)
             refusal = reason_answer("refused", self._without_paths(error.message))
@@ -88,12 +88,12 @@ class DeployedSite:
 
         # Without a tree of tensors, the head says all.
         if answer.out is None or self._run is None:
-            return Envelope(head), answer.contents
+            return Envelope(head), answer.sizes
 
         blob = to_blob(answer.out, self._run.modules)
-        structure = max(len(blob) - sum(answer.contents.values()), 0)
-        contents = {**answer.contents, "structure of the answer": structure}
-        return Envelope(head, {"out": blob}), contents
+        structure = max(len(blob) - sum(answer.sizes.values()), 0)
+        sizes = {**answer.sizes, "structure of the answer": structure}
+        return Envelope(head, {"out": blob}), sizes
 
     def _without_paths(self, text: str) -> str:
         """Return a reason without the places of this site's files, which stay its own business."""
@@ -145,24 +145,24 @@ class DeployedSite:
         )
         _refuse_few(len(positions.train))
         record = summarize(dataset.x, dataset.raw, positions.train).to_record()
-        contents = {"medians and categories of columns": len(str(record))}
-        return SiteAnswer({"columns": record}, contents)
+        sizes = {"medians and categories of columns": len(str(record))}
+        return SiteAnswer({"columns": record}, sizes)
 
     def _begin(self, request: Envelope) -> SiteAnswer:
         """Say how many examples there are, and their mean and deviation if these are asked for."""
         prepared = self._run_of(request, request.head.get("client")).prepared
         counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
         head: dict[str, Any] = {"counts": counts}
-        contents = {"numbers of examples": 0}
+        sizes = {"numbers of examples": 0}
 
         # Asked only if no mean is known: then it becomes that of the examples of all sites.
         if request.head.get("moments") is True:
             _refuse_few(counts["train"])
             moments = moments_of(prepared.site.x, prepared.positions.train)
             head["moments"] = moments.to_record()
-            contents["mean and deviation of features"] = len(str(head["moments"]))
+            sizes["mean and deviation of features"] = len(str(head["moments"]))
 
-        return SiteAnswer(head, contents)
+        return SiteAnswer(head, sizes)
 
     def _work(self, request: Envelope) -> SiteAnswer:
         """Do the work of a round."""

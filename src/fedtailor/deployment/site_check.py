@@ -147,7 +147,7 @@ def _server(folder: Path, options: SiteOptions) -> str:
 def _log(folder: Path) -> str:
     line = broken_line(folder)
     if line is not None:
-        where = f"line {line} does not follow from the line before"
+        where = f"line {line} is not the one that was written, or is missing"
         raise RunError(f"audit.jsonl was changed: {where}.")
     return "complete"
 

@@ -43,10 +43,10 @@ class SiteAnswer(NamedTuple):
     """An answer, and what the log of the site says of it."""
 
     head: dict[str, Any]
-    contents: dict[str, int]
+    sizes: dict[str, int]
     """What is in it, with the number of bytes."""
     out: Any = None
-    """A tree of tensors that goes with it."""
+    """A tree of tensors: the blob ``out`` of the message."""
 
 
 def reason_answer(key: str, reason: str) -> SiteAnswer:
@@ -133,16 +133,16 @@ class SiteRun:
 
         upload = pack_upload(reply.upload, self._messages)
         out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}
-        contents = _sizes("upload", upload["values"])
-        contents["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
+        sizes = _sizes("upload", upload["values"])
+        sizes["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
         if "metrics" in self._options.share:
             out["metrics"] = reply.metrics
-            contents |= _sizes("training metric", reply.metrics)
+            sizes |= _sizes("training metric", reply.metrics)
         if "scores" in self._options.share and isinstance(reply.scores, Scores):
             out["scores"] = reply.scores
-            contents["scores of the model after training"] = _num_bytes(reply.scores)
+            sizes["scores of the model after training"] = _num_bytes(reply.scores)
 
-        return SiteAnswer({}, contents, out)
+        return SiteAnswer({}, sizes, out)
 
     def _personalize(
         self, work: Work, request: PersonalizeRequest, blobs: Mapping[str, bytes]
@@ -167,9 +167,9 @@ class SiteRun:
         if "scores" in self._options.share:
             out["scores"] = dict(reply.scores)
 
-        contents = _sizes("diagnostic", out["diagnostics"])
-        contents |= _sizes("scores of the personal model", out["scores"])
-        return SiteAnswer({"problem": reply.problem}, contents, out)
+        sizes = _sizes("diagnostic", out["diagnostics"])
+        sizes |= _sizes("scores of the personal model", out["scores"])
+        return SiteAnswer({"problem": reply.problem}, sizes, out)
 
     def _score(self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Score a model of the server."""
@@ -183,8 +183,8 @@ class SiteRun:
         if isinstance(reply, Failure):
             return self._failed(reply)
 
-        contents = {"scores of the global model": _num_bytes(reply)}
-        return SiteAnswer({}, contents, {"scores": reply})
+        sizes = {"scores of the global model": _num_bytes(reply)}
+        return SiteAnswer({}, sizes, {"scores": reply})
 
     def _clients(
         self, base: Version | None, blobs: Mapping[str, bytes], states: dict[int, Any]

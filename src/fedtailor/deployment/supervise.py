@@ -207,7 +207,7 @@ class _Child:
         # Its own children must not meet those of its successor, for instance at a port.
         _end(lambda: _marked(self._mark), grace=2.0)
 
-        # Who has lived for long is not in a loop of crashes.
+        # After a long life, the process is not in a loop of crashes: the wait is short again.
         if self._clock() - self._started >= LONG_LIFE:
             self._wait = FIRST_WAIT
 
@@ -261,6 +261,37 @@ class LogFile:
                 file.write(line)
 
 
+class NewLines:
+    """The lines that are appended to a file, whole ones only."""
+
+    def __init__(self, path: Path, *, start: int = 0) -> None:
+        """Begin at a position in the file."""
+        self.count = 0
+        """Lines that were read since the start of the file."""
+        self._path = path
+        self._position = start
+
+    def read(self) -> list[bytes]:
+        """Return the lines since the last call; of a file that was cut, all lines."""
+        try:
+            with self._path.open("rb") as file:
+                # A file that was cut, such as a log that grew too large, begins again.
+                if file.seek(0, os.SEEK_END) < self._position:
+                    self._position = 0
+                    self.count = 0
+
+                file.seek(self._position)
+                raw = file.read()
+        except FileNotFoundError:
+            return []
+
+        end = raw.rfind(b"\n") + 1
+        self._position += end
+        lines = raw[:end].splitlines()
+        self.count += len(lines)
+        return lines
+
+
 def _take_lock(path: Path) -> IO[bytes]:
     lock = path.open("ab")
     try:
@@ -292,7 +323,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 def _marked(mark: str) -> set[int]:
-    """Return the living processes with a mark that begins so, and so those that they started."""
+    """Return the living processes whose mark begins so; those that they started have it too."""
     try:
         names = os.listdir("/proc")
     except OSError:

@@ -59,7 +59,7 @@ class Work(NamedTuple):
 
 
 def repeated(head: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the head of a request that its answer repeats, and so belongs to it."""
+    """Return the part of a request's head that its answer repeats, to show what it answers."""
     options = head.get("request")
     values = {**options, **head} if isinstance(options, Mapping) else head
     return {key: values[key] for key in _REPEATED if key in values}

@@ -20,9 +20,25 @@ import tomli_w
 
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean, find_name, match_name
-from fedtailor.core.options import Flag, Range, build, check_options, check_value, marks_of, show
+from fedtailor.core.options import (
+    Flag,
+    NoResult,
+    Range,
+    build,
+    check_options,
+    check_value,
+    marks_in,
+    marks_of,
+    show,
+)
 from fedtailor.core.reading import read_toml
-from fedtailor.core.schedule import SCHEDULE_KEYS, Schedule, Training, read_schedule, schedule_flags
+from fedtailor.core.schedule import (
+    SCHEDULE_KEYS,
+    Schedule,
+    Training,
+    read_schedule,
+    schedule_annotations,
+)
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
 from fedtailor.simulation.engines.options import EngineOptions
@@ -89,6 +105,7 @@ class CheckpointOptions:
     every: Annotated[
         int,
         Range(ge=0),
+        NoResult(),
         Flag(
             "--checkpoint-every",
             "NUMBER",
@@ -146,16 +163,49 @@ _CLASSES: Mapping[str, type[Any]] = {
 """The sections whose keys are the fields of a dataclass."""
 
 
+def option_annotations() -> dict[str, Any]:
+    """Return the annotation of every option by its key, such as ``data.clients``."""
+
+    def of_section(name: str, cls: type[Any]) -> dict[str, Any]:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        return {f"{name}.{option}": hint for option, hint in hints.items()}
+
+    # Help pages list their flags in this order.
+    annotations = of_section("data", _CLASSES["data"]) | of_section("model", _CLASSES["model"])
+    annotations |= of_section("algorithm", AlgorithmOptions)
+    annotations |= of_section("training", _CLASSES["training"])
+    annotations |= schedule_annotations()
+    annotations["seeds"] = typing.get_type_hints(Config, include_extras=True)["seeds"]
+    for name in ("engine", "checkpoint"):
+        annotations |= of_section(name, _CLASSES[name])
+
+    return annotations
+
+
 def config_flags() -> dict[str, Flag]:
     """Return the flags of the command line by the key that they set, such as ``data.clients``."""
+    return marks_in(option_annotations(), Flag)
 
-    def of_sections(*names: str) -> dict[str, Flag]:
-        marks = {name: marks_of(_CLASSES[name], Flag) for name in names}
-        return flatten(marks)
 
-    # Help pages list them in this order.
-    first = of_sections("data", "model")
-    return first | schedule_flags() | marks_of(Config, Flag) | of_sections("engine", "checkpoint")
+def keys_without_result() -> set[str]:
+    """Return the keys whose values change no result of a seed, such as ``engine.workers``."""
+    return {"seed", "seeds", *marks_in(option_annotations(), NoResult)}
+
+
+def without_result_free(config: Config) -> Config:
+    """Return a configuration with the defaults of all options that change no result.
+
+    The seeds stay.
+    """
+    sections = {}
+    for name in (*_CLASSES, "algorithm", "schedule"):
+        section = getattr(config, name)
+        defaults = type(section)()
+        marks = marks_of(type(section), NoResult)
+        values = {option: getattr(defaults, option) for option in marks}
+        sections[name] = dataclasses.replace(section, **values)
+
+    return dataclasses.replace(config, **sections)
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,14 +10,16 @@ from typing import Any
 
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.options import show
-from fedtailor.experiment.config import Config, flatten, load_config, to_toml
+from fedtailor.experiment.config import (
+    Config,
+    flatten,
+    keys_without_result,
+    load_config,
+    to_toml,
+)
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import holds_run
 
-_FREE = frozenset(
-    {"seed", "seeds", "data.dir", "engine.workers", "engine.ray_address", "checkpoint.every"}
-)
-"""Keys that change no result of a seed."""
 _MOST_DIFFERENCES = 3
 
 
@@ -95,8 +97,9 @@ def refuse_other_values(
     """
     here = flatten(now)
     there = flatten(begun)
+    ignored = keys_without_result()
     different = [
-        key for key in {**there, **here} if key not in _FREE and here.get(key) != there.get(key)
+        key for key in {**there, **here} if key not in ignored and here.get(key) != there.get(key)
     ]
     if not different:
         return

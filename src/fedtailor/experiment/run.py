@@ -86,25 +86,25 @@ def run(
     # Everything that can be wrong is found here, before anything is written.
     first = assemble(config, config.seeds[0], progress=progress)
     resolved = dataclasses.replace(first.config, seeds=config.seeds)
-    if begun is None:
-        RunFolder.create(path, config=to_toml(resolved), provenance=_provenance(first))
-    else:
-        refuse_other_configuration(resolved, begun, path)
+    with all_done([first.engine.close]):
+        if begun is None:
+            RunFolder.create(path, config=to_toml(resolved), provenance=_provenance(first))
+        else:
+            refuse_other_configuration(resolved, begun, path)
 
-    with exclusive(path):
-        if len(config.seeds) == 1:
-            with TrackedProgress(progress, trackers, path, first.config) as observer:
-                result = run_seed(first, path, observer)
-                observer.finish(result)
-                return result
+        with exclusive(path):
+            if len(config.seeds) == 1:
+                with TrackedProgress(progress, trackers, path, first.config) as observer:
+                    result = run_seed(first, path, observer)
+                    observer.finish(result)
+                    return result
 
-        if begun is not None and begun.seeds == config.seeds:
-            finished = _finished_result(path, path / f"seed-{config.seeds[0]}", first, progress)
-            if finished is not None:
-                first.engine.close()
-                return finished
+            if begun is not None and begun.seeds == config.seeds:
+                finished = _finished_result(path, path / f"seed-{config.seeds[0]}", first, progress)
+                if finished is not None:
+                    return finished
 
-        return _run_seeds(first, resolved, path, progress, trackers)
+            return _run_seeds(first, resolved, path, progress, trackers)
 
 
 def _run_seeds(

@@ -16,7 +16,7 @@ from fedtailor.core.atomic import safe_name, to_json, write_whole
 from fedtailor.core.errors import ConfigError, FedtailorError
 from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
-from fedtailor.experiment.config import CheckpointOptions, Config, make_config, to_toml
+from fedtailor.experiment.config import Config, make_config, to_toml, without_result_free
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, read_result
@@ -88,13 +88,10 @@ def _folder_name(config: Config) -> str:
     several = len(config.seeds) > 1  # seeds can be added to a run of several
     algorithm = make_algorithm(config)
     same = dataclasses.replace(
-        config,
+        without_result_free(config),
         seeds=(0, 1) if several else config.seeds,
         algorithm=resolved_options(config.algorithm, algorithm),
         training=algorithm.training,
-        data=dataclasses.replace(config.data, dir=""),
-        engine=dataclasses.replace(config.engine, workers=0),
-        checkpoint=CheckpointOptions(),
     )
     digest = hashlib.sha256(to_toml(same).encode()).hexdigest()
 

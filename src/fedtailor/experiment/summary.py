@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtailor.core.client_summary import summarize
 from fedtailor.core.federation import Roster
-from fedtailor.core.metrics import CLIENT_METRICS, auroc, per_client, recall
+from fedtailor.core.metrics import CLASS_SHARES, CLIENT_METRICS, auroc, per_client, recall
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import (
     ClassShares,
@@ -149,8 +149,9 @@ def _summary(evaluation: Evaluation, roster: Roster, places: Sequence[int]) -> R
 def _by_condition(evaluation: Evaluation, roster: Roster) -> Record:
     """Return the figures by the condition of the clients' examples, where there are several."""
     places_of: dict[str, list[int]] = {}
-    for place, client in enumerate(evaluation.ids if roster.conditions else ()):
-        places_of.setdefault(roster.conditions[client], []).append(place)
+    if roster.conditions:
+        for place, client in enumerate(evaluation.ids):
+            places_of.setdefault(roster.conditions[client], []).append(place)
 
     if len(places_of) < 2:
         return {}
@@ -164,8 +165,8 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
 
     ``metrics`` holds them by evaluation point: ``validation`` those of personalized models on
     validation examples, ``global_complete`` those of the global model on the complete official test
-    part. ``by_class`` holds AUROC, sensitivity and specificity of every class. ``new_clients`` is
-    the same for clients that never train, and ``sites`` has the scores by the clients' names.
+    part. ``by_class`` holds the metrics of every class, such as AUROC. ``new_clients`` is the same
+    for clients that never train, and ``sites`` has the scores by the clients' names.
     """
     # The round whose models the run gives, which is the best one if that was asked for.
     final = last.final or last
@@ -250,7 +251,7 @@ def _site_scores(report: RoundReport, roster: Roster) -> Record:
 
 
 def _classes_of_site(scores: Scores, class_names: Sequence[str]) -> Record:
-    """Return AUROC, sensitivity and specificity of every class at one site, with intervals.
+    """Return the metrics of every class at one site, with intervals.
 
     None stands for what has no value, because the site has no example of the class, or no other.
     """
@@ -268,7 +269,7 @@ def _classes_of_site(scores: Scores, class_names: Sequence[str]) -> Record:
 
 
 def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
-    """Return AUROC, sensitivity and specificity of every class over clients, and all confusions.
+    """Return the metrics of every class over clients, and all confusions.
 
     ``mean`` is over the clients that have the figure, ``pooled`` over all examples; both come with
     an interval.
@@ -311,13 +312,15 @@ def _class_entry(label: int, counts: ClassShares, class_names: Sequence[str]) ->
 
 
 def _class_figures(scores: Scores) -> list[dict[str, float | None]]:
-    """Return AUROC, sensitivity and specificity of every class; None without examples for it."""
+    """Return the metrics of every class; None without examples for it."""
     figures: list[dict[str, float | None]] = []
     for area, counts in zip(auroc(scores), by_class(scores), strict=True):
-        sensitivity = counts.found / counts.positives if counts.positives else None
-        specificity = counts.rejected / counts.negatives if counts.negatives else None
-        named = {"auroc": area, "sensitivity": sensitivity, "specificity": specificity}
-        figures.append(named)
+        of_class: dict[str, float | None] = {"auroc": area}
+        for name, share_of_class in CLASS_SHARES.items():
+            right, examples = share_of_class(counts)
+            of_class[name] = right / examples if examples else None
+
+        figures.append(of_class)
 
     return figures
 
@@ -333,7 +336,7 @@ def _interval_of(
         return None
     if name == "auroc":
         return auroc_interval(value, counts.positives, counts.negatives, error=error)
-    examples = counts.positives if name == "sensitivity" else counts.negatives
+    _, examples = CLASS_SHARES[name](counts)
     return wilson_interval(value, round(examples))
 
 

@@ -379,7 +379,8 @@ def _space_of(method: AlgorithmOptions, names: Sequence[str], options: SweepOpti
             general[key] = distribution
 
     space = general | specific
-    for option, value in method.options.items() if options.methods else ():
+    fixed_options = method.options if options.methods else {}
+    for option, value in fixed_options.items():
         for key in (f"algorithm.{option}", f"training.{option}"):
             if key in space:
                 fixed = f"for {method.name} it is fixed: {option} = {show(value)}"

@@ -191,9 +191,10 @@ class TrackedProgress:
         tracker = make_tracker(name, TrackedRun(seed, title, key, folder, configuration))
 
         # The rounds of earlier processes are logged again, from the records.
-        single = self._path / seed if (self._path / seed).is_dir() else self._path
-        for record in read_lines(single / "rounds.jsonl", within=single) if done else ():
-            tracker.on_round(record["round"], values_of(record))
+        if done:
+            single = self._path / seed if (self._path / seed).is_dir() else self._path
+            for record in read_lines(single / "rounds.jsonl", within=single):
+                tracker.on_round(record["round"], values_of(record))
 
         self._trackers[name] = tracker
 

@@ -7,23 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedtailor.core.errors import one_line
-from fedtailor.experiment.config import flatten
+from fedtailor.experiment.config import flatten, option_annotations
 from fedtailor.experiment.reader import LOST_WORK, RunRecords
 from fedtailor.report.methods import Method, in_words
 from fedtailor.report.records import MetricScores
 
 _BUDGET = ("epochs", "steps", "batch_size", "drop_last")
 """Keys of ``[training]``; an algorithm may have one of its own, which then counts."""
-_SETTINGS = (
-    "federation.participation",
-    "federation.min_clients",
-    "federation.full_last_round",
-    "federation.client_timeout",
-    "federation.robust",
-    "evaluation.select",
-    "evaluation.patience",
-    "training.precision",
+_NOT_COMPARED = (
+    "federation.rounds",
+    "federation.train",
+    "evaluation.every",
+    "evaluation.personalized_every",
 )
+"""Keys of a schedule that may differ: results tell the rounds, ``train`` is compared apart because
+it matters with some cohorts only, and an evaluation changes no model."""
 _PROVENANCE = {
     "versions.fedtailor": "the version of fedtailor",
     "versions.python": "the version of python",
@@ -68,7 +66,7 @@ def find_warnings(
 def find_notes(
     methods: Sequence[Method], scores: Scores, *, metric: str, point: str
 ) -> tuple[str, ...]:
-    """Return what the figures are about, in sentences: what a mean varies, and equal methods.
+    """Return what the figures are about: what differs between seeds, and which methods are equal.
 
     Args:
         methods: all of them.
@@ -177,8 +175,10 @@ def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]
         value = settings.get(f"algorithm.{key}", settings.get(f"training.{key}", _UNKNOWN))
         facts[f"training.{key}"] = in_words(value)
 
-    for key in _SETTINGS:
-        facts[key] = in_words(settings.get(key, _UNKNOWN))
+    for key in option_annotations():
+        is_setting = key.startswith(("federation.", "evaluation.")) or key == "training.precision"
+        if is_setting and key not in _NOT_COMPARED:
+            facts[key] = in_words(settings.get(key, _UNKNOWN))
 
     facts[_WHO_TRAINS] = in_words(settings.get("federation.train", _UNKNOWN))
     model = {key: in_words(value) for key, value in settings.items() if key.startswith("model.")}
@@ -241,7 +241,7 @@ def _adaptations(finished: Sequence[Method], scores: Scores, point: str) -> Iter
 
 
 def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
-    """Say what a mean over seeds varies."""
+    """Say what differs between the seeds of a mean."""
     if max((len(by_seed) for by_seed in scores.values()), default=0) == 1:
         yield (
             "There is one seed, so there is no standard error. One seed is no evidence that a "
@@ -257,11 +257,11 @@ def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
 
     for words, labels in labels_by_words.items():
         whose = f" of {', '.join(labels)}" if len(labels_by_words) > 1 else ""
-        yield f"A mean over seeds{whose} varies {words}."
+        yield f"Seeds{whose} differ in {words}."
 
 
 def _variation(method: Method, seeds: Sequence[int]) -> str:
-    """Return what the runs of several seeds of a method vary, in words."""
+    """Return in words what differs between the seeds of a method, and what does not."""
     varying = ["the initial model", "the order of examples"]
     constant = []
 

@@ -177,7 +177,8 @@ class _GroupScores:
             theirs = others[seed].values
             # Clients are paired by their ids, which only mean the same in the same split.
             both = [client for client in ours if client in theirs]
-            has_same_split = method.split_of(seed) == other.split_of(seed) != ""
+            split = method.split_of(seed)
+            has_same_split = split != "" and split == other.split_of(seed)
             if both and has_same_split:
                 of_seed = differences(
                     [ours[client] for client in both], [theirs[client] for client in both]
@@ -208,7 +209,7 @@ def compare(
 
     Args:
         methods: from :func:`fedtailor.report.read_methods`, at least two.
-        metric: ``accuracy``, ``balanced_accuracy``, ``auroc``, ``loss`` or ``ece``.
+        metric: one that every client has, such as ``accuracy`` (see: ``fedtailor list metrics``).
         point: the evaluation point: ``personalized``, ``global`` or ``local``; empty:
             ``personalized``, which every method has. Where all clients share one model, it is that
             model on every client's own test examples.
@@ -319,7 +320,7 @@ def _compare_group(scores: _GroupScores, reference: str, local: str) -> GroupCom
         global_model = scores.global_model_of(method)
         # Gains need a second method with the same split: Local, or whoever has a global model.
         for other in scores.methods:
-            if other.label == local != method.label:
+            if other.label == local and method.label != local:
                 gaps = scores.gaps(method, other, scores.of_local[local])
                 figures["gain_over_local"] = _means(gaps)
                 figures["harmed_versus_local"] = _harmed(gaps)

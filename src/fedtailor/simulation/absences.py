@@ -1,6 +1,7 @@
-"""Absences of an earlier run, repeated.
+"""Absences of clients in rounds that are run again.
 
-Whether a client answers in time cannot be computed again.
+Whether a client answers in time is chance. So when a run is repeated, the clients that gave no
+answer the first time are not asked again: the records of the first time count.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Absences:
         stage: Stage,
         clients: Sequence[int],
         ask: Callable[[Sequence[int]], Iterable[tuple[int, R | Failure]]],
-    ) -> Iterable[tuple[int, R | Failure]]:
-        """Return what the present clients answer as it comes, and the absences of the others.
+    ) -> Iterator[tuple[int, R | Failure]]:
+        """Yield what the present clients answer as it comes, and the absences of the others.
 
         Args:
             report: of the round.
@@ -46,25 +47,17 @@ class Absences:
             clients: their ids in increasing order.
             ask: is given those who are present, and returns their answers.
         """
-        reasons = self._reasons.get((report.round, report.attempt, stage))
-        return _with_absences(reasons, clients, ask) if reasons else ask(clients)
+        reasons = self._reasons.get((report.round, report.attempt, stage), {})
+        present = [client for client in clients if client not in reasons]
+        absent = deque(client for client in clients if client in reasons)
 
+        # Events keep the order of the clients.
+        for client, answer in ask(present):
+            while absent and absent[0] < client:
+                missing = absent.popleft()
+                yield missing, Failure(NoAnswer(reasons[missing]))
 
-def _with_absences(
-    reasons: Mapping[int, str],
-    clients: Sequence[int],
-    ask: Callable[[Sequence[int]], Iterable[tuple[int, R | Failure]]],
-) -> Iterator[tuple[int, R | Failure]]:
-    present = [client for client in clients if client not in reasons]
-    absent = deque(client for client in clients if client in reasons)
+            yield client, answer
 
-    # Events keep the order of the clients.
-    for client, answer in ask(present):
-        while absent and absent[0] < client:
-            missing = absent.popleft()
+        for missing in absent:
             yield missing, Failure(NoAnswer(reasons[missing]))
-
-        yield client, answer
-
-    for missing in absent:
-        yield missing, Failure(NoAnswer(reasons[missing]))

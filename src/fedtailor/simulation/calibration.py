@@ -18,7 +18,7 @@ from fedtailor.core.engine import one_thread
 from fedtailor.core.errors import describe_error
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.task import Batch, Task
-from fedtailor.simulation.programs import predict_examples
+from fedtailor.simulation.programs import predict_batch
 from fedtailor.training.blocks import forward
 
 FEWEST_EXAMPLES = 30
@@ -71,7 +71,7 @@ def calibrate(
 
     key = rng.new_key(0, purpose="calibration")
     with one_thread():  # the result must not depend on the number of cores
-        logits = predict_examples(algorithm, task, personal, examples, key)
+        logits = forward(task, partial(predict_batch, algorithm), personal, examples, key=key)
         temperature = fit_temperature(logits, examples.labels())
         if type(algorithm).ood_score is Algorithm.ood_score:
             return Calibration(count, temperature)

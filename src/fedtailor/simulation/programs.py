@@ -142,11 +142,6 @@ def _data(common: SharedInputs, inputs: ClientInputs) -> ClientData:
     return ClientData(train, ExampleSet(x, y, *inputs.val, common.scale), inputs.info)
 
 
-def _test(common: SharedInputs, inputs: ClientInputs) -> ExampleSet:
-    """Return test examples, from the tables of the federation, which no algorithm sees."""
-    return ExampleSet(common.x, common.y, *inputs.test, common.scale)
-
-
 def client_key(common: SharedInputs, inputs: ClientInputs, purpose: str) -> Key:
     """Return the key of (seed, round, client, purpose)."""
     first_step = torch.zeros((), dtype=torch.int64, device=HOST)
@@ -174,9 +169,7 @@ def train_program(
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
-        key = client_key(common, inputs, "predict")
-        model = update.personal
-        scores = score_model(algorithm, task, model, _test(common, inputs), key, rank=request.rank)
+        scores = _score(algorithm, task, update.personal, common, inputs, rank=request.rank)
 
     return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
 
@@ -216,15 +209,12 @@ def personalize_program(
     # Rows of padding go to the end, so that an engine can cut them off.
     personal = present_first(personal, inputs.train.weight)
 
-    # The algorithm never sees the test examples.
-    test_sets = {"clients": _test(common, inputs)}
+    rank = request.rank
+    scores = {"clients": _score(algorithm, task, personal, common, inputs, rank=rank)}
     if request.validate:
-        test_sets["validation"] = data.val
-
-    key = client_key(common, inputs, "predict")
-    scores = {}
-    for name, examples in test_sets.items():
-        scores[name] = score_model(algorithm, task, personal, examples, key, rank=request.rank)
+        scores["validation"] = _score(
+            algorithm, task, personal, common, inputs, examples=data.val, rank=rank
+        )
 
     numbers = dict(algorithm.diagnostics(task, personal))
     if request.new:
@@ -243,33 +233,30 @@ def score_program(
 ) -> Scores:
     """Score the model in ``common.shared`` on a client's test examples."""
     task = algorithm.bind(task)
-    key = client_key(common, inputs, "predict")
-    examples = _test(common, inputs)
-    return score_model(algorithm, task, common.shared, examples, key, rank=request.rank)
+    return _score(algorithm, task, common.shared, common, inputs, rank=request.rank)
 
 
-def score_model(
+def _score(
     algorithm: Algorithm[Any, Any, Any],
     task: Task,
     model: Any,
-    examples: ExampleSet,
-    key: Key,
+    common: SharedInputs,
+    inputs: ClientInputs,
     *,
+    examples: ExampleSet | None = None,
     rank: bool,
 ) -> Scores:
-    """Score a model on some of a client's examples."""
-    logits = predict_examples(algorithm, task, model, examples, key)
+    """Score a model on a client's test examples, or on other ones of its examples."""
+    # Test examples come from the tables of the federation, which no algorithm sees.
+    if examples is None:
+        examples = ExampleSet(common.x, common.y, *inputs.test, common.scale)
+
+    key = client_key(common, inputs, "predict")
+    logits = forward(task, partial(predict_batch, algorithm), model, examples, key=key)
     return score(logits, examples.labels(), examples.weight, task.num_classes, rank=rank)
 
 
-def predict_examples(
-    algorithm: Algorithm[Any, Any, Any], task: Task, model: Any, examples: ExampleSet, key: Key
-) -> Tensor:
-    """Return logits (n, classes) of a model on examples."""
-    return forward(task, partial(_predict, algorithm), model, examples, key=key)
-
-
-def _predict(
+def predict_batch(
     algorithm: Algorithm[Any, Any, Any],
     task: Task,
     model: Any,
@@ -277,6 +264,7 @@ def _predict(
     batch: Batch,
     key: Key,
 ) -> Tensor:
+    """Return the logits (n, classes) of a model on a batch, for ``forward``."""
     return algorithm.predict(task, model, batch.x)
 
 

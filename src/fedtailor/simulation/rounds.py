@@ -151,8 +151,10 @@ def _train(server: RunServer, report: RoundReport) -> RoundAttempt:
                 clients.accept(client)
 
         if server.end_attempt(report, attempt):
-            for client in attempt.replies if hold else ():
-                clients.accept(client)
+            if hold:
+                for client in attempt.replies:
+                    clients.accept(client)
+
             return attempt
 
 

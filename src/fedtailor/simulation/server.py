@@ -86,7 +86,7 @@ class RoundAttempt:
         if client not in self.cohort:
             return
 
-        # A field that is missing is in the sum of a neighbor.
+        # A client whose upload was added to that of a neighbor sends no such field of its own.
         rest = dict(reply.upload)
         for name, total in self.sums.items():
             if name in rest:

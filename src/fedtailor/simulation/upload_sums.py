@@ -92,7 +92,7 @@ class UploadSums:
             self._skip(job.client)
             return output._replace(upload=ReducedUpload(problem, 0, {}, {}))
 
-        # What is summed leaves the output, which would be sent.
+        # What is summed is taken out of the output, so that it is not sent too.
         num_bytes = upload_bytes(output.upload, messages)
         rest = dict(output.upload)
         entries = {name: rest.pop(name) for name in self._totals}

@@ -298,10 +298,14 @@ def split_leaves(
     leaves: Sequence[Tensor], is_buffer: Sequence[bool]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the leaves that are trained, and the model's buffers."""
-    sides: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for leaf, buffer in zip(leaves, is_buffer, strict=True):
-        sides[buffer].append(leaf)
-    return sides
+    trained = []
+    buffers = []
+    for leaf, belongs_to_model in zip(leaves, is_buffer, strict=True):
+        if belongs_to_model:
+            buffers.append(leaf)
+        else:
+            trained.append(leaf)
+    return trained, buffers
 
 
 def merge_leaves(
@@ -310,8 +314,13 @@ def merge_leaves(
     """Join trained leaves and buffers in their original order: undo :func:`split_leaves`."""
     if not buffers:
         return list(trained)
-    sides = (iter(trained), iter(buffers))
-    return [next(sides[buffer]) for buffer in is_buffer]
+
+    next_trained = iter(trained)
+    next_buffer = iter(buffers)
+    leaves = []
+    for buffer in is_buffer:
+        leaves.append(next(next_buffer if buffer else next_trained))
+    return leaves
 
 
 def forward_one(

@@ -36,10 +36,24 @@ MOST_BYTES = 4 * 2**20
 _MOST_COPIED = 2**16
 """Bytes that may be copied for an operation that cannot write to given memory: convolutions of
 images need more."""
-_METADATA = set(
-    "__get__ __len__ dim dtype element_size is_complex is_contiguous is_floating_point ndimension "
-    "nelement numel size storage_offset stride __setitem__ __iter__".split()
-)
+_METADATA = {
+    "__get__",
+    "__iter__",
+    "__len__",
+    "__setitem__",
+    "dim",
+    "dtype",
+    "element_size",
+    "is_complex",
+    "is_contiguous",
+    "is_floating_point",
+    "ndimension",
+    "nelement",
+    "numel",
+    "size",
+    "storage_offset",
+    "stride",
+}
 """Functions that return no tensor and look at no values."""
 _SPLITS = {torch.tensor_split, Tensor.tensor_split}
 """Functions that look at the values of a second tensor."""
@@ -160,9 +174,9 @@ class _Step(NamedTuple):
 def _writing_forms(
     func: Any, made: list[Tensor]
 ) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return the forms of an operation that write to given memory, the fastest first.
+    """Return the forms of an operation that write to given memory, and their ``out`` arguments.
 
-    Beside each stand its ``out`` arguments.
+    The fastest comes first.
     """
     names = [argument.name for argument in schema_of(func).arguments]
     packet = func.overloadpacket
@@ -338,8 +352,14 @@ _FROM_SHAPES = """
 ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided
 """
 _SHAPE_ONLY = set(_FROM_SHAPES.split())
-_LISTS = (_ELEMENTWISE, _BACKWARD, _OVER_MANY, _PLACES, _FROM_NUMBERS, _FROM_SHAPES)
-_KNOWN = {name for names in _LISTS for name in names.split()}
+_KNOWN = {
+    *_ELEMENTWISE.split(),
+    *_BACKWARD.split(),
+    *_OVER_MANY.split(),
+    *_PLACES.split(),
+    *_FROM_NUMBERS.split(),
+    *_SHAPE_ONLY,
+}
 _OUR_OWN = {"fedtailor::draw"}
 """Operators that this package defines: the keyed draw of ``core.noise``."""
 _VIEWS_IN_PLACE = {"squeeze_", "t_", "transpose_", "unsqueeze_"}

@@ -92,7 +92,7 @@ def _too_few(folder: Path, absent: list[str]) -> DataError:
 
 
 def _notes(parts: list[Dataset], absent: list[str], incomplete: list[str]) -> tuple[str, ...]:
-    """Return the notes for readers of results."""
+    """Return the notes, which a result is shown with."""
     sizes = ", ".join(f"{_DOMAINS[part.name]} {part.num_official_train}" for part in parts)
     notes = [
         "digit5 is composed of the original data sets, not of the ten pickles of other releases.",

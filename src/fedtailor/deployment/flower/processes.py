@@ -186,7 +186,7 @@ class ServerProcesses:
 
     def _wait_for_health(self, name: str, address: str) -> None:
         """Wait until a program answers at an address."""
-        # The programs start slowly; the caller would talk to nobody.
+        # The programs start slowly; nothing may connect before they listen.
         context = ssl.create_default_context(cafile=str(self._certificate))
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end and self._supervisor.is_running("superlink"):

@@ -146,11 +146,8 @@ def expected_steps(
         return 0.0
 
     clients = float(len(sizes))
-    participation = schedule.participation
-    if not schedule.everybody_trains(algorithm.trains) and participation.plan == "fixed":
-        clients = min(participation.count, clients)
-    elif not schedule.everybody_trains(algorithm.trains) and participation.plan == "bernoulli":
-        clients *= participation.probability
+    if not schedule.everybody_trains(algorithm.trains):
+        clients *= schedule.participation.share(len(sizes))
 
     # A batch size of 0 stands for one step on all examples.
     training = algorithm.training

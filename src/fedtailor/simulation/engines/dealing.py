@@ -44,8 +44,8 @@ def run_largest_first(
     try:
         running = [pool.submit(run_waiting, runner) for runner in runners[: len(jobs)]]
         while running:
-            # That the main thread looks up often is when Python handles a signal that reached
-            # another thread.
+            # Python handles signals in the main thread only, and not while it waits: so it waits
+            # for a short time, again and again.
             ended, running = wait(running, timeout=_GLANCE, return_when=FIRST_EXCEPTION)
             for future in ended:
                 future.result()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import Flag, Range, check_options
+from fedtailor.core.options import Flag, NoResult, Range, check_options
 
 if TYPE_CHECKING:
     from fedtailor.core.engine import Engine
@@ -26,7 +26,7 @@ class EngineOptions:
         Flag("--engine", "NAME", "Engine that runs the clients (see: fedtailor list engines)."),
     ] = "auto"
     """Engine; the resolved configuration names the engine that ``auto`` chose."""
-    workers: Annotated[int, Range(ge=0)] = 0
+    workers: Annotated[int, Range(ge=0), NoResult()] = 0
     """Threads of ``workers``, processes of ``processes`` or actors of ``ray``; 0: one per physical
     core, or per CPU of the Ray cluster. Does not change results."""
     block: Annotated[int, Range(ge=1)] = 32
@@ -44,6 +44,7 @@ class EngineOptions:
     others run on the CPU. ``mps`` is untried too, and refused: it has no float64."""
     ray_address: Annotated[
         str,
+        NoResult(),
         Flag(
             "--ray-address",
             "ADDRESS",

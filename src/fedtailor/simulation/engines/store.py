@@ -31,7 +31,7 @@ from fedtailor.core.errors import DataError, RunError
 IN_MEMORY = 2**30
 """Largest number of bytes of client states in memory."""
 _FILE_BYTES = 2**28
-"""A file is complete at this many bytes: a larger one could only be replaced as a whole."""
+"""Size at which a file is complete. Files are only replaced as a whole, so none is much larger."""
 _SUFFIX = ".trees"
 
 
@@ -258,9 +258,10 @@ class Store(MutableMapping[int, Any]):
         sparse = {
             number for number, file in self._files.items() if 0 < 2 * file.in_use < file.digest.size
         }
-        for client, place in self._places.items() if sparse else ():
-            if place is not None and place.file in sparse:
-                waiting.append((client, place))
+        if sparse:
+            for client, place in self._places.items():
+                if place is not None and place.file in sparse:
+                    waiting.append((client, place))
 
         while waiting:
             waiting = self._write_file(waiting)

@@ -1,0 +1,82 @@
+"""What the operator of a server sees of a run, read from its growing files."""
+
+import json
+
+import pytest
+
+from fedtailor.deployment.run_server import _Watcher
+from sites import World, divide_digits, write_arrays
+
+
+class Seen:
+    """Notes what is shown."""
+
+    def __init__(self):
+        """Begin."""
+        self.sentences = []
+        self.rounds = []
+
+    def say(self, text):
+        """Note a sentence."""
+        self.sentences.append(text)
+
+    def begin(self, title, rounds, done):
+        """Note how many rounds are done."""
+        self.done = done
+
+    def round(self, record):
+        """Note a round."""
+        self.rounds.append(record["round"])
+
+    def attendance(self, sites):
+        """Note nothing."""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return the folder of a run of two rounds across three sites."""
+    parts = divide_digits(rows=20)
+    world = World(tmp_path).write(lambda folder, name: write_arrays(folder, *parts[name]))
+    world.serve()
+    return tmp_path / "server" / "runs" / "0001"
+
+
+def append(path, text):
+    """Append text to a file."""
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_a_site_has_its_name_in_sentences(run):
+    seen = Seen()
+    watcher = _Watcher(run.parents[1], run, seen)
+    watcher.show_news()
+    event = {"kind": "absent", "round": 3, "client": 1, "reason": "late"}
+    append(run / "events.jsonl", json.dumps(event) + "\n")
+    watcher.show_news()
+    assert seen.sentences == ["round 3, site hospital: absent, late"]
+
+
+def test_files_are_read_on_and_every_round_is_shown_once(run):
+    path = run / "rounds.jsonl"
+    raw = path.read_bytes()
+    seen = Seen()
+    watcher = _Watcher(run.parents[1], run, seen)
+    watcher.show_news()
+    assert seen.done == 2
+
+    # What was read is not read again.
+    path.write_bytes(raw.replace(b"{", b"x"))
+    append(path, '{"round": 3}\n{"round"')
+    watcher.show_news()
+    assert seen.rounds == [3]
+    append(path, ": 4}\n")
+    watcher.show_news()
+    assert seen.rounds == [3, 4] and watcher.rounds == 4
+
+    # A run that is resumed is cut, and does its last rounds again.
+    path.write_bytes(raw)
+    watcher.show_news()
+    append(path, '{"round": 3}\n{"round": 4}\n{"round": 5}\n')
+    watcher.show_news()
+    assert seen.rounds == [3, 4, 5]
