@@ -26,8 +26,8 @@ from fedtailor.core.federation import Federation, Split
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.models import MODELS, build_model
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.build import build_engine
-from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.rounds import simulate
 
 CLIENTS = 30

@@ -124,8 +124,8 @@ def serve(arm: str, name: str) -> None:
     """Run one block for every line of standard input; answer with milliseconds per client step."""
     import torch
 
+    from fedtailor.simulation.engines import EngineOptions
     from fedtailor.simulation.engines.build import build_engine
-    from fedtailor.simulation.engines.options import EngineOptions
     from fedtailor.simulation.engines.workers import keep_pages
 
     x, y = random_examples(name, CLIENTS, EXAMPLES)

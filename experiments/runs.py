@@ -12,10 +12,10 @@ from experiments.cells import Cell
 from experiments.records import Record, make_record
 from fedtailor.core.atomic import safe_name
 from fedtailor.experiment.config import Config, make_config
-from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import RunRecords, holds_run, read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.summary import evaluation_name
+from fedtailor.experiment.tracking import RunProgress
 
 _EVALUATIONS = 10
 """Evaluations of global and local models in a run."""

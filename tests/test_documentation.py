@@ -32,7 +32,7 @@ from fedtailor.experiment.config import CheckpointOptions, make_config
 from fedtailor.experiment.sweep import make_searches
 from fedtailor.experiment.sweep_options import load_sweep
 from fedtailor.experiment.tracking import TRACKERS
-from fedtailor.simulation.engines.options import EngineOptions
+from fedtailor.simulation.engines import EngineOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -171,7 +171,7 @@ PLACES = (
         [
             "src/fedtailor/simulation/engines/",
             "simulation.engines:ENGINES",
-            "simulation.engines.options:EngineOptions",
+            "simulation.engines:EngineOptions",
             "simulation.engines.build:build_engine",
         ],
         "a class with the methods of `core.engine:Engine`, one line of the table, its name among "

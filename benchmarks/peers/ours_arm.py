@@ -14,8 +14,8 @@ from fedtailor.core.federation import Federation, Split
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 from fedtailor.models import build_model
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.build import build_engine
-from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.rounds import simulate
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 from fedtailor.cli.main import main
 from fedtailor.cli.show import console
 from fedtailor.cli.show.progress import PlainProgress, make_progress
-from fedtailor.experiment.intervals import wilson_interval
+from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.reader import read_run
 
 

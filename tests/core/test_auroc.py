@@ -10,7 +10,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from fedtailor.core import metrics
 from fedtailor.core import scores as sums
-from fedtailor.core.client_summary import summarize
+from fedtailor.experiment.estimates import summarize
 
 
 def predictions(seed, n, classes, signal=1.0, spread=1.0):

@@ -11,7 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss
 
 from fedtailor.core import metrics
 from fedtailor.core import scores as sums
-from fedtailor.core.client_summary import summarize
+from fedtailor.experiment.estimates import summarize
 
 CLASSES = 4
 

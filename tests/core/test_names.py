@@ -7,8 +7,7 @@ from fedtailor.core.errors import ConfigError, did_you_mean, find_name, match_na
 from fedtailor.core.options import check_value
 from fedtailor.data.corruptions.shift import parse_shift
 from fedtailor.data.inventory import describe_dataset
-from fedtailor.data.partitions import PARTITIONS
-from fedtailor.data.partitions.text import parse_partition
+from fedtailor.data.partitions import PARTITIONS, parse_partition
 from fedtailor.experiment.config import make_config
 from fedtailor.simulation import engines
 

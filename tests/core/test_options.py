@@ -10,7 +10,7 @@ from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, check_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
-from fedtailor.simulation.engines.options import EngineOptions
+from fedtailor.simulation.engines import EngineOptions
 
 NAN, INF = float("nan"), float("inf")
 

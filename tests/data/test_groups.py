@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from fedtailor.core.errors import DataError
 from fedtailor.data.build import build, split_record
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.division import ClientSplitter, divide
-from fedtailor.data.grouping import check_groups_together
+from fedtailor.data.division import ClientSplitter, check_groups_together, divide
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions
 

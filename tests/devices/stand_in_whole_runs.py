@@ -12,8 +12,8 @@ import stand_in_device
 from fedtailor.core.devices import HOST
 from fedtailor.experiment import assembly
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.run import run
+from fedtailor.experiment.tracking import RunProgress
 
 DEVICE = stand_in_device.register()
 
@@ -38,7 +38,7 @@ def settings(algorithm="scaffold", **engine):
     return make_config({**values, "engine": {"name": "reference", **engine}})
 
 
-class Stop(Silence):
+class Stop(RunProgress):
     """Interrupts a run after its second round."""
 
     def round(self, record):

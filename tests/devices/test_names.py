@@ -7,7 +7,7 @@ from fedtailor.cli.main import main
 from fedtailor.core import devices
 from fedtailor.core.devices import HOST, find, placed
 from fedtailor.core.errors import ConfigError
-from fedtailor.simulation.engines.options import EngineOptions
+from fedtailor.simulation.engines import EngineOptions
 
 
 def test_the_context_of_the_cpu_does_nothing():

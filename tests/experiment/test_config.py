@@ -29,7 +29,7 @@ from fedtailor.experiment.config import (
     to_toml,
 )
 from fedtailor.experiment.run import run
-from fedtailor.simulation.engines.options import EngineOptions
+from fedtailor.simulation.engines import EngineOptions
 
 EXAMPLE = {
     "seeds": [3, 1],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtailor.experiment.intervals import auroc_interval, mean_interval
+from fedtailor.experiment.estimates import auroc_interval, mean_interval
 
 
 def delong_error(positives, negatives):

@@ -12,11 +12,11 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import exclusive
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.resume import refuse_other_configuration, with_first_choices
 from fedtailor.experiment.run import run
 from fedtailor.experiment.runner import make_jobs
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.engines.reference import Reference
 
 SMALL = {
@@ -33,7 +33,7 @@ def config(**overrides):
     return make_config(SMALL, [(key.replace("__", "."), value) for key, value in overrides.items()])
 
 
-class Stop(Silence):
+class Stop(RunProgress):
     """Interrupts a run after a round of a seed."""
 
     def __init__(self, round, seed=0):

@@ -8,7 +8,7 @@ from scipy import stats
 from fedtailor.core.metrics import CLASS_SHARES, METRICS
 from fedtailor.core.scores import score
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.intervals import auroc_interval, wilson_interval
+from fedtailor.experiment.estimates import auroc_interval, wilson_interval
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.summary import _classes_over_clients, average

@@ -14,11 +14,11 @@ from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.experiment import sweep as module
 from fedtailor.experiment.config import load_config, make_config
 from fedtailor.experiment.folder import exclusive
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.sweep import halving_rounds, make_searches, sweep, validation_accuracy
 from fedtailor.experiment.sweep_options import SweepOptions, load_sweep, sweep_to_toml
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation import server
 
 SMALL = {
@@ -57,7 +57,7 @@ def choice(result):
     ] + [result["best"]["method"]]
 
 
-class Stop(Silence):
+class Stop(RunProgress):
     """Interrupts a sweep after so many rounds."""
 
     def __init__(self, after):

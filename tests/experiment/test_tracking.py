@@ -13,8 +13,13 @@ from fedtailor import make_config, run
 from fedtailor.cli.main import main
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.metrics import CLIENT_METRICS
-from fedtailor.experiment.progress import Silence
-from fedtailor.experiment.tracking import TrackedRun, check_trackers, make_tracker, values_of
+from fedtailor.experiment.tracking import (
+    RunProgress,
+    TrackedRun,
+    check_trackers,
+    make_tracker,
+    values_of,
+)
 
 EVENTS = ("make", "round", "close")
 
@@ -53,7 +58,7 @@ class Recorder:
         return [values for name, *values in self.told if name == event]
 
 
-class Notes(Silence):
+class Notes(RunProgress):
     """Keeps notes, and may interrupt the run."""
 
     def __init__(self, stop_at=0):

@@ -24,8 +24,8 @@ from fedtailor.data import cache, load_dataset
 from fedtailor.data.split_files import read_split_file
 from fedtailor.experiment.config import load_config, make_config, to_toml
 from fedtailor.experiment.folder import RunFolder
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.checkpoint import Checkpoints
 from fedtailor.simulation.engines.store import Store
 
@@ -91,7 +91,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
-class _Stop(Silence):
+class _Stop(RunProgress):
     def round(self, record):
         if record["round"] == finished_runs.ROUNDS:
             raise KeyboardInterrupt

@@ -17,9 +17,9 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits
@@ -138,7 +138,7 @@ def test_a_run_stops_when_its_patience_ends():
     assert whole["rounds"] == 8
 
 
-class StopAfter(Silence):
+class StopAfter(RunProgress):
     def __init__(self, round):
         self.stop = round
 

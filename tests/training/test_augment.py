@@ -12,8 +12,8 @@ from fedtailor.core.federation import UNSCALED, Federation
 from fedtailor.core.rng import new_key, plain
 from fedtailor.core.schedule import Schedule, parse_participation
 from fedtailor.core.task import Training
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.build import build_engine
-from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.rounds import simulate
 from fedtailor.training.batches import Amount, Moving, gather, moving, plan_batches, take
 from fedtailor.training.blocks import train

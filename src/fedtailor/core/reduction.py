@@ -271,6 +271,15 @@ def _join_parts(left: PartialSum, right: PartialSum) -> PartialSum:
     return left._replace(weight=longer + spread(shorter, longer))
 
 
+class Reduction(NamedTuple):
+    """What the server does with the uploads of a round before it aggregates."""
+
+    summed: tuple[str, ...]
+    """The fields of which it needs no more than a mean or sum."""
+    cohort: tuple[int, ...]
+    """The clients whose uploads count, in the order of their ids."""
+
+
 def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:
     """Reduce one field over the cohort, whose entries are given by client.
 

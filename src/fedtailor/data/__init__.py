@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from fedtailor.core.errors import find_name
 from fedtailor.data.datasets import DATASETS
-from fedtailor.data.folders import cache_folder as cache_folder
-from fedtailor.data.folders import data_folder as data_folder
+from fedtailor.data.files import Files, Report, to_nobody
+from fedtailor.data.files import cache_folder as cache_folder
+from fedtailor.data.files import data_folder as data_folder
 from fedtailor.data.partitions import PARTITIONS as PARTITIONS
-from fedtailor.data.preparing import Report, to_nobody
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
@@ -37,8 +37,6 @@ def load_dataset(name: str, folder: str | Path = "", report: Report = to_nobody)
         >>> load_dataset("digits").input_shape
         (1, 8, 8)
     """
-    from fedtailor.data.files import Files
-
     name = find_name("dataset", name, DATASETS, key="data.dataset")
     entry = DATASETS[name]
     files = Files(name, data_folder(folder), report)

@@ -11,9 +11,8 @@ import numpy as np
 from fedtailor.core.errors import ConfigError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
-from fedtailor.data.folders import data_folder
+from fedtailor.data.files import Report, data_folder, to_nobody
 from fedtailor.data.options import DataOptions
-from fedtailor.data.preparing import CORRUPTING, Report, to_nobody
 from fedtailor.data.split import ClientPositions, SplitRecord, split_digest, to_records
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _corrupt(division: Division, report: Report) -> DividedData:
         pairs,
         seed=division.seed,
         frost_folder=data_folder(division.options.dir) / "frost",
-        progress=partial(report, CORRUPTING),
+        progress=partial(report, "corrupting images"),
     )
 
     # The copies of a client are in the order of its examples.

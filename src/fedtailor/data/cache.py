@@ -25,8 +25,7 @@ from fedtailor.core.folders import whole_folder
 from fedtailor.core.reading import read_object
 from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.files import matching_files
-from fedtailor.data.folders import cache_folder
+from fedtailor.data.files import cache_folder, matching_files
 
 CACHE_VERSION = 5
 """Increased when the form of an entry changes."""

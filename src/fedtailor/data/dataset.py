@@ -7,12 +7,14 @@ import json
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.columns import Columns, RawTable
+
+if TYPE_CHECKING:
+    from fedtailor.data.columns import Columns, RawTable
 
 
 class Annotations(NamedTuple):

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.grouping import (
-    SIDES,
-    Side,
-    check_groups_together,
-    choose_groups,
-    count_units,
-    divide_groups,
-)
+from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
+from fedtailor.data.partitions import parse_partition
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.partitions.text import parse_partition
-from fedtailor.data.preparing import Report, to_nobody
 from fedtailor.data.split import ClientPositions
 
 _DEFAULT_CLIENTS = 20
 _LEAST_PER_CLIENT = 20
 """Least examples, or groups, of a client on average, if the number of clients is not given."""
+
+Side = Literal["train", "val", "test"]
+
+SIDES: Mapping[Side, str] = {"train": "training", "val": "validation", "test": "test"}
+"""The sides of a split, and what they are for."""
 
 
 class Division(NamedTuple):
@@ -161,19 +161,23 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     annotations = dataset.annotations.take(pool)
     groups = None if dataset.groups is None else dataset.groups[pool]
 
+    # What is divided: single examples, or groups of them.
+    units = len(pool)
+    divide_units = partition.divide
+    if groups is not None:
+        from fedtailor.data.grouping import count_units, divide_groups
+
+        units = count_units(partition, annotations, groups)
+        divide_units = partial(divide_groups, partition, groups=groups)
+
     # The number of clients: that of the options, of the partition, or one that suits the data.
-    units = len(pool) if groups is None else count_units(partition, annotations, groups)
     fitting = max(min(_DEFAULT_CLIENTS, units // _LEAST_PER_CLIENT), 1)
     clients = options.clients or partition.default_clients(annotations) or fitting
     refuse_too_many_new(options.num_new, clients)
     options = dataclasses.replace(options, clients=clients, partition=str(partition), test=test)
 
     # Who has which examples, and what they are for.
-    if groups is None:
-        parts = partition.divide(annotations, clients=clients, seed=seed)
-    else:
-        parts = divide_groups(partition, annotations, groups, clients=clients, seed=seed)
-
+    parts = divide_units(annotations, clients=clients, seed=seed)
     splitter = ClientSplitter(options, seed, dataset.num_official_train, dataset.groups)
     positions = [splitter.split(pool[part]) for part in parts]
     if test not in ("own", "given"):
@@ -358,13 +362,40 @@ class ClientSplitter:
             return np.arange(len(order)) < count
 
         groups = self._groups[order]
-        return np.isin(groups, choose_groups(groups, count, self._sides, side))
+        return np.isin(groups, _choose_groups(groups, count, self._sides, side))
 
     def _note_sides(self, client: ClientPositions) -> None:
         if self._groups is not None:
             for side in SIDES:
                 for group in np.unique(self._groups[getattr(client, side)]).tolist():
                     self._sides.setdefault(group, side)
+
+
+def _choose_groups(
+    groups: np.ndarray, count: int, sides: Mapping[int, Side], side: Side
+) -> list[int]:
+    """Return the groups for a side: those that are on it, and the first free ones.
+
+    They come closest to ``count`` examples, and at least one group is left for training.
+
+    Args:
+        groups: the group of every example (n,), in order.
+        count: number of examples for the side.
+        sides: the sides of groups that are not free.
+        side: the side.
+    """
+    # Groups in the order of appearance.
+    sizes = Counter(groups.tolist())
+    fixed = [group for group in sizes if sides.get(group) == side]
+    free = [group for group in sizes if group not in sides]
+    # How many examples the side has with each number of free groups.
+    ends = np.cumsum([sum(sizes[group] for group in fixed), *(sizes[group] for group in free)])
+    number = int(np.argmin(np.abs(ends - count)))
+
+    # Something must be left for training.
+    if len(fixed) + number == len(sizes):
+        number = max(number - 1, 0)
+    return [*fixed, *free[:number]]
 
 
 def _official_test(dataset: Dataset, positions: ClientPositions, test: TestPolicy) -> np.ndarray:
@@ -415,6 +446,28 @@ def check_disjoint(
             allowed="each example at most once",
             got=f"{len(twice)} examples more than once",
         )
+
+
+def check_groups_together(
+    positions: Sequence[ClientPositions], groups: np.ndarray, *, key: str
+) -> None:
+    """Check that the examples of a group are all on one side.
+
+    Raises:
+        DataError: a group is on two sides; the message counts them.
+    """
+    for one, other in combinations(SIDES, 2):
+        first = np.concatenate([getattr(client, one) for client in positions])
+        second = np.concatenate([getattr(client, other) for client in positions])
+        both = np.intersect1d(groups[first], groups[second])
+        if len(both):
+            where = f"examples in {SIDES[one]} and in {SIDES[other]}"
+            raise DataError(
+                f"{len(both)} groups of data.group have {where}, but must stay on one side.",
+                key=key,
+                allowed="each group on one side",
+                got=f"{len(both)} on two",
+            )
 
 
 def _notes(dataset: Dataset, positions: list[ClientPositions]) -> list[str]:

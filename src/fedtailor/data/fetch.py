@@ -25,8 +25,7 @@ from urllib3.exceptions import HTTPError
 
 from fedtailor.core.errors import DataError, find_name
 from fedtailor.data.datasets import DATASETS, PublishedFile
-from fedtailor.data.files import damaged
-from fedtailor.data.preparing import Report, to_nobody
+from fedtailor.data.files import Report, damaged, to_nobody
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each retry; the count starts again when a try gets further than all before it."""

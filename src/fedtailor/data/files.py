@@ -1,20 +1,44 @@
-"""The files of a known data set: found, read with their SHA-256, and named in errors."""
+"""The files of a known data set: where they are, how they are read, and what errors say of them.
+
+A file is read with its SHA-256. No NumPy, so that the tables of data sets are listed at once.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.preparing import Report, to_nobody
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_BYTES = 2**31
 """Most bytes of a file, and of what it holds (SynDigits has 1.5 GB of training images)."""
+
+Report = Callable[[str, int, int], None]
+"""Is told what is done, how many images, bytes or files so far, and of how many (0: unknown)."""
+
+READING = "reading pictures"
+
+
+def to_nobody(what: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+def data_folder(folder: str | Path = "") -> Path:
+    """Return the argument, else ``FEDTAILOR_DATA``, else ``~/.cache/fedtailor``: the data sets."""
+    chosen = str(folder) or os.environ.get("FEDTAILOR_DATA", "") or "~/.cache/fedtailor"
+    return Path(chosen).expanduser()
+
+
+def cache_folder() -> Path:
+    """Return the folder of decoded data: ``FEDTAILOR_CACHE`` or ``~/.cache/fedtailor``."""
+    return Path(os.environ.get("FEDTAILOR_CACHE", "") or "~/.cache/fedtailor").expanduser()
 
 
 class Files:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import combinations
-from typing import Literal
-
 import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition
-from fedtailor.data.split import ClientPositions
-
-Side = Literal["train", "val", "test"]
-
-SIDES: Mapping[Side, str] = {"train": "training", "val": "validation", "test": "test"}
-"""The sides of a split, and what they are for."""
 
 
 def count_units(partition: Partition, annotations: Annotations, groups: np.ndarray) -> int:
@@ -78,52 +67,3 @@ def _typical_examples(units: np.ndarray, labels: np.ndarray) -> np.ndarray:
     is_first = np.diff(pairs[0][order], prepend=-1) > 0
     typical: np.ndarray = first[order][is_first]
     return typical
-
-
-def choose_groups(
-    groups: np.ndarray, count: int, sides: Mapping[int, Side], side: Side
-) -> list[int]:
-    """Return the groups for a side: those that are on it, and the first free ones.
-
-    They come closest to ``count`` examples, and at least one group is left for training.
-
-    Args:
-        groups: the group of every example (n,), in order.
-        count: number of examples for the side.
-        sides: the sides of groups that are not free.
-        side: the side.
-    """
-    # Groups in the order of appearance.
-    sizes = Counter(groups.tolist())
-    fixed = [group for group in sizes if sides.get(group) == side]
-    free = [group for group in sizes if group not in sides]
-    # How many examples the side has with each number of free groups.
-    ends = np.cumsum([sum(sizes[group] for group in fixed), *(sizes[group] for group in free)])
-    number = int(np.argmin(np.abs(ends - count)))
-
-    # Something must be left for training.
-    if len(fixed) + number == len(sizes):
-        number = max(number - 1, 0)
-    return [*fixed, *free[:number]]
-
-
-def check_groups_together(
-    positions: Sequence[ClientPositions], groups: np.ndarray, *, key: str
-) -> None:
-    """Check that the examples of a group are all on one side.
-
-    Raises:
-        DataError: a group is on two sides; the message counts them.
-    """
-    for one, other in combinations(SIDES, 2):
-        first = np.concatenate([getattr(client, one) for client in positions])
-        second = np.concatenate([getattr(client, other) for client in positions])
-        both = np.intersect1d(groups[first], groups[second])
-        if len(both):
-            where = f"examples in {SIDES[one]} and in {SIDES[other]}"
-            raise DataError(
-                f"{len(both)} groups of data.group have {where}, but must stay on one side.",
-                key=key,
-                allowed="each group on one side",
-                got=f"{len(both)} on two",
-            )

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from safetensors import SafetensorError
@@ -20,8 +20,10 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.data.build import DividedData
-from fedtailor.data.columns import Columns
 from fedtailor.data.dataset import Normalization
+
+if TYPE_CHECKING:
+    from fedtailor.data.columns import Columns
 
 INPUTS_VERSION = 1
 """Of the two files."""
@@ -169,6 +171,11 @@ def specification_of(
             possible.
     """
     columns = record["columns"]
+    if columns is not None:
+        from fedtailor.data.columns import Columns
+
+        columns = Columns.from_record(columns)
+
     inputs = InputSpecification(
         kind=_one_of(record["kind"], get_args(Kind)),
         shape=tuple(_whole(size, 2**31) for size in record["shape"]),
@@ -181,7 +188,7 @@ def specification_of(
         image_size=_whole(record["image_size"], 1024, least=0),
         color=_one_of(record["color"], get_args(Color)),
         dataset=_text(record["dataset"]),
-        columns=None if columns is None else Columns.from_record(columns),
+        columns=columns,
     )
 
     _check_shapes(inputs)

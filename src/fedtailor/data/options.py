@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from fedtailor.core.errors import ConfigError, find_name
 from fedtailor.core.options import Flag, NoResult, Range, check_options
 from fedtailor.data.datasets import DATASETS
+from fedtailor.data.partitions import parse_partition
 
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
 
@@ -164,8 +165,6 @@ class DataOptions:
 
         # The texts are read here, so that an error comes before any data are.
         if self.partition:
-            from fedtailor.data.partitions.text import parse_partition
-
             parse_partition(self.partition)
 
         if self.shift.strip():

@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.files import Files, damaged, read_bytes
-from fedtailor.data.preparing import READING
+from fedtailor.data.files import READING, Files, damaged, read_bytes
 
 _MAX_BYTES = 64 * 2**20
 _MAX_PIXELS = 80_000_000

@@ -9,7 +9,6 @@ from fedtailor.core.federation import UNSCALED, Federation, Split, Splits
 from fedtailor.core.task import Task
 from fedtailor.data.build import DividedData
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.moments import merge_moments, moments_of, normalization_of
 
 
 def to_federation(
@@ -54,6 +53,8 @@ def normalization(divided: DividedData) -> Normalization:
     by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
     if not by_training or not any(len(client.train) for client in not_new):
         return dataset.normalize
+
+    from fedtailor.data.moments import merge_moments, moments_of, normalization_of
 
     moments = merge_moments([moments_of(dataset.x, client.train) for client in not_new])
     return normalization_of(moments, dataset.white)

@@ -13,6 +13,7 @@ from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import FedtailorError, one_line
 from fedtailor.core.federation import Roster
 from fedtailor.core.message import Messages
+from fedtailor.core.reduction import Reduction
 from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import Problem
 from fedtailor.deployment.envelope import Envelope
@@ -33,7 +34,6 @@ from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
-from fedtailor.simulation.upload_sums import Reduction
 
 Reply = TypeVar("Reply")
 

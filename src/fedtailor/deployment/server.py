@@ -35,9 +35,9 @@ from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import ACROSS_SITES, holds_run, read_provenance
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import federate
 
@@ -137,7 +137,7 @@ def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, An
     plan = agreement.plan
     schedule = plan.config.schedule
     roster = agreement.roster()
-    with exclusive(path), RunWriter(path, _run_plan(agreement, roster), Silence()) as writer:
+    with exclusive(path), RunWriter(path, _run_plan(agreement, roster), RunProgress()) as writer:
         start = writer.restore()
         if writer.result is not None:
             return writer.conclude()

@@ -23,10 +23,9 @@ from fedtailor.data.input_specification import InputSpecification, input_specifi
 from fedtailor.data.split import SplitRecord
 from fedtailor.data.tensors import normalization, to_federation
 from fedtailor.experiment.config import AlgorithmOptions, Config, as_options
-from fedtailor.experiment.progress import RunProgress, Silence
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.models import build_model, default_model
-from fedtailor.simulation.engines.build import choose_device, choose_engine
-from fedtailor.simulation.engines.options import EngineChoice
+from fedtailor.simulation.engines.build import EngineChoice, choose_device, choose_engine
 from fedtailor.simulation.rounds import check_run
 
 
@@ -169,7 +168,7 @@ def assemble(
     algorithm = make_algorithm(config)
     schedule = config.schedule
     device = choose_device(config.engine, schedule)
-    progress = progress or Silence()
+    progress = progress or RunProgress()
     try:
         divided = build(config.data, run_seed=seed, dataset=dataset, report=progress.prepare)
     except BaseException:

@@ -41,7 +41,7 @@ from fedtailor.core.schedule import (
 )
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
-from fedtailor.simulation.engines.options import EngineOptions
+from fedtailor.simulation.engines import EngineOptions
 
 _Seed = Annotated[int, Range(ge=0, le=2**53)]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.run import run, unused_folder
+from fedtailor.experiment.tracking import RunProgress
 
 ALGORITHMS = ("local", "fedavg", "fedavg_ft", "pfedfda")
 

@@ -10,8 +10,8 @@ from fedtailor.core.errors import DataError
 from fedtailor.data import cache_folder, data_folder
 from fedtailor.data.inventory import inventory
 from fedtailor.experiment.provenance import commit, machine, versions
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.build import build_engine
-from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.workers import keep_pages
 
 

@@ -18,7 +18,6 @@ from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
-from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
@@ -27,7 +26,7 @@ from fedtailor.experiment.resume import (
     refuse_other_data,
     with_first_choices,
 )
-from fedtailor.experiment.tracking import TrackedProgress, check_trackers
+from fedtailor.experiment.tracking import RunProgress, TrackedProgress, check_trackers
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import simulate
 
@@ -74,7 +73,7 @@ def run(
     """
     config = Config() if config is None else config
     require_config(config, "run")
-    progress = progress or Silence()
+    progress = progress or RunProgress()
     trackers = check_trackers(track)
     path = Path(out) if out is not None else default_folder(config)
 

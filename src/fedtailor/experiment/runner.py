@@ -18,10 +18,10 @@ from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
 from fedtailor.experiment.config import Config, make_config, to_toml, without_result_free
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, read_result
 from fedtailor.experiment.resume import begun_config, with_first_choices
 from fedtailor.experiment.run import run
+from fedtailor.experiment.tracking import RunProgress
 
 RUNS = "runs"
 """The folder of the run folders within it."""

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedtailor.core.client_summary import summarize
 from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import CLASS_SHARES, CLIENT_METRICS, auroc, per_client, recall
 from fedtailor.core.schedule import Schedule
@@ -22,7 +21,13 @@ from fedtailor.core.scores import (
     reliability,
     total,
 )
-from fedtailor.experiment.intervals import Interval, auroc_interval, mean_interval, wilson_interval
+from fedtailor.experiment.estimates import (
+    Interval,
+    auroc_interval,
+    mean_interval,
+    summarize,
+    wilson_interval,
+)
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -224,7 +229,7 @@ def _site_scores(report: RoundReport, roster: Roster) -> Record:
     """Return the scores of the personalized models by the clients' names.
 
     ``accuracy_interval`` is the 95 % interval of an accuracy, and so on: see
-    :mod:`fedtailor.experiment.intervals`.
+    :mod:`fedtailor.experiment.estimates`.
     """
     sites: Record = {}
     for evaluation in report.evaluations:

@@ -37,7 +37,6 @@ from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
 from fedtailor.experiment.folder import exclusive
-from fedtailor.experiment.progress import RunProgress, Silence
 from fedtailor.experiment.reader import CONFIG_FILE, read_result
 from fedtailor.experiment.resume import refuse_other_values
 from fedtailor.experiment.run import require_config, unused_folder
@@ -63,6 +62,7 @@ from fedtailor.experiment.sweep_options import (
     values_to_try,
     with_values,
 )
+from fedtailor.experiment.tracking import RunProgress
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -161,7 +161,7 @@ def sweep(
         for note in notes:
             say(f"note: {note}")
 
-        trial_progress = _TrialProgress(progress or Silence())
+        trial_progress = _TrialProgress(progress or RunProgress())
         for search in searches:
             search.run(folder, trial_progress, say)
         result = _conclude(config, options, searches, folder, notes)
@@ -686,15 +686,21 @@ def _test_scores(folder: Path) -> Record:
     }
 
 
-class _TrialProgress:
+class _TrialProgress(RunProgress):
     """Passes on the progress of trials, without scores on test examples."""
 
     def __init__(self, progress: RunProgress) -> None:
-        self.begin = progress.begin
-        self.prepare = progress.prepare
-        self.end = progress.end
         self.passes_notes = True
         self._progress = progress
+
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
+        self._progress.begin(title, num_rounds, done)
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        self._progress.prepare(what, done, total)
+
+    def end(self) -> None:
+        self._progress.end()
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round, with what decides only."""

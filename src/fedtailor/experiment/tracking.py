@@ -1,5 +1,6 @@
-"""Tracking: a run is logged for other programs, none of which can stop or change it.
+"""Who is told about a run: whoever shows its progress, and trackers, which log it.
 
+Trackers log for other programs, none of which can stop or change the run.
 Trackers are told every round once, by one callback. When a run is resumed, its log begins again and
 gets the earlier rounds from the records. So nothing must be remembered of what was logged.
 """
@@ -25,13 +26,34 @@ from fedtailor.core.errors import ConfigError, describe_error, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import read_lines
 from fedtailor.experiment.config import Config, flatten, to_toml
-from fedtailor.experiment.progress import RunProgress
 
 FOLDER = "tracking"
 """In a run folder: one folder for each tracker."""
 
 Values = dict[str, float]
 """Numbers by name, such as ``personalized/accuracy_mean``."""
+
+
+class RunProgress:
+    """Is told about a run of one seed. This one ignores it all; others override what they show."""
+
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
+        """Start a run of one seed, of which ``done`` rounds were done before."""
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Report the end of a round; ``record`` is its line in ``rounds.jsonl``."""
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Report for how many images of ``total`` something is done before the first round.
+
+        ``what`` is ``reading pictures`` or ``corrupting images``.
+        """
+
+    def note(self, text: str) -> None:
+        """Report something that a user should know."""
+
+    def end(self) -> None:
+        """Report the end of a run, finished or not, or that its data cannot be prepared."""
 
 
 class TrackedRun(NamedTuple):
@@ -127,7 +149,7 @@ def make_tracker(name: str, run: TrackedRun) -> Tracker:
     return make(run)
 
 
-class TrackedProgress:
+class TrackedProgress(RunProgress):
     """Tells trackers about the run of one seed, and whoever shows its progress.
 
     As a context manager it closes the logs, if the run ends early too.
@@ -144,9 +166,6 @@ class TrackedProgress:
             path: the run folder, which all seeds share.
             config: of the run.
         """
-        self.prepare = progress.prepare
-        self.note = progress.note
-        self.end = progress.end
         self._progress = progress
         self._names = tuple(names)
         self._path = path
@@ -171,6 +190,18 @@ class TrackedProgress:
         if self._trackers:
             values = values_of(record)
             self._tell(lambda tracker: tracker.on_round(record["round"], values))
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Pass on how far the data is prepared."""
+        self._progress.prepare(what, done, total)
+
+    def note(self, text: str) -> None:
+        """Pass on what a user should know."""
+        self._progress.note(text)
+
+    def end(self) -> None:
+        """Pass on that the run has ended."""
+        self._progress.end()
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Log the final scores of a run, and close the logs."""

@@ -30,9 +30,9 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
 from fedtailor.experiment.folder import RunFolder
-from fedtailor.experiment.progress import RunProgress
 from fedtailor.experiment.reader import count_rounds, read_provenance
 from fedtailor.experiment.resume import changed_software
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState

@@ -12,7 +12,7 @@ import torch
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
-from fedtailor.experiment.intervals import NORMAL_975, wilson_interval
+from fedtailor.experiment.estimates import NORMAL_975, wilson_interval
 from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData

@@ -15,11 +15,12 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST, current, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
+from fedtailor.core.reduction import Reduction
 from fedtailor.core.scores import SCORE_BINS, Scores, across, add, packed
 from fedtailor.core.task import Task
 from fedtailor.core.upload_checks import Problem
+from fedtailor.simulation.engines import refuse_engine
 from fedtailor.simulation.engines.containment import contained
-from fedtailor.simulation.engines.options import refuse_engine
 from fedtailor.simulation.programs import (
     PersonalizeRequest,
     Request,
@@ -35,7 +36,6 @@ from fedtailor.simulation.quarantine import (
     problem_with_personal,
     usable_numbers,
 )
-from fedtailor.simulation.upload_sums import Reduction, map_reduced
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a
@@ -376,6 +376,8 @@ class LocalClients:
             if reduction is None or not isinstance(self.engine, GatheringEngine):
                 outputs = self.engine.map(program, common, jobs)
             else:
+                from fedtailor.simulation.upload_sums import map_reduced
+
                 outputs = map_reduced(self.engine, program, common, jobs, self.algorithm, reduction)
 
             # The method may have failed before there was a job.

@@ -12,11 +12,11 @@ from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import Scores
-from fedtailor.simulation.absences import Absences
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
 from fedtailor.simulation.quarantine import refuse_total_failure
 from fedtailor.simulation.report import (
+    Absences,
     Evaluation,
     Group,
     RoundReport,

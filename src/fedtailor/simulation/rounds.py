@@ -15,9 +15,8 @@ from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.schedule import Schedule
-from fedtailor.simulation.absences import Absences
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
-from fedtailor.simulation.report import RoundReport, RunState
+from fedtailor.simulation.report import Absences, RoundReport, RunState
 from fedtailor.simulation.server import RoundAttempt, RunServer
 
 

@@ -23,16 +23,16 @@ from fedtailor.core.message import (
     sent_values,
     upload_bytes,
 )
-from fedtailor.core.reduction import FieldSum, reduce_field
+from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import problem_with
-from fedtailor.simulation.absences import Absences
 from fedtailor.simulation.clients import Clients, TrainReply
 from fedtailor.simulation.evaluation import Evaluator, validation_accuracy
 from fedtailor.simulation.programs import TrainRequest
 from fedtailor.simulation.quarantine import refuse_too_few, refuse_total_failure
 from fedtailor.simulation.report import (
+    Absences,
     Evaluation,
     RoundReport,
     RunState,
@@ -44,7 +44,6 @@ from fedtailor.simulation.report import (
     record,
     whole_sum,
 )
-from fedtailor.simulation.upload_sums import Reduction
 
 _ATTEMPTS = 3
 """Attempts at a round in which too few uploads can be used, if every client was to train in one of

@@ -16,22 +16,13 @@ from typing import Any, NamedTuple
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, GatheringEngine, Job, Program
 from fedtailor.core.message import Mean, Messages, Sum, Upload, upload_bytes
-from fedtailor.core.reduction import FieldSum, PartialSum
+from fedtailor.core.reduction import FieldSum, PartialSum, Reduction
 from fedtailor.core.upload_checks import Problem, problem_with
 from fedtailor.simulation.quarantine import problem_at_client
 
 Entries = Mapping[str, Mean | Sum | PartialSum]
 """What goes to the sums under the id of one client, by field: its own upload, or the sum of
 several."""
-
-
-class Reduction(NamedTuple):
-    """What the server does with the uploads of a round before it aggregates."""
-
-    summed: tuple[str, ...]
-    """The fields of which it needs no more than a mean or sum."""
-    cohort: tuple[int, ...]
-    """The clients whose uploads count, in the order of their ids."""
 
 
 class ReducedUpload(NamedTuple):

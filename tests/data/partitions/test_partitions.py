@@ -11,10 +11,9 @@ from scipy.stats import chi2_contingency
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Annotations
-from fedtailor.data.partitions import PARTITIONS, dirichlet
+from fedtailor.data.partitions import PARTITIONS, dirichlet, parse_partition
 from fedtailor.data.partitions.base import Partition, hand_out, positions_by_value
 from fedtailor.data.partitions.classes import CyclicClasses, deal_cycle
-from fedtailor.data.partitions.text import parse_partition
 
 
 def make_annotations(rows: int = 480, seed: int = 0, skew: float = 0.0) -> Annotations:

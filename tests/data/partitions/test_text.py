@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.data.partitions import PARTITIONS
+from fedtailor.data.partitions import PARTITIONS, parse_partition, read_expression
 from fedtailor.data.partitions.base import Partition
 from fedtailor.data.partitions.classes import CyclicClasses
 from fedtailor.data.partitions.dirichlet import Dirichlet, DirichletQuota, Iid
 from fedtailor.data.partitions.slices import LabelSlices, SubclassSlices
-from fedtailor.data.partitions.text import parse_partition, read_expression
 
 
 @pytest.mark.parametrize(

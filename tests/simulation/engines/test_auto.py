@@ -13,12 +13,12 @@ from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.progress import Silence
 from fedtailor.experiment.run import run_seed
+from fedtailor.experiment.tracking import RunProgress
 from fedtailor.models import build_model
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines import build as engines_build
 from fedtailor.simulation.engines.build import choose_engine, expected_steps
-from fedtailor.simulation.engines.options import EngineOptions
 
 WORLD = make_federation(perceptron(), sizes=(10, 20, 30, 40, 0), new_sizes=(1000,))
 TRAINING = Training(epochs=5, batch_size=10)  # 15 steps on the client of 30 examples
@@ -108,7 +108,7 @@ def test_a_run_says_what_was_chosen_and_writes_the_engine(tmp_path, monkeypatch)
         }
     )
     parts = assemble(config, 0)
-    result = run_seed(parts, tmp_path / "run", Silence())
+    result = run_seed(parts, tmp_path / "run", RunProgress())
     assert parts.config.engine.name == result["engine"] == "processes"
     provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
     assert provenance["engine_choice"] == parts.choice.reason

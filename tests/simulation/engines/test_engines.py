@@ -16,9 +16,9 @@ import fedtailor.simulation.engines.batched as batched
 from federations import perceptron
 from fedtailor.core.engine import ExampleRows, Failure, Job
 from fedtailor.simulation import engines
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.build import build_engine
-from fedtailor.simulation.engines.options import EngineOptions
 from fedtailor.simulation.engines.reference import Reference, one_thread
 from fedtailor.simulation.engines.workers import Workers, keep_pages, physical_cores
 
@@ -291,8 +291,7 @@ def test_workers_fill_the_physical_cores():
 def test_listing_engines_does_not_import_torch():
     source = Path(engines.__file__).parents[3]
     code = (
-        "import sys; from fedtailor.simulation.engines import ENGINES; "
-        "from fedtailor.simulation.engines.options import EngineOptions; "
+        "import sys; from fedtailor.simulation.engines import ENGINES, EngineOptions; "
         "EngineOptions(); print(len(ENGINES), 'torch' in sys.modules)"
     )
     found = subprocess.run(

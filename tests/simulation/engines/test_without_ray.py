@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 from fedtailor.core.errors import ConfigError
+from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.build import build_engine
-from fedtailor.simulation.engines.options import EngineOptions
 
 
 def test_what_is_missing_is_named(monkeypatch):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fedtailor.cli.show.console import duration, percent, say
 from fedtailor.core.errors import printable
+from fedtailor.experiment.tracking import RunProgress
 
 _SECONDS_BETWEEN = 5.0
 _SHORT = 1.0
@@ -101,7 +102,7 @@ class CountLine:
         return True
 
 
-class PlainProgress:
+class PlainProgress(RunProgress):
     """About ten lines, for logs and pipes: the first round, then rounds at equal distances.
 
     The distances are those of all rounds of all runs. Up to ten runs have a line at the end of

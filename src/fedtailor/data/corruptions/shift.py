@@ -16,7 +16,7 @@ from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
 from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, load_frost
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.partitions.text import read_expression
+from fedtailor.data.partitions import read_expression
 
 KEY = "data.shift"
 """The option that describes a shift."""

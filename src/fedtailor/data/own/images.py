@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from fedtailor.data.files import READING, Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import warn_if_dark
 from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
 from fedtailor.data.own.names import counted, joined, show
-from fedtailor.data.preparing import READING, Report, to_nobody
 
 SUFFIXES = frozenset(".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split())
 """Endings of the names of image files, in upper or lower case."""

@@ -10,6 +10,7 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.examples import Examples, one_source
 from fedtailor.data.own.findings import DataProblem, FindingPlace, Findings, OwnData
@@ -18,7 +19,6 @@ from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.sites import cross_check
-from fedtailor.data.preparing import Report, to_nobody
 
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""

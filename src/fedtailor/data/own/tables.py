@@ -13,6 +13,7 @@ import numpy as np
 from fedtailor.core.errors import did_you_mean
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.cells import Table
 from fedtailor.data.own.duplicates import Occurrence
@@ -30,7 +31,6 @@ from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label
 from fedtailor.data.own.table import Sought, read_table
-from fedtailor.data.preparing import Report, to_nobody
 
 
 @dataclass(frozen=True)

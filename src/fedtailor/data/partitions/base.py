@@ -13,16 +13,13 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.options import check_options
 from fedtailor.data.dataset import Annotations
 
-KEY = "data.partition"
-"""The option that names a partition."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(ABC):
     """Base class of all partitions; the fields are the options.
 
     ``str`` gives the text form, such as ``dirichlet(alpha=0.5, min_size=10)``, which
-    :func:`fedtailor.data.partitions.text.parse_partition` reads.
+    :func:`fedtailor.data.partitions.parse_partition` reads.
     """
 
     name: ClassVar[str]
@@ -74,7 +71,7 @@ class Partition(ABC):
     def impossible(self, allowed: str, got: str) -> DataError:
         """Return the error for data that this partition cannot divide."""
         message = f"partition {self}: needs {allowed}, got {got}."
-        return DataError(message, key=KEY, allowed=allowed, got=got)
+        return DataError(message, key="data.partition", allowed=allowed, got=got)
 
 
 def as_text(value: float | bool) -> str:

@@ -1,7 +1,16 @@
-"""Engines: how many clients run at the same time, and where.
+"""Engines: how many clients run at the same time, and where; and the options that name one.
 
-This module imports nothing, so that listing is fast.
+No torch, so that listing is fast.
 """
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import Flag, NoResult, Range, check_options
 
 ENGINES = {
     "auto": (
@@ -25,3 +34,84 @@ ENGINES = {
         "one thread per physical core, one client at a time in each; the same bits as reference"
     ),
 }
+
+CPU_ONLY = ("processes", "ray", "workers")
+"""The engines that run programs in other threads or processes, on the CPU."""
+_DEVICES = r"auto|cpu|mps|cuda(:\d{1,3})?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The ``[engine]`` section."""
+
+    name: Annotated[
+        Literal["auto", "batched", "processes", "ray", "reference", "workers"],
+        Flag("--engine", "NAME", "Engine that runs the clients (see: fedtailor list engines)."),
+    ] = "auto"
+    """Engine; the resolved configuration names the engine that ``auto`` chose."""
+    workers: Annotated[int, Range(ge=0), NoResult()] = 0
+    """Threads of ``workers``, processes of ``processes`` or actors of ``ray``; 0: one per physical
+    core, or per CPU of the Ray cluster. Does not change results."""
+    block: Annotated[int, Range(ge=1)] = 32
+    """Largest number of clients that ``batched`` stacks."""
+    device: Annotated[
+        str,
+        Flag(
+            "--device",
+            "NAME",
+            "Where tensors live: cpu (default), auto; cuda and cuda:1 are untried.",
+        ),
+    ] = "cpu"
+    """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on, which are untried; ``auto``
+    takes the first CUDA device if there is one. For the engines ``reference`` and ``batched``; the
+    others run on the CPU. ``mps`` is untried too, and refused: it has no float64."""
+    ray_address: Annotated[
+        str,
+        NoResult(),
+        Flag(
+            "--ray-address",
+            "ADDRESS",
+            "Ray cluster of --engine ray: auto or HOST:PORT (default: its own).",
+        ),
+    ] = ""
+    """Ray cluster of ``ray``: ``auto`` (the one on this machine) or ``host:port``; empty: one of
+    its own."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="engine")
+        if self.ray_address and self.name != "ray":
+            raise ConfigError(
+                f"engine.ray_address is for engine.name = 'ray' only, got '{self.name}'.",
+                key="engine.ray_address",
+                allowed="",
+                got=self.ray_address,
+            )
+
+        if not re.fullmatch(_DEVICES, self.device):
+            allowed = "auto, cpu, cuda, cuda:NUMBER or mps"
+            raise ConfigError(
+                f"engine.device must be {allowed}, got '{self.device}'.",
+                key="engine.device",
+                allowed=allowed,
+                got=self.device,
+            )
+
+        # What auto finds is checked when it is found.
+        if self.device != "auto":
+            refuse_engine(self.name, self.device)
+
+
+def refuse_engine(name: str, device: str) -> None:
+    """Check that an engine runs on a device.
+
+    Raises:
+        ConfigError: it runs on the CPU only.
+    """
+    if device != "cpu" and name in CPU_ONLY:
+        raise ConfigError(
+            f"engine.name = '{name}' runs on the CPU only, got engine.device = '{device}': take "
+            "engine.name = 'batched' (or 'reference').",
+            key="engine.name",
+            allowed=["auto", "batched", "reference"],
+            got=name,
+        )

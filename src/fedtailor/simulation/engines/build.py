@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from fedtailor.core.devices import HOST, find
 from fedtailor.core.errors import ConfigError
-from fedtailor.simulation.engines.options import CPU_ONLY, EngineChoice, EngineOptions
+from fedtailor.simulation.engines import CPU_ONLY, EngineOptions
 
 if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
     from fedtailor.core.engine import Engine
     from fedtailor.core.federation import Federation
     from fedtailor.core.schedule import Schedule
+
+
+class EngineChoice(NamedTuple):
+    """An engine and the reason for choosing it."""
+
+    engine: Engine
+    reason: str = ""
+    """A sentence if ``auto`` chose; otherwise empty."""
 
 
 def build_engine(options: EngineOptions, client_timeout: float = 0.0) -> Engine:

@@ -1,59 +1,12 @@
-"""How the jobs of a map are dealt to threads, processes and actors: the largest first."""
+"""How the jobs of a map are dealt to actors: in blocks of neighbors, the largest first."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from fedtailor.core.engine import Job
-
-_GLANCE = 0.05
-"""Seconds between two looks at the jobs that run."""
-
-
-def run_largest_first(
-    pool: ThreadPoolExecutor, runners: Sequence[Callable[[Job], Any]], jobs: Sequence[Job]
-) -> list[Any]:
-    """Run jobs in threads, so that none of the long ones is the last to begin.
-
-    Whatever a runner raises is raised here at once, and no further job begins.
-
-    Args:
-        pool: has a thread for every runner.
-        runners: each runs one job at a time.
-        jobs: in any order; their outputs come back in the same one.
-    """
-    outputs: list[Any] = [None] * len(jobs)
-    waiting = deque(sorted(range(len(jobs)), key=lambda position: -jobs[position].size))
-
-    # A future for each job would cost 0.06 ms.
-    def run_waiting(runner: Callable[[Job], Any]) -> None:
-        while True:
-            try:
-                position = waiting.popleft()
-            except IndexError:
-                return
-
-            outputs[position] = runner(jobs[position])
-
-    running: Iterable[Future[None]] = []
-    try:
-        running = [pool.submit(run_waiting, runner) for runner in runners[: len(jobs)]]
-        while running:
-            # Python handles signals in the main thread only, and not while it waits: so it waits
-            # for a short time, again and again.
-            ended, running = wait(running, timeout=_GLANCE, return_when=FIRST_EXCEPTION)
-            for future in ended:
-                future.result()
-    except BaseException:
-        waiting.clear()
-        raise
-
-    return outputs
 
 
 class Deck:
