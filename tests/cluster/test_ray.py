@@ -130,6 +130,10 @@ def test_same_bits_where_actors_reduce_uploads(pool, algorithm):
 
 def test_actors_send_sums_of_neighbors(pool):
     def counted(program, common, jobs, gather, merge):
+        # Scores are not gathered.
+        if gather is None:
+            return original(program, common, jobs, gather, merge)
+
         def noted(job, output):
             found.append(bool(output.upload.sums))
             return merge(job, output)
