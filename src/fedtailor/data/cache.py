@@ -22,7 +22,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.folders import whole_folder
-from fedtailor.core.reading import read_object
+from fedtailor.core.reading import open_regular, read_object
 from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import cache_folder, matching_files
@@ -182,7 +182,9 @@ def _read(folder: Path, signature: str) -> Dataset | None:
         # Copy-on-write: the file stays, and torch shares the memory without a warning.
         for name in meta["arrays"]:
             path = folder / f"{name}.npy"
-            fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
+            # NumPy would wait for a pipe.
+            with open_regular(path, within=folder):
+                fields[name] = np.load(path, mmap_mode="c", allow_pickle=False)
 
         dataset = Dataset(**fields)
         return dataset if dataset.digest == meta["digest"] else None
