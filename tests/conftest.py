@@ -30,8 +30,14 @@ settings.load_profile("fedtailor")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True)
+def usual_dtype():
+    """Begin with PyTorch's usual dtype, whatever a thread of an earlier test has left."""
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture
-def float64():
+def float64(usual_dtype):
     """Make float64 the default dtype for one test."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
