@@ -1,4 +1,4 @@
-"""A run imports what it uses: its engine, its reader, its method."""
+"""A run imports what it uses, its engine, its reader, its method, and writes each fact once."""
 
 import subprocess
 import sys
@@ -7,6 +7,9 @@ import pytest
 
 MOST_MODULES = 90
 """Of the package, for a run of the simplest method."""
+
+MOST_TEXT = 64_000
+"""Bytes of its folder beside tensors: three clients, one round, three points of evaluation."""
 
 SCRIPT = """
 import sys
@@ -39,6 +42,9 @@ def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engin
     readers = [name for name in modules if name.startswith("fedtailor.data.datasets.")]
     assert readers == ["fedtailor.data.datasets.digits"]
     assert len(modules) <= MOST_MODULES, "import what few runs use where it is used"
+
+    texts = [path for path in (tmp_path / "run").rglob("*.*") if path.suffix != ".safetensors"]
+    assert sum(path.stat().st_size for path in texts) <= MOST_TEXT, "write each fact once"
 
 
 @pytest.mark.slow
