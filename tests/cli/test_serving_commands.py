@@ -48,16 +48,17 @@ def test_predict_prints_a_line_for_each_picture(here, capsys):
     output = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(output.out)))
     assert len(rows) == 13
-    assert list(rows[0]) == ["input", "class", "uncalibrated_probability", "ood_score"]
+    shares = [f"uncalibrated probability of {name}" for name in ("bright", "dark")]
+    assert list(rows[0]) == ["input", "class", *shares, "ood_score", "unusual"]
+    assert {row["unusual"] for row in rows} == {"not known"}, "2 validation examples say nothing"
     assert rows[0]["input"] == "pictures/Charité/dark/00.png"
     assert rows[12]["input"] == "pictures/Oslo/bright/00.png"
-    assert "uncalibrated" in output.err
+    assert len(output.err.splitlines()) == 1
 
     model = fedtailor.load(RUN).model("Charité")
     expected = model.predict_proba(sorted((here / "pictures" / "Charité" / "dark").glob("*.png")))
     for row, probabilities in zip(rows, expected, strict=False):
-        probability = float(row["uncalibrated_probability"])
-        assert probability == pytest.approx(probabilities.max(), rel=1e-5)
+        assert [float(row[name]) for name in shares] == pytest.approx(probabilities, rel=1e-5)
 
 
 def test_unreadable_pictures_are_listed_and_the_others_predicted(here, tmp_path, capsys):
@@ -91,10 +92,30 @@ def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys)
     rows = list(csv.DictReader(io.StringIO(output.out)))
     assert [row["input"] for row in rows] == ["new.csv:2", "new.csv:3"]
     assert rows[0]["class"] in ("ill", "well")
-    assert "age" in output.err and "sex" in output.err
+    assert "1 empty cell in 1 column" in output.err and len(output.err.splitlines()) == 1
+    notes = json_of(capsys, *command)["notes"]
+    assert "age" in notes[0] and "sex" in notes[1]
     table.write_text("sex,sugar\nfemale,5.5\n")
     assert main(command) == 4
     assert "age" in capsys.readouterr().err
+
+
+def test_predict_keeps_the_columns_that_the_user_names(here, tmp_path, capsys):
+    table = tmp_path / "new.csv"
+    table.write_text("id,sex,sugar,age,visit\n007,female,5.5,40,=1+1\n7.0,male,6,041,May\n")
+    command = ["predict", TABLES, "--client", "Mayo", str(table)]
+    assert main(command) == 4, "columns that the model does not know stay errors"
+    capsys.readouterr()
+
+    assert main([*command, "--keep", "id,age", "--keep", "visit,id"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0][:4] == ["id", "age", "visit", "input"]
+    assert [row[:3] for row in rows[1:]] == [["007", "40", "'=1+1"], ["7.0", "041", "May"]]
+    record = json_of(capsys, *command, "--keep", "id,visit")
+    assert record["predictions"][0]["kept"] == {"id": "007", "visit": "=1+1"}
+    assert main([*command, "--keep", "visits"]) == 4
+    assert "'visit'" in capsys.readouterr().err
+    assert main(["predict", RUN, "--client", "Mayo", "pictures/Mayo", "--keep", "id"]) == 4
 
 
 def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):

@@ -9,7 +9,7 @@ import torch
 from fedtailor.core import rng
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import normal
-from fedtailor.simulation.calibration import calibrate, fit_temperature
+from fedtailor.simulation.calibration import calibrate, fit_temperature, score_threshold
 from serving.small_runs import data_of, parts_of, settings
 
 
@@ -45,12 +45,20 @@ def test_of_all_validation_examples_95_percent_lie_below_the_threshold(tmp_path)
     values = (examples.x[:100].float() / examples.scale[0] - examples.scale[1]) / examples.scale[2]
     scores = algorithm.ood_score(task, personal, values)
     assert found.examples == 100 and found.is_calibrated
-    assert (scores <= found.threshold + 1e-6).sum() in (95, 96)
+    assert (scores <= found.threshold + 1e-6).sum() == 96  # ceil(0.95 * 101)
 
 
-def test_few_examples_fit_nothing(tmp_path):
-    found = calibrate(*prepared(tmp_path, 29))
-    assert found == (29, 1.0, None, "") and not found.is_calibrated
+def test_few_examples_fit_no_temperature_and_very_few_no_threshold(tmp_path):
+    few = calibrate(*prepared(tmp_path, 10))
+    assert few.temperature == 1 and few.threshold is not None and not few.is_calibrated
+    assert calibrate(*prepared(tmp_path, 9)) == (9, 1.0, None, "")
+
+
+@pytest.mark.parametrize(("count", "share"), [(10, 1 / 11), (18, 1 / 19), (19, 0.05), (50, 2 / 51)])
+def test_the_share_of_ordinary_inputs_above_the_threshold_is_the_stated_one(count, share):
+    draws = torch.rand(20_000, count, generator=torch.Generator().manual_seed(count))
+    above = [1 - score_threshold(draw) for draw in draws]  # of a uniform score, the exact share
+    assert sum(above) / len(above) == pytest.approx(share, abs=0.002)
 
 
 def test_a_method_that_fails_to_score_strangers_loses_the_threshold_only(tmp_path, monkeypatch):

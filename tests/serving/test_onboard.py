@@ -175,6 +175,7 @@ def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):
     for candidate in validation.candidates:
         assert candidate.low <= 0.5, "noise cannot be predicted"
     assert "No clear difference" in validation.advice
+    assert validation.calibration.threshold is None, "the method has no ood_score"
 
 
 def write_other_class(folder):

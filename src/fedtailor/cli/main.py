@@ -43,7 +43,7 @@ class _Commands(LazyGroup):
         ),
         "predict": LazyCommand(
             "predict:predict",
-            "Predict with a client's personal model: class and probability for each input, as CSV.",
+            "Predict with a client's personal model: class and probabilities, as CSV.",
         ),
         "export": LazyCommand("export:export", "Write personal models for other programs."),
         "onboard": LazyCommand(

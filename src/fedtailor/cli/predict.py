@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +26,10 @@ RunPath = Annotated[
     str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")
 ]
 
-_MOST_LISTED = 5
+if TYPE_CHECKING:
+    from fedtailor.serving.model import PersonalModel
+    from fedtailor.serving.predict import Prediction
+    from fedtailor.serving.sources import Sources
 
 
 def predict(
@@ -40,17 +44,25 @@ def predict(
         ),
     ],
     client: ClientName,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN,...",
+            help="Columns of the table to print first in each line, such as patient_id. "
+            "May be repeated.",
+        ),
+    ] = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write (default: stdout).")] = "",
     seed: RunSeed = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict with a client's personal model: class and probability for each input, as CSV."""
+    """Predict with a client's personal model: class and probabilities, as CSV."""
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.progress import CountLine
     from fedtailor.core.atomic import to_json, write_whole
     from fedtailor.experiment.reader import refuse_inside_run
-    from fedtailor.serving.predict import Prediction, predictions, to_csv, to_record
+    from fedtailor.serving.predict import predictions, to_csv, to_record
     from fedtailor.serving.run import load
     from fedtailor.serving.sources import Sources
 
@@ -61,7 +73,9 @@ def predict(
             raise ConfigError(message, key="out", got=out)
 
     model = load(run).model(client, seed=seed)
-    sources = Sources(paths, model.inputs)
+    columns = [name.strip() for names in keep or () for name in names.split(",") if name.strip()]
+    columns = list(dict.fromkeys(columns))
+    sources = Sources(paths, model.inputs, columns)
     rows: list[Prediction] = []
     with CountLine() as line:
         for named in sources.batches(lambda count: line("predicting files", count, sources.count)):
@@ -73,31 +87,62 @@ def predict(
         message = f"none of the {count} pictures can be read; the first: {first}"
         raise DataError(message, key="path", got=count)
 
-    record = to_record(model, rows)
+    record = to_record(model, rows, columns)
     record["unreadable"] = [picture._asdict() for picture in sources.unreadable]
     record["notes"] = sources.notes
-    text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows)
+    text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows, columns)
     if out:
         write_whole(Path(out), text)
-        say(f"{len(rows):,} predictions are in {out}")
     elif json:
         print_json(record)
     else:
         typer.echo(text, nl=False)
 
-    for note in sources.notes:
-        say(f"note: {note}")
+    say(_summary(model, rows, sources, out))
 
-    for picture in sources.unreadable[:_MOST_LISTED]:
-        say(f"left out: {picture.reason}")
 
-    more = len(sources.unreadable) - _MOST_LISTED
-    if more > 0:
-        say(f"left out: {more} more; --json lists all")
+def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources, out: str) -> str:
+    """Return one line about all predictions: what a reader must know before using them."""
+    from fedtailor.data.own.names import counted
+
+    where = f" in {out}" if out else ""
+    facts = [counted(len(rows), "prediction") + where]
+
+    # What the model did not see as it stands in the file; --json names the columns.
+    if sources.missing:
+        cells = counted(sources.missing.total(), "empty cell")
+        columns = counted(len(sources.missing), "column")
+        facts.append(f"{cells} in {columns} filled as in training")
+
+    if sources.unseen:
+        cells = counted(sources.unseen.total(), "cell")
+        facts.append(f"{cells} with a category that no training example had")
+
+    if sources.unreadable:
+        pictures = counted(len(sources.unreadable), "picture")
+        facts.append(f"{pictures} left out, the first: {sources.unreadable[0].reason.rstrip('.')}")
+
+    if model.ood_threshold is not None:
+        facts.append(counted(sum(row.unusual or False for row in rows), "unusual input"))
+    elif model.scores_strangers:
+        facts.append(f"unusual inputs not known ({_how_to_know_unusual(model)})")
 
     if not model.is_calibrated:
-        reason = "the client had fewer than 30 validation examples."
-        if model.card.get("participated") is False and model.card.get("onboarded"):
-            reason = "fedtailor onboard --validate calibrates them."
+        facts.append(f"probabilities not calibrated ({_why_uncalibrated(model)})")
 
-        say(f"note: the probabilities are uncalibrated: {reason}")
+    if sources.missing or sources.unseen or len(sources.unreadable) > 1:
+        facts.append("--json lists them")
+
+    return f"{'; '.join(facts)}."
+
+
+def _how_to_know_unusual(model: PersonalModel) -> str:
+    if model.card.get("onboarded"):
+        return "fedtailor onboard --validate finds a threshold"
+    return "the client had fewer than 10 validation examples"
+
+
+def _why_uncalibrated(model: PersonalModel) -> str:
+    if model.card.get("onboarded"):
+        return "fedtailor onboard --validate calibrates them"
+    return "the client had fewer than 30 validation examples"

@@ -1,4 +1,4 @@
-"""Predictions as rows: class, probability, and how strange an input is."""
+"""Predictions as rows: class, probabilities of all classes, and how strange an input is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fedtailor.data.own.names import inert
 from fedtailor.serving.model import PersonalModel, batches
 from fedtailor.serving.sources import NamedExamples
 
+_UNUSUAL = {True: "yes", False: "no", None: "not known"}
+
 
 class Prediction(NamedTuple):
     """The prediction for one input."""
@@ -21,60 +23,78 @@ class Prediction(NamedTuple):
     input: str
     """Name of the file, or of the row."""
     label: str
-    probability: float
-    """Of the class."""
+    """The most probable class."""
+    probabilities: tuple[float, ...]
+    """Of all classes, in the order of ``model.classes_``."""
     ood_score: float | None = None
     """How strange the input is; None: the method does not say."""
     unusual: bool | None = None
-    """Whether it is stranger than 95 % of the client's validation examples; None: not known."""
+    """Whether its score is above the threshold of the client's examples, see
+    :func:`fedtailor.simulation.calibration.score_threshold`; None: not known."""
+    kept: tuple[str, ...] = ()
+    """The cells of the columns that were to be kept."""
 
 
 def predictions(model: PersonalModel, named: NamedExamples) -> Iterator[Prediction]:
     """Yield the prediction for every input of a batch."""
     threshold = model.ood_threshold
-    names = iter(named.names)
+    row = 0
     for batch in batches(named.stored):
         with torch.no_grad(), one_thread():
             logits = model.module(batch)
             strangeness = model.module.ood_score(batch) if model.scores_strangers else None
 
-        labels = logits.argmax(1)
-        probabilities = model.probabilities(logits).gather(1, labels[:, None])[:, 0]
+        labels = logits.argmax(1).tolist()
+        probabilities = model.probabilities(logits).tolist()
         scores = [None] * len(labels) if strangeness is None else strangeness.tolist()
 
-        # Names come last, because zip must not take one too many at the end of a batch.
-        columns = (labels.tolist(), probabilities.tolist(), scores, names)
-        for label, probability, score, name in zip(*columns, strict=False):
+        for label, shares, score in zip(labels, probabilities, scores, strict=True):
             unusual = None if score is None or threshold is None else score > threshold
-            yield Prediction(name, str(model.classes_[label]), probability, score, unusual)
+            yield Prediction(
+                named.names[row],
+                str(model.classes_[label]),
+                tuple(shares),
+                score,
+                unusual,
+                named.kept[row] if named.kept else (),
+            )
+            row += 1
 
 
-def to_csv(model: PersonalModel, rows: Sequence[Prediction]) -> str:
+def to_csv(model: PersonalModel, rows: Sequence[Prediction], keep: Sequence[str] = ()) -> str:
     """Return predictions as CSV that is safe to open in a spreadsheet.
 
-    The column of probabilities is called ``uncalibrated_probability`` if no temperature was fitted.
+    The columns of probabilities begin with ``uncalibrated`` if no temperature was fitted.
+
+    Args:
+        model: that predicted.
+        rows: its predictions.
+        keep: names of the columns that were kept; they come first.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    has_scores = model.scores_strangers
-    has_threshold = model.ood_threshold is not None
-    probability = "probability" if model.is_calibrated else "uncalibrated_probability"
-    header = ["input", "class", probability]
-    writer.writerow(header + ["ood_score"] * has_scores + ["unusual"] * has_threshold)
+    words = "probability of" if model.is_calibrated else "uncalibrated probability of"
+    header = [inert(name) for name in keep]
+    header += ["input", "class", *(f"{words} {name}" for name in model.classes_)]
+    if model.scores_strangers:
+        header += ["ood_score", "unusual"]
+
+    writer.writerow(header)
     for row in rows:
-        cells: list[Any] = [inert(row.input), inert(row.label), f"{row.probability:.6g}"]
-        if has_scores:
-            cells.append(f"{row.ood_score:.6g}")
-        if has_threshold:
-            cells.append("yes" if row.unusual else "no")
+        cells = [inert(cell) for cell in (*row.kept, row.input, row.label)]
+        cells += [f"{share:.6g}" for share in row.probabilities]
+        if model.scores_strangers:
+            cells += [f"{row.ood_score:.6g}", _UNUSUAL[row.unusual]]
 
         writer.writerow(cells)
 
     return text.getvalue()
 
 
-def to_record(model: PersonalModel, rows: Sequence[Prediction]) -> dict[str, Any]:
-    """Return predictions as one object, ready for JSON."""
+def to_record(
+    model: PersonalModel, rows: Sequence[Prediction], keep: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return predictions as one object, ready for JSON; arguments as of :func:`to_csv`."""
     return {
         "client": model.client,
         "algorithm": model.card.get("algorithm"),
@@ -82,15 +102,20 @@ def to_record(model: PersonalModel, rows: Sequence[Prediction]) -> dict[str, Any
         "calibrated": model.is_calibrated,
         "temperature": model.temperature,
         "ood_threshold": model.ood_threshold,
-        "predictions": [_row_record(row) for row in rows],
+        "predictions": [_row_record(model, row, keep) for row in rows],
     }
 
 
-def _row_record(row: Prediction) -> dict[str, Any]:
-    return {
+def _row_record(model: PersonalModel, row: Prediction, keep: Sequence[str]) -> dict[str, Any]:
+    classes = map(str, model.classes_)
+    record: dict[str, Any] = {
         "input": row.input,
         "class": row.label,
-        "probability": row.probability,
+        "probabilities": dict(zip(classes, row.probabilities, strict=True)),
         "ood_score": row.ood_score,
         "unusual": row.unusual,
     }
+    if keep:
+        record["kept"] = dict(zip(keep, row.kept, strict=True))
+
+    return record

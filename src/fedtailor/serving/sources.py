@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,8 @@ class NamedExamples(NamedTuple):
 
     names: list[str]
     stored: np.ndarray
+    kept: Sequence[tuple[str, ...]] = ()
+    """The cells of the columns to keep, row by row; empty if there are none."""
 
 
 class Unreadable(NamedTuple):
@@ -42,12 +45,15 @@ class Unreadable(NamedTuple):
 class Sources:
     """What is to be predicted, in order."""
 
-    def __init__(self, paths: Sequence[str], inputs: InputSpecification) -> None:
+    def __init__(
+        self, paths: Sequence[str], inputs: InputSpecification, keep: Sequence[str] = ()
+    ) -> None:
         """Find the files.
 
         Args:
             paths: pictures, folders, CSV or Parquet tables, ``.npz`` files with an array ``x``.
             inputs: of the model.
+            keep: columns of the tables to return beside the examples.
 
         Raises:
             DataError: a path does not exist, or is of another kind than the model takes.
@@ -56,12 +62,22 @@ class Sources:
         """Files that were left out so far."""
         self.notes: list[str] = []
         """Sentences about the tables read so far: empty cells, unknown categories."""
+        self.missing: Counter[str] = Counter()
+        """Empty cells of the tables read so far, by column."""
+        self.unseen: Counter[str] = Counter()
+        """Cells with a category that no training example had, by column."""
+        self._keep = list(keep)
         self._inputs = inputs
         self._pictures: list[tuple[Path, str]] = []
         self._arrays: list[Path] = []
         self._tables: list[Path] = []
         for path in paths:
             self._add(Path(path).expanduser())
+
+        if keep and (self._pictures or self._arrays):
+            first = self._pictures[0][0] if self._pictures else self._arrays[0]
+            message = f"--keep names columns of a table, and '{first}' is none."
+            raise DataError(message, key="keep", allowed="tables", got=str(first))
 
     @property
     def count(self) -> int:
@@ -183,13 +199,18 @@ class Sources:
             raise DataError(message, key="path", path=str(path), allowed=allowed)
 
         file = safe_name(path.name)
-        table = read_table_like(path, columns)
+        table = read_table_like(path, columns, self._keep)
         features = features_of(table)
         self.notes += [f"{file}: {problem.message}" for problem in table.problems]
-        yield from _in_batches([f"{file}:{line}" for line in table.lines], features)
+        self.missing.update(table.missing)
+        self.unseen.update(table.unseen)
+        rows = list(zip(*table.keep.values(), strict=True))
+        yield from _in_batches([f"{file}:{line}" for line in table.lines], features, rows)
 
 
-def _in_batches(names: Sequence[str], stored: np.ndarray) -> Iterator[NamedExamples]:
+def _in_batches(
+    names: Sequence[str], stored: np.ndarray, kept: Sequence[tuple[str, ...]] = ()
+) -> Iterator[NamedExamples]:
     for start in range(0, len(stored), BATCH):
-        part = stored[start : start + BATCH]
-        yield NamedExamples(list(names[start : start + BATCH]), part)
+        part = slice(start, start + BATCH)
+        yield NamedExamples(list(names[part]), stored[part], kept[part])

@@ -16,7 +16,12 @@ from fedtailor.experiment.estimates import NORMAL_975, wilson_interval
 from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
-from fedtailor.simulation.calibration import FEWEST_EXAMPLES, Calibration, fit_temperature
+from fedtailor.simulation.calibration import (
+    FEWEST_EXAMPLES,
+    Calibration,
+    fit_temperature,
+    score_threshold,
+)
 from fedtailor.simulation.report import RunState
 
 FOLDS = 5
@@ -82,6 +87,8 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
 
     labels = torch.from_numpy(site.y[: site.num_train])
     logits = torch.zeros(len(labels), run.method.inputs.num_classes)
+    scores = torch.zeros(len(labels), dtype=torch.float64)
+    has_scores = False
     right: dict[str, np.ndarray] = {}
 
     for train, held_out in folds_of(site):
@@ -95,9 +102,14 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
         for candidate, model in models.items():
             predicted = torch.from_numpy(model.logits(site.x[held_out]))
 
-            # The logits of the onboarded model, to calibrate it by examples that it has not seen.
+            # The onboarded model is calibrated by examples that it has not seen.
             if candidate == name:
-                logits[torch.from_numpy(held_out)] = predicted
+                rows = torch.from_numpy(held_out)
+                logits[rows] = predicted
+                strangeness = model.ood_score(site.x[held_out])
+                has_scores = strangeness is not None
+                if strangeness is not None:
+                    scores[rows] = torch.from_numpy(strangeness)
 
             correct = right.setdefault(candidate, np.zeros(len(labels), dtype=bool))
             correct[held_out] = predicted.argmax(1).numpy() == site.y[held_out]
@@ -109,13 +121,14 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
     candidates = [_candidate(candidate, right, groups) for candidate in right]
     enough = len(labels) >= FEWEST_EXAMPLES
     temperature = fit_temperature(logits, labels) if enough else 1.0
+    threshold = score_threshold(scores) if has_scores else None
 
     return CrossValidation(
         len(labels),
         None if groups is None else int(groups.max()) + 1,
         candidates,
         _advice(candidates),
-        Calibration(len(labels), temperature),
+        Calibration(len(labels), temperature, threshold),
     )
 
 

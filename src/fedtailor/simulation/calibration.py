@@ -22,12 +22,14 @@ from fedtailor.simulation.programs import predict_batch
 from fedtailor.training.blocks import forward
 
 FEWEST_EXAMPLES = 30
-"""Validation examples without which a model is not calibrated."""
+"""Validation examples without which no temperature is fitted."""
+FEWEST_SCORES = 10
+"""Validation examples without which there is no threshold."""
 _LARGEST_TEMPERATURE = 20.0
 _PRIOR_DEVIATION = 0.5
 """Of the logarithm of the temperature."""
-_QUANTILE = 0.95
-"""Share of the validation examples whose score lies below the threshold."""
+_USUAL = 0.95
+"""Share of ordinary inputs, at least, whose score is not above the threshold."""
 
 
 class Calibration(NamedTuple):
@@ -38,8 +40,8 @@ class Calibration(NamedTuple):
     temperature: float = 1.0
     """Logits are divided by it before the softmax; 1: not calibrated."""
     threshold: float | None = None
-    """An input with a larger ``ood_score`` is unlike the validation examples; None: not known, or
-    no such score."""
+    """An input with a larger ``ood_score`` is unlike the validation examples, see
+    :func:`score_threshold`; None: not known, or no such score."""
     problem: str = ""
     """Why there is no threshold although the method has an ``ood_score``."""
 
@@ -57,32 +59,59 @@ def calibrate(
     The temperature minimizes the negative log-likelihood (Guo et al. 2017, On calibration of modern
     neural networks, section 4.2). A few examples, all predicted right, would make it 0: so its
     logarithm has a normal prior with mean 0 and deviation 0.5, which hundreds of examples outweigh.
-    Of all validation examples, 95 % have a score below the threshold.
 
     Args:
         algorithm: of the model.
         task: of the client, bound to the algorithm.
         personal: the model.
-        examples: validation examples of the client. With fewer than 30, nothing is fitted.
+        examples: validation examples of the client. With fewer than 30, no temperature is fitted;
+            with fewer than 10, there is no threshold.
     """
     count = len(examples.rows)
-    if count < FEWEST_EXAMPLES:
-        return Calibration(count)
-
+    has_scores = type(algorithm).ood_score is not Algorithm.ood_score
     key = rng.new_key(0, purpose="calibration")
+    temperature = 1.0
+
     with one_thread():  # the result must not depend on the number of cores
-        logits = forward(task, partial(predict_batch, algorithm), personal, examples, key=key)
-        temperature = fit_temperature(logits, examples.labels())
-        if type(algorithm).ood_score is Algorithm.ood_score:
+        if count >= FEWEST_EXAMPLES:
+            logits = forward(task, partial(predict_batch, algorithm), personal, examples, key=key)
+            temperature = fit_temperature(logits, examples.labels())
+
+        if not has_scores or count < FEWEST_SCORES:
             return Calibration(count, temperature)
 
         try:
-            scores = forward(task, partial(_score, algorithm), personal, examples, key=key).double()
-            threshold = torch.quantile(scores, _QUANTILE, interpolation="higher").item()
+            scores = forward(task, partial(_score, algorithm), personal, examples, key=key)
+            threshold = score_threshold(scores)
         except Exception as reason:  # of a user's method; no model is worth less for it
             return Calibration(count, temperature, problem=describe_error(reason))
 
-    return Calibration(count, temperature, threshold if math.isfinite(threshold) else None)
+    return Calibration(count, temperature, threshold)
+
+
+def score_threshold(scores: Tensor) -> float | None:
+    """Return the score above which an input is unusual; None with fewer than 10 scores.
+
+    It is the k-th smallest of n scores, k = ceil(0.95 (n + 1)): the conformal quantile (Vovk,
+    Gammerman and Shafer 2005, Algorithmic Learning in a Random World). Of ordinary inputs, which
+    come from where the n examples came from, a share of (n + 1 - k) / (n + 1) lies above it on
+    average, whatever the distribution: at most 5 %. With fewer than 19 scores there is no such k.
+    Then it is the largest score, and the share is 1 / (n + 1): 9 % for 10 scores.
+
+    Args:
+        scores: of examples that the model was not made from (n,).
+
+    Example:
+        >>> score_threshold(torch.arange(100.0)), score_threshold(torch.arange(10.0))
+        (95.0, 9.0)
+    """
+    count = len(scores)
+    if count < FEWEST_SCORES:
+        return None
+
+    place = min(math.ceil(_USUAL * (count + 1)), count)
+    threshold = float(scores.double().sort().values[place - 1])
+    return threshold if math.isfinite(threshold) else None
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import Cells, Table
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, DataProblem, FindingPlace, Findings
@@ -27,17 +27,24 @@ class LikeTable(NamedTuple):
     file, from 1, and in a data frame, from 0."""
     problems: list[DataProblem]
     """Errors, and a warning for every column with empty cells or unseen categories."""
+    missing: Mapping[str, int] = {}
+    """Empty cells by column, without columns that have none."""
+    unseen: Mapping[str, int] = {}
+    """Cells with a category that no training example had, in the same form."""
+    keep: Mapping[str, Sequence[str]] = {}
+    """The cells of the columns to keep, as text, by name in the order asked for."""
 
 
-def read_table_like(path: Path, columns: Columns) -> LikeTable:
+def read_table_like(path: Path, columns: Columns, keep: Sequence[str] = ()) -> LikeTable:
     """Return the features of a CSV or Parquet table.
 
     Its columns may be in any order. Those of ``columns.unused``, such as the label, may be there
-    and are ignored. Others that are missing or extra are errors.
+    and are ignored. Others that are missing or extra are errors, but for those to keep.
 
     Args:
         path: the table.
         columns: how cells become features, ``Dataset.columns`` of the data in training.
+        keep: columns whose cells are returned as text beside the features.
 
     Example:
         >>> from fedtailor.data.columns import Column
@@ -50,9 +57,38 @@ def read_table_like(path: Path, columns: Columns) -> LikeTable:
         place.add("unknown_layout", f"Only {', '.join(TABLES)} files can be read as tables.")
         return LikeTable(None, (), place.findings.problems)
 
-    texts = _names_of_texts(columns)
+    keep = [safe_name(name) for name in keep]
+    texts = _names_of_texts(columns).union(keep)
     sought = Sought(set(columns.names).__contains__, texts.__contains__)
-    return _encode(read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES), columns, place)
+    table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
+    like = _encode(table, columns, place, ignored=keep)
+    if table is None or like.x is None:
+        return like
+
+    kept_cells = {name: _texts_of(table, name) for name in keep}
+    return like._replace(keep=kept_cells)
+
+
+def _texts_of(table: Table, name: str) -> list[str]:
+    """Return the cells of a column as text.
+
+    Raises:
+        DataError: there is no such column, or its cells have no text.
+    """
+    where = table.place.path
+    if name not in table.columns:
+        hint = did_you_mean(name, table.names) or "."
+        message = f"'{where}' has no column {show(name)} to keep{hint}"
+        message += f" Its columns are {listed(table.names, 20)}."
+        raise DataError(message, key="keep", allowed=list(table.names), got=name)
+
+    if name in table.refused:
+        message = f"'{where}': column {show(name)} cannot be kept: it {table.refused[name][1]}"
+        raise DataError(message, key="keep", path=where, got=name)
+
+    cells = table.columns[name]
+    texts = cells.texts
+    return [safe_name(texts[code]) for code in cells.codes]
 
 
 def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
@@ -93,9 +129,18 @@ def _names_of_texts(columns: Columns) -> set[str]:
     return {column.name for column in columns.columns if column.kind == "category"}
 
 
-def _encode(table: Table | None, columns: Columns, place: FindingPlace) -> LikeTable:
-    """Turn the cells of a table into features."""
-    if table is None or not _check(table, columns):
+def _encode(
+    table: Table | None, columns: Columns, place: FindingPlace, ignored: Container[str] = ()
+) -> LikeTable:
+    """Turn the cells of a table into features.
+
+    Args:
+        table: None if it could not be read.
+        columns: how cells become features.
+        place: gets the problems.
+        ignored: columns that may be there though the data in training had none like them.
+    """
+    if table is None or not _check(table, columns, ignored):
         return LikeTable(None, (), place.findings.problems)
 
     cells: dict[str, np.ndarray | Texts] = {}
@@ -124,13 +169,15 @@ def _encode(table: Table | None, columns: Columns, place: FindingPlace) -> LikeT
         )
         place.add("unseen_category", message)
 
-    return LikeTable(encoded.x, table.lines, place.findings.problems)
+    problems = place.findings.problems
+    return LikeTable(encoded.x, table.lines, problems, encoded.missing, encoded.unseen)
 
 
-def _check(table: Table, columns: Columns) -> bool:
+def _check(table: Table, columns: Columns, ignored: Container[str]) -> bool:
     """Return whether a table has the columns of the data in training, with cells of their kind."""
     place = table.place
-    missing, extra = columns.compare(table.names)
+    missing, others = columns.compare(table.names)
+    extra = [name for name in others if name not in ignored]
     if missing:
         what = counted(len(missing), "column is", "columns are")
         message = f"{what} missing, which the data in training had: {listed(missing)}."
