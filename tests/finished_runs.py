@@ -44,6 +44,7 @@ def content(folder):
         "result": result,
         "clients": (folder / "clients.jsonl").read_text(),
         "split": (folder / "split.json").read_text(),
+        "predictions": (folder / "predictions.safetensors").read_bytes(),
         "models": {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())},
         "status": json.loads((folder / "status.json").read_text()),
         "server": server_state(final),

@@ -24,6 +24,7 @@ from fedtailor.data import cache, load_dataset
 from fedtailor.data.split_files import read_split_file
 from fedtailor.experiment.config import load_config, make_config, to_toml
 from fedtailor.experiment.folder import RunFolder
+from fedtailor.experiment.predictions import read_predictions
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.checkpoint import Checkpoints
@@ -138,6 +139,8 @@ def targets(corpus):
     found.append(
         (corpus / "run" / "models" / "0.safetensors", _read_run, corpus / "run", _resign_model)
     )
+    predictions = corpus / "run" / "predictions.safetensors"
+    found.append((predictions, read_predictions, predictions, None))
     for path in sorted((corpus / "killed" / "checkpoints").iterdir()):
         resign = {".json": _resign_manifest, ".safetensors": _resign_content}.get(path.suffix)
         found.append((path, _read_checkpoints, corpus / "killed", resign))

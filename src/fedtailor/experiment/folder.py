@@ -297,10 +297,13 @@ class RunFolder:
         Raises:
             RunError: a file cannot be removed.
         """
+        from fedtailor.experiment.predictions import PREDICTIONS_FILE  # it imports NumPy
+
         had_rounds = self._rounds.path.exists()
         for lines in self._lines:
             lines.rewind(0)
         shutil.rmtree(self.path / "models", ignore_errors=True)
+        discard(self.path / PREDICTIONS_FILE)
         return had_rounds
 
     def rounds(self) -> Iterator[dict[str, Any]]:

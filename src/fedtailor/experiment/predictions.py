@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -17,8 +18,18 @@ from safetensors.numpy import load, save
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.reading import damaged, read_file
 
+if TYPE_CHECKING:
+    from fedtailor.core.algorithm import Algorithm
+    from fedtailor.core.federation import Federation
+    from fedtailor.experiment.assembly import PreparedRun
+    from fedtailor.simulation.report import RoundReport
+
 PREDICTIONS_FILE = "predictions.safetensors"
 """In the folder of a run of one seed."""
+MOST_CLIENTS = 30
+"""Of a run whose clients are no sites, if single predictions are written."""
+MOST_PROBABILITIES = 2**24
+"""Test examples times classes, if single predictions are written."""
 _LARGEST = 2**31
 
 
@@ -37,11 +48,16 @@ class ClientPredictions:
     """By model, such as ``personalized``, ``global``, ``logistic_regression``."""
 
     def __post_init__(self) -> None:
-        count = len(self.positions)
+        count = self.positions.size
         shapes = {array.shape for array in self.probabilities.values()}
-        fits = self.labels.shape == (count,) and len(shapes) <= 1
+        fits = self.positions.shape == self.labels.shape == (count,) and len(shapes) <= 1
         if not fits or any(len(shape) != 2 or shape[0] != count for shape in shapes):
             raise ValueError(f"{count} positions, {self.labels.shape} labels, {shapes}")
+
+        kinds = {self.positions.dtype.kind + self.labels.dtype.kind}
+        kinds |= {array.dtype.kind for array in self.probabilities.values()}
+        if not kinds <= {"ii", "f"}:
+            raise ValueError(f"types of numbers: {sorted(kinds)}")
 
 
 def write_predictions(path: Path, clients: Mapping[int, ClientPredictions]) -> None:
@@ -71,7 +87,7 @@ def read_predictions(path: Path) -> dict[int, ClientPredictions]:
         tensors = load(raw)
         clients = sorted({int(name.partition("/")[0]) for name in tensors})
         return {client: _of_client(client, tensors) for client in clients}
-    except (SafetensorError, KeyError, ValueError) as reason:
+    except (SafetensorError, KeyError, ValueError, TypeError) as reason:
         raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
 
@@ -82,4 +98,71 @@ def _of_client(client: int, tensors: Mapping[str, np.ndarray]) -> ClientPredicti
         positions=tensors[f"{client}/positions"],
         labels=tensors[f"{client}/labels"],
         probabilities={model: tensors[prefix + model] for model in sorted(models)},
+    )
+
+
+def writes_predictions(parts: PreparedRun) -> bool:
+    """Return whether a run writes single predictions: its clients are sites or few.
+
+    Where there are many clients, tests over clients decide, and the file would be large.
+    """
+    federation = parts.federation
+    are_sites = bool(parts.config.data.path or parts.divided.division.client_names)
+    if not are_sites and len(federation.splits) > MOST_CLIENTS:
+        return False
+
+    num_test = sum(federation.roster.num_test)
+    return num_test * federation.common_task.num_classes <= MOST_PROBABILITIES
+
+
+def predict_tests(parts: PreparedRun, last: RoundReport) -> dict[int, ClientPredictions]:
+    """Return what the personal models and the global model say about the clients' test examples.
+
+    They are computed client by client on the host in one thread: with the same models, they have
+    the same bits on every engine.
+
+    Args:
+        parts: the run.
+        last: its last round, with the personal models.
+    """
+    from fedtailor.core.devices import to_host
+    from fedtailor.core.engine import one_thread
+
+    algorithm = parts.algorithm
+    federation = parts.federation
+    common = algorithm.bind(federation.common_task)
+    predictions = {}
+    with one_thread():
+        shared = algorithm.global_model(common, last.state.on_host().server)
+        for client, num_test in enumerate(federation.roster.num_test):
+            if num_test == 0:
+                continue
+
+            models = {} if shared is None else {"global": shared}
+            if client in last.personal:
+                models["personalized"] = to_host(last.personal[client], "a model for predictions")
+            predictions[client] = predict_client(algorithm, federation, client, models)
+
+    # Nothing is known of a client whose model could not be made.
+    return {client: content for client, content in predictions.items() if content.probabilities}
+
+
+def predict_client(
+    algorithm: Algorithm[Any, Any, Any],
+    federation: Federation,
+    client: int,
+    models: Mapping[str, Any],
+) -> ClientPredictions:
+    """Return what models, by their names, say about the test examples of a client."""
+    from fedtailor.simulation.programs import probabilities
+
+    task = algorithm.bind(federation.task(client))
+    examples = federation.test(client)
+    return ClientPredictions(
+        positions=examples.rows.numpy(),
+        labels=examples.labels().numpy(),
+        probabilities={
+            name: probabilities(algorithm, task, model, examples).numpy()
+            for name, model in models.items()
+        },
     )

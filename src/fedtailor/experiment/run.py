@@ -18,6 +18,7 @@ from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
+from fedtailor.experiment.predictions import predict_tests, writes_predictions
 from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
@@ -186,7 +187,12 @@ def run_seed(
             ):
                 writer.add_round(report)
 
-            writer.write_models(personal_models(prepared, report.final or report))
+            # Models of all clients, and what they say about single test examples.
+            last = report.final or report
+            writer.write_models(personal_models(prepared, last))
+            if writes_predictions(prepared):
+                writer.write_predictions(predict_tests(prepared, last))
+
             return writer.finish(report)
 
 

@@ -30,6 +30,11 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
 from fedtailor.experiment.folder import RunFolder
+from fedtailor.experiment.predictions import (
+    PREDICTIONS_FILE,
+    ClientPredictions,
+    write_predictions,
+)
 from fedtailor.experiment.reader import count_rounds, read_provenance
 from fedtailor.experiment.resume import changed_software
 from fedtailor.experiment.tracking import RunProgress
@@ -239,6 +244,10 @@ class RunWriter:
     def write_models(self, models: Iterable[tuple[str, bytes, Mapping[str, Any]]]) -> None:
         """Write the models of all clients: their names, safetensors files and cards."""
         self._folder.write_models(models)
+
+    def write_predictions(self, clients: Mapping[int, ClientPredictions]) -> None:
+        """Write what models say about the single test examples of clients, by their numbers."""
+        write_predictions(self.path / PREDICTIONS_FILE, clients)
 
     def finish(self, last: RoundReport) -> dict[str, Any]:
         """Write the result of a run after its last round, and its last checkpoint."""

@@ -14,7 +14,7 @@ from fedtailor.core.algorithm import Algorithm, Download, Onboarded
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import ExampleRows, Program, present_first
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet, Split
-from fedtailor.core.rng import Key
+from fedtailor.core.rng import Key, new_key
 from fedtailor.core.scores import Scores, score
 from fedtailor.core.task import Batch, Task
 from fedtailor.training.blocks import forward
@@ -266,6 +266,22 @@ def predict_batch(
 ) -> Tensor:
     """Return the logits (n, classes) of a model on a batch, for ``forward``."""
     return algorithm.predict(task, model, batch.x)
+
+
+def probabilities(
+    algorithm: Algorithm[Any, Any, Any], task: Task, model: Any, examples: ExampleSet
+) -> Tensor:
+    """Return the probabilities (n, classes) that a model gives examples, as float32.
+
+    Args:
+        algorithm: of the model.
+        task: of the client, bound to the algorithm.
+        model: a personal or a global one.
+        examples: whose order the rows keep.
+    """
+    key = new_key(0, purpose="predict")
+    logits = forward(task, partial(predict_batch, algorithm), model, examples, key=key)
+    return logits.double().softmax(dim=1).float()
 
 
 _PROGRAMS: Mapping[str, Callable[..., Any]] = {

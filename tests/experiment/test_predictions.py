@@ -1,0 +1,74 @@
+"""Predictions of single test examples: those of the models in the folder, whatever the engine."""
+
+import numpy as np
+import pytest
+
+import finished_runs
+from fedtailor.core.errors import DataError
+from fedtailor.experiment.config import make_config
+from fedtailor.experiment.predictions import PREDICTIONS_FILE, read_predictions
+from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.run import run
+
+
+def run_digits(folder, *overrides, algorithm="pfedfda", engine="reference"):
+    settings = finished_runs.settings(algorithm, engine)
+    run(make_config(settings, overrides), out=folder)
+    return read_predictions(folder / PREDICTIONS_FILE)
+
+
+def test_they_are_what_the_models_say_and_have_the_scores_of_the_run(tmp_path):
+    predictions = run_digits(tmp_path / "run", ("data.new_clients", 1))
+    records = read_run(tmp_path / "run")
+    assert list(predictions) == list(range(5)), "new clients too"
+
+    for client, content in predictions.items():
+        assert content.positions.tolist() == records.split["clients"][client]["test"]
+        assert set(content.probabilities) == {"personalized", "global"}
+        personalized = content.probabilities["personalized"]
+        assert personalized.dtype == np.float32
+        np.testing.assert_allclose(personalized.sum(axis=1), 1, atol=1e-5)
+
+    for record in records.clients:
+        is_last = record["round"] == finished_runs.ROUNDS and record.get("test_set") == "clients"
+        if is_last and record["point"] in ("personalized", "global"):
+            content = predictions[record["client"]]
+            predicted = content.probabilities[record["point"]].argmax(axis=1)
+            accuracy = float((predicted == content.labels).mean())
+            assert accuracy == pytest.approx(record["accuracy"])
+
+
+def test_a_method_without_a_global_model_has_none(tmp_path):
+    predictions = run_digits(tmp_path / "run", algorithm="local")
+    assert {name for each in predictions.values() for name in each.probabilities} == {
+        "personalized"
+    }
+
+
+def test_every_engine_writes_the_same(tmp_path):
+    expected = run_digits(tmp_path / "reference")
+    run_digits(tmp_path / "workers", engine="workers")
+    workers = (tmp_path / "workers" / PREDICTIONS_FILE).read_bytes()
+    assert workers == (tmp_path / "reference" / PREDICTIONS_FILE).read_bytes()
+
+    # Stacked clients round differently in float32.
+    batched = run_digits(tmp_path / "batched", engine="batched")
+    for client, content in expected.items():
+        for model, probabilities in content.probabilities.items():
+            other = batched[client].probabilities[model]
+            np.testing.assert_allclose(other, probabilities, atol=1e-4)
+
+
+def test_many_clients_that_are_no_sites_write_none(tmp_path):
+    settings = finished_runs.settings("fedavg")
+    settings["data"] |= {"clients": 31, "fraction": 0.5}
+    run(make_config(settings, [("federation.rounds", 1)]), out=tmp_path / "run")
+    assert not (tmp_path / "run" / PREDICTIONS_FILE).exists()
+
+
+def test_a_damaged_file_is_named_in_a_sentence(tmp_path):
+    run_digits(tmp_path / "run", ("federation.rounds", 1))
+    path = tmp_path / "run" / PREDICTIONS_FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"predictions\.safetensors"):
+        read_predictions(path)
