@@ -131,9 +131,9 @@ class Fold(NamedTuple):
         # samples last, so that the softmax over classes runs along contiguous memory
         columns = (bias + log_prior).reshape(-1, 1)
         logits = torch.addmm(columns, weight.flatten(0, 1), self.features.mT)
-        logits = logits.reshape(*bias.shape, len(self.labels))  # (k, classes, half)
+        logits = logits.reshape(*bias.shape, self.labels.shape[0])  # (k, classes, half)
 
-        labels = self.labels.expand(len(betas), -1)  # (k, half)
+        labels = self.labels.expand(betas.shape[0], -1)  # (k, half)
         loss = cross_entropy(logits, labels, reduction="none")  # (k, half)
 
         # rows of weight 0 may have any loss, even an infinite one
@@ -261,7 +261,8 @@ def objective(
 ) -> Float64[Tensor, "k"]:
     """Return the sum over folds of the mean cross-entropy, for ``k`` pairs of betas at once."""
     sums = []
-    for part in torch.split(betas, _AT_ONCE):
+    for start in range(0, betas.shape[0], _AT_ONCE):
+        part = betas[start : start + _AT_ONCE]
         losses = [fold.mean_loss(log_prior, part) for fold in folds]
         sums.append(torch.stack(losses).sum(0))
     return torch.cat(sums)
