@@ -196,7 +196,12 @@ class RunFolder:
         Raises:
             RunError: the folder cannot be written.
         """
-        self._set_state("running", process=this_process())
+        try:
+            self._set_state("running", process=this_process())
+        except RunError as error:  # a full disk, which the status should say
+            self.__exit__(RunError, error, None)
+            raise
+
         return self
 
     def __exit__(
