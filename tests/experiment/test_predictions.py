@@ -45,6 +45,23 @@ def test_a_method_without_a_global_model_has_none(tmp_path):
     }
 
 
+def test_patients_are_groups(tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = [f"{row // 2},{row % 7},{'ill' if row // 2 % 3 else 'well'}" for row in range(40)]
+    for site in ("Oslo", "Porto"):
+        text = "\n".join(["patient,age,label", *rows])
+        (tmp_path / "data" / f"{site}.csv").write_text(text)
+
+    settings = {
+        "data": {"path": str(tmp_path / "data"), "group": "patient"},
+        "federation": {"rounds": 1},
+    }
+    run(make_config(settings), out=tmp_path / "run")
+    for content in read_predictions(tmp_path / "run" / PREDICTIONS_FILE).values():
+        counts = np.unique(content.groups, return_counts=True)[1]
+        assert len(counts) > 1 and set(counts) == {2}, "two examples of every patient"
+
+
 def test_every_engine_writes_the_same(tmp_path):
     expected = run_digits(tmp_path / "reference")
     run_digits(tmp_path / "workers", engine="workers")

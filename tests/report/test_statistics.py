@@ -14,7 +14,6 @@ from fedtailor.report.statistics import (
     Wilcoxon,
     bootstrap_interval,
     differences,
-    holm,
     mean,
     outcomes,
     smallest_tenth,
@@ -123,10 +122,3 @@ def test_rounding_breaks_no_ties():
     found = differences([0.3, 0.2, 0.7], [0.2, 0.1, 0.7])
     assert 0.3 - 0.2 != 0.2 - 0.1 and found == [0.1, 0.1, 0.0]
     assert outcomes(found) == Outcomes(2, 1, 0) and outcomes([-0.1, 0.0]) == Outcomes(0, 1, 1)
-
-
-def test_holm_is_a_hand_computation():
-    # sorted: 0.005 * 4, 0.01 * 3, 0.03 * 2, 0.04 * 1 -> 0.02, 0.03, 0.06, then at least 0.06
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], **EXACT)
-    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
-    assert holm([0.02, 0.02, 0.02]) == pytest.approx([0.06] * 3, **EXACT)

@@ -13,7 +13,7 @@ from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.serving.new_client import load_finished_run, onboard
 from fedtailor.serving.site_data import SiteData, load_site
-from fedtailor.serving.validate import cross_validate, folds_of, paired_interval
+from fedtailor.serving.validate import cross_validate, folds_of
 from serving.small_runs import (
     make_run,
     parts_of,
@@ -137,33 +137,6 @@ def test_folds_never_divide_a_patient(shelf, tmp_path):
     assert len(np.unique(site.groups)) == 25
     for train, held_out in folds_of(site):
         assert set(site.groups[train]).isdisjoint(site.groups[held_out])
-
-
-def test_repeated_examples_of_a_group_make_no_interval_narrower():
-    generator = np.random.default_rng(0)
-    single = generator.choice([-1.0, 0.0, 1.0], 30, p=[0.1, 0.7, 0.2])
-    alone = paired_interval(single, None)
-    repeated = paired_interval(np.repeat(single, 8), np.repeat(np.arange(30), 8))
-    as_if_independent = paired_interval(np.repeat(single, 8), None)
-    assert repeated[1] - repeated[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
-    assert as_if_independent[1] - as_if_independent[0] < 0.5 * (alone[1] - alone[0])
-
-
-def test_few_examples_that_agree_leave_an_interval_with_width():
-    low, high = paired_interval(np.ones(5), None)
-    assert 0 < low < 0.8 and high <= 1
-    low, high = paired_interval(np.zeros(10), None)
-    assert low < -0.1 and high > 0.1
-
-
-def test_the_paired_interval_covers_the_difference():
-    generator = np.random.default_rng(0)
-    covered = 0
-    for _ in range(500):
-        sample = generator.choice([-1.0, 0.0, 1.0], 40, p=[0.1, 0.65, 0.25])
-        low, high = paired_interval(sample, None)
-        covered += low <= 0.15 <= high
-    assert 0.93 <= covered / 500 <= 0.98
 
 
 def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):

@@ -46,6 +46,8 @@ class ClientPredictions:
     labels: np.ndarray  # (n,), int64
     probabilities: Mapping[str, np.ndarray]  # each (n, classes), float32
     """By model, such as ``personalized``, ``global``, ``logistic_regression``."""
+    groups: np.ndarray | None = None  # (n,), int64
+    """Which examples belong together, such as those of a patient; None: each is its own."""
 
     def __post_init__(self) -> None:
         count = self.positions.size
@@ -56,6 +58,11 @@ class ClientPredictions:
 
         kinds = {self.positions.dtype.kind + self.labels.dtype.kind}
         kinds |= {array.dtype.kind for array in self.probabilities.values()}
+        if self.groups is not None:
+            kinds.add(self.groups.dtype.kind + "i")
+            if self.groups.shape != (count,):
+                raise ValueError(f"{count} positions, {self.groups.shape} groups")
+
         if not kinds <= {"ii", "f"}:
             raise ValueError(f"types of numbers: {sorted(kinds)}")
 
@@ -70,6 +77,8 @@ def write_predictions(path: Path, clients: Mapping[int, ClientPredictions]) -> N
     for client, predictions in clients.items():
         tensors[f"{client}/positions"] = predictions.positions
         tensors[f"{client}/labels"] = predictions.labels
+        if predictions.groups is not None:
+            tensors[f"{client}/groups"] = predictions.groups
         for model, probabilities in predictions.probabilities.items():
             tensors[f"{client}/of/{model}"] = np.ascontiguousarray(probabilities)
 
@@ -98,6 +107,7 @@ def _of_client(client: int, tensors: Mapping[str, np.ndarray]) -> ClientPredicti
         positions=tensors[f"{client}/positions"],
         labels=tensors[f"{client}/labels"],
         probabilities={model: tensors[prefix + model] for model in sorted(models)},
+        groups=tensors.get(f"{client}/groups"),
     )
 
 
@@ -131,6 +141,7 @@ def predict_tests(parts: PreparedRun, last: RoundReport) -> dict[int, ClientPred
     algorithm = parts.algorithm
     federation = parts.federation
     common = algorithm.bind(federation.common_task)
+    groups = parts.divided.dataset.groups
     predictions = {}
     with one_thread():
         shared = algorithm.global_model(common, last.state.on_host().server)
@@ -141,7 +152,7 @@ def predict_tests(parts: PreparedRun, last: RoundReport) -> dict[int, ClientPred
             models = {} if shared is None else {"global": shared}
             if client in last.personal:
                 models["personalized"] = to_host(last.personal[client], "a model for predictions")
-            predictions[client] = predict_client(algorithm, federation, client, models)
+            predictions[client] = predict_client(algorithm, federation, client, models, groups)
 
     # Nothing is known of a client whose model could not be made.
     return {client: content for client, content in predictions.items() if content.probabilities}
@@ -152,17 +163,28 @@ def predict_client(
     federation: Federation,
     client: int,
     models: Mapping[str, Any],
+    groups: np.ndarray | None = None,
 ) -> ClientPredictions:
-    """Return what models, by their names, say about the test examples of a client."""
+    """Return what models, by their names, say about the test examples of a client.
+
+    Args:
+        algorithm: of the models.
+        federation: with the examples.
+        client: its number.
+        models: personal or global ones.
+        groups: of all examples of the data set; None: they are not grouped.
+    """
     from fedtailor.simulation.programs import probabilities
 
     task = algorithm.bind(federation.task(client))
     examples = federation.test(client)
+    positions = examples.rows.numpy()
     return ClientPredictions(
-        positions=examples.rows.numpy(),
+        positions=positions,
         labels=examples.labels().numpy(),
         probabilities={
             name: probabilities(algorithm, task, model, examples).numpy()
             for name, model in models.items()
         },
+        groups=None if groups is None else groups[positions],
     )

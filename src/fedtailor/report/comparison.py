@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.experiment.paired import holm
 from fedtailor.report.cautions import find_notes, find_warnings
 from fedtailor.report.methods import Method
 from fedtailor.report.records import POINTS, Group, MethodRecords, MetricScores, read_records
@@ -21,7 +22,6 @@ from fedtailor.report.statistics import (
     Wilcoxon,
     bootstrap_interval,
     differences,
-    holm,
     mean,
     outcomes,
     smallest_tenth,

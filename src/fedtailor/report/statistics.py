@@ -1,9 +1,7 @@
 """Statistics of comparisons: means over seeds, and paired differences in a seed. No torch.
 
-Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6). Holm
-1979, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
-6 (2). Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3 (percentile
-interval).
+Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6).
+Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3 (percentile interval).
 """
 
 from __future__ import annotations
@@ -230,25 +228,6 @@ def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
         probability = (probability + shifted) / 2
 
     return probability
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number by Holm's method, in the same order.
-
-    The smallest one counts times their number m, the next one times m - 1, and so on; none counts
-    less than a smaller one, or more than 1.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for done, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - done) * p_values[place]))
-        corrected[place] = largest
-    return corrected
 
 
 def _tenth(count: int) -> int:

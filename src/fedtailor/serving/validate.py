@@ -12,7 +12,8 @@ import torch
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
-from fedtailor.experiment.estimates import NORMAL_975, wilson_interval
+from fedtailor.experiment.estimates import wilson_interval
+from fedtailor.experiment.paired import paired_interval, sum_by_group
 from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
@@ -194,26 +195,6 @@ def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | Non
     )
 
 
-def paired_interval(paired: np.ndarray, groups: np.ndarray | None) -> tuple[float, float]:
-    """Return the 95 % interval of a difference of two accuracies on the same examples.
-
-    Agresti and Min 2005, Simple improved confidence intervals for comparing matched proportions:
-    half an example is added to each of the four outcomes, so that few examples that agree do not
-    give an interval without width. The variance is that over groups, as in cluster-robust standard
-    errors.
-
-    Args:
-        paired: (n,), 1 if only the first model is right, -1 if only the second is, else 0.
-        groups: (n,), the number of the group of every example; None: each is its own.
-    """
-    total = len(paired) + 2
-    center = paired.sum() / total
-    squares = (_sums(paired - center, groups) ** 2).sum()
-    added = 0.5 * (1 - center) ** 2 + 0.5 * (1 + center) ** 2 + center**2
-    error = NORMAL_975 * math.sqrt(squares + added) / total
-    return max(-1.0, float(center - error)), min(1.0, float(center + error))
-
-
 def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
     """Return how many independent examples give an equal interval (Kish 1965, design effect)."""
     count = len(right)
@@ -225,13 +206,8 @@ def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
     if share in (0.0, 1.0):
         return float(groups.max()) + 1
 
-    variance = (_sums(right - share, groups) ** 2).sum() / count**2
+    variance = (sum_by_group(right - share, groups) ** 2).sum() / count**2
     return float(min(count, share * (1 - share) / variance)) if variance > 0 else count
-
-
-def _sums(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Return the sum of each group; the values themselves without groups."""
-    return values if groups is None else np.bincount(groups, weights=values)
 
 
 def _advice(candidates: list[Candidate]) -> str:

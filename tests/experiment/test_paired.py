@@ -1,0 +1,90 @@
+"""Paired comparisons of two models: intervals, tests and areas, against hand computations."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from fedtailor.experiment.paired import (
+    holm,
+    paired_interval,
+    rank_examples,
+    sign_flip_p_value,
+    sum_by_group,
+)
+
+
+def test_repeated_examples_of_a_group_make_no_interval_narrower():
+    generator = np.random.default_rng(0)
+    single = generator.choice([-1.0, 0.0, 1.0], 30, p=[0.1, 0.7, 0.2])
+    alone = paired_interval(single, None)
+    repeated = paired_interval(np.repeat(single, 8), np.repeat(np.arange(30), 8))
+    as_if_independent = paired_interval(np.repeat(single, 8), None)
+    assert repeated[1] - repeated[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
+    assert as_if_independent[1] - as_if_independent[0] < 0.5 * (alone[1] - alone[0])
+
+
+def test_few_examples_that_agree_leave_an_interval_with_width():
+    low, high = paired_interval(np.ones(5), None)
+    assert 0 < low < 0.8 and high <= 1
+    low, high = paired_interval(np.zeros(10), None)
+    assert low < -0.1 and high > 0.1
+
+
+def test_the_paired_interval_covers_the_difference():
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(500):
+        sample = generator.choice([-1.0, 0.0, 1.0], 40, p=[0.1, 0.65, 0.25])
+        low, high = paired_interval(sample, None)
+        covered += low <= 0.15 <= high
+    assert 0.93 <= covered / 500 <= 0.98
+
+
+def test_one_seed_without_groups_is_mcnemars_exact_test():
+    generator = np.random.default_rng(0)
+    for count in (1, 2, 7, 60, 300):
+        sums = generator.choice([-1, 0, 1], count, p=[0.1, 0.6, 0.3])
+        first = int((sums > 0).sum())
+        differ = int((sums != 0).sum())
+        expected = binomtest(first, differ).pvalue if differ else 1.0
+        assert sign_flip_p_value(sums) == pytest.approx(expected, abs=1e-11)
+
+
+def test_sign_flips_are_counted_as_by_hand():
+    # 2, 1 and 1 with all signs: totals 4, 2, 2, 0, 0, -2, -2, -4.
+    assert sign_flip_p_value(np.array([2, 1, 1])) == pytest.approx(0.25)
+    assert sign_flip_p_value(np.array([2, 1, -1])) == pytest.approx(0.75)
+    assert sign_flip_p_value(np.zeros(5)) == sign_flip_p_value(np.array([])) == 1.0
+    assert sign_flip_p_value(np.array([1])) == 1.0
+
+
+def test_totals_too_large_to_count_have_nearly_the_same_p_value():
+    sums = np.array([5] * 10_080 + [-5] * 9_920)
+    many = np.tile(sums, 2)
+    assert sign_flip_p_value(sums) == pytest.approx(0.26, abs=0.02)
+    assert sign_flip_p_value(many) == pytest.approx(0.11, abs=0.01)
+
+
+def test_holm_is_a_hand_computation():
+    # sorted: 0.005 * 4, 0.01 * 3, 0.03 * 2, 0.04 * 1 -> 0.02, 0.03, 0.06, then at least 0.06
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
+    assert holm([0.02, 0.02, 0.02]) == pytest.approx([0.06] * 3)
+
+
+def test_the_variance_of_an_auroc_is_that_of_delong():
+    generator = np.random.default_rng(0)
+    positive = generator.random(80) < 0.3
+    scores = generator.normal(size=80).round(1) + positive
+    pairs = scores[positive][:, None] - scores[~positive][None]
+    wins = (pairs > 0) + 0.5 * (pairs == 0)
+
+    ranked = rank_examples(scores, positive)
+    assert ranked.auroc == pytest.approx(wins.mean())
+    expected = wins.mean(1).var() / wins.shape[0] + wins.mean(0).var() / wins.shape[1]
+    assert (ranked.influence**2).sum() == pytest.approx(expected)
+    assert rank_examples(scores, positive | True) is None
+
+
+def test_sums_by_group():
+    assert sum_by_group(np.array([1.0, 2.0, 3.0]), np.array([1, 0, 1])).tolist() == [2.0, 4.0]
