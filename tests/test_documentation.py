@@ -58,7 +58,7 @@ def commands():
 
 
 README = (ROOT / "README.md").read_text()
-ELSEWHERE = ("demo", "predict", "onboard", "export", "deploy", "site", "serve")
+ELSEWHERE = ("demo", "predict", "evaluate", "onboard", "export", "deploy", "site", "serve")
 """Commands that have a test of their own."""
 
 

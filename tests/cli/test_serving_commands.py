@@ -118,6 +118,30 @@ def test_predict_keeps_the_columns_that_the_user_names(here, tmp_path, capsys):
     assert main(["predict", RUN, "--client", "Mayo", "pictures/Mayo", "--keep", "id"]) == 4
 
 
+def test_evaluate_scores_labelled_data(here, tmp_path, capsys):
+    assert main(["evaluate", RUN, "--client", "Charité", "new/Porto"]) == 0
+    output = capsys.readouterr()
+    assert "bright" in output.out and "at training" in output.out and output.err == ""
+    assert main(["evaluate", RUN, "--client", "Charité", "pictures/Mayo"]) == 0
+    assert "warning" in capsys.readouterr().err, "examples of the run were trained on"
+
+    # Two tables; their patients are groups, and out of order columns and empty cells are as usual.
+    text = "diagnosis,patient,sex,sugar,age\nill,1,female,9,40\nwell,2,male,1,\nwell,2,male,1,\n"
+    for name in ("first.csv", "second.csv"):
+        (tmp_path / name).write_text(text)
+
+    tables = [tmp_path / "first.csv", tmp_path / "second.csv"]
+    record = json_of(
+        capsys,
+        *("evaluate", TABLES, "--client", "Mayo", *tables),
+        *("--label-column", "diagnosis", "--out", tmp_path / "metrics.csv"),
+    )
+    assert record["examples"] == 6 and record["groups"] == 4
+    lines = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert float(lines[0]["value"]) == pytest.approx(record["metrics"]["accuracy"]["value"], 1e-5)
+    assert {line["class"] for line in lines} == {"", "ill", "well"}
+
+
 def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):
     out = tmp_path / "models"
     record = json_of(capsys, "export", RUN, "--all", "--format", "safetensors", "--out", out)
@@ -217,6 +241,10 @@ def wrong(here, tmp_path):
         (["predict", RUN, *mayo, pictures, "--out", f"{RUN}/models/x.csv"], "run"),
         (["predict", RUN, *mayo, "--out", at("no/folder.csv"), pictures], "cannot write"),
         (["predict", TABLES, *mayo, pictures], "pictures"),
+        (["evaluate", RUN, *mayo, pictures, "--out", f"{RUN}/x.csv"], "run"),
+        (["evaluate", RUN, *mayo, at("unreadable")], "unreadable"),
+        (["evaluate", TABLES, *mayo, pictures], "patient"),
+        (["evaluate", RUN, *mayo, str(here / "pictures")], "4 sites"),
         (["export", RUN, *onnx], "--client"),
         (["export", RUN, "--all", *mayo, *onnx], "--client"),
         (["export", RUN, *mayo, "--format", "onxx", "--out", "out"], "'onnx'"),

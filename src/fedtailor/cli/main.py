@@ -45,6 +45,10 @@ class _Commands(LazyGroup):
             "predict:predict",
             "Predict with a client's personal model: class and probabilities, as CSV.",
         ),
+        "evaluate": LazyCommand(
+            "evaluate:evaluate",
+            "Score a client's personal model on new labelled data, and compare with training.",
+        ),
         "export": LazyCommand("export:export", "Write personal models for other programs."),
         "onboard": LazyCommand(
             "onboard:onboard",

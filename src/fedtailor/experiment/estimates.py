@@ -118,6 +118,60 @@ def wilson_interval(share: float, num_examples: float) -> Interval:
     return {"low": max(0.0, center - half_width), "high": min(1.0, center + half_width)}
 
 
+def newcombe_interval(first: float, num_first: float, second: float, num_second: float) -> Interval:
+    """Return the 95 % interval of the difference of two shares of different examples.
+
+    Newcombe 1998, "Interval estimation for the difference between independent proportions",
+    Statistics in Medicine 17, method 10: from the Wilson intervals of both.
+
+    Args:
+        first: the share from which the other one is subtracted.
+        num_first: its examples.
+        second: the other share.
+        num_second: its examples.
+
+    Example:
+        >>> interval = newcombe_interval(56 / 70, 70, 48 / 80, 80)
+        >>> {name: round(bound, 4) for name, bound in interval.items()}
+        {'low': 0.0524, 'high': 0.3339}
+    """
+    one = wilson_interval(first, num_first)
+    other = wilson_interval(second, num_second)
+    difference = first - second
+    return {
+        "low": difference - math.hypot(first - one["low"], other["high"] - second),
+        "high": difference + math.hypot(one["high"] - first, second - other["low"]),
+    }
+
+
+def mean_of_shares_interval(shares: Sequence[float], num_examples: Sequence[float]) -> Interval:
+    """Return the 95 % interval of a mean of shares of different examples.
+
+    Such as a balanced accuracy. Zou and Donner 2008, "Construction of confidence limits about
+    effect measures: a general approach", Statistics in Medicine 27, from the Wilson intervals.
+
+    Args:
+        shares: at least one.
+        num_examples: of each.
+
+    Example:
+        >>> one = mean_of_shares_interval([0.75], [12])
+        >>> one == wilson_interval(0.75, 12)
+        True
+    """
+    pairs = list(zip(shares, num_examples, strict=True))
+    intervals = [wilson_interval(share, count) for share, count in pairs]
+    below = [share - interval["low"] for (share, _), interval in zip(pairs, intervals, strict=True)]
+    above = [
+        interval["high"] - share for (share, _), interval in zip(pairs, intervals, strict=True)
+    ]
+    center = mean(shares)
+    return {
+        "low": center - math.hypot(*below) / len(shares),
+        "high": center + math.hypot(*above) / len(shares),
+    }
+
+
 def auroc_interval(
     auroc: float, positives: float, negatives: float, *, error: float = 0.0
 ) -> Interval:

@@ -33,6 +33,7 @@ def model_card(
     round: int,
     participated: bool,
     class_counts: Sequence[int],
+    num_test: int,
     scores: Mapping[str, float],
     calibration: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def model_card(
         round: after which the model was made.
         participated: whether the client's work was used at least once.
         class_counts: training examples of the client by class.
+        num_test: test examples of the client.
         scores: on the client's test examples; empty if it has none.
         calibration: what :func:`fedtailor.simulation.calibration.calibrate` found.
     """
@@ -71,6 +73,7 @@ def model_card(
     facts = {
         "holds_examples": holds_examples(personal),
         "class_counts": list(class_counts),
+        "num_test": num_test,
         "scores": dict(scores),
         "calibration": dict(calibration),
         "sent": [value._asdict() for value in sent_by_method(algorithm, task)],
@@ -103,6 +106,7 @@ def personal_models(
         for client, scores in zip(evaluation.ids, evaluation.scores, strict=True)
     }
 
+    num_test = federation.roster.num_test
     for client in last.personal:
         personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)
@@ -120,6 +124,7 @@ def personal_models(
             round=last.round,
             participated=client in last.state.participated,
             class_counts=federation.info(client).class_counts.long().tolist(),
+            num_test=num_test[client],
             scores=scored.get(client, {}),
             calibration=calibration._asdict(),
         )

@@ -164,3 +164,23 @@ def _share_below(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
     not_higher = np.searchsorted(ordered, scores, side="right")
     shares: np.ndarray = (lower + not_higher) / (2 * len(ordered))
     return shares
+
+
+def effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
+    """Return how many independent examples give an equal interval (Kish 1965, design effect).
+
+    Args:
+        right: 1 where the model is right (n,), else 0.
+        groups: number of the group of each example (n,), from 0; None: they are not grouped.
+    """
+    count = len(right)
+    if groups is None:
+        return count
+
+    # All right or all wrong: the variance says nothing, and groups count as one example each.
+    share = right.mean()
+    if share in (0.0, 1.0):
+        return float(groups.max()) + 1
+
+    variance = (sum_by_group(right - share, groups) ** 2).sum() / count**2
+    return float(min(count, share * (1 - share) / variance)) if variance > 0 else count

@@ -247,7 +247,7 @@ def _site_scores(report: RoundReport, roster: Roster) -> Record:
             if "accuracy" in site:
                 site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
                 site.setdefault("auroc", None)
-                site["by_class"] = _classes_of_site(scores, roster.class_names)
+                site["by_class"] = classes_of_site(scores, roster.class_names)
                 site["confusion"] = confusion(scores)
 
             sites[roster.names[client]] = site
@@ -255,10 +255,16 @@ def _site_scores(report: RoundReport, roster: Roster) -> Record:
     return sites
 
 
-def _classes_of_site(scores: Scores, class_names: Sequence[str]) -> Record:
+def classes_of_site(scores: Scores, class_names: Sequence[str], independent: float = 1.0) -> Record:
     """Return the metrics of every class at one site, with intervals.
 
     None stands for what has no value, because the site has no example of the class, or no other.
+
+    Args:
+        scores: of the site.
+        class_names: empty if classes have no names.
+        independent: how many independent examples one example is worth, below 1 where examples come
+            in groups; intervals count these.
     """
     counts = by_class(scores)
     classes: Record = {}
@@ -266,7 +272,8 @@ def _classes_of_site(scores: Scores, class_names: Sequence[str]) -> Record:
         entry = _class_entry(label, counts[label], class_names)
         for name, value in figures.items():
             entry[name] = value
-            entry[f"{name}_interval"] = _interval_of(name, value, counts[label])
+            worth = ClassShares(*(independent * count for count in counts[label]))
+            entry[f"{name}_interval"] = _interval_of(name, value, worth)
 
         classes[str(label)] = entry
 
@@ -342,7 +349,7 @@ def _interval_of(
     if name == "auroc":
         return auroc_interval(value, counts.positives, counts.negatives, error=error)
     _, examples = CLASS_SHARES[name](counts)
-    return wilson_interval(value, round(examples))
+    return wilson_interval(value, examples)
 
 
 def _mean_over(values: Sequence[float | None]) -> Record:

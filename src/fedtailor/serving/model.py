@@ -140,6 +140,30 @@ class PersonalModel:
         """Return the accuracy on inputs with known classes (n,)."""
         return float((self.predict(X) == np.asarray(y)).mean())
 
+    def evaluate(self, inputs: Any, labels: Any, *, groups: Any = None) -> dict[str, Any]:
+        """Return all metrics on inputs with known classes, and how they compare with training.
+
+        See :func:`fedtailor.serving.evaluate.evaluate`.
+
+        Args:
+            inputs: as of :meth:`predict`.
+            labels: their classes (n,), as in ``classes_``.
+            groups: which inputs belong together (n,), such as the patient of each.
+
+        Raises:
+            DataError: inputs or labels are not those of the model, or there are none.
+        """
+        from fedtailor.serving.evaluate import evaluate
+
+        return evaluate(
+            torch.from_numpy(self.logits(inputs)),
+            labels,
+            [str(name) for name in self.classes_],
+            self.card,
+            temperature=self.temperature if self.is_calibrated else None,
+            groups=groups,
+        )
+
     def fit(self, X: Any = None, y: Any = None) -> Self:  # names of scikit-learn
         """Return the model as it is: it is trained already."""
         return self

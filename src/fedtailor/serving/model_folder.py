@@ -107,6 +107,7 @@ def _card(model: ClientModel) -> dict[str, Any]:
         round=model.round,
         participated=model.participated,
         class_counts=np.bincount(labels, minlength=method.inputs.num_classes).tolist(),
+        num_test=len(model.positions.test),
         scores=model.scores,
         calibration=model.calibration,
     )

@@ -13,7 +13,7 @@ from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.estimates import wilson_interval
-from fedtailor.experiment.paired import paired_interval, sum_by_group
+from fedtailor.experiment.paired import effective_number, paired_interval
 from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
@@ -183,7 +183,7 @@ def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | Non
     """
     correct = right[name].astype(float)
     accuracy = float(correct.mean())
-    interval = wilson_interval(accuracy, _effective_number(correct, groups))
+    interval = wilson_interval(accuracy, effective_number(correct, groups))
 
     # Both models see the same examples, so the difference has an interval of its own.
     others = [other for other in right if other != name]
@@ -193,21 +193,6 @@ def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | Non
     return Candidate(
         name, accuracy, interval["low"], interval["high"], rival, float(paired.mean()), low, high
     )
-
-
-def _effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
-    """Return how many independent examples give an equal interval (Kish 1965, design effect)."""
-    count = len(right)
-    if groups is None:
-        return count
-
-    # All right or all wrong: the variance says nothing, and groups count as one example each.
-    share = right.mean()
-    if share in (0.0, 1.0):
-        return float(groups.max()) + 1
-
-    variance = (sum_by_group(right - share, groups) ** 2).sum() / count**2
-    return float(min(count, share * (1 - share) / variance)) if variance > 0 else count
 
 
 def _advice(candidates: list[Candidate]) -> str:

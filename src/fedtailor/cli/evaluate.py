@@ -1,0 +1,92 @@
+"""The command ``fedtailor evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.predict import ClientName, RunPath, RunSeed
+from fedtailor.cli.shell import print_json
+
+if TYPE_CHECKING:
+    from fedtailor.serving.run import Run
+
+
+def evaluate(
+    run: RunPath,
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            show_default=False,
+            help="Labelled data: a folder with a folder of pictures per class, or a table.",
+        ),
+    ],
+    client: ClientName,
+    label_column: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Column of the labels in a table (default: that of the run)."
+        ),
+    ] = "",
+    out: Annotated[str, typer.Option(metavar="FILE", help="Write the metrics as CSV, too.")] = "",
+    seed: RunSeed = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Score a client's personal model on new labelled data, and compare with training."""
+    import numpy as np
+
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.evaluation import show_evaluation
+    from fedtailor.core.atomic import write_whole
+    from fedtailor.experiment.config import make_config
+    from fedtailor.experiment.reader import refuse_inside_run
+    from fedtailor.serving.evaluate import to_csv
+    from fedtailor.serving.run import load
+    from fedtailor.serving.site_data import load_site
+
+    if out:
+        refuse_inside_run(Path(out))
+
+    records = load(run)
+    model = records.model(client, seed=seed)
+    options = make_config(records.records.of_seed(seed).config).data
+    sites = []
+    for path in paths:
+        column = label_column or options.label_column
+        sites.append(load_site(path, model.inputs, label_column=column, group=options.group))
+
+    # Each file numbers its groups from 0, so those of different files are different ones.
+    groups: list[tuple[int, int]] = []
+    for place, site in enumerate(sites):
+        if site.groups is not None:
+            groups += [(place, group) for group in site.groups.tolist()]
+
+    inputs = np.concatenate([site.x for site in sites])
+    labels = model.classes_[np.concatenate([site.y for site in sites])]
+    record = model.evaluate(inputs, labels, groups=groups or None)
+    if out:
+        write_whole(Path(out), to_csv(record))
+
+    if json:
+        print_json(record)
+    else:
+        show_evaluation(record)
+
+    for path in paths:
+        if _is_of_the_run(records, path):
+            say(
+                f"warning: '{path}' lies in the data of the run: the model may have learned from "
+                "these examples, and the figures are then too good.",
+                style="yellow",
+            )
+
+
+def _is_of_the_run(run: Run, path: str) -> bool:
+    """Return whether data lie in the folder from which the run read its own."""
+    data = run.records.config.get("data", {}).get("path", "")
+    return bool(data) and Path(path).resolve().is_relative_to(Path(data).expanduser().resolve())

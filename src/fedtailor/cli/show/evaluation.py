@@ -1,0 +1,85 @@
+"""The evaluation of a personal model on new data, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedtailor.cli.show.console import percent, shortened, table
+from fedtailor.core.metrics import METRICS
+from fedtailor.data.own.names import counted
+
+_MOST_CLASSES = 50
+_TITLES = {"ece": "ECE %", "ece_calibrated": "ECE after calibration %", "auroc": "AUROC"}
+
+
+def show_evaluation(record: Mapping[str, Any]) -> None:
+    """Print all metrics with their intervals, those by class, and how they compare."""
+    rows = []
+    for name, metric in record["metrics"].items():
+        in_percent = name == "ece_calibrated" or METRICS[name].in_percent
+        title = _TITLES.get(name, name.replace("_", " ") + (" %" if in_percent else ""))
+        interval = _interval(metric["interval"], in_percent)
+        cells = [_number(metric["value"], in_percent), interval]
+        rows.append([title, *cells, _number(metric["at_training"], in_percent)])
+
+    examples = counted(record["examples"], "example")
+    if record["groups"] is not None:
+        examples += f" of {counted(record['groups'], 'group')}"
+
+    title = f"{record['algorithm']}, the model of {record['client']}: {examples}"
+    columns = ["metric", "value", "95 % interval", "at training"]
+    table(title, columns, rows, below=_comparison(record["comparison"]))
+    _show_classes(record["by_class"])
+
+
+def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print sensitivity, specificity and AUROC of every class."""
+    rows = []
+    for entry in list(classes.values())[:_MOST_CLASSES]:
+        row = [shortened(entry["class"]), f"{entry['positives']:,}"]
+        for name in ("sensitivity", "specificity", "auroc"):
+            in_percent = name != "auroc"
+            row.append(_number(entry[name], in_percent))
+            row.append(_interval(entry[f"{name}_interval"], in_percent))
+
+        rows.append(row)
+
+    columns = ["class", "examples"]
+    for heading in ("sensi-\ntivity %", "speci-\nficity %", "AUROC"):
+        columns += [heading, "95 %\ninterval"]
+
+    below = "Intervals are about these examples only: they take the model as given."
+    if len(classes) > _MOST_CLASSES:
+        below = f"and {len(classes) - _MOST_CLASSES:,} more classes, with --json or --out. {below}"
+
+    table("By class", columns, rows, below=below)
+
+
+def _comparison(comparison: Mapping[str, Any] | None) -> str:
+    """Say whether the accuracy differs from that at training."""
+    if comparison is None:
+        return "The accuracy on test examples at training, or their number, is not known."
+
+    examples = counted(comparison["examples_at_training"], "test example")
+    points = f"{100 * comparison['difference']:+.1f} points"
+    low = 100 * comparison["interval"]["low"]
+    high = 100 * comparison["interval"]["high"]
+    interval = f"{points}, 95 % interval {low:+.1f} to {high:+.1f}, Newcombe 1998"
+    verdict = comparison["verdict"]
+    if verdict != "no clear difference":
+        verdict = f"{verdict} than at training"
+
+    return f"Accuracy: {verdict} ({interval}; at training {examples})."
+
+
+def _number(value: float | None, in_percent: bool) -> str:
+    if value is None:
+        return "-"
+    return percent(value) if in_percent else f"{value:.3f}"
+
+
+def _interval(interval: Mapping[str, float] | None, in_percent: bool) -> str:
+    if interval is None:
+        return "-"
+    return f"{_number(interval['low'], in_percent)} to {_number(interval['high'], in_percent)}"

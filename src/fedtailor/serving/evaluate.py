@@ -1,0 +1,257 @@
+"""A personal model on new examples with known classes: metrics, intervals, and what has changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.core.metrics import CLIENT_METRICS, per_client
+from fedtailor.core.scores import Scores, confusion, score
+from fedtailor.data.own.names import inert
+from fedtailor.experiment.estimates import (
+    NORMAL_975,
+    Interval,
+    mean_interval,
+    mean_of_shares_interval,
+    newcombe_interval,
+    wilson_interval,
+)
+from fedtailor.experiment.paired import effective_number
+from fedtailor.experiment.summary import classes_of_site
+
+_DRAWS = 2_000
+"""Of the noise in a calibration error."""
+_COLUMNS = ("metric", "class", "value", "low", "high", "examples", "at_training")
+
+
+def evaluate(
+    logits: Tensor,
+    labels: Any,
+    classes: Sequence[str],
+    card: Mapping[str, Any],
+    *,
+    temperature: float | None,
+    groups: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """Return all metrics of a client's model on examples, with 95 % intervals; ready for JSON.
+
+    Metrics are those that a run reports, before the temperature, so they compare with
+    ``at_training``. ``ece_calibrated`` is the calibration error of the probabilities that the model
+    prints. Intervals are about the examples only: they take the model as given. They are Wilson's
+    for accuracies, sensitivity and specificity, Zou and Donner's for balanced accuracy, Newcombe's
+    for AUROC (of several classes the mean of the bounds, which is conservative), a t interval for
+    the loss, and :func:`calibration_interval`.
+
+    ``comparison`` is the difference of the accuracy from that on the client's test examples at
+    training, with Newcombe's interval of two samples: "higher" or "lower" if it leaves out 0.
+
+    Args:
+        logits: of the model (n, classes), before calibration.
+        labels: their classes (n,), names or numbers.
+        classes: of the model, in the order of the logits.
+        card: of the model.
+        temperature: of the model; None if it is not calibrated.
+        groups: which inputs belong together (n,); intervals then count as many examples as give the
+            spread of the groups' accuracies.
+
+    Raises:
+        DataError: labels are not those of the model, or there are none.
+    """
+    numbers = _numbers_of(labels, classes)
+    if len(logits) != len(numbers) or not len(numbers):
+        message = f"expected a label for each of at least one input, got {len(numbers)} labels"
+        raise DataError(f"{message} for {len(logits)} inputs.", key="labels", got=len(numbers))
+
+    scores = score(logits, numbers, torch.ones(len(numbers)), len(classes))
+    right = (logits.argmax(1) == numbers).numpy().astype(float)
+
+    # Repeated examples of a patient say less than as many patients.
+    group_numbers = None
+    if groups is not None:
+        places = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        group_numbers = np.array([places[group] for group in groups])
+
+    independent = effective_number(right, group_numbers) / len(right)
+    figures = classes_of_site(scores, classes, independent)
+    metrics = _metrics(logits, numbers, scores, figures, independent)
+    if temperature is not None:
+        metrics["ece_calibrated"] = _calibrated(logits / temperature, numbers, independent)
+
+    at_training = card.get("scores", {})
+    for name, metric in metrics.items():
+        metric["at_training"] = at_training.get(name)
+
+    return {
+        "client": card.get("client"),
+        "algorithm": card.get("algorithm"),
+        "examples": len(right),
+        "groups": None if group_numbers is None else int(group_numbers.max()) + 1,
+        "metrics": metrics,
+        "by_class": figures,
+        "confusion": confusion(scores),
+        "comparison": _comparison(card, float(right.mean()), independent * len(right)),
+    }
+
+
+def _numbers_of(labels: Any, classes: Sequence[str]) -> Tensor:
+    """Return labels as positions in the classes of the model.
+
+    Raises:
+        DataError: the model does not know a class.
+    """
+    places = {name: number for number, name in enumerate(classes)}
+    names = [str(label) for label in np.asarray(labels).reshape(-1).tolist()]
+    unknown = sorted(set(names) - set(places))
+    if unknown:
+        hint = did_you_mean(unknown[0], list(places)) or "."
+        message = f"the model does not know the class {unknown[0]!r:.80}{hint}"
+        raise DataError(message, key="labels", allowed=list(places), got=unknown)
+
+    return torch.tensor([places[name] for name in names], dtype=torch.int64)
+
+
+def _metrics(
+    logits: Tensor,
+    labels: Tensor,
+    scores: Scores,
+    classes: dict[str, Any],
+    independent: float,
+) -> dict[str, Any]:
+    """Return value and interval of every metric of a client."""
+    values = per_client(scores)
+    count = independent * len(labels)
+    present = [one for one in classes.values() if one["positives"]]
+    shares = [one["sensitivity"] for one in present]
+    sizes = [independent * one["positives"] for one in present]
+    intervals: dict[str, Interval | None] = {
+        "accuracy": wilson_interval(values["accuracy"], count),
+        "balanced_accuracy": mean_of_shares_interval(shares, sizes),
+        "auroc": _mean_of_bounds([one["auroc_interval"] for one in classes.values()]),
+        "loss": _loss_interval(logits, labels, independent),
+        "ece": calibration_interval(scores, logits, labels, independent),
+    }
+
+    metrics = {}
+    for name in CLIENT_METRICS:
+        metrics[name] = {"value": values.get(name), "interval": intervals.get(name)}
+
+    return metrics
+
+
+def _calibrated(logits: Tensor, labels: Tensor, independent: float) -> dict[str, Any]:
+    """Return the calibration error of the probabilities that the model prints, as a metric."""
+    scores = score(logits.double(), labels, torch.ones(len(labels)), logits.shape[1])
+    interval = calibration_interval(scores, logits, labels, independent)
+    return {"value": per_client(scores)["ece"], "interval": interval}
+
+
+def _mean_of_bounds(intervals: list[Interval | None]) -> Interval | None:
+    """Return the interval of a mean whose parts may all be wrong in the same direction."""
+    having = [interval for interval in intervals if interval is not None]
+    if not having:
+        return None
+    return {end: sum(interval[end] for interval in having) / len(having) for end in having[0]}
+
+
+def _loss_interval(logits: Tensor, labels: Tensor, independent: float) -> Interval | None:
+    """Return the interval of a mean cross-entropy; None if it is infinite, or of one example."""
+    losses = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
+    count = math.floor(independent * len(losses))
+    if count < 2 or not bool(losses.isfinite().all()):
+        return None
+    return mean_interval(float(losses.mean()), float(losses.std()), count, is_share=False)
+
+
+def calibration_interval(
+    scores: Scores, logits: Tensor, labels: Tensor, independent: float = 1.0
+) -> Interval:
+    """Return a conservative 95 % interval of the expected calibration error.
+
+    The measured error is too large on average, because noise in any bin adds to it. So it is at
+    most the size of the noise above the true one: the lower end subtracts the 97.5 % quantile of
+    the sum over bins of the size of their noise, drawn from normal distributions with a fixed seed.
+    The upper end adds 1.96 standard deviations of all noise. In simulations of 20 to 400 examples
+    it held the true error in 93 to 100 % of all cases, with one exception: 61 to 89 % for at most
+    40 examples whose confidences are all above 90 %, if these are right.
+
+    Args:
+        scores: of the examples.
+        logits: of the examples (n, classes).
+        labels: their classes (n,).
+        independent: how many independent examples one is worth.
+    """
+    confidence, predicted = torch.softmax(logits.double(), dim=1).max(1)
+    gaps = (predicted == labels).double() - confidence
+    bins = len(scores.bin_count)
+    places = ((confidence * bins).ceil() - 1).clamp(0, bins - 1).long()
+    squares = torch.zeros(bins, dtype=torch.float64).index_add_(0, places, gaps**2)
+    variances = squares.numpy() / (independent * len(gaps) ** 2)
+
+    noise = np.abs(np.random.default_rng(0).standard_normal((_DRAWS, bins))) @ np.sqrt(variances)
+    error = per_client(scores)["ece"]
+    return {
+        "low": max(0.0, error - float(np.quantile(noise, 0.975))),
+        "high": min(1.0, error + NORMAL_975 * math.sqrt(variances.sum())),
+    }
+
+
+def _comparison(card: Mapping[str, Any], accuracy: float, count: float) -> dict[str, Any] | None:
+    """Return how the accuracy differs from that at training; None if that is not known."""
+    before = card.get("scores", {}).get("accuracy")
+    examples = card.get("num_test", 0)
+    if before is None or not examples:
+        return None
+
+    interval = newcombe_interval(accuracy, count, before, examples)
+    verdict = "no clear difference"
+    if interval["low"] > 0:
+        verdict = "higher"
+    elif interval["high"] < 0:
+        verdict = "lower"
+
+    return {
+        "at_training": before,
+        "examples_at_training": examples,
+        "difference": accuracy - before,
+        "interval": interval,
+        "verdict": verdict,
+    }
+
+
+def to_csv(record: dict[str, Any]) -> str:
+    """Return the metrics of :func:`evaluate` as CSV, a line for each metric and class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for name, metric in record["metrics"].items():
+        bounds = metric["interval"] or {"low": None, "high": None}
+        cells = (metric["value"], bounds["low"], bounds["high"])
+        at_training = _cell(metric["at_training"])
+        writer.writerow([name, "", *map(_cell, cells), record["examples"], at_training])
+
+    for entry in record["by_class"].values():
+        for name, examples in _class_metrics(entry).items():
+            bounds = entry[f"{name}_interval"] or {"low": None, "high": None}
+            cells = (entry[name], bounds["low"], bounds["high"])
+            writer.writerow([name, inert(entry["class"]), *map(_cell, cells), examples, ""])
+
+    return text.getvalue()
+
+
+def _class_metrics(entry: dict[str, Any]) -> dict[str, int]:
+    """Return the metrics of a class, and of how many examples each is."""
+    positives = entry["positives"]
+    negatives = entry["negatives"]
+    return {"auroc": positives + negatives, "sensitivity": positives, "specificity": negatives}
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -1,0 +1,107 @@
+"""Models on new labelled examples: metrics, intervals, and the comparison with training."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.core.errors import DataError
+from fedtailor.core.metrics import per_client
+from fedtailor.core.scores import score
+from fedtailor.experiment.estimates import mean_of_shares_interval, newcombe_interval
+from fedtailor.serving.evaluate import calibration_interval
+from serving.small_runs import make_run
+
+
+@pytest.mark.parametrize("kind", ["pictures", "hospital_tables"])
+def test_the_test_examples_of_a_run_have_the_scores_of_training(kind, shelf):
+    run, examples = make_run("pfedfda", kind, shelf)
+    record = run.model("Mayo").evaluate(*examples[2])
+    for name, metric in record["metrics"].items():
+        assert metric["value"] == pytest.approx(metric["at_training"], abs=1e-6), name
+        low, high = metric["interval"].values()
+        assert 0 <= low <= metric["value"] + 1e-12 and metric["value"] <= high
+    assert record["comparison"]["difference"] == 0
+    assert record["comparison"]["examples_at_training"] == len(examples[2][1])
+    assert record["comparison"]["verdict"] == "no clear difference"
+
+
+def test_a_model_that_has_become_worse_or_better_is_said_so(shelf):
+    run, examples = make_run("fedavg", "digits", shelf)
+    model = run.model(0)
+    x = np.concatenate([x for x, _ in examples])
+    right = model.predict(x)
+    wrong = (right.astype(int) + 1) % 10
+    assert model.evaluate(x, wrong)["comparison"]["verdict"] == "lower"
+    assert model.evaluate(x, right)["comparison"]["verdict"] == "higher"
+
+
+def test_copies_of_examples_make_no_interval_narrower(shelf):
+    run, examples = make_run("fedavg", "digits", shelf)
+    x, y = examples[0]
+    once = run.model(0).evaluate(x, y, groups=np.arange(len(y)))
+    again = run.model(0).evaluate(
+        np.repeat(x, 5, axis=0), np.repeat(y, 5), groups=np.repeat(np.arange(len(y)), 5)
+    )
+    assert again["groups"] == len(y) and again["examples"] == 5 * len(y)
+    for name in ("accuracy", "balanced_accuracy", "auroc", "ece"):
+        widths = [record["metrics"][name]["interval"] for record in (once, again)]
+        assert widths[1]["low"] == pytest.approx(widths[0]["low"], abs=1e-6), name
+
+
+def test_labels_that_do_not_fit_are_refused(shelf):
+    run, examples = make_run("fedavg", "pictures", shelf)
+    x, y = examples[0]
+    with pytest.raises(DataError, match=r"'brigth'.*bright"):
+        run.model(0).evaluate(x, ["brigth"] * len(x))
+    with pytest.raises(DataError, match="label"):
+        run.model(0).evaluate(x, y[:-1])
+    with pytest.raises(DataError, match="label"):
+        run.model(0).evaluate(x[:0], y[:0])
+
+
+def test_one_class_alone_has_no_area(shelf):
+    run, examples = make_run("fedavg", "pictures", shelf)
+    x, y = examples[0]
+    record = run.model(0).evaluate(x[y == "dark"], y[y == "dark"])
+    assert record["metrics"]["auroc"]["value"] is None
+    assert record["by_class"]["0"]["sensitivity"] is None
+
+
+def coverage(draw, true, times=400):
+    generator = np.random.default_rng(0)
+    intervals = [draw(generator) for _ in range(times)]
+    return sum(one["low"] - 1e-12 <= true <= one["high"] for one in intervals) / times
+
+
+@pytest.mark.parametrize(("true", "others"), [(0.9, 0.9), (0.9, 0.6), (1.0, 0.3)])
+def test_intervals_of_differences_and_means_cover(true, others):
+    def difference(generator):
+        shares = generator.binomial(60, true) / 60, generator.binomial(25, others) / 25
+        return newcombe_interval(shares[0], 60, shares[1], 25)
+
+    def balanced(generator):
+        shares = generator.binomial(60, true) / 60, generator.binomial(25, others) / 25
+        return mean_of_shares_interval(shares, (60, 25))
+
+    assert coverage(difference, true - others) >= 0.925
+    assert coverage(balanced, (true + others) / 2) >= 0.925
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_intervals_of_the_calibration_error_cover(shift):
+    def interval(generator):
+        confidence = generator.uniform(0.5, 1, 100)
+        right = generator.random(100) < confidence - shift
+        logits = torch.from_numpy(np.stack([np.log(1 - confidence), np.log(confidence)], 1))
+        labels = torch.from_numpy(right.astype(np.int64))
+        return calibration_interval(score(logits, labels, torch.ones(100), 2), logits, labels)
+
+    assert coverage(interval, shift, times=200) >= 0.925
+
+
+def test_the_calibration_error_is_inside_its_interval():
+    logits = torch.tensor([[0.0, 3.0]] * 30, dtype=torch.float64)
+    labels = torch.tensor([1] * 10 + [0] * 20)
+    scores = score(logits, labels, torch.ones(30), 2)
+    bounds = calibration_interval(scores, logits, labels)
+    assert 0.3 < bounds["low"] < per_client(scores)["ece"] < bounds["high"] < 0.9
