@@ -23,6 +23,7 @@ from fedtailor.data.build import DividedData
 from fedtailor.data.dataset import Normalization
 
 if TYPE_CHECKING:
+    from fedtailor.data.cell_rules import CellRules
     from fedtailor.data.columns import Columns
 
 INPUTS_VERSION = 1
@@ -64,6 +65,8 @@ class InputSpecification:
     """Name of the training data."""
     columns: Columns | None = None
     """Tables: how the cells of the columns become features; None if the data came as arrays."""
+    cells: CellRules | None = None
+    """Tables: how cells are read; None: in the usual way."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,7 +81,7 @@ class InputSpecification:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything but mean and deviation, ready for JSON."""
-        return {
+        record = {
             "version": INPUTS_VERSION,
             "kind": self.kind,
             "shape": list(self.shape),
@@ -91,6 +94,10 @@ class InputSpecification:
             "class_names": list(self.class_names),
             "columns": None if self.columns is None else self.columns.to_record(),
         }
+        if self.cells is not None:
+            record["cells"] = self.cells.to_record()
+
+        return record
 
 
 def input_specification(divided: DividedData, normalize: Normalization) -> InputSpecification:
@@ -110,6 +117,7 @@ def input_specification(divided: DividedData, normalize: Normalization) -> Input
         color=options.color,
         dataset=dataset.name,
         columns=dataset.columns,
+        cells=options.cell_rules,
     )
 
 
@@ -176,6 +184,12 @@ def specification_of(
 
         columns = Columns.from_record(columns)
 
+    cells = record.get("cells")
+    if cells is not None:
+        from fedtailor.data.cell_rules import CellRules
+
+        cells = CellRules.from_record(cells)
+
     inputs = InputSpecification(
         kind=_one_of(record["kind"], get_args(Kind)),
         shape=tuple(_whole(size, 2**31) for size in record["shape"]),
@@ -189,6 +203,7 @@ def specification_of(
         color=_one_of(record["color"], get_args(Color)),
         dataset=_text(record["dataset"]),
         columns=columns,
+        cells=cells,
     )
 
     _check_shapes(inputs)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError, find_name
 from fedtailor.core.options import Flag, NoResult, Range, check_options
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.partitions import parse_partition
+
+if TYPE_CHECKING:
+    from fedtailor.data.cell_rules import CellRules
 
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
 
@@ -55,6 +58,11 @@ class DataOptions:
     missing: Literal["impute", "refuse"] = "impute"
     """Your own tables: empty cells are replaced (numbers by the median of the clients' medians of
     training examples, weighted by cells; text by the category "missing"), or an error."""
+    decimal: Literal["auto", "point", "comma"] = "auto"
+    """Your own tables: what a comma in a number is. comma: the decimal point; point: a separator of
+    thousands; auto: what all numbers with a comma in a column can be."""
+    missing_values: dict[str, Any] = field(default_factory=dict)
+    """Your own tables: values that mean a missing one, by column, such as {chol = [0]}."""
     image_size: Annotated[int, Range(ge=0, le=1024)] = 0
     """Your own images: they are resized to a square of this side; 0: no resizing, all images must
     have one size."""
@@ -131,6 +139,16 @@ class DataOptions:
         return min(number, self.train_size) if self.train_size else number
 
     @property
+    def cell_rules(self) -> CellRules | None:
+        """How the cells of tables are read; None: in the usual way."""
+        if self.decimal == "auto" and not self.missing_values:
+            return None
+
+        from fedtailor.data.cell_rules import CellRules
+
+        return CellRules(self.decimal, self.missing_values)
+
+    @property
     def num_new(self) -> int:
         """The number of new clients."""
         return len(self.new_clients) if isinstance(self.new_clients, tuple) else self.new_clients
@@ -147,6 +165,9 @@ class DataOptions:
         if not self.path:
             dataset = find_name("dataset", self.dataset, DATASETS, key="data.dataset")
             object.__setattr__(self, "dataset", dataset)
+
+        # What cannot be a rule for cells is refused before any data are read.
+        self.cell_rules  # noqa: B018
 
         # Without a number of clients, the data decides.
         if self.clients:
@@ -193,13 +214,14 @@ class DataOptions:
         if not self.path:
             reasons |= dict.fromkeys(_OWN, "data.path is not given: it is for your own data")
 
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in reasons and value != field.default:
-                key = f"data.{field.name}"
-                why = f"has no effect, because {reasons[field.name]}"
+        for option in fields(self):
+            value = getattr(self, option.name)
+            default = {} if option.name == "missing_values" else option.default
+            if option.name in reasons and value != default:
+                key = f"data.{option.name}"
+                why = f"has no effect, because {reasons[option.name]}"
                 message = f"{key} = {value!r} {why}. Leave one of them out."
-                raise ConfigError(message, key=key, allowed=repr(field.default), got=repr(value))
+                raise ConfigError(message, key=key, allowed=repr(default), got=repr(value))
 
     def _check_release(self) -> None:
         """Refuse options under which the training examples would not be those of the release."""
@@ -235,7 +257,15 @@ DIVIDING = (
 """Options that divide the data; a split file replaces them."""
 
 
-_OWN = ("label_column", "group", "missing", "image_size", "color")
+_OWN = (
+    "label_column",
+    "group",
+    "missing",
+    "decimal",
+    "missing_values",
+    "image_size",
+    "color",
+)
 """Options of your own data."""
 
 

@@ -348,6 +348,7 @@ def _inputs(
         class_names=tuple(classes),
         image_size=config.data.image_size,
         color=config.data.color,
+        cells=config.data.cell_rules,
         dataset="the data of the sites",
         columns=columns,
     )

@@ -76,9 +76,9 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
     columns = specification.columns
     table = None
     if columns is not None and isinstance(inputs, str | os.PathLike):
-        table = read_table_like(Path(inputs), columns)
+        table = read_table_like(Path(inputs), columns, rules=specification.cells)
     elif columns is not None and hasattr(inputs, "columns"):
-        table = read_frame_like(inputs, columns)
+        table = read_frame_like(inputs, columns, specification.cells)
 
     if table is not None:
         x = features_of(table)

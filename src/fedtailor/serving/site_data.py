@@ -54,12 +54,15 @@ def load_site(
     """
     # Pictures are read with the channels and the size that the model takes.
     color = "auto" if inputs.kind == "table" else {1: "gray", 3: "rgb"}.get(inputs.shape[0], "auto")
+    rules = inputs.cells
     options = DataOptions(
         path=path,
         image_size=inputs.image_size,
         color=cast(Any, color),
         label_column=label_column,
         group=group,
+        decimal="auto" if rules is None else rules.decimal,
+        missing_values={} if rules is None else dict(rules.missing_values),
     )
     dataset = load_one_site(path, options)
     stored = _stored(dataset, inputs, path)

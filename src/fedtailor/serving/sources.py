@@ -199,7 +199,7 @@ class Sources:
             raise DataError(message, key="path", path=str(path), allowed=allowed)
 
         file = safe_name(path.name)
-        table = read_table_like(path, columns, self._keep)
+        table = read_table_like(path, columns, self._keep, rules=self._inputs.cells)
         features = features_of(table)
         self.notes += [f"{file}: {problem.message}" for problem in table.problems]
         self.missing.update(table.missing)

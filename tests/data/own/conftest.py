@@ -389,7 +389,7 @@ BROKEN = [
     ("error", "damaged_archive", "corrupt archive", _damaged_archive),
     ("error", "missing_label_column", "missing label column", _table("a,b\n1,2\n")),
     ("error", "ragged_row", "ragged rows", _table("a,b,label\n1,2,0\n1,2\n3,4,1\n")),
-    ("error", "not_a_number", "decimal commas", _table('a,b,label\n1,"1,5",0\n3,4,1\n')),
+    ("error", "not_a_number", "decimal commas", _table('a,b,label\n1,"1,5",0\n3,4.5,1\n')),
     ("warning", "mixed_column", "text and numbers", _table("a,b,label\n1,x,0\n3,4,1\n")),
     ("skipped", "empty_column", "a column without values", _empty_column),
     ("error", "dates", "dates", _table("a,b,label\n1,2020-01-31,0\n3,2020-02-01,1\n")),

@@ -9,6 +9,7 @@ import pytest
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.build import build
+from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Column, Columns
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.like import read_frame_like, read_table_like
@@ -56,7 +57,7 @@ def kinds(table):
     ],
 )
 def test_any_order_and_unused_columns_are_read(tmp_path, text):
-    x, lines, problems = predict(tmp_path, text)
+    x, lines, problems, *_ = predict(tmp_path, text)
     assert (
         x.dtype == np.float32 and x.tolist() == [[50, 0, 1, 0], [60.5, 1, 0, 0]] and problems == []
     )
@@ -124,6 +125,19 @@ def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
         Frame({"sex": missing, "age": np.array([1, "2", None], dtype=object)}), PLAN
     )
     assert objects.x.tolist() == [[1, 1, 0, 0], [2, 0, 0, 1], [61.5, 0, 1, 0]]
+
+
+def test_cells_are_read_by_the_rules_of_training(tmp_path):
+    rules = CellRules(missing_values={"age": [999], "sex": ["u"]})
+    (tmp_path / "new.csv").write_text("age;sex\n50,5;m\n999;u\n", encoding="utf-8")
+    table = read_table_like(tmp_path / "new.csv", PLAN, ["age"], rules=rules)
+    ages = np.array(["50,5", "999"], dtype=object)
+    frame = read_frame_like(Frame({"age": ages, "sex": np.array(["m", "u"])}), PLAN, rules)
+    assert (
+        table.x.tolist() == frame.x.tolist() == predict(tmp_path, "age,sex\n50.5,m\n,\n").x.tolist()
+    )
+    assert table.keep == {"age": ["50.5", ""]}
+    assert CellRules.from_record(rules.to_record()) == rules
 
 
 def test_a_data_frame_that_does_not_fit_is_an_error():

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_wine
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
 from fedtailor.data.columns import Column
 from fedtailor.data.options import DataOptions
@@ -160,7 +160,9 @@ def test_one_table_has_no_domains(tmp_path):
     assert dataset.domains is None and dataset.domain_names == ()
 
 
-@pytest.mark.parametrize("word", ["", " ", "NA", "n/a", "NaN", "null", "None", "?", "#N/A", "<NA>"])
+@pytest.mark.parametrize(
+    "word", ["", " ", "NA", "n/a", "NaN", "null", "None", "?", "#N/A", "<NA>", "-", "."]
+)
 def test_every_word_for_an_empty_cell_is_replaced_by_the_median_of_training_rows(tmp_path, word):
     rows = column([1, 2, word, 4, 100])
     for row, part in zip(rows, ["split", "train", "train", "train", "train", "test"], strict=True):
@@ -173,6 +175,67 @@ def test_every_word_for_an_empty_cell_is_replaced_by_the_median_of_training_rows
     divided = build(DataOptions(path=str(folder)), run_seed=0)
     assert divided.dataset.x[2, 0] == 2  # of 1, 2 and 4, which outweigh 50 and 60
     assert divided.dataset.columns.columns[0] == Column("c", "number", fill=2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("c;label\n1,5;x\n-2,25e1;y\n1.234,5;x\n", [1.5, -22.5, 1234.5]),
+        ("c;label\n1,234;x\n2;y\n", [1.234, 2]),
+        ('c,d,label\n"1,234","0,5",x\n3,1,y\n', [1.234, 3]),
+        ('c,label\n"1,234.5",x\n"1,000",y\n7.5,x\n', [1234.5, 1000, 7.5]),
+        ("c;label\n" + "".join(f"{n},5;{'xy'[n % 2]}\n" for n in range(99)), np.arange(99) + 0.5),
+    ],
+)
+def test_decimal_commas_and_separators_of_thousands_are_read(tmp_path, text, values):
+    dataset, findings = read(write(tmp_path / "d", a=text))
+    assert not findings.errors and any("'c'" in note for note in findings.notes)
+    np.testing.assert_array_equal(dataset.x[:, 0], np.array(values, dtype=np.float32))
+
+
+def test_the_option_says_what_a_comma_is(tmp_path):
+    folder = write(tmp_path / "d", a='c,label\n"1,234",x\n2.5,y\n')
+    assert errors(read(folder)[1]) == [("not_a_number", "a.csv:2")]
+    assert read(folder, decimal="point")[0].x[:, 0].tolist() == [1234, 2.5]
+    assert read(folder, decimal="comma")[0].x[:, 0].tolist() == [np.float32(1.234), 2.5]
+
+
+def test_values_that_mean_missing_are_empty_cells_whatever_the_file(tmp_path):
+    columns = {"chol": [0.0, 200, 7, -9], "smoker": ["?", "yes", "not asked", "no"]}
+    columns["label"] = ["x", "y", "x", "y"]
+    rows = [[*columns], *zip(*columns.values(), strict=True)]
+    values = {"chol": [0, -9], "smoker": ["not asked"]}
+    folder = write(tmp_path / "d", a=rows)
+    first, _ = read(folder, missing_values=values)
+    second, _ = read(write_parquet(tmp_path / "e", "a", columns), missing_values=values)
+    assert np.isnan(first.x).tolist() == [
+        [True, True],
+        [False, False],
+        [False, True],
+        [True, False],
+    ]
+    assert first.raw == second.raw
+    np.testing.assert_array_equal(first.x, second.x)
+
+    from_long = write(tmp_path / "f", a=column([*range(100)]))
+    assert int(np.isnan(read(from_long, missing_values={"c": [0, 99]})[0].x).sum()) == 2
+    with pytest.raises(ConfigError, match=r"data\.missing_values\.chol"):
+        DataOptions(path="x", missing_values={"chol": [None]})
+
+
+def test_other_encodings_of_spreadsheets_are_read(tmp_path):
+    text = "c,ward\n1,Süd\n2,Nord\n".replace("ward", "label")
+    for encoding in ("cp1252", "utf-16"):
+        dataset, findings = read(write(tmp_path / encoding, a=text.encode(encoding)))
+        assert dataset.class_names == ("Nord", "Süd")
+        assert ("wrong_encoding" in kinds(findings)) == (encoding == "cp1252")
+
+
+def test_lines_and_columns_that_spreadsheets_add_are_left_out(tmp_path):
+    text = "\n,c,label,\n0,5,x,\n\n1,6,y,\n,,,\n"
+    dataset, findings = read(write(tmp_path / "d", a=text))
+    assert dataset.x.tolist() == [[5], [6]] and not findings.errors
+    assert sum("has no name" in note for note in findings.notes) == 2
 
 
 def test_new_clients_have_no_part_in_medians_and_categories(tmp_path):
@@ -281,15 +344,15 @@ BROKEN = [
     (b"f,label\n1,x\n", "missing_column", "s.csv", "'g'"),
     (b"f,g,h,label\n1,2,3,x\n", "extra_column", "s.csv", "'h'"),
     (b"f,f,g,label\n1,2,3,x\n", "duplicate_column", "s.csv", "'f'"),
-    (b",f,g,label\n0,1,2,x\n", "unnamed_column", "s.csv", "1"),
+    (b",f,g,label\n7,1,2,x\n7,1,2,x\n", "unnamed_column", "s.csv", "1"),
     (b"label\nx\n", "no_features", "s.csv", "'label'"),
     (b"", "empty_file", "s.csv", ""),
-    ("f,g,label\n1,2,Müller\n".encode("latin-1"), "wrong_encoding", "s.csv", "0xfc in line 2"),
-    ("f,g,label\n1,2,x\n".encode("utf-16"), "wrong_encoding", "s.csv", "0xff in line 1"),
+    (b"f,g,label\n1,2,M\xc3\xbcller\n1,2,\xfc\n", "wrong_encoding", "s.csv", "0xfc in line 3"),
+    (b"f,g,label\n1,2,x\x81\n", "wrong_encoding", "s.csv", "0x81 in line 2"),
     (b'f,g,label\n1,2,"x\n', "broken_table", "s.csv", "2"),
     (b"f,g,label\n1,2," + b"x" * 200_000 + b"\n", "broken_table", "s.csv", "Line 2"),
     (b"f,g,label,split\n1,2,x,train\n1,2,x,dev\n", "wrong_split", "s.csv:3", "'dev'"),
-    (b"f;g;label\n1,5;2;x\n", "not_a_number", "s.csv:2", "'1,5'"),
+    (b'f,g,label\n"1,5",2,x\n2.5,2,x\n', "not_a_number", "s.csv:2", "beside '2.5'"),
 ]
 
 
@@ -314,14 +377,14 @@ TEXTS = [
     (["[1, 2]", "[3.5]"], "time_series"),
     (["1 2 3", "4 5.5 6e1"], "time_series"),
     (["1|2|3", "-1|2|3"], "time_series"),
-    (["1,5", "2,25"], "not_a_number"),
-    (["1.234,5", "7"], "not_a_number"),
-    (["1,234,567.5", "12"], "not_a_number"),
+    (["1,234", "2,225"], "not_a_number"),
+    (["1,5", "7.5"], "not_a_number"),
+    (["1,234,567.5", "1,5"], "not_a_number"),
     (["a/1.png", "a/2.png"], "image_paths"),
     ([f"the patient {n} was seen today" for n in range(6)], "free_text"),
     ([f"patient {n}" for n in range(60)], "too_many_categories"),
     ([f"ward {n % 60}" for n in range(600)], "too_many_categories"),
-    ([*range(100), "n.d."], "too_many_categories"),
+    ([*range(100), "high"], "too_many_categories"),
     ([f"patient {n}" for n in range(10_000)], "too_many_categories"),
 ]
 
@@ -360,7 +423,7 @@ PARQUET = [
     ({"f": np.array(["2020-01-31", "2020-02-01"], "M8[D]"), "label": ["x", "y"]}, "dates"),
     ({"f": [1.0, 2.0], "label": [{"a": 1}, {"a": 2}]}, "wrong_column_type"),
     ({"f": [1.0, 2.0], "label": ["x", None]}, "missing_label"),
-    ({"f": ["1,5", "2"], "label": ["x", "y"]}, "not_a_number"),
+    ({"f": ["1,500", "2"], "label": ["x", "y"]}, "not_a_number"),
     ({"f": [1.0, 1e300], "label": [1, 2]}, "not_finite"),
     ({"f": [1.0, 2.0], "label": [0.5, 1.0]}, "float_label"),
 ]

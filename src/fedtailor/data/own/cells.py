@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,11 +14,20 @@ from fedtailor.data.columns import MAX_CATEGORIES
 from fedtailor.data.own.findings import FindingPlace
 from fedtailor.data.own.kinds import SEVERAL_LABELS
 from fedtailor.data.own.names import counted, show
-from fedtailor.data.own.patterns import category_in, cell_of, number_in, number_or_none
+from fedtailor.data.own.patterns import (
+    MISSING_AMONG_NUMBERS,
+    category_in,
+    cell_of,
+    number_in,
+    number_or_none,
+)
 
 MAX_TEXTS = 1_000
 """Most different texts of a column that are kept to describe it; far more than a column of
 categories may have."""
+
+
+Rewrite = Callable[[str], str]
 
 
 class At(NamedTuple):
@@ -52,6 +62,7 @@ class Cells:
 
     Args:
         keeps_texts: whether all texts are kept, however many they are.
+        rewrite: changes texts before they are looked at, such as a decimal comma to a point.
 
     Example:
         >>> cells = Cells()
@@ -60,44 +71,61 @@ class Cells:
         (['1.5', '', 'high'], [0, 1, 2, 0], [1.5, nan, nan, 1.5])
     """
 
-    def __init__(self, *, keeps_texts: bool = False) -> None:
+    def __init__(self, *, keeps_texts: bool = False, rewrite: Rewrite | None = None) -> None:
         self.keeps_texts = keeps_texts
+        self._rewrite = rewrite
         self._texts = _Codes()
         self._codes = array("i")
         self._numbers: array[float] | None = None
         self._filled = 0
         self._text_at: At | None = None
+        self._words: Counter[str] = Counter()
 
     @classmethod
-    def of_codes(cls, codes: np.ndarray, texts: Iterable[str], *, keeps_texts: bool) -> Cells:
+    def of_codes(
+        cls,
+        codes: np.ndarray,
+        texts: Iterable[str],
+        *,
+        keeps_texts: bool,
+        rewrite: Rewrite | None = None,
+    ) -> Cells:
         """Return cells (rows,) that are positions in texts; a text may appear twice."""
-        cells = cls(keeps_texts=keeps_texts)
-        places = np.array([cells._texts[text] for text in texts], dtype=np.int32)
+        cells = cls(keeps_texts=keeps_texts, rewrite=rewrite)
+        places = np.array([cells._texts[text] for text in cells._read(texts)], dtype=np.int32)
         cells._codes.frombytes(places[codes].tobytes())
         cells._drop_texts()
         return cells
 
     @classmethod
-    def of_numbers(cls, values: np.ndarray) -> Cells:
+    def of_numbers(cls, values: np.ndarray, rewrite: Rewrite | None = None) -> Cells:
         """Return cells (rows,) that are numbers; NaN is an empty cell."""
+        if rewrite is not None:
+            # Values that mean missing are few; each different number is looked at once.
+            different, codes = np.unique(values, return_inverse=True)
+            is_missing = [rewrite(cell_of(value)) == "" for value in different.tolist()]
+            values = np.where(np.array(is_missing, dtype=bool)[codes], np.nan, values)
+
         cells = cls()
         cells._numbers = array("f", _as_float32(values).tobytes())
         cells._texts.update((cell_of(value), 0) for value in values[:1].tolist())
         return cells
 
     @classmethod
-    def of_values(cls, values: np.ndarray, *, keeps_texts: bool) -> Cells:
+    def of_values(
+        cls, values: np.ndarray, *, keeps_texts: bool, rewrite: Rewrite | None = None
+    ) -> Cells:
         """Return the cells of a column of a data frame (rows,), of numbers or objects."""
         if values.dtype.kind in "buif" and not keeps_texts:
-            return cls.of_numbers(values)
+            return cls.of_numbers(values, rewrite)
 
-        cells = cls(keeps_texts=keeps_texts)
+        cells = cls(keeps_texts=keeps_texts, rewrite=rewrite)
         cells.add([cell_of(value) for value in values.tolist()])
         return cells
 
     def add(self, cells: Iterable[str]) -> None:
         """Add the cells of more rows."""
-        texts = map(str.strip, cells)
+        texts = self._read(cells)
         if self._numbers is not None:
             self._add_numbers(list(texts))
             return
@@ -108,6 +136,10 @@ class Cells:
         if len(self._texts) > before:
             self._drop_texts()
 
+    def _read(self, cells: Iterable[str]) -> Iterable[str]:
+        texts = map(str.strip, cells)
+        return texts if self._rewrite is None else map(self._rewrite, texts)
+
     def _drop_texts(self) -> None:
         """Keep only the numbers, if there are too many texts or if all are numbers."""
         most = MAX_CATEGORIES if self.text_at is None else MAX_TEXTS
@@ -117,6 +149,7 @@ class Cells:
         # Later questions about the texts are answered from what is kept here.
         self._filled = self.num_filled
         self._text_at = self.text_at
+        self._words = self.missing_words
         self._numbers = array("f", self.numbers.tobytes())
         self._codes = array("i")
 
@@ -136,6 +169,8 @@ class Cells:
                 # One text beyond the limit shows that there are more.
                 if len(self._texts) < MAX_TEXTS + 1:
                     self._texts[cell]
+            elif number != number and cell:
+                self._words[cell] += 1
 
             self._numbers.append(float("nan") if number is None else number)
 
@@ -166,6 +201,16 @@ class Cells:
         # As floats, None is NaN.
         values = np.array([number_or_none(text) for text in self._texts], dtype=np.float64)
         return np.asarray(_as_float32(values)[self.codes])
+
+    @property
+    def missing_words(self) -> Counter[str]:
+        """How many cells hold which word for a missing number, such as ``n/a``."""
+        if self._numbers is not None:
+            return self._words
+
+        counts = np.bincount(self.codes, minlength=len(self._texts)).tolist()
+        pairs = zip(self._texts, counts, strict=True)
+        return Counter({t: count for t, count in pairs if t and t.lower() in MISSING_AMONG_NUMBERS})
 
     @property
     def num_filled(self) -> int:
@@ -208,6 +253,8 @@ class Table:
     file, from 1."""
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Columns of a type that cannot be used: kind and sentence of the problem."""
+    delimiter: str = ""
+    """Between the cells of a CSV file; empty for others."""
     ragged: Sequence[tuple[int, int]] = ()
     """Line and length of every row that is not as long as the header; they are left out."""
 

@@ -18,6 +18,7 @@ from fedtailor.data.own.patterns import (
     DECIMAL_COMMA,
     IMAGE,
     LIST,
+    THOUSANDS_COMMA,
     category_in,
     is_identifier,
     is_number,
@@ -167,10 +168,13 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     numbers = [text for text in texts if is_number(text)]
     others = [text for text in texts if not is_number(text)]
     # From the most certain reason to the least.
-    if share_like(DECIMAL_COMMA, others) == 1:
+    if all(matches(DECIMAL_COMMA, text) or matches(THOUSANDS_COMMA, text) for text in others):
+        points = [text for text in numbers if "." in text]
+        beside = f" beside {show(points[0])}" if points else ""
         message = (
-            f"{title} holds numbers with a comma, such as {show(others[0])}. Write numbers with a "
-            "point and without commas, such as 1.5 or 1500."
+            f"{title} holds numbers with a comma, such as {show(others[0])}{beside}. If it is the "
+            f"decimal point: {option_text('decimal', 'comma')}; if it separates thousands: "
+            f"{option_text('decimal', 'point')}."
         )
         yield Finding("not_a_number", message, line)
 

@@ -159,10 +159,12 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "error": {
             "damaged_table": "damaged Parquet files",
             "broken_table": "tables with an unreadable line",
-            "wrong_encoding": "files that are not UTF-8",
             "pyarrow_missing": "Parquet files without pyarrow, which reads them",
             "missing_label_column": "tables without the column of labels, or where none is obvious",
-            "not_a_number": "text in place of numbers, or numbers with a comma",
+            "not_a_number": (
+                "text in place of numbers, or numbers with a comma that can be a decimal point or "
+                "not"
+            ),
             "no_features": "tables without features",
             "ragged_row": "rows with more or fewer cells than the header",
             "missing_column": "columns that other tables have",
@@ -181,6 +183,9 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "image_paths": "columns of paths of images that are not called `image`",
             "free_text": "columns of free text",
             "too_many_categories": "columns with more than 50 categories",
+        },
+        "error, warning": {
+            "wrong_encoding": "files that are not UTF-8",
         },
         "skipped": {
             "empty_column": "columns without any value",

@@ -113,6 +113,10 @@ class FolderLayout:
 
         names = ("label_column", "group", "missing", "image_size", "color")
         chosen = [getattr(options, name) for name in names]
+        rules = options.cell_rules
+        if rules is not None:
+            chosen.append(rules.to_record())
+
         # Another version of the readers may read the same files differently.
         sources = sorted(Path(__file__).parent.glob("*.py"))
         readers = [path.read_text(encoding="utf-8") for path in sources]

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, Texts
-from fedtailor.data.own.cells import Cells, Table
+from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, DataProblem, FindingPlace, Findings
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import category_in
-from fedtailor.data.own.table import TABLES, Sought, read_header, read_table
+from fedtailor.data.own.table import TABLES, Sought, read_cells, read_header, read_table
 
 
 class LikeTable(NamedTuple):
@@ -35,7 +36,9 @@ class LikeTable(NamedTuple):
     """The cells of the columns to keep, as text, by name in the order asked for."""
 
 
-def read_table_like(path: Path, columns: Columns, keep: Sequence[str] = ()) -> LikeTable:
+def read_table_like(
+    path: Path, columns: Columns, keep: Sequence[str] = (), *, rules: CellRules | None = None
+) -> LikeTable:
     """Return the features of a CSV or Parquet table.
 
     Its columns may be in any order. Those of ``columns.unused``, such as the label, may be there
@@ -45,6 +48,7 @@ def read_table_like(path: Path, columns: Columns, keep: Sequence[str] = ()) -> L
         path: the table.
         columns: how cells become features, ``Dataset.columns`` of the data in training.
         keep: columns whose cells are returned as text beside the features.
+        rules: how cells were read in training; None: in the usual way.
 
     Example:
         >>> from fedtailor.data.columns import Column
@@ -59,7 +63,7 @@ def read_table_like(path: Path, columns: Columns, keep: Sequence[str] = ()) -> L
 
     keep = [safe_name(name) for name in keep]
     texts = _names_of_texts(columns).union(keep)
-    sought = Sought(set(columns.names).__contains__, texts.__contains__)
+    sought = _sought(columns, texts, rules)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
     like = _encode(table, columns, place, ignored=keep)
     if table is None or like.x is None:
@@ -91,12 +95,13 @@ def _texts_of(table: Table, name: str) -> list[str]:
     return [safe_name(texts[code]) for code in cells.codes]
 
 
-def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
+def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None) -> LikeTable:
     """Return the features of a data frame, such as one of pandas.
 
     Args:
         frame: anything with ``columns``, and ``frame[name].to_numpy()``.
         columns: how cells become features.
+        rules: how cells were read in training; None: in the usual way.
 
     Raises:
         DataError: it is no data frame.
@@ -104,25 +109,41 @@ def read_frame_like(frame: Any, columns: Columns) -> LikeTable:
     place = FindingPlace(Findings(), "", "data frame")
     texts = _names_of_texts(columns)
     expected = set(columns.names)
-    try:
+    sought = _sought(columns, texts, rules)
+
+    def read(rewrite: Mapping[str, Rewrite], place: FindingPlace) -> Table:
         keys = list(frame.columns)
-        names = read_header(map(str, keys), place)
         cells = {}
         # Other columns are only needed by name: they may be ignored, or an error.
-        for name, key in zip(names or (), keys, strict=False):
+        for name, key in zip(read_header(map(str, keys), place), keys, strict=True):
+            cells[name] = Cells()
             if name in expected:
                 values = np.asarray(frame[key].to_numpy())
-                cells[name] = Cells.of_values(values, keeps_texts=name in texts)
-            else:
-                cells[name] = Cells()
+                cells[name] = Cells.of_values(
+                    values, keeps_texts=name in texts, rewrite=rewrite.get(name)
+                )
+
+        return Table(place, cells, range(max(map(len, cells.values()), default=0)))
+
+    try:
+        table = read_cells(read, place, sought)
     except (AttributeError, TypeError, KeyError, IndexError) as error:
         allowed = "a data frame, with columns and frame[name].to_numpy()"
         got = type(frame).__qualname__
         message = f"expected {allowed}, got {got}."
         raise DataError(message, key="frame", allowed=allowed, got=got) from error
 
-    rows = range(max(map(len, cells.values()), default=0))
-    return _encode(None if names is None else Table(place, cells, rows), columns, place)
+    return _encode(table, columns, place)
+
+
+def _sought(columns: Columns, texts: set[str], rules: CellRules | None) -> Sought:
+    numbers = set(columns.names) - _names_of_texts(columns)
+    return Sought(
+        set(columns.names).__contains__,
+        texts.__contains__,
+        numbers.__contains__,
+        rules or CellRules(),
+    )
 
 
 def _names_of_texts(columns: Columns) -> set[str]:
@@ -140,7 +161,7 @@ def _encode(
         place: gets the problems.
         ignored: columns that may be there though the data in training had none like them.
     """
-    if table is None or not _check(table, columns, ignored):
+    if table is None or place.findings.has_errors or not _check(table, columns, ignored):
         return LikeTable(None, (), place.findings.problems)
 
     cells: dict[str, np.ndarray | Texts] = {}

@@ -12,6 +12,13 @@ from fedtailor.data.own.names import safe_name
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?")
 """Words for an empty cell. Among text, ``none`` is a category, such as no medication."""
 
+MISSING_AMONG_NUMBERS = (
+    *MISSING_WORDS,
+    *("-", "--", "–", "—", ".", "..", "n.a.", "n.a", "nd", "n.d.", "unknown", "missing"),
+    *("#value!", "#div/0!", "#null!", "#num!", "#ref!", "#name?"),
+)
+"""Words for an empty cell in a column of numbers; among text, the further ones are categories."""
+
 MISSING_LABELS = ("", "nan")
 """Labels that mean a missing one; other words for an empty cell may be classes."""
 
@@ -41,7 +48,8 @@ LIST = re.compile(rf"[\[({{]\s*{_NUMBER}.*|{_NUMBER}((\s*[,;|]\s*|\s+){_NUMBER})
 IMAGE = re.compile(
     r".*\.(png|jpe?g|jpe|jfif|bmp|gif|tiff?|webp|pgm|ppm|pbm|dcm)", re.IGNORECASE | re.DOTALL
 )
-DECIMAL_COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+|[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
+THOUSANDS_COMMA = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 _BRACKETS = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
 
 _IDENTIFIER = re.compile(
@@ -95,7 +103,7 @@ def number_or_none(cell: str) -> float | None:
     True is 1 and false is 0.
     """
     word = cell.strip().lower()
-    if word in MISSING_WORDS:
+    if word in MISSING_AMONG_NUMBERS:
         return float("nan")
 
     if word in TRUTH:

@@ -13,7 +13,7 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.examples import Examples, one_source
-from fedtailor.data.own.findings import DataProblem, FindingPlace, Findings, OwnData
+from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
 from fedtailor.data.own.groups import groups_of_paths
 from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
@@ -196,7 +196,14 @@ def _as_error(path: str, findings: Findings) -> DataError:
     """Return the first errors as one exception."""
     kinds = [kind for severity, kind in findings.counts if severity == "error"]
     number = sum(findings.counts["error", kind] for kind in kinds)
-    sentences = [_sentence(problem) for problem in findings.errors[:_SHOWN]]
+    sentences: list[str] = []
+    before = ""
+    for problem in findings.errors[:_SHOWN]:
+        where = problem.path or problem.site
+        named = f"{where}: " if where not in ("", before) else ""
+        sentences.append(f"{named}{problem.message}")
+        before = where
+
     if number > len(sentences):
         sentences.append(f"All errors: {findings.summarize('error')}.")
 
@@ -209,8 +216,3 @@ def _as_error(path: str, findings: Findings) -> DataError:
         message = f"{safe_name(path)}: {message}"
 
     return DataError(message, key="data.path", path=safe_name(path), got=kinds[0])
-
-
-def _sentence(problem: DataProblem) -> str:
-    where = problem.path or problem.site
-    return f"{where}: {problem.message}" if where else problem.message

@@ -6,12 +6,13 @@ problem has its row. Parquet needs pyarrow (``fedtailor[data]``).
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from typing import Any
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import MAX_CATEGORIES
 from fedtailor.data.files import read_bytes
-from fedtailor.data.own.cells import Cells, Table
-from fedtailor.data.own.findings import FindingPlace, Unusable
+from fedtailor.data.own.cells import Cells, Rewrite, Table
+from fedtailor.data.own.decimals import find_meanings, rewrites
+from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
 from fedtailor.data.own.kinds import DATES, SERIES
 from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.patterns import cell_of
@@ -48,6 +51,18 @@ class Sought:
     """Whether a column of that name is looked for; the delimiter is one that gives such columns."""
     keeps_texts: Callable[[str], bool]
     """Whether all texts of the column of that name are kept, however many they are."""
+    may_hold_numbers: Callable[[str], bool]
+    """Whether commas in the column of that name can be those of numbers."""
+    rules: CellRules = CellRules()
+    """How the cells of features are read."""
+    skips_blank: bool = False
+    """Whether rows of empty cells are left out, as spreadsheets write them below a table."""
+    rewrite: Mapping[str, Rewrite] = field(default_factory=dict)
+    """How the texts of columns are changed; others stay."""
+
+    def new_cells(self, name: str) -> Cells:
+        """Return the cells of a column, still none."""
+        return Cells(keeps_texts=self.keeps_texts(name), rewrite=self.rewrite.get(name))
 
 
 def read_table(
@@ -65,7 +80,11 @@ def read_table(
     read = _read_parquet if path.suffix.lower() in PARQUET else _read_csv
     try:
         raw = read_bytes(path, digests, folder=path.parent)
-        return read(raw, place, sought, limit)
+
+        def read_with(rewrite: Mapping[str, Rewrite], place: FindingPlace) -> Table:
+            return read(raw, place, replace(sought, rewrite=rewrite), limit)
+
+        return read_cells(read_with, place, sought)
     except DataError as error:
         place.add("unreadable_file", error.message, severity="error")
     except Unusable as error:
@@ -74,54 +93,151 @@ def read_table(
     return None
 
 
-def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...] | None:
-    """Return the names of columns, safe to print; None, with the problem added, if wrong."""
+def read_cells(
+    read: Callable[[Mapping[str, Rewrite], FindingPlace], Table],
+    place: FindingPlace,
+    sought: Sought,
+) -> Table:
+    """Read a table by the rules for its cells; once more if numbers have a comma.
+
+    Args:
+        read: reads the table, with texts of columns rewritten.
+        place: gets the problems.
+        sought: what is known of its columns.
+    """
+    rules = sought.rules
+    table = read(rewrites(rules, {}), place)
+
+    # What a comma is in a column, all of its numbers say together.
+    numbers = [name for name in table.names if sought.may_hold_numbers(name)]
+    meanings = find_meanings(table, numbers, rules)
+    if not meanings:
+        return table
+
+    by_meaning = {"comma": "decimal commas", "point": "commas between thousands"}
+    for meaning, words in by_meaning.items():
+        names = [name for name, other in meanings.items() if other == meaning]
+        if names:
+            place.findings.note(f"Numbers with {words} are read in {listed(names)}.")
+
+    # The problems of the file are known from the first time.
+    again = read(rewrites(rules, meanings), replace(place, findings=Findings()))
+    return replace(again, place=place)
+
+
+def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
+    """Return the names of columns, different and safe to print; add what is wrong with them.
+
+    A column without a name is ``column N``; one with a name that is there already gets a number
+    too, so that all else can be checked.
+    """
     # All messages and features use these names, so they are unique and safe.
-    names = tuple(safe_name(name.strip()) for name in header)
-    if "" in names:
-        columns = listed(names, 20)
-        message = f"Column {names.index('') + 1} has no name; the columns are: {columns}."
-        place.add("unnamed_column", message)
-        return None
+    names: list[str] = []
+    written = [safe_name(name.strip()) for name in header]
+    for number, name in enumerate(written, start=1):
+        unique = name or unnamed(number)
+        names.append(f"{unique} ({number})" if unique in names else unique)
 
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+    repeated = [name for name, count in Counter(filter(None, written)).items() if count > 1]
     if repeated:
-        place.add("duplicate_column", f"Column {show(repeated[0])} appears more than once.")
-        return None
+        place.add("duplicate_column", f"More than one column is called {listed(repeated)}.")
 
-    return names
+    return tuple(names)
+
+
+def unnamed(number: int) -> str:
+    """Return what a column without a name is called."""
+    return f"column {number}"
 
 
 # CSV
 
 
-def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table | None:
-    """Read UTF-8 with commas, semicolons or tabs between the cells; blank lines are ignored."""
+def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table:
+    """Read text with commas, semicolons or tabs between the cells; blank lines are ignored.
+
+    The text is UTF-8, UTF-16 with its mark, or, with a warning, Windows-1252.
+    """
     if not raw.strip():
         raise Unusable("empty_file", "The file is empty: it has no header.")
 
+    # Spreadsheets write a mark of the byte order, which utf-8-sig removes.
+    has_two_bytes = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return _read_text(raw, "utf-16" if has_two_bytes else "utf-8-sig", place, sought, limit)
+    except UnicodeDecodeError as error:
+        message = f"The file is not UTF-8: {_first_wrong_byte(raw)}"
+        if has_two_bytes or not _is_windows_1252(raw):
+            raise Unusable("wrong_encoding", f"{message}.") from error
+
+    message += (
+        ". It is read as Windows-1252 (Latin-1), which spreadsheets write: look at its letters, or "
+        "save it as CSV UTF-8."
+    )
+    place.add("wrong_encoding", message, severity="warning")
+    return _read_text(raw, "cp1252", place, sought, limit)
+
+
+def _is_windows_1252(raw: bytes) -> bool:
+    """Return whether all letters beyond ASCII can be of that encoding, and none is of UTF-8."""
+    text = raw.decode("utf-8", errors="surrogateescape")
+    if any(character > "\x7f" and not "\udc80" <= character <= "\udcff" for character in text):
+        return False
+
+    try:
+        return not any(ord(character) < 9 for character in raw.decode("cp1252"))
+    except UnicodeDecodeError:
+        return False
+
+
+def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, limit: int) -> Table:
     reader = None
     try:
-        # Spreadsheets write a mark of the byte order, which utf-8-sig removes.
-        text = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")
+        text = io.TextIOWrapper(io.BytesIO(raw), encoding=encoding, newline="")
+        first = text.readline(_LONGEST_HEADER)
+        while first and not first.strip():
+            first = text.readline(_LONGEST_HEADER)
+
         # Where a comma is the decimal point, spreadsheets write semicolons.
-        delimiter = _find_delimiter(text.readline(_LONGEST_HEADER), sought)
+        delimiter = _find_delimiter(first, sought)
         text.seek(0)
         reader = csv.reader(text, delimiter=delimiter, strict=True)
-        names = read_header(next(reader), place)
-        if names is None:
-            return None
-
+        header = next(row for row in reader if "".join(row).strip())
+        names = read_header(header, place)
         if delimiter != ",":
             place.findings.note(f"Tables have {_DELIMITERS[delimiter]} between their cells.")
 
-        return _read_rows(reader, names, place, sought, limit)
-    except UnicodeDecodeError as error:
-        message = f"The file is not UTF-8: {_first_wrong_byte(raw)}."
-        raise Unusable("wrong_encoding", message) from error
+        table = _read_rows(reader, names, place, sought, limit)
+        table = replace(table, delimiter=delimiter)
+        return _without_unnamed(table, header)
     except csv.Error as error:
         line = reader.line_num if reader else 1
         raise Unusable("broken_table", f"Line {line} cannot be read: {error}.") from error
+
+
+def _without_unnamed(table: Table, header: Sequence[str]) -> Table:
+    """Leave out columns without a name that are empty or number the rows; refuse others.
+
+    Spreadsheets end lines with delimiters, and pandas writes the numbers of rows first.
+    """
+    columns = dict(table.columns)
+    for number, name in enumerate(header, start=1):
+        if name.strip():
+            continue
+
+        cells = columns.pop(unnamed(number))
+        values = cells.numbers
+        is_empty = bool(np.isnan(values).all()) and cells.text_at is None
+        is_count = number == 1 and len(values) > 0 and bool((np.diff(values) == 1).all())
+        if is_empty or is_count:
+            why = "it is empty" if is_empty else "it numbers the rows"
+            table.place.findings.note(f"Column {number} has no name and is left out: {why}.")
+        else:
+            names = listed(columns, 20)
+            message = f"Column {number} has no name; the others are: {names}."
+            table.place.add("unnamed_column", message)
+
+    return replace(table, columns=columns)
 
 
 def _find_delimiter(first: str, sought: Sought) -> str:
@@ -145,15 +261,18 @@ def _read_rows(
     """Read the rows below the header, some at a time."""
     lines = array("q")
     ragged: list[tuple[int, int]] = []
-    columns = [Cells(keeps_texts=sought.keeps_texts(name)) for name in names]
+    columns = [sought.new_cells(name) for name in names]
 
     def whole_rows() -> Iterator[list[str]]:
         for row in reader:
+            if not row or (sought.skips_blank and not any(row)):
+                continue
+
             if len(row) == len(names):
                 lines.append(reader.line_num)
                 yield row
             # Rows of another length are told together, after the types of the columns.
-            elif row:
+            else:
                 ragged.append((reader.line_num, len(row)))
 
     rows = whole_rows()
@@ -183,7 +302,7 @@ def _first_wrong_byte(raw: bytes) -> str:
 # Parquet
 
 
-def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table | None:
+def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -198,9 +317,6 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
         # A few kilobytes can announce terabytes.
         _check_size(file.metadata, limit)
         names = read_header(file.schema_arrow.names, place)
-        if names is None:
-            return None
-
         content = file.read()
         columns = {}
         refused = {}
@@ -210,9 +326,10 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
                 refused[name] = reason
                 columns[name] = Cells()
             else:
-                columns[name] = _cells_of(column, keeps_texts=sought.keeps_texts(name))
+                columns[name] = _cells_of(column, name, sought)
 
-        return Table(place, columns, range(1, content.num_rows + 1), refused)
+        table = Table(place, columns, range(1, content.num_rows + 1), refused)
+        return _without_unnamed(table, file.schema_arrow.names)
     except Unusable:
         raise
     except Exception as error:  # pyarrow raises OSError, its own exceptions, and Python's
@@ -255,22 +372,26 @@ def _is_text(kind: Any) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
 
-def _cells_of(column: Any, *, keeps_texts: bool) -> Cells:
+def _cells_of(column: Any, name: str, sought: Sought) -> Cells:
     """Return the cells of a column of pyarrow's that holds numbers or text."""
     import pyarrow.types as kinds
 
     if kinds.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
 
+    keeps_texts = sought.keeps_texts(name)
+    rewrite = sought.rewrite.get(name)
+
     # One text for each different value, as in a CSV file.
     is_text = _is_text(column.type)
     encoded = column.combine_chunks().dictionary_encode()
     if not is_text and not keeps_texts and len(encoded.dictionary) > MAX_CATEGORIES:
-        return Cells.of_numbers(np.asarray(column.cast("float64", safe=False).to_numpy()))
+        values = np.asarray(column.cast("float64", safe=False).to_numpy())
+        return Cells.of_numbers(values, rewrite)
 
     texts = [cell_of(value) for value in encoded.dictionary.to_pylist()]
     codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
     if encoded.null_count:
         texts.append("")
 
-    return Cells.of_codes(codes, texts, keeps_texts=keeps_texts)
+    return Cells.of_codes(codes, texts, keeps_texts=keeps_texts, rewrite=rewrite)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.core.errors import did_you_mean
+from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
@@ -118,7 +119,7 @@ def read_tables(
     digests: dict[str, str] = {}
     group = safe_name(options.group)
     label = safe_name(options.label_column)
-    tables = _read_files(files, label, group, findings, digests)
+    tables = _read_files(files, label, group, options.cell_rules, findings, digests)
     label = label or guess_label(tables, group, findings) or ""
     site_names = [site for site, _ in files]
     findings.sites.extend(Site(site) for site in site_names)
@@ -205,6 +206,7 @@ def _read_files(
     files: Sequence[tuple[str, Path]],
     label: str,
     group: str,
+    rules: CellRules | None,
     findings: Findings,
     digests: dict[str, str],
 ) -> list[Table]:
@@ -213,7 +215,13 @@ def _read_files(
     def is_special(name: str) -> bool:
         return name in ("split", "image", label, group) or (not label and is_like_label(name))
 
-    sought = Sought(is_expected=is_special, keeps_texts=is_special)
+    sought = Sought(
+        is_expected=is_special,
+        keeps_texts=is_special,
+        may_hold_numbers=lambda name: not is_special(name),
+        rules=rules or CellRules(),
+        skips_blank=True,
+    )
     tables = []
     left = MAX_TOTAL_BYTES
     for site, path in files:

@@ -1,0 +1,77 @@
+"""How the cells of a user's tables are read: decimal commas, and values that mean missing.
+
+Training, sites, onboarding and prediction read by the same rules, so a model keeps them in its
+inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import show
+from fedtailor.data.columns import is_text, require, require_object
+
+Decimal = Literal["auto", "point", "comma"]
+
+
+@dataclass(frozen=True)
+class CellRules:
+    """How the cells of a table are read.
+
+    Raises:
+        ConfigError: ``missing_values`` does not name lists of numbers or texts.
+
+    Example:
+        >>> CellRules(missing_values={"chol": [0, "x"]}).missing_values["chol"]
+        (0, 'x')
+    """
+
+    decimal: Decimal = "auto"
+    """What a comma in a number is: the decimal point (``comma``), or a separator of thousands
+    (``point``); auto: what all numbers with a comma in a column can be."""
+    missing_values: Mapping[str, Sequence[float | str]] = field(default_factory=dict)
+    """By column, the values that mean a missing one."""
+
+    def __post_init__(self) -> None:
+        values = {}
+        for column, listed in self.missing_values.items():
+            items = tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+            are_values = all(type(item) in (int, float, str) for item in items)
+            if not are_values or not items:
+                key = f"data.missing_values.{column}"
+                allowed = "a list of numbers or texts, such as [0]"
+                message = f"{key} must be {allowed}, got {show(listed)}."
+                raise ConfigError(message, key=key, allowed=allowed, got=show(listed))
+
+            values[column] = items
+
+        object.__setattr__(self, "missing_values", values)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the rules as an object for JSON; :meth:`from_record` reads it."""
+        values = {name: list(items) for name, items in self.missing_values.items()}
+        return {"decimal": self.decimal, "missing_values": values}
+
+    @classmethod
+    def from_record(cls, record: Any) -> CellRules:
+        """Return the rules that :meth:`to_record` wrote.
+
+        Args:
+            record: from anyone.
+
+        Raises:
+            DataError: it is no such object.
+        """
+        what = "the rules of cells"
+        require_object(record, {"decimal", "missing_values"}, what, "decimal and missing_values")
+        require(record["decimal"] in get_args(Decimal), what, "of a known decimal", record)
+        values = record["missing_values"]
+        require(type(values) is dict, what, "missing values by column", record)
+        for name, items in values.items():
+            are_values = type(items) is list and all(type(i) in (int, float, str) for i in items)
+            require(is_text(name) and are_values and bool(items), what, "lists of values", record)
+
+        return cls(record["decimal"], values)
