@@ -33,7 +33,11 @@ _PARTS: dict[TrainedPart, str] = {
 class FineTuning:
     """Gradient steps on a client's training data: so many epochs, steps or rounds.
 
-    None at all if all three are 0.
+    None at all if all three are 0, as in ``FineTuning()``.
+
+    Example:
+        >>> str(FineTuning("head", epochs=5)), describe([FineTuning()])
+        ('5 epochs of the head', 'none')
     """
 
     layers: TrainedPart = "all"

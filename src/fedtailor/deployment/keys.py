@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.core.extras import install_command
 
 try:
     from cryptography import x509
@@ -174,7 +175,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _require_cryptography() -> None:
     if not _IS_INSTALLED:
-        hint = "which comes with the extra flower: pip install 'fedtailor[flower]'"
+        hint = f"which comes with Flower: {install_command('flower')}"
         raise RunError(f"keys need the package cryptography, {hint}.")
 
 

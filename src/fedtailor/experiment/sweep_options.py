@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tomli_w
 
 from fedtailor.core.errors import ConfigError, UsageError, did_you_mean
+from fedtailor.core.extras import install_command
 from fedtailor.core.options import Range, build, check_options, show
 from fedtailor.experiment.config import (
     AlgorithmOptions,
@@ -112,7 +113,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError:
         raise UsageError(
-            "a sweep needs Optuna: pip install 'fedtailor[sweep]'.", key="sweep"
+            f"a sweep needs Optuna: {install_command('sweep')}.", key="sweep"
         ) from None
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -134,7 +134,9 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
         needed = entry.libraries[:1] if has_server else entry.libraries
         missing = [library for library in needed if importlib.util.find_spec(library) is None]
         if missing:
-            message = f"{entry.title} needs {', '.join(missing)}: pip install 'fedtailor[{name}]'"
+            from fedtailor.core.extras import install_command
+
+            message = f"{entry.title} needs {', '.join(missing)}: {install_command(name)}"
             allowed = "a tracker whose library is installed"
             raise ConfigError(message, key="track", allowed=allowed, got=name)
 

@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.extras import install_command
 from fedtailor.core.torch_private import cdist_operator
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.serving.module import PersonalModule
@@ -117,7 +118,8 @@ def require_onnx() -> None:
     """
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        message = f"the format onnx needs {' and '.join(missing)}: pip install 'fedtailor[onnx]'."
+        needed = " and ".join(missing)
+        message = f"the format onnx needs {needed}: {install_command('onnx')}."
         allowed = list(_ONNX_PACKAGES)
         raise ConfigError(message, key="format", allowed=allowed, got="not installed")
 

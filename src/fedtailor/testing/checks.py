@@ -56,7 +56,7 @@ def check_descriptions(case: Case) -> str | None:
         ):
             return (
                 f"{name} must be a list of what {method} does with a client's data, such as "
-                "[FineTuning(epochs=5)] "
+                "[FineTuning(epochs=5)] (5 epochs of all layers) "
                 f'or [WithoutTraining("closed form")], got {values!r}.'
             )
 
@@ -448,15 +448,15 @@ def check_adaptation(case: Case) -> str | None:
     algorithm = case.algorithm
     steps = case.spied.observed.steps
     hint = (
-        'override the property, for example with [FineTuning("head", epochs=5)]; tables of results '
-        "show it"
+        'override the property, for example with [FineTuning("head", epochs=5)], which tables of '
+        'results show as "5 epochs of the head"; FineTuning() has no epochs, steps or rounds'
     )
     # The most of all calls: a client without examples takes no step.
     personalizing = max((taken for _, taken in steps["personalize"]), default=0)
     if personalizing > 0 and describe(algorithm.adaptation) == "none":
         return (
-            f"personalize trains on a client's data ({personalizing} steps), but adaptation is "
-            f"empty: {hint}."
+            f"personalize trains on a client's data ({personalizing} steps), but adaptation says "
+            f"none: {hint}."
         )
 
     reported = max((count for count, _ in steps["onboard"]), default=0)
@@ -464,7 +464,7 @@ def check_adaptation(case: Case) -> str | None:
     onboarding = max(reported, taken)
     if onboarding > 0 and describe(algorithm.onboarding) == "none":
         return (
-            f"onboard trains on a client's data ({onboarding:g} steps), but onboarding is empty: "
+            f"onboard trains on a client's data ({onboarding:g} steps), but onboarding says none: "
             f"{hint}."
         )
     if reported < taken and not case.new_clients_fail:

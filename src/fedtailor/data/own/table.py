@@ -1,7 +1,7 @@
 """The reader of tables: CSV and Parquet files, and data frames, become the same columns.
 
 CSV is read with Python's csv module even if pyarrow is installed: types are not guessed, and every
-problem has its row. Parquet needs pyarrow (``fedtailor[data]``).
+problem has its row. Parquet needs pyarrow (the extra ``data``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.extras import install_command
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import MAX_CATEGORIES
 from fedtailor.data.files import read_bytes
@@ -307,7 +308,7 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
         import pyarrow.parquet
     except ImportError as error:
         message = (
-            "Parquet files need pyarrow, which is not installed: pip install 'fedtailor[data]', or "
+            f"Parquet files need pyarrow, which is not installed: {install_command('data')}, or "
             "use CSV."
         )
         raise Unusable("pyarrow_missing", message) from error

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError, one_line
+from fedtailor.core.extras import install_command
 from fedtailor.deployment.keys import write_private
 from fedtailor.deployment.supervise import Ended, Supervisor
 
@@ -365,7 +366,7 @@ def _program(name: str) -> str:
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
-        remedy = "pip install 'fedtailor[flower]'"
+        remedy = install_command("flower")
         message = f"Flower is not installed here ('{path}' is missing): {remedy}."
         raise RunError(message, path=str(path))
     return str(path)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -138,13 +139,19 @@ def _sections(records: Sequence[MethodRecords]) -> list[Section]:
 def _title(methods: Sequence[Method]) -> str:
     """Return the title of a page: the methods and the data."""
     labels = ", ".join(method.label for method in methods)
-    data = [method.config.get("data", {}).get("dataset") or "own data" for method in methods]
-    datasets = ", ".join(map(str, dict.fromkeys(data)))
+    datasets = ", ".join(dict.fromkeys(_data_name(method) for method in methods))
     title = f"{labels} on {datasets}"
     if len(title) > _LONGEST_TITLE:
         title = f"{len(methods)} methods on {datasets}"
 
     return title if len(title) <= _LONGEST_TITLE else f"{title[:_LONGEST_TITLE]}…"
+
+
+def _data_name(method: Method) -> str:
+    """Return the name of a known data set, or that of the folder or file of own data."""
+    data = method.config.get("data", {})
+    path = str(data.get("path") or "")
+    return Path(path).name or path or str(data.get("dataset") or "own data")
 
 
 def _styles() -> str:

@@ -24,7 +24,7 @@ ENGINES = {
     ),
     "ray": (
         "actors of a Ray cluster, on one machine or on many, one client at a time in each; the "
-        "same bits as reference; needs fedtailor[ray]"
+        "same bits as reference; needs the package ray"
     ),
     "reference": (
         "a plain loop over clients on one thread; on the CPU or another device; the other engines "

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.core.extras import install_command
 from fedtailor.simulation.engines.ray_actor import ClientActor, description
 from fedtailor.simulation.engines.workers import physical_cores
 
@@ -61,7 +62,7 @@ def require_ray() -> None:
     package = importlib.util.find_spec("ray")
     if package is None or package.origin is None:  # a folder of this name is no package
         raise ConfigError(
-            "engine 'ray' needs the package ray: pip install 'fedtailor[ray]'.",
+            f"engine 'ray' needs the package ray: {install_command('ray')}.",
             key="engine.name",
             got="ray",
         )
