@@ -16,10 +16,12 @@ from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import MAX_CATEGORIES, Column, Columns, RawColumn, RawTable, Texts
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_table
+from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions
 
 AGE = Column("age", "number", fill=61.5)
 SEX = Column("sex", "category", ("f", "m", "missing"), "missing")
+OPTIONS = DataOptions(path="made")
 PLAN = Columns((AGE, SEX), ("label", "patient"))
 
 
@@ -87,7 +89,7 @@ def test_medians_and_categories_are_those_of_the_training_rows_of_known_clients(
     x = [[1, 0], [2, 1], [np.nan, np.nan], [9, 2], [100, 2]]
     dataset = raw_dataset(x, (RawColumn("n"), RawColumn("t", ("a", "b", "z"))))
     encoded, notes = encode_table(
-        dataset, known([0, 2], [1])
+        dataset, known([0, 2], [1]), OPTIONS
     )  # rows 3 and 4 are for testing, or of a new client
     assert encoded.columns == Columns(
         (
@@ -105,7 +107,7 @@ def test_medians_and_categories_are_those_of_the_training_rows_of_known_clients(
 
 def test_a_table_of_numbers_keeps_its_array():
     dataset = raw_dataset([[1, 5], [2, 6], [4, 7]], (RawColumn("a"), RawColumn("b")))
-    encoded, notes = encode_table(dataset, known([0, 1]))
+    encoded, notes = encode_table(dataset, known([0, 1]), OPTIONS)
     assert encoded.x is dataset.x and notes == []
     assert [column.fill for column in encoded.columns.columns] == [1.5, 5.5]
     again = encoded.columns.encode({"a": dataset.x[:, 0], "b": dataset.x[:, 1].astype(np.float64)})
@@ -115,13 +117,15 @@ def test_a_table_of_numbers_keeps_its_array():
 def test_a_column_without_a_value_in_training_rows_is_left_out():
     x = [[1, np.nan, np.nan], [2, np.nan, np.nan], [3, 7, 0]]
     dataset = raw_dataset(x, (RawColumn("a"), RawColumn("b"), RawColumn("c", ("x",))))
-    encoded, notes = encode_table(dataset, known([0, 1]))
+    encoded, notes = encode_table(dataset, known([0, 1]), OPTIONS)
     assert encoded.x.tolist() == [[1], [2], [3]] and encoded.columns.unused == ("label", "b", "c")
     assert notes == ["Left out, because no training example has a value: 'b', 'c'."]
     with pytest.raises(DataError, match="no column has a value in the training examples"):
-        encode_table(raw_dataset([[np.nan], [np.nan], [1]], (RawColumn("a"),)), known([0, 1]))
+        encode_table(
+            raw_dataset([[np.nan], [np.nan], [1]], (RawColumn("a"),)), known([0, 1]), OPTIONS
+        )
     with pytest.raises(DataError, match="no client that is not new has training examples"):
-        encode_table(dataset, known([]))
+        encode_table(dataset, known([]), OPTIONS)
 
 
 def test_the_digest_of_a_raw_table_depends_on_the_texts():
@@ -191,6 +195,14 @@ def changed(**changes):
         changed(kind="number", categories=[], fill=float("nan")),
         changed(kind="number", categories=[], fill=None),
         changed(more=1),
+        changed(knots=[1.0, 2.0]),
+        changed(indicates_missing=True),
+        changed(kind="number", categories=[], fill=0.0, knots=[1.0]),
+        changed(kind="number", categories=[], fill=0.0, knots=[2.0, 1.0]),
+        changed(kind="number", categories=[], fill=0.0, knots=[1.0, "2"]),
+        changed(kind="number", categories=[], fill=0.0, knots=1.0),
+        changed(kind="number", categories=[], fill=0.0, knots=[1.0, 2.0], scores=[1.0]),
+        changed(kind="number", categories=[], fill=0.0, indicates_missing=1),
         {**PLAN.to_record(), "unused": [1, "label"]},
         {**PLAN.to_record(), "unused": [[], "label"]},
     ],

@@ -44,6 +44,10 @@ def test_the_messages_of_a_table(hospitals):
     assert all(field.content and not field.content.endswith(".") for field in found.values())
 
 
+def test_quantiles_need_counts(hospitals):
+    assert messages(hospitals, numbers="bins")["counts of intervals"].shape == (2, 4096)
+
+
 def test_there_is_a_message_only_for_what_is_used(hospitals):
     assert not {"count", "means", "squares"} & set(
         messages(hospitals, normalize="dataset", group="patient")

@@ -45,18 +45,23 @@ def test_folders_of_pictures(tmp_path, data, divided):
 
 
 @pytest.mark.parametrize(
-    "site",
-    [pytest.param({}, marks=pytest.mark.slow), {"group": "patient"}],
-    ids=["rows", "patients"],
+    ("site", "data"),
+    [
+        pytest.param({}, {}, marks=pytest.mark.slow),
+        ({"group": "patient"}, {}),
+        ({}, {"numbers": "bins", "missing": "indicator"}),
+        pytest.param({}, {"numbers": "quantile"}, marks=pytest.mark.slow),
+    ],
+    ids=["rows", "patients", "bins", "quantile"],
 )
-def test_tables(tmp_path, site):
+def test_tables(tmp_path, site, data):
     def write(folder, name):
         write_table(folder, name, patients=bool(site))
 
-    world = world_of(tmp_path, write, site={"label_column": "diagnosis", **site})
+    world = world_of(tmp_path, write, data=data, site={"label_column": "diagnosis", **site})
     world.serve()
     simulated = world.simulate(
-        data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **site}
+        data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **site, **data}
     )
     assert_same_run(world, simulated)
     served = read_input_specification(tmp_path / "server" / "runs" / "0001")

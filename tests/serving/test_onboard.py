@@ -225,3 +225,28 @@ def test_a_method_that_fails_is_an_error_of_the_run(shelf, monkeypatch):
     x, _ = tests[0]
     with pytest.raises(RunError, match="out of luck"):
         onboard(server, SiteData(x, np.zeros(len(x), dtype=np.int64), len(x), "site"))
+
+
+def test_bins_of_the_run_are_those_of_predictions_and_new_sites(tmp_path):
+    write_tables(tmp_path / "data", rows=40)
+    table = tmp_path / "data" / "Oslo.csv"
+    header, first, *rows = table.read_text().splitlines()
+    _age, rest = first.split(",", 1)
+    table.write_text("\n".join([header, f",{rest}", *rows]) + "\n")
+    data = {"path": str(tmp_path / "data"), "numbers": "bins", "missing": "indicator"}
+    fedtailor.run(settings("pfedfda", data), out=tmp_path / "run")
+    run = fedtailor.load(tmp_path / "run")
+    write_tables(tmp_path / "new", rows=30, sites=("Porto",))
+    made = run.onboard(tmp_path / "new" / "Porto.csv", tmp_path / "made")
+    inputs = run.model("Oslo").inputs
+    assert made.model("Porto").inputs.to_record() == inputs.to_record()
+    assert inputs.columns.feature_names[4] == "age (missing)" and inputs.shape == (13,)
+
+    # A table and an array of its cells are encoded alike.
+    rows = np.array([row.split(",") for row in rows])
+    cells = rows[:, [0, 1, 3]].astype(np.float32)
+    table.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
+    model = run.model("Oslo")
+    np.testing.assert_array_equal(model.predict_proba(cells), model.predict_proba(table))
+    with pytest.raises(DataError, match="rows of 3 cells"):
+        model.predict(np.zeros((2, 13)))

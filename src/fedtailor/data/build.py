@@ -87,12 +87,27 @@ def build(
 def _encode(division: Division) -> tuple[Dataset, list[str]]:
     """Return the data set with features in place of the cells of a table, and notes."""
     if division.dataset.raw is None:
+        refuse_knots_without_columns(division.options.numbers)
         return division.dataset, []
 
     from fedtailor.data.encoding import encode_table
 
     not_new = division.positions[: len(division.positions) - division.num_new]
-    return encode_table(division.dataset, not_new)
+    return encode_table(division.dataset, not_new, division.options)
+
+
+def refuse_knots_without_columns(numbers: str) -> None:
+    """Check that ``data.numbers`` is left alone where the data are no table with columns.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if numbers != "standard":
+        message = (
+            f"data.numbers = {numbers!r} is for tables with columns, such as CSV files, and the "
+            "data are arrays or pictures."
+        )
+        raise ConfigError(message, key="data.numbers", allowed="standard", got=numbers)
 
 
 def _corrupt(division: Division, report: Report) -> DividedData:

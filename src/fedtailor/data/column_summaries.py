@@ -196,7 +196,9 @@ def _counts_and_medians(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return counts, medians
 
 
-def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) -> MergedColumns:
+def merge_summaries(
+    summaries: Sequence[ColumnSummaries], sites: Sequence[str], *, indicates_missing: bool = False
+) -> MergedColumns:
     """Return how cells become features, from the summaries of all sites.
 
     What replaces an empty cell of a column of numbers is the weighted median of the sites' medians,
@@ -208,6 +210,8 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
     Args:
         summaries: of every site, in the order of client ids; at least one.
         sites: their names, for messages.
+        indicates_missing: whether a column of numbers gets a feature for empty cells, if a site has
+            one.
 
     Raises:
         DataError: the sites' columns have different names, or a column holds numbers at one site
@@ -227,20 +231,23 @@ def merge_summaries(summaries: Sequence[ColumnSummaries], sites: Sequence[str]) 
         filled = [(site, column) for site, column in pairs if column.count]
         if not filled:
             left_out.append(name)
-        elif _holds_text(name, filled):
+            continue
+
+        is_empty_somewhere = any(table[name].empty for table in tables)
+        if _holds_text(name, filled):
             categories: set[str] = set()
             for _, column in filled:
                 categories.update(column.categories or ())
 
             # An empty cell is a category of its own where training rows have one.
-            if any(table[name].empty for table in tables):
+            if is_empty_somewhere:
                 categories.add(MISSING)
 
             columns.append(Column(name, "category", tuple(sorted(categories)), MISSING))
         else:
-            columns.append(
-                Column(name, "number", fill=_weighted_median([column for _, column in filled]))
-            )
+            median = _weighted_median([column for _, column in filled])
+            has_mark = indicates_missing and is_empty_somewhere
+            columns.append(Column(name, "number", fill=median, indicates_missing=has_mark))
 
     if not columns:
         return MergedColumns(None, tuple(left_out))

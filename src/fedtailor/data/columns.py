@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +28,12 @@ MAX_CATEGORIES = 50
 MAX_COLUMNS = 1_000_000
 """Most columns of a plan."""
 
+MAX_KNOTS = 256
+"""Most knots of a column of numbers."""
+
 _FORMAT = "fedtailor columns 1"
+_OPTIONAL = {"knots": (), "scores": (), "indicates_missing": False}
+"""Entries of a column of numbers that is not used as it is, and their values elsewhere."""
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """The largest 32-bit float."""
@@ -78,13 +85,19 @@ class Column:
 
     name: str
     kind: Literal["number", "category"]
-    """A number is one feature; a category is one feature for each category, 1 if the cell holds it,
-    else 0."""
+    """A number is one feature, or as the knots say; a category is one feature for each category, 1
+    if the cell holds it, else 0."""
     categories: tuple[str, ...] = ()
     """The categories of the training rows, sorted."""
     fill: float | str = 0.0
     """What replaces an empty cell: a number, or ``missing``, a category if a training row has an
     empty cell."""
+    knots: tuple[float, ...] = ()
+    """Numbers that are not used as they are: two or more ascending ones, see :meth:`encode`."""
+    scores: tuple[float, ...] = ()
+    """One for each knot, or none."""
+    indicates_missing: bool = False
+    """Numbers: whether another feature is 1 where the cell is empty, else 0."""
 
     def __post_init__(self) -> None:
         require(is_text(self.name), "the name of a column", "a text that is not empty", self.name)
@@ -96,7 +109,11 @@ class Column:
             require(is_finite, f"fill of {title}", "a finite 32-bit number", self.fill)
             none = "none, because it holds numbers"
             require(not self.categories, f"categories of {title}", none, self.categories)
+            self._check_knots(title)
             return
+
+        is_plain = not self.knots and not self.scores and not self.indicates_missing
+        require(is_plain, f"knots of {title}", "none, because it holds categories", self.knots)
 
         are_texts = all(is_text(category) for category in self.categories)
         allowed = f"1 to {MAX_CATEGORIES} different texts that are not empty, sorted"
@@ -106,17 +123,78 @@ class Column:
         require(are_sorted and are_few, f"categories of {title}", allowed, self.categories)
         require(self.fill == MISSING, f"fill of {title}", f"'{MISSING}'", self.fill)
 
+    def _check_knots(self, title: str) -> None:
+        """Check the knots of a column of numbers, their scores, and the mark of empty cells."""
+        for what in ("knots", "scores"):
+            values = getattr(self, what)
+            are_finite = all(
+                is_number_within(value, -LARGEST_NUMBER, LARGEST_NUMBER) for value in values
+            )
+            is_short = len(values) <= MAX_KNOTS
+            allowed = f"at most {MAX_KNOTS} finite 32-bit numbers"
+            require(are_finite and is_short, f"{what} of {title}", allowed, values)
+
+        ascends = all(low < high for low, high in pairwise(self.knots))
+        allowed = "two or more ascending numbers, or none"
+        require(ascends and len(self.knots) != 1, f"knots of {title}", allowed, self.knots)
+        fits = len(self.scores) in (0, len(self.knots))
+        require(fits, f"scores of {title}", "one for each knot, or none", self.scores)
+        is_bool = type(self.indicates_missing) is bool
+        allowed = "true or false"
+        require(is_bool, f"indicates_missing of {title}", allowed, self.indicates_missing)
+
     @property
     def width(self) -> int:
         """Number of features."""
-        return 1 if self.kind == "number" else len(self.categories)
+        return len(self.feature_names)
 
-    @property
+    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features, such as ``age``, or ``sex=female`` and ``sex=male``."""
-        if self.kind == "number":
-            return (self.name,)
-        return tuple(f"{self.name}={category}" for category in self.categories)
+        if self.kind == "category":
+            return tuple(f"{self.name}={category}" for category in self.categories)
+
+        names = [self.name]
+        if self.knots and not self.scores:
+            bins = pairwise(self.knots)
+            names = [f"{self.name} ({low:.6g} to {high:.6g})" for low, high in bins]
+        if self.indicates_missing:
+            names.append(f"{self.name} (missing)")
+        return tuple(names)
+
+    def encode(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the features of numbers, without the one for empty cells.
+
+        With scores, it is one feature: the score at a knot, on a line between two of them, and the
+        first or last score outside. Without scores, it is one for each pair of neighbouring knots,
+        which says how far the number has passed from the lower to the higher one, from 0 to 1
+        (piecewise-linear encoding; Gorishniy, Rubachev and Babenko 2022, "On Embeddings for
+        Numerical Features in Tabular Deep Learning", NeurIPS, equation 1, here with both ends
+        clipped). Without knots, it is the number.
+
+        Args:
+            numbers: of the cells (rows,), none of them missing.
+
+        Returns:
+            Features (rows, features).
+
+        Example:
+            >>> column = Column("age", "number", knots=(40.0, 50.0, 70.0))
+            >>> column.encode(np.array([30.0, 45.0, 60.0])).tolist()
+            [[0.0, 0.0], [0.5, 0.0], [1.0, 0.5]]
+        """
+        if not self.knots:
+            return numbers[:, None]
+
+        values = numbers.astype(np.float64)
+        knots = np.array(self.knots)
+        if self.scores:
+            scores: np.ndarray = np.interp(values, knots, np.array(self.scores))
+            return scores[:, None]
+
+        passed = (values[:, None] - knots[:-1]) / np.diff(knots)
+        filled: np.ndarray = np.clip(passed, 0.0, 1.0)
+        return filled
 
 
 @dataclass(frozen=True)
@@ -205,7 +283,13 @@ class Columns:
         """Return the plan as an object for JSON; :meth:`from_record` reads it."""
         columns = []
         for column in self.columns:
-            columns.append({**asdict(column), "categories": list(column.categories)})
+            entries = {**asdict(column), "categories": list(column.categories)}
+            # Plans without them are as they always were.
+            for name, default in _OPTIONAL.items():
+                if entries[name] == default:
+                    del entries[name]
+
+            columns.append(entries)
 
         return {"format": _FORMAT, "columns": columns, "unused": list(self.unused)}
 
@@ -229,10 +313,18 @@ class Columns:
         columns = []
         for column in record["columns"]:
             allowed = "an object with name, kind, categories and fill"
-            require_object(column, {"name", "kind", "categories", "fill"}, "a column", allowed)
-            categories = column["categories"]
-            require(type(categories) is list, "categories", "a list", categories)
-            columns.append(Column(**{**column, "categories": tuple(categories)}))
+            entries = {"name", "kind", "categories", "fill"}
+            if type(column) is dict:
+                entries |= _OPTIONAL.keys() & column.keys()
+
+            require_object(column, entries, "a column", allowed)
+            values = dict(column)
+            for name in ("categories", "knots", "scores"):
+                value = values.get(name, [])
+                require(isinstance(value, list | tuple), name, "a list", value)
+                values[name] = tuple(value)
+
+            columns.append(Column(**values))
 
         return cls(tuple(columns), tuple(record["unused"]))
 
@@ -254,15 +346,20 @@ def _count_rows(cells: Mapping[str, np.ndarray | Texts], columns: Sequence[Colum
     return rows or 0
 
 
-def _fill_numbers(column: Column, cells: Any, feature: np.ndarray) -> int:
-    """Write numbers (rows,) to their feature (rows, 1); return the number of empty cells."""
+def _fill_numbers(column: Column, cells: Any, features: np.ndarray) -> int:
+    """Write numbers (rows,) to their features (rows, features), and count the empty cells."""
     with np.errstate(over="ignore"):  # numbers beyond 32-bit floats become infinite
         values = np.asarray(cells).astype(np.float32)
 
     what = f"the cells of column {column.name!r}"
     require(not np.isinf(values).any(), what, "finite 32-bit numbers", "infinity")
     empty = np.isnan(values)
-    feature[:, 0] = np.where(empty, np.float32(column.fill), values)
+    filled = np.where(empty, np.float32(column.fill), values)
+    encoded = column.encode(filled)
+    features[:, : encoded.shape[1]] = encoded
+    if column.indicates_missing:
+        features[:, -1] = empty
+
     return int(empty.sum())
 
 

@@ -11,11 +11,14 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.options import DataOptions
 from fedtailor.data.own.names import joined, listed
 from fedtailor.data.split import ClientPositions
 
 
-def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[Dataset, list[str]]:
+def encode_table(
+    dataset: Dataset, clients: Sequence[ClientPositions], options: DataOptions
+) -> tuple[Dataset, list[str]]:
     """Return a data set with the features of all rows, and notes.
 
     Data sets that are not tables are returned as they are.
@@ -27,6 +30,7 @@ def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[
         clients: the examples of all clients that are not new. Medians and categories are merged
             from those of the training rows of each, as real sites would do it; see
             :mod:`fedtailor.data.column_summaries`.
+        options: say what becomes of numbers and of empty cells.
 
     Raises:
         DataError: there are no training rows, or no column has a value in them.
@@ -44,9 +48,15 @@ def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[
 
     # Client by client, so that a simulation has the bits of real sites.
     summaries = [summarize(dataset.x, raw, rows.train) for rows in clients]
-    columns, left_out = merge_summaries(summaries, [str(client) for client in range(len(clients))])
+    names = [str(client) for client in range(len(clients))]
+    indicates = options.missing == "indicator"
+    columns, left_out = merge_summaries(summaries, names, indicates_missing=indicates)
     if columns is None:
         raise _refuse(dataset, "no column has a value in the training examples")
+
+    if options.numbers != "standard":
+        columns = _with_knots(columns, dataset, clients, options)
+        is_plain = False
     if is_plain:
         return dataclasses.replace(dataset, raw=None, columns=columns), []
 
@@ -63,6 +73,26 @@ def encode_table(dataset: Dataset, clients: Sequence[ClientPositions]) -> tuple[
         )
 
     return dataclasses.replace(dataset, x=encoded.x, raw=None, columns=columns), notes
+
+
+def _with_knots(
+    columns: Columns, dataset: Dataset, clients: Sequence[ClientPositions], options: DataOptions
+) -> Columns:
+    """Return columns with knots from the training rows of all clients."""
+    from fedtailor.data.knots import with_knots
+    from fedtailor.data.quantiles import Counts, Request, count_cells
+
+    raw = dataset.raw
+    assert raw is not None
+
+    # Counts add up, so those of all rows together are the sum of those of the clients.
+    rows = np.concatenate([client.train for client in clients])
+
+    def ask(exchange: int, request: Request) -> dict[str, list[Counts]]:
+        counts = count_cells(dataset.x, raw, rows, exchange, request)
+        return {name: [counts[name]] for name in counts}
+
+    return with_knots(columns, options.numbers, ask)
 
 
 def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:

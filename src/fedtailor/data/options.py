@@ -55,9 +55,14 @@ class DataOptions:
     """Your own data: says which examples must stay together, such as those of a patient. Tables: a
     column. Folders of
     images: a regular expression with one group, which is searched for in the path of a file."""
-    missing: Literal["impute", "refuse"] = "impute"
+    missing: Literal["impute", "indicator", "refuse"] = "impute"
     """Your own tables: empty cells are replaced (numbers by the median of the clients' medians of
-    training examples, weighted by cells; text by the category "missing"), or an error."""
+    training examples, weighted by cells; text by the category "missing"), or an error. indicator:
+    replaced too, and a column of numbers gets a feature that is 1 where its cell was empty."""
+    numbers: Literal["standard", "bins", "quantile"] = "standard"
+    """Your own tables: numbers are features as they are (standard), by how far they fill each of
+    some bins with as many examples (bins), or by the normal score of their rank (quantile). Ranks
+    are those among the training examples of all sites."""
     decimal: Literal["auto", "point", "comma"] = "auto"
     """Your own tables: what a comma in a number is. comma: the decimal point; point: a separator of
     thousands; auto: what all numbers with a comma in a column can be."""
@@ -261,6 +266,7 @@ _OWN = (
     "label_column",
     "group",
     "missing",
+    "numbers",
     "decimal",
     "missing_values",
     "image_size",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from fedtailor.data.columns import Columns
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
+from fedtailor.data.quantiles import FIRST_INTERVALS, RANK_ERROR
 
 
 class SetupField(NamedTuple):
@@ -44,7 +45,7 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
         fields.append(SetupField("class names", content, (dataset.num_classes,)))
 
     if dataset.columns is not None:
-        fields += _of_columns(dataset.columns)
+        fields += _of_columns(dataset.columns, options)
 
     if dataset.groups is not None and len(dataset.domain_names) > 1:
         content = (
@@ -68,7 +69,7 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
     return fields
 
 
-def _of_columns(plan: Columns) -> list[SetupField]:
+def _of_columns(plan: Columns, options: DataOptions) -> list[SetupField]:
     """Return what the columns of a table need."""
     columns = plan.columns
     width = (len(columns),)
@@ -81,6 +82,13 @@ def _of_columns(plan: Columns) -> list[SetupField]:
     if numbers:
         content = "the median of its training cells of every column of numbers"
         fields.append(SetupField("medians", content, (numbers,)))
+    if numbers and options.numbers != "standard":
+        content = (
+            "how many of its training cells of every column of numbers lie in each of some "
+            "intervals, which are the same for all data; then in parts of those that hold more "
+            f"than {100 * RANK_ERROR:g} % of the cells of all sites and a quantile"
+        )
+        fields.append(SetupField("counts of intervals", content, (numbers, FIRST_INTERVALS)))
 
     categories = sum(len(column.categories) for column in columns)
     if categories:

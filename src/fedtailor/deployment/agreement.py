@@ -1,7 +1,7 @@
 """The agreement before the first round: what the sites say, and the plan that is made of it.
 
 No example leaves a site for it. Names of classes do, and names of columns, categories, medians,
-means and deviations of tables; ``fedtailor site leaves`` counts them.
+counts of intervals, means and deviations of tables; ``fedtailor site leaves`` counts them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from fedtailor import __version__
 from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.federation import Roster
 from fedtailor.core.task import Task
+from fedtailor.data.build import refuse_knots_without_columns
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.knots import with_knots
 from fedtailor.data.moments import ColumnMoments, merge_moments, normalization_of
+from fedtailor.data.quantiles import Counts, Request, read_counts
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
@@ -116,7 +119,9 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
 
     # How examples become inputs of the model.
     columns = None
-    if data[0]["columns"] is not None:
+    if data[0]["columns"] is None:
+        refuse_knots_without_columns(config.data.numbers)
+    else:
         columns = _agree_on_columns(questions, training, config)
     classes = file.deploy.classes or merge_classes([site["classes"] for site in data])
     inputs = _inputs(config, data[0], classes, columns)
@@ -311,11 +316,25 @@ def _agree_on_columns(questions: _Questions, training: Sequence[int], config: Co
     question = {"data": dataclasses.asdict(config.data), "seed": split_seed(config)}
     heads = questions.ask("columns", question)
     summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in training]
-    merged = merge_summaries(summaries, [questions.names[client] for client in training])
+    merged = merge_summaries(
+        summaries,
+        [questions.names[client] for client in training],
+        indicates_missing=config.data.missing == "indicator",
+    )
     if merged.columns is None:
         message = "no column has a value in the training examples of the sites."
         raise DataError(message, key="site.data", got="none")
-    return merged.columns
+
+    def ask(exchange: int, request: Request) -> dict[str, list[Counts]]:
+        """Return how many cells of each site lie in the intervals of the request."""
+        heads = questions.ask("quantiles", {**question, "exchange": exchange, "columns": request})
+        sites = []
+        for client in training:
+            sites.append(read_counts(heads[client].get("counts"), exchange, request))
+
+        return {name: [counts[name] for counts in sites] for name in request}
+
+    return with_knots(merged.columns, config.data.numbers, ask)
 
 
 def _inputs(

@@ -7,13 +7,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedtailor import __version__
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError
 from fedtailor.data.column_summaries import summarize
+from fedtailor.data.dataset import Dataset
 from fedtailor.data.moments import LEAST_ROWS, moments_of
 from fedtailor.data.options import DataOptions
+from fedtailor.data.quantiles import count_cells, read_request
 from fedtailor.deployment.audit import Audit
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import SiteOptions, load_site
@@ -108,6 +111,8 @@ class DeployedSite:
             return self._describe(request.head)
         if kind == "columns":
             return self._columns(request.head)
+        if kind == "quantiles":
+            return self._quantiles(request.head)
         if kind == "begin":
             return self._begin(request)
         return self._work(request)
@@ -130,6 +135,28 @@ class DeployedSite:
 
     def _columns(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say what the columns of the table hold, from the training examples."""
+        dataset, rows = self._training_rows(head)
+        assert dataset.raw is not None
+        record = summarize(dataset.x, dataset.raw, rows).to_record()
+        sizes = {"medians and categories of columns": len(str(record))}
+        return SiteAnswer({"columns": record}, sizes)
+
+    def _quantiles(self, head: Mapping[str, Any]) -> SiteAnswer:
+        """Say how many training cells of columns of numbers lie in some intervals."""
+        exchange, request = read_request(head.get("exchange"), head.get("columns"))
+        dataset, rows = self._training_rows(head)
+        assert dataset.raw is not None
+        counts = count_cells(dataset.x, dataset.raw, rows, exchange, request)
+        record = {name: column.to_record() for name, column in counts.items()}
+        sizes = {"counts of intervals of columns": len(str(record))}
+        return SiteAnswer({"counts": record}, sizes)
+
+    def _training_rows(self, head: Mapping[str, Any]) -> tuple[Dataset, np.ndarray]:
+        """Return the table of the site as it was read, and its training rows.
+
+        Raises:
+            DataError: the data are no table, or have too few training rows to say something of.
+        """
         data = _data_options(head)
         seed = head.get("seed")
         if type(seed) is not int:
@@ -144,9 +171,7 @@ class DeployedSite:
             len(dataset.y), dataset.num_official_train, dataset.groups, data, seed
         )
         _refuse_few(len(positions.train))
-        record = summarize(dataset.x, dataset.raw, positions.train).to_record()
-        sizes = {"medians and categories of columns": len(str(record))}
-        return SiteAnswer({"columns": record}, sizes)
+        return dataset, positions.train
 
     def _begin(self, request: Envelope) -> SiteAnswer:
         """Say how many examples there are, and their mean and deviation if these are asked for."""

@@ -34,7 +34,7 @@ _SECTION = "sweep"
 _FORMS = "a list such as [0.01, 0.1], or uniform(A, B), loguniform(A, B) or integers(A, B)"
 _RANGES = ("uniform", "loguniform", "integers")
 _SECTIONS_TO_VARY = ("training", "algorithm", "model", "federation")
-_DATA_KEYS_TO_VARY = ("normalize", "missing", "image_size", "color")
+_DATA_KEYS_TO_VARY = ("normalize", "missing", "numbers", "image_size", "color")
 """Keys of ``[data]`` that leave the validation examples the same."""
 _LARGEST = 2**53
 MOST_TRIALS = 10_000

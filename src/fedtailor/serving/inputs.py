@@ -86,20 +86,27 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
             warnings.warn(problem.message, UserWarning, stacklevel=4)
         return x
 
-    # Without names of columns, numbers must come in their order.
+    # Without names of columns, numbers must come in their order: cells, where all columns hold
+    # numbers, or else features.
     array = _to_array(inputs)
+    are_cells = columns is not None and all(column.kind == "number" for column in columns.columns)
+    if columns is not None and are_cells:
+        features = len(columns.columns)
 
     # One row alone.
     if array.shape == (features,):
         array = array[None]
     if array.ndim != 2 or array.shape[1] != features:
-        raise _refuse(f"rows of {features} features", f"an array of shape {array.shape}")
+        what = "cells" if are_cells else "features"
+        raise _refuse(f"rows of {features} {what}", f"an array of shape {array.shape}")
 
     # A number too large for float32 becomes infinite, which is refused next.
     with np.errstate(over="ignore"):
         values: np.ndarray = array.astype(np.float32)
 
     _refuse_not_finite(values)
+    if columns is not None and are_cells:
+        return columns.encode(dict(zip(columns.names, values.T, strict=True))).x
     return values
 
 

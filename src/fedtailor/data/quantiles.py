@@ -1,0 +1,274 @@
+"""Quantiles of the values of all sites, from counts: no site sends a value.
+
+All 32-bit floats in their order are divided into intervals, the same for all data. Sites count
+their values in each, and the counts add up. Where an interval holds many values and a quantile, the
+next exchange divides it further. Counts are whole numbers, so the quantiles have the same bits
+whatever the number and order of sites, and a sum of encrypted counts would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtailor.data.columns import LARGEST_NUMBER, RawTable, require, require_object
+
+_BITS = (12, 10, 10)
+"""Of the 32 bits of a number, how many each exchange resolves: 4,096 intervals, of which the later
+ones divide some in 1,024 parts."""
+
+FIRST_INTERVALS = 2 ** _BITS[0]
+"""Of the first exchange."""
+_ORDER_BITS = sum(_BITS)
+
+RANK_ERROR = 0.004
+"""An interval is divided further only if it holds more than this share of all values."""
+
+_MOST_CELLS = 2**40
+"""Of a column in one interval at one site, so that sums over sites stay exact."""
+
+Request = Mapping[str, Sequence[int]]
+"""For every column, the intervals of the exchange before that are divided now."""
+
+
+class Counts(NamedTuple):
+    """How many values lie in the parts of intervals; parts without values are left out."""
+
+    parts: np.ndarray  # (parts,), int64, ascending
+    """Number of the part: those of the first interval of the request come first."""
+    counts: np.ndarray  # (parts,), int64
+
+    def to_record(self) -> dict[str, list[int]]:
+        """Return the counts as an object for JSON."""
+        return {"parts": self.parts.tolist(), "counts": self.counts.tolist()}
+
+
+Ask = Callable[[int, Request], Mapping[str, Sequence[Counts]]]
+"""Asks all sites, with the number of the exchange; returns by column the counts of every site."""
+
+
+def ordered(values: np.ndarray) -> np.ndarray:
+    """Return whole numbers from 0 to 2**32 - 1 in the order of 32-bit floats; -0 is 0.
+
+    Example:
+        >>> keys = ordered(np.array([-1.5, -0.0, 0.0, 2.0], dtype=np.float32))
+        >>> [hex(key) for key in keys], np.diff(keys)[1]
+        (['0x403fffff', '0x80000000', '0x80000000', '0xc0000000'], 0)
+    """
+    bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)
+    is_negative = bits >= 2**31
+    return np.where(is_negative, ~bits, bits | np.uint32(2**31)).astype(np.int64)
+
+
+def _number(key: float) -> float:
+    """Return the number that :func:`ordered` puts at a place, at most the largest one."""
+    bits = np.uint32(int(key))
+    is_negative = bits < 2**31
+    number = np.where(is_negative, ~bits, bits & np.uint32(2**31 - 1)).view(np.float32)
+    return float(np.nan_to_num(number, nan=LARGEST_NUMBER, posinf=LARGEST_NUMBER))
+
+
+def count_cells(
+    x: np.ndarray, raw: RawTable, rows: np.ndarray, exchange: int, request: Request
+) -> dict[str, Counts]:
+    """Return how many cells of some rows lie in the intervals of every column.
+
+    Args:
+        x: a table as it was read (rows, columns).
+        raw: its columns.
+        rows: positions of training rows.
+        exchange: its number, from 0.
+        request: what the server asks for.
+
+    Raises:
+        DataError: a column is not there, or the exchange is impossible.
+    """
+    _check_exchange(exchange)
+    places = {column.name: place for place, column in enumerate(raw.columns)}
+    below = _ORDER_BITS - sum(_BITS[: exchange + 1])
+    counts = {}
+    for name, intervals in request.items():
+        require(name in places, "a column of the request", "one of the table", name)
+        cells = x[rows, places[name]]
+        parts = ordered(cells[~np.isnan(cells)]) >> below
+
+        # The interval of each value, and which of the requested ones it is.
+        chosen = np.asarray(intervals, dtype=np.int64)
+        parents = parts >> _BITS[exchange]
+        position = np.searchsorted(chosen, parents)
+        is_asked = np.isin(parents, chosen)
+        local = parts & (2 ** _BITS[exchange] - 1)
+        numbers = (position << _BITS[exchange]) + local
+        counts[name] = Counts(*np.unique(numbers[is_asked], return_counts=True))
+
+    return counts
+
+
+def read_counts(record: Any, exchange: int, request: Request) -> dict[str, Counts]:
+    """Return the counts of a site, from a record of :meth:`Counts.to_record` by column.
+
+    Args:
+        record: from anyone.
+        exchange: its number.
+        request: what was asked.
+
+    Raises:
+        DataError: it is no such record, or holds impossible numbers.
+    """
+    what = "counts of columns"
+    require_object(record, set(request), what, "an object with the columns of the request")
+    counts = {}
+    for name, entry in record.items():
+        title = f"counts of column {name!r}"
+        require_object(entry, {"parts", "counts"}, title, "an object with parts and counts")
+        parts = _whole_numbers(title, entry["parts"], len(request[name]) << _BITS[exchange])
+        numbers = _whole_numbers(title, entry["counts"], _MOST_CELLS)
+        are_different = len(parts) == len(numbers) and bool((np.diff(parts) > 0).all())
+        require(are_different, title, "ascending parts, with as many counts", entry)
+        counts[name] = Counts(parts, numbers)
+
+    return counts
+
+
+def read_request(exchange: Any, record: Any) -> tuple[int, Request]:
+    """Return the number of an exchange and the intervals that are asked for in it.
+
+    Args:
+        exchange: from anyone.
+        record: from anyone.
+
+    Raises:
+        DataError: it is no such request.
+    """
+    what = "the columns of a request"
+    _check_exchange(exchange)
+    require(type(record) is dict, what, "an object with intervals by column", record)
+    limit = 1 << sum(_BITS[:exchange])
+    for intervals in record.values():
+        numbers = _whole_numbers(what, intervals, limit)
+        require(bool((np.diff(numbers) > 0).all()), what, "ascending intervals", intervals)
+
+    return exchange, dict(record)
+
+
+def _check_exchange(exchange: Any) -> None:
+    is_one = type(exchange) is int and exchange in range(len(_BITS))
+    require(is_one, "the exchange", f"0 to {len(_BITS) - 1}", exchange)
+
+
+def _whole_numbers(what: str, values: Any, limit: int) -> np.ndarray:
+    """Return a list of JSON as whole numbers from 0 to below a limit."""
+    allowed = f"a list of whole numbers from 0 to {limit - 1}"
+    require(type(values) is list, what, allowed, values)
+    for value in values:
+        require(type(value) is int and 0 <= value < limit, what, allowed, value)
+
+    return np.array(values, dtype=np.int64)
+
+
+def find_quantiles(
+    names: Sequence[str], levels: Callable[[int], np.ndarray], ask: Ask
+) -> dict[str, np.ndarray]:
+    """Return quantiles of columns of numbers.
+
+    A quantile is on the line through the counted shares at the ends of intervals. Where an interval
+    holds one number alone, it is this number.
+
+    Args:
+        names: of the columns.
+        levels: takes how many values a column has, and returns the quantiles that are wanted, as
+            ascending shares from 0 to 1.
+        ask: asks the sites.
+
+    Returns:
+        By name of the column, a quantile for each level (levels,), ascending; a column without
+        values is left out.
+    """
+    searches = {name: _Search(levels) for name in names}
+    request: dict[str, list[int]] = {name: [0] for name in names}
+    for exchange in range(len(_BITS)):
+        counts = ask(exchange, request)
+        for name, intervals in request.items():
+            searches[name].divide(intervals, counts[name], exchange)
+
+        # Only columns with intervals that hold too much are asked for again.
+        request = {name: searches[name].too_full() for name in request}
+        request = {name: intervals for name, intervals in request.items() if intervals}
+        if not request:
+            break
+
+    return {name: search.quantiles() for name, search in searches.items() if search.total}
+
+
+class _Search:
+    """The intervals of one column that hold values, ascending, each with its count."""
+
+    def __init__(self, levels: Callable[[int], np.ndarray]) -> None:
+        self._levels = levels
+        self._starts = np.zeros(1, dtype=np.int64)
+        self._sizes = np.full(1, 2**_ORDER_BITS, dtype=np.int64)
+        self._counts = np.zeros(1, dtype=np.int64)
+        self._bits = 0
+        """Resolved by the exchanges so far."""
+
+    @property
+    def total(self) -> int:
+        return int(self._counts.sum())
+
+    def divide(self, intervals: Sequence[int], sites: Sequence[Counts], exchange: int) -> None:
+        """Put the counted parts in place of the intervals that were asked for."""
+        bits = _BITS[exchange]
+        totals = np.zeros(len(intervals) << bits, dtype=np.int64)
+        for site in sites:
+            totals[site.parts] += site.counts
+
+        parts = np.flatnonzero(totals)
+        parents = np.array(intervals, dtype=np.int64)[parts >> bits]
+        below = _ORDER_BITS - self._bits - bits
+        starts = ((parents << bits) + (parts & (2**bits - 1))) << below
+
+        divided = np.array(intervals, dtype=np.int64) << (below + bits)
+        stays = ~(np.isin(self._starts, divided) & (self._sizes == 1 << (below + bits)))
+        sizes = np.full(len(parts), 1 << below, dtype=np.int64)
+        starts = np.concatenate([self._starts[stays], starts])
+        order = np.argsort(starts)
+        self._starts = starts[order]
+        self._sizes = np.concatenate([self._sizes[stays], sizes])[order]
+        self._counts = np.concatenate([self._counts[stays], totals[parts]])[order]
+        self._bits += bits
+
+    def too_full(self) -> list[int]:
+        """Return the intervals of the last exchange with a quantile and too many values."""
+        if not self.total or self._bits == _ORDER_BITS:
+            return []
+
+        size = 1 << (_ORDER_BITS - self._bits)
+        is_full = (self._counts > RANK_ERROR * self.total) & (self._sizes == size)
+        holds = np.zeros(len(self._starts), dtype=bool)
+        holds[self._places()] = True
+        intervals: list[int] = (self._starts[is_full & holds] // size).tolist()
+        return intervals
+
+    def quantiles(self) -> np.ndarray:
+        """Return the quantiles (levels,), as 32-bit floats."""
+        ranks = self._levels(self.total) * self.total
+        ends = np.cumsum(self._counts)
+        values = []
+        for rank, place in zip(ranks, self._places(), strict=True):
+            low = _number(self._starts[place])
+            high = low
+            if self._sizes[place] > 1:
+                high = _number(self._starts[place] + self._sizes[place])
+
+            share = 1 - (ends[place] - rank) / self._counts[place]
+            values.append(low + (high - low) * min(max(share, 0.0), 1.0))
+
+        return np.maximum.accumulate(np.array(values)).astype(np.float32)
+
+    def _places(self) -> np.ndarray:
+        """Return the interval of each quantile."""
+        ends = np.cumsum(self._counts)
+        ranks = self._levels(self.total) * self.total
+        return np.minimum(np.searchsorted(ends, ranks), len(ends) - 1)
