@@ -5,7 +5,10 @@ import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.input_specification import read_input_specification
+from fedtailor.data.options import DataOptions
 from fedtailor.deployment.agreement import merge_classes
+from fedtailor.deployment.options import SiteOptions
+from fedtailor.deployment.site_data import read_dataset
 from sites import (
     VALUES,
     World,
@@ -133,3 +136,20 @@ def test_names_of_classes_are_merged_in_their_order():
     assert merge_classes([("b", "a"), ("b", "a")]) == ("b", "a")
     assert merge_classes([("b",), ("a", "c")]) == ("a", "b", "c")
     assert merge_classes([("10", "9"), ("1",)]) == ("1", "9", "10")
+
+
+@pytest.mark.parametrize(
+    ("site", "where"),
+    [
+        ({}, 'label_column = "outcome" in site.toml'),
+        ({"label_column": "oucome"}, 'label_column = "..." in site.toml'),
+        ({"label_column": "class", "group": "p"}, 'group = "..." in site.toml'),
+    ],
+)
+def test_errors_name_the_options_as_a_site_writes_them(site, where, tmp_path):
+    rows = [f"{number},{number % 2},{number % 2}" for number in range(20)]
+    (tmp_path / "table.csv").write_text("\n".join(["age,class,outcome", *rows]))
+    with pytest.raises(DataError) as error:
+        read_dataset(SiteOptions("a", "table.csv", **site), DataOptions(path="x"), tmp_path)
+    assert where in error.value.message and "data." not in error.value.message
+    assert "--set" not in str(error.value)

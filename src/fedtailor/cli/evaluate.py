@@ -47,7 +47,7 @@ def evaluate(
     from fedtailor.experiment.reader import refuse_inside_run
     from fedtailor.serving.evaluate import to_csv
     from fedtailor.serving.run import load
-    from fedtailor.serving.site_data import load_site
+    from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
 
     if out:
         refuse_inside_run(Path(out))
@@ -56,9 +56,11 @@ def evaluate(
     model = records.model(client, seed=seed)
     options = make_config(records.records.of_seed(seed).config).data
     sites = []
-    for path in paths:
-        column = label_column or options.label_column
-        sites.append(load_site(path, model.inputs, label_column=column, group=options.group))
+    column = label_column or options.label_column
+    with options_written_as(OF_COMMAND, OF_RUN):
+        for path in paths:
+            site = load_site(path, model.inputs, label_column=column, group=options.group)
+            sites.append(site)
 
     # Each file numbers its groups from 0, so those of different files are different ones.
     groups: list[tuple[int, int]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,10 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
-from fedtailor.serving.site_data import SiteData, load_one_site, load_site
+from fedtailor.serving.site_data import SiteData, load_one_site, load_site, options_written_as
+
+_OWN_OPTIONS = ("label_column", "group")
+"""Options of the data that a site sets in ``site.toml``."""
 
 
 class PreparedData(NamedTuple):
@@ -44,6 +48,12 @@ def options_of(options: SiteOptions, data: DataOptions, folder: Path) -> DataOpt
     )
 
 
+def _options_of_site_file() -> AbstractContextManager[None]:
+    """Reword errors of the data: a site sets its own options in ``site.toml``."""
+    forms = {key: f'{key} = "{{value}}" in site.toml' for key in _OWN_OPTIONS}
+    return options_written_as(forms, '{key} = "{value}" in [data] of the server\'s federation.toml')
+
+
 def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Dataset:
     """Read a site's data as they are, before anything is known of other sites.
 
@@ -51,7 +61,8 @@ def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Datas
         DataError: the data cannot be read, or are of several sites.
     """
     data = options_of(options, data, folder)
-    return load_one_site(data.path, data)
+    with _options_of_site_file():
+        return load_one_site(data.path, data)
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -86,7 +97,9 @@ def prepare(
         DataError: the data cannot be read, or do not fit the model.
     """
     path = options_of(options, data, folder).path
-    site = load_site(path, inputs, label_column=options.label_column, group=options.group)
+    with _options_of_site_file():
+        site = load_site(path, inputs, label_column=options.label_column, group=options.group)
+
     positions = divide_site(len(site.y), site.num_train, site.groups, data, seed)
     return PreparedData(site, positions, _digest(site, positions))
 

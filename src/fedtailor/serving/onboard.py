@@ -11,7 +11,7 @@ from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import RunRecords, refuse_inside_run
 from fedtailor.serving.model_folder import ClientModel, write_model_folder
 from fedtailor.serving.new_client import all_positions, load_finished_run, onboard
-from fedtailor.serving.site_data import load_site
+from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
 from fedtailor.serving.validate import cross_validate, summary
 
 
@@ -44,12 +44,14 @@ def onboard_site(
     # A table needs the column of the groups in any case, because it is not a feature.
     options = method.config.data
     needs_groups = validate or method.inputs.kind == "table"
-    site = load_site(
-        str(data),
-        method.inputs,
-        label_column=label_column or options.label_column,
-        group=options.group if needs_groups else "",
-    )
+    with options_written_as(OF_COMMAND, OF_RUN):
+        site = load_site(
+            str(data),
+            method.inputs,
+            label_column=label_column or options.label_column,
+            group=options.group if needs_groups else "",
+        )
+
     name = name or site.name
 
     # Reports and predictions tell clients apart by their names.

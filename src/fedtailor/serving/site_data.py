@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,12 +17,17 @@ from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.patterns import reworded
 from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions
 from fedtailor.data.tensors import tables
 
 _MOST_NAMES = 20
 """Classes that a message names."""
+OF_COMMAND = {"label_column": "--label-column {value}"}
+"""How ``onboard`` and ``evaluate`` write an option of the data."""
+OF_RUN = "data.{key} = {value} in the run"
+"""How they write those that only the run can set."""
 
 
 class SiteData(NamedTuple):
@@ -68,6 +75,21 @@ def load_site(
     stored = _stored(dataset, inputs, path)
     labels = _labels(dataset, inputs, path)
     return SiteData(stored, labels, dataset.num_official_train, dataset.name, dataset.groups)
+
+
+@contextmanager
+def options_written_as(forms: Mapping[str, str], other: str) -> Iterator[None]:
+    """Reword what errors of the data say about options; see :func:`reworded`.
+
+    Raises:
+        DataError: the one that was raised inside, with the options as they are written here.
+    """
+    try:
+        yield
+    except DataError as error:
+        error.message = reworded(error.message, forms, other)
+        error.args = (error.message,)
+        raise
 
 
 def load_one_site(path: str, options: DataOptions) -> Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedtailor.data.own.names import safe_name
 
@@ -50,6 +50,10 @@ IMAGE = re.compile(
 )
 DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 THOUSANDS_COMMA = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_OPTION = re.compile(
+    r"--set (?P<quote>'?)data\.(?P<key>\w+)=(?P<value>.*?)(?P=quote)(?=[\s.;:,)]|$)"
+)
+"""What :func:`option_text` returns."""
 _BRACKETS = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
 
 _IDENTIFIER = re.compile(
@@ -241,3 +245,29 @@ def option_text(key: str, value: str) -> str:
     "--set 'data.label_column=tumor stage'"
     """
     return f"--set {shlex.quote(f'data.{key}={value}')}"
+
+
+def reworded(text: str, forms: Mapping[str, str], other: str) -> str:
+    """Return a message in which what :func:`option_text` says can be typed where its reader is.
+
+    Args:
+        text: the message.
+        forms: by name of the option, how it is set where the reader is, with ``{value}``.
+        other: the same for all other options, with ``{key}`` and ``{value}``.
+
+    Example:
+        >>> where = {"label_column": 'label_column = "{value}" in site.toml'}
+        >>> reworded("Say which one: --set data.label_column=NAME.", where, "")
+        'Say which one: label_column = "NAME" in site.toml.'
+    """
+
+    def form(match: re.Match[str]) -> str:
+        template = forms.get(match["key"], other)
+        return template.format(key=match["key"], value=match["value"])
+
+    text = _OPTION.sub(form, text)
+    for key, template in forms.items():
+        where = template.format(value="...")
+        text = re.sub(rf"\(data\.{key}\)", lambda match, where=where: f"({where})", text)
+
+    return text
