@@ -150,6 +150,8 @@ def test_errors_name_the_options_as_a_site_writes_them(site, where, tmp_path):
     rows = [f"{number},{number % 2},{number % 2}" for number in range(20)]
     (tmp_path / "table.csv").write_text("\n".join(["age,class,outcome", *rows]))
     with pytest.raises(DataError) as error:
-        read_dataset(SiteOptions("a", "table.csv", **site), DataOptions(path="x"), tmp_path)
+        read_dataset(
+            SiteOptions(name="a", data="table.csv", **site), DataOptions(path="x"), tmp_path
+        )
     assert where in error.value.message and "data." not in error.value.message
     assert "--set" not in str(error.value)

@@ -267,7 +267,6 @@ def reworded(text: str, forms: Mapping[str, str], other: str) -> str:
 
     text = _OPTION.sub(form, text)
     for key, template in forms.items():
-        where = template.format(value="...")
-        text = re.sub(rf"\(data\.{key}\)", lambda match, where=where: f"({where})", text)
+        text = text.replace(f"(data.{key})", f"({template.format(value='...')})")
 
     return text
