@@ -72,6 +72,7 @@ from fedtailor.training.blocks import forward as forward
 from fedtailor.training.blocks import train as train
 from fedtailor.training.losses import classification_loss as classification_loss
 from fedtailor.training.losses import cross_entropy as cross_entropy
+from fedtailor.training.losses import cross_entropy_of as cross_entropy_of
 from fedtailor.training.losses import weighted_mean as weighted_mean
 from fedtailor.training.phase import StepOutput as StepOutput
 

@@ -172,7 +172,8 @@ def test_accuracies_from_few_examples_come_with_their_interval(folder, capsys):
         positive = site["by_class"]["1"]
         shares = [f"{100 * positive[name]:.1f}" for name in ("sensitivity", "specificity")]
         expected = [f"{100 * interval['low']:.1f}", "to", f"{100 * interval['high']:.1f}"]
-        assert row.split()[-6:] == [*expected, f"{positive['auroc']:.3f}", *shares]
+        beside = [f"{100 * site['balanced_accuracy']:.1f}", f"{positive['auroc']:.3f}"]
+        assert row.split()[-7:] == [*expected, *beside, *shares]
     pooled = result["metrics"]["personalized"]
     assert pooled["examples"] == sum(site["num_test"] for site in result["sites"].values())
     interval = pooled["pooled_interval"]

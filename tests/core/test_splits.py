@@ -36,3 +36,9 @@ def test_without_clients():
 def test_blocks_bound_memory_only(monkeypatch):
     monkeypatch.setattr(federation, "_BLOCK", 2)
     assert lists(splits()) == LISTS and splits().num_test() == [1, 0, 3]
+
+
+def test_the_most_frequent_class_is_that_of_training_examples():
+    y = torch.tensor([0, 2, 2, 1, 1, 3, 1, 0])
+    assert splits().majority(y) == [1, -1, 3]  # of classes 1 and 2, the first; no examples; one
+    assert Splits([]).majority(y) == []

@@ -1,17 +1,26 @@
 """What a result says by class, at every site and over sites; and means over seeds."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import CLASS_SHARES, METRICS
 from fedtailor.core.scores import score
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.estimates import auroc_interval, wilson_interval
-from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.reader import chance_warning, read_run
 from fedtailor.experiment.run import run
-from fedtailor.experiment.summary import _classes_over_clients, average
+from fedtailor.experiment.summary import (
+    _chance,
+    _classes_over_clients,
+    _majority_of,
+    average,
+)
 
 NAMES = ["benign", "malignant"]
 
@@ -101,3 +110,67 @@ def test_a_mean_over_seeds_has_no_intervals_no_confusion_and_no_mean_of_nothing(
         {"sites": {"a": {"auroc": None, "confusion": [[0, 0, 4]], "auroc_interval": None}}},
     ]
     assert average(results) == {"sites": {"a": {"auroc": None}}}
+
+
+def _two_class_scores(right, counts):
+    """Return scores of a client with so many right ones of so many examples of two classes."""
+    logits, labels = [], []
+    for label in (0, 1):
+        for place in range(counts[label]):
+            predicted = label if place < right[label] else 1 - label
+            logits.append([1.0 - predicted, float(predicted)])
+            labels.append(label)
+    return score(torch.tensor(logits), torch.tensor(labels), torch.ones(len(labels)), 2)
+
+
+def test_models_that_guess_are_named_and_the_majority_is_a_number():
+    # Always healthy; better than chance; too few sick to ask; one class only; a new client.
+    scores = [
+        _two_class_scores((40, 0), (40, 8)),
+        _two_class_scores((30, 15), (40, 20)),
+        _two_class_scores((40, 4), (40, 4)),
+        _two_class_scores((9, 0), (10, 0)),
+        _two_class_scores((0, 20), (20, 20)),
+    ]
+    roster = Roster(
+        common_task=None,
+        num_train=[10] * 5,
+        num_new=1,
+        names=["always", "good", "few", "one", "fresh"],
+        majority=[0, 1, 0, 0, -1],
+    )
+    by_client = dict(enumerate(scores))
+    assert _chance(by_client, roster) == {"asked": 3, "unclear": ["always", "fresh"]}
+    expected = (40 / 48 + 20 / 60 + 40 / 44 + 1) / 4
+    assert _majority_of(by_client, roster)["majority_accuracy"] == pytest.approx(expected)
+    assert _majority_of(by_client, replace(roster, majority=())) == {}
+
+
+def test_over_seeds_a_client_is_named_if_most_seeds_name_it():
+    chances = [
+        {"asked": 3, "unclear": ["a", "b"]},
+        {"asked": 4, "unclear": ["a"]},
+        {"asked": 3, "unclear": []},
+    ]
+    usual = average([{"chance": chance} for chance in chances])["chance"]
+    assert usual == {"asked": 4, "unclear": ["a"]}
+    assert "a" in chance_warning(usual) and not chance_warning({"asked": 4, "unclear": []})
+
+
+def _most_frequent(finished):
+    """Return the most frequent training class of every site, by its model card."""
+    majority = {}
+    for site in finished.result["sites"]:
+        card = json.loads((finished.path / "models" / f"{site}.json").read_text())
+        majority[site] = int(np.argmax(card["class_counts"]))
+    return majority
+
+
+def test_the_majority_of_a_run_is_that_of_training_classes(finished):
+    sites = finished.result["sites"]
+    # Benign at all sites but "east", where the split decides.
+    benign = [site["by_class"]["0"]["positives"] / 8 for site in sites.values()]
+    east = 1 - benign[0] if _most_frequent(finished)["east"] else benign[0]
+    expected = np.mean([east, *benign[1:]])
+    assert finished.result["majority_accuracy"] == pytest.approx(expected)
+    assert "balanced_accuracy_interval" in sites["south"]

@@ -15,7 +15,7 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.experiment.reader import SCHEMA_VERSION
 from fedtailor.report import compare, read_methods
-from fedtailor.report.comparison import FIGURES, SIGNIFICANT
+from fedtailor.report.comparison import BESIDE_ACCURACY, FIGURES, SIGNIFICANT
 from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
@@ -436,6 +436,10 @@ def test_the_figures_of_real_runs_are_those_of_their_results(real_runs):
                     for name, figure in places.items():
                         value = summary.figures[name].by_seed[seed]
                         assert value == pytest.approx(expected[figure], **EXACT)
+                    for name in BESIDE_ACCURACY if metric == "accuracy" else ():
+                        value = summary.figures[name].by_seed[seed]
+                        mean = run.result[place]["personalized"][name]["mean"]
+                        assert value == pytest.approx(mean, **EXACT)
         (difference,) = comparison.groups[0].differences
         local, fedavg = (one.figures["mean"].mean for one in comparison.groups[0].methods)
         gain = (fedavg - local) * (1 if properties.higher_is_better else -1)

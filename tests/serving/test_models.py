@@ -191,7 +191,11 @@ def test_a_run_is_a_table(shelf):
         "global",
         "local",
         "personalized",
+        "balanced",
+        "AUROC",
     ]
+    balanced = run.clients[1].personalized.balanced_accuracy
+    assert run.table().records()[1]["balanced"] == pytest.approx(100 * balanced, abs=0.05)
     assert run.table().records()[1]["client"] == "Charité"
     assert "<td>Charité</td>" in run._repr_html_() and "<table>" in run.clients._repr_html_()
 

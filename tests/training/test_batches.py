@@ -36,7 +36,9 @@ def test_batches_are_those_that_are_gathered_one_by_one(data, amount, most, monk
     found = Batches(data, plan)
     assert len(plan.batches) == len(found.columns) > 0
     for number, positions in enumerate(plan.batches):
-        for one, other in zip(found[number], gather(data, positions), strict=True):
+        pair = (found[number], gather(data, positions))
+        assert pair[0].class_weight == pair[1].class_weight == ()
+        for one, other in zip(*(batch[:3] for batch in pair), strict=True):
             assert (
                 torch.equal(one, other)
                 and one.stride() == other.stride()

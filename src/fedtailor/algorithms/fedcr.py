@@ -112,9 +112,8 @@ def alignment_loss(
     noise = bottleneck.sample_noise(key, z, samples)
     losses = bottleneck.sampled_losses(task, model, z, batch.y, noise, kind)
     gaps = diagonal.kl(classes.mean[batch.y], classes.std[batch.y], z.mean, z.std)
-    return ft.LossOutput(
-        ft.weighted_mean(losses + beta * gaps, batch.weight), buffers, features.detach()
-    )
+    total = batch.weigh(losses) + beta * gaps
+    return ft.LossOutput(ft.weighted_mean(total, batch.weight), buffers, features.detach())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ def body_loss(
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier, plus the penalty on correlated features (eq. 5)."""
     z, buffers = task.features(body, batch, key)
-    loss = ft.cross_entropy(head.logits(z), batch.y, batch.weight)
+    loss = ft.cross_entropy_of(batch, head.logits(z))
     if penalty:
         groups = batch.y if centering == "class" else torch.zeros_like(batch.y)
         loss = loss + penalty * correlation(z, groups, batch.weight, task.num_classes)

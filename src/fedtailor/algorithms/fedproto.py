@@ -81,7 +81,7 @@ def aligned_loss(
     """Cross-entropy plus the mean squared distance of features from their classes' prototypes."""
     z, buffers = task.features(model, batch, key)
     distances = (z - prototypes.means[batch.y]).square().mean(1) * prototypes.known[batch.y]
-    supervised = ft.cross_entropy(task.model.head(model, z), batch.y, batch.weight)
+    supervised = ft.cross_entropy_of(batch, task.model.head(model, z))
     return ft.LossOutput(supervised + penalty * ft.weighted_mean(distances, batch.weight), buffers)
 
 

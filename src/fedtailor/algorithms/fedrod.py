@@ -90,7 +90,7 @@ def joint_loss(
     # L_P
     head = personal_head(task, parts.head, parts.hyper, counts)
     both = generic.detach() + task.model.head(head, z.detach())
-    personal_loss = ft.cross_entropy(both, batch.y, batch.weight)
+    personal_loss = ft.cross_entropy_of(batch, both)
 
     by_path = {f"model/{name}": value for name, value in buffers.items()}
     return ft.LossOutput(generic_loss + personal_loss, by_path)
@@ -102,7 +102,7 @@ def personal_head_loss(
     """L_P of a personal head alone, under a frozen model in evaluation mode."""
     z, _ = task.features(model, batch, key, training=False)
     both = task.model.head(model, z) + task.model.head(head, z)
-    return ft.LossOutput(ft.cross_entropy(both, batch.y, batch.weight))
+    return ft.LossOutput(ft.cross_entropy_of(batch, both))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,7 @@ def simple_loss(
     )
 
     losses = bottleneck.sampled_losses(task, params.model, z, batch.y, noise, "expected_log")
-    total = losses + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps
+    total = batch.weigh(losses) + method.l2_weight * norms.mean(1) + method.cmi_weight * gaps
     by_path = {f"model/{name}": buffer for name, buffer in buffers.items()}
     return ft.LossOutput(ft.weighted_mean(total, batch.weight), by_path)
 

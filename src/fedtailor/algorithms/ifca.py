@@ -59,7 +59,7 @@ def losses_under_models(
     columns = []
     for model in tree.unstack(models, count):
         logits = ft.predict_logits(task, model, batch.x)
-        columns.append(F.cross_entropy(logits, batch.y, reduction="none"))
+        columns.append(batch.weigh(F.cross_entropy(logits, batch.y, reduction="none")))
     return torch.stack(columns, dim=-1)
 
 

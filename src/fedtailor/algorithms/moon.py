@@ -69,7 +69,7 @@ def contrastive_loss(
     # -log(e_glob / (e_glob + e_prev)) is a sigmoid of the difference of the similarities.
     difference = F.cosine_similarity(z, z_received) - F.cosine_similarity(z, z_previous)
     contrast = ft.weighted_mean(-F.logsigmoid(difference / temperature), batch.weight)
-    supervised = ft.cross_entropy(task.model.head(params, z), batch.y, batch.weight)
+    supervised = ft.cross_entropy_of(batch, task.model.head(params, z))
     return ft.LossOutput(supervised + penalty * contrast, buffers)
 
 

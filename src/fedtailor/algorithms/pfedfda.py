@@ -107,7 +107,7 @@ def body_loss(
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier (eq. 5, as a loss); collects the features."""
     z, buffers = task.features(body, batch, key)
-    loss = ft.cross_entropy(head.logits(z), batch.y, batch.weight)
+    loss = ft.cross_entropy_of(batch, head.logits(z))
     return ft.LossOutput(loss, buffers, z.detach())
 
 

@@ -117,7 +117,7 @@ def head_loss(
         task, posterior.mean, deviation, batch.x, batch.y, key, draws
     )
     divergence = gaussian_heads.divergence(posterior.mean, deviation, prior)
-    return ft.LossOutput((losses * batch.weight).sum() + divergence)
+    return ft.LossOutput((batch.weigh(losses) * batch.weight).sum() + divergence)
 
 
 def body_loss(
@@ -133,7 +133,7 @@ def body_loss(
     z, buffers = task.features(body, batch, key)
     deviation = posterior.deviation()
     losses = gaussian_heads.expected_losses(task, posterior.mean, deviation, z, batch.y, key, draws)
-    return ft.LossOutput(ft.weighted_mean(losses, batch.weight), buffers)
+    return ft.LossOutput(ft.weighted_mean(batch.weigh(losses), batch.weight), buffers)
 
 
 @dataclass(frozen=True, kw_only=True)

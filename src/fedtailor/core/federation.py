@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.core.devices import to_host
 from fedtailor.core.rng import Key, row_words
 from fedtailor.core.task import Task
 
@@ -45,6 +46,9 @@ class Roster:
     conditions: Sequence[str] = ()
     """What was done to every client's examples, such as ``clean`` or ``frost-3``; empty: nothing,
     for all clients."""
+    majority: Sequence[int] = ()
+    """Most frequent class of every client's training examples, the first of equal ones; -1 without
+    examples; empty: not known, as on the server of real sites."""
 
     @property
     def population(self) -> int:
@@ -74,6 +78,8 @@ class Roster:
 UNSCALED = torch.empty(3, 0)
 """The scale of a table whose values are used as they are. Its shape tells, so that no batch has to
 check values."""
+UNWEIGHTED = torch.empty(0)
+"""The class weights of examples whose classes all count the same. Its shape tells."""
 
 
 class ExampleSet(NamedTuple):
@@ -92,6 +98,7 @@ class ExampleSet(NamedTuple):
     rows: Tensor  # (n,)
     weight: Tensor  # (n,)
     scale: Tensor = UNSCALED  # (3, channels or 1): white, mean, deviation; (3, 0): none
+    class_weight: Tensor = UNWEIGHTED  # (classes,), factors of the cross-entropy; (0,): none
 
     def labels(self) -> Tensor:
         """Return the labels (n,)."""
@@ -206,6 +213,30 @@ class Splits(Sequence[Split]):
         counts: list[int] = np.diff(self._ends[2]).tolist()
         return counts
 
+    def majority(self, y: Tensor) -> list[int]:
+        """Return the most frequent class of every client's training examples.
+
+        The first of equal ones; -1 without examples.
+
+        Args:
+            y: the class of every example of the data set.
+        """
+        labels = to_host(y[self._positions[0]], "the most frequent classes of clients").numpy()
+        sizes = np.diff(self._ends[0])
+        majority = np.full(len(sizes), -1)
+        if not len(labels):
+            return majority.tolist()
+
+        # Client and class as one number: what occurs, and how often.
+        classes = int(labels.max()) + 1
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        pairs, counts = np.unique(owner * classes + labels, return_counts=True)
+
+        # The last one written stays: the largest count, of equal ones the first class.
+        ascending = np.lexsort((-pairs, counts))
+        majority[pairs[ascending] // classes] = pairs[ascending] % classes
+        return majority.tolist()
+
     @property
     def has_validation(self) -> bool:
         """Whether any client has validation examples."""
@@ -257,6 +288,7 @@ class Federation:
             num_test=splits.num_test(),
             class_names=self.class_names,
             conditions=self.conditions,
+            majority=splits.majority(self.y),
         )
 
     @property

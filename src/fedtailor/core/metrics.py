@@ -78,17 +78,7 @@ METRICS = {
     "balanced_accuracy": Metric(
         "mean of the accuracies of the classes that the client has",
         _balanced_accuracy,
-        in_percent=True,
-    ),
-    "loss": Metric(
-        "mean cross-entropy", _loss, higher_is_better=False, is_share=False, heading="loss"
-    ),
-    "ece": Metric(
-        "expected calibration error: how far the model's confidence is from its accuracy, as the "
-        "mean over 15 equal bins of confidence weighted by their examples (Guo et al. 2017, ICML)",
-        _ece,
-        higher_is_better=False,
-        heading="ECE",
+        heading="balanced",
         in_percent=True,
     ),
     "auroc": Metric(
@@ -97,6 +87,15 @@ METRICS = {
         "over classes, and by class",
         _auroc,
         heading="AUROC",
+    ),
+    "loss": Metric("mean cross-entropy", _loss, higher_is_better=False, is_share=False),
+    "ece": Metric(
+        "expected calibration error: how far the model's confidence is from its accuracy, as the "
+        "mean over 15 equal bins of confidence weighted by their examples (Guo et al. 2017, ICML)",
+        _ece,
+        higher_is_better=False,
+        heading="ECE",
+        in_percent=True,
     ),
     "sensitivity": Metric(
         "share of the examples of the class that are recognized as such, also called recall",

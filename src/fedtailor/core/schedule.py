@@ -418,6 +418,10 @@ class Training:
     none."""
     flip: bool = False
     """Augmentation: each image is mirrored, left to right, with probability 1/2."""
+    class_weights: Literal["none", "balanced", "effective"] = "none"
+    """Weights of the classes in the cross-entropy, from the client's own counts of training
+    examples: balanced, every class weighs the same in all; effective, by the effective number of
+    examples, which weighs rare classes a little less; none."""
     precision: Literal["full", "bfloat16"] = "full"
     """Precision of products and convolutions in training steps. bfloat16 changes results, and is
     not always faster."""

@@ -114,6 +114,13 @@ class Batch(NamedTuple):
     x: Tensor  # (b, *input_shape)
     y: Tensor  # (b,)
     weight: Tensor  # (b,)
+    class_weight: Tensor | tuple[()] = ()  # (classes,), see Training.class_weights; (): all are 1
+
+    def weigh(self, losses: Tensor) -> Tensor:
+        """Return the losses of the examples (b,), each times the weight of its class."""
+        if isinstance(self.class_weight, tuple):
+            return losses
+        return losses * self.class_weight[self.y].to(losses.dtype)
 
 
 def predict_features(task: Task, params: Params, x: Tensor) -> Tensor:

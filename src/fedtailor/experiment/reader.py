@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -434,3 +434,30 @@ def _seeds_of(run: RunRecords) -> list[int]:
 def _numbers_first(name: str) -> tuple[int, str]:
     """Return a key that sorts numbers by their value, and names after them."""
     return (int(name), "") if name.isdecimal() else (sys.maxsize, name)
+
+
+def chance_over_seeds(chances: Sequence[Record]) -> Record:
+    """Return at which clients models are near chance in most seeds.
+
+    Args:
+        chances: ``chance`` of the results, at least one.
+    """
+    names = [name for chance in chances for name in chance["unclear"]]
+    usual = [name for name in dict.fromkeys(names) if names.count(name) > len(chances) / 2]
+    return {"asked": max(chance["asked"] for chance in chances), "unclear": usual}
+
+
+def chance_warning(chance: Mapping[str, Any]) -> str:
+    """Say at which clients models are no better than chance; empty: nowhere, or nobody asked."""
+    unclear = chance.get("unclear", [])
+    if not unclear:
+        return ""
+
+    names = ", ".join(unclear[:_MOST_CLIENTS])
+    if len(unclear) > _MOST_CLIENTS:
+        names += f" and {len(unclear) - _MOST_CLIENTS} more"
+
+    return (
+        f"at {len(unclear)} of {chance['asked']} clients ({names}) the balanced accuracy of the "
+        "personalized model cannot be told from guessing: its 95 % interval reaches it."
+    )

@@ -25,13 +25,18 @@ from fedtailor.experiment.estimates import (
     Interval,
     auroc_interval,
     mean_interval,
+    mean_of_shares_interval,
     summarize,
     wilson_interval,
 )
+from fedtailor.experiment.reader import chance_over_seeds
 from fedtailor.simulation.report import Evaluation, RoundReport
 
 Record = dict[str, Any]
 
+_FEWEST_OF_A_CLASS = 5
+"""Test examples of every class without which nobody asks whether a client's model is better than
+chance: too few to tell."""
 _EVENTS = {
     "quarantine": "upload{s} left out",
     "failed": "client{s} failed",
@@ -172,6 +177,10 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     validation examples, ``global_complete`` those of the global model on the complete official test
     part. ``by_class`` holds the metrics of every class, such as AUROC. ``new_clients`` is the same
     for clients that never train, and ``sites`` has the scores by the clients' names.
+    ``majority_accuracy`` is the mean over the known clients of the accuracy of always predicting
+    the most frequent class of the client's training examples. ``chance`` says how many clients
+    have enough test examples to ask whether the personalized model is better than chance, and at
+    which it is not clear.
     """
     # The round whose models the run gives, which is the best one if that was asked for.
     final = last.final or last
@@ -181,10 +190,77 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
         record["selected"] = _selected(last, final, schedule)
     if new_clients:
         record["new_clients"] = new_clients
+
+    personalized = _personalized_scores(final)
+    record |= _majority_of(personalized, roster)
+    record["chance"] = _chance(personalized, roster)
     if roster.names:
-        record["sites"] = _site_scores(final, roster)
+        record["sites"] = _site_scores(personalized, roster)
 
     return record
+
+
+def _personalized_scores(report: RoundReport) -> dict[int, Scores]:
+    """Return the scores of the personalized models on the clients' test examples, by client."""
+    by_client: dict[int, Scores] = {}
+    for evaluation in report.evaluations:
+        if evaluation.point == "personalized" and evaluation.test_set == "clients":
+            by_client.update(zip(evaluation.ids, evaluation.scores, strict=True))
+
+    return by_client
+
+
+def _majority_of(personalized: Mapping[int, Scores], roster: Roster) -> Record:
+    """Return the mean accuracy of the most frequent classes over the known clients, if there is."""
+    accuracies = []
+    for client in personalized.keys() & set(roster.known):
+        accuracy = _majority_accuracy(client, personalized[client], roster)
+        if accuracy is not None:
+            accuracies.append(accuracy)
+
+    return {"majority_accuracy": _mean(accuracies)} if accuracies else {}
+
+
+def _majority_accuracy(client: int, scores: Scores, roster: Roster) -> float | None:
+    """Return the accuracy of always predicting the client's most frequent training class.
+
+    None where that class is not known, or without test examples.
+    """
+    examples = _num_examples(scores)
+    label = roster.majority[client] if roster.majority else -1
+    if label < 0 or not examples:
+        return None
+
+    return float(scores.class_total[label]) / examples
+
+
+def _chance(personalized: Mapping[int, Scores], roster: Roster) -> Record:
+    """Return at how many clients it was asked whether the model beats chance, and where unclear.
+
+    Asked are clients with at least five test examples of every class that they have, and two such
+    classes. It is clear where the 95 % interval of the balanced accuracy lies above one divided by
+    the number of these classes: what any prediction reaches that does not look at the example.
+    """
+    asked = 0
+    unclear = []
+    for client, scores in sorted(personalized.items()):
+        counts = [count for count in scores.class_total.tolist() if count > 0]
+        if len(counts) < 2 or min(counts) < _FEWEST_OF_A_CLASS:
+            continue
+
+        asked += 1
+        if _balanced_interval(scores)["low"] <= 1 / len(counts):
+            unclear.append(roster.names[client] if roster.names else str(client))
+
+    return {"asked": asked, "unclear": unclear}
+
+
+def _balanced_interval(scores: Scores) -> Interval:
+    """Return the 95 % interval of the balanced accuracy of a client with test examples."""
+    present = scores.class_total > 0
+    counts = scores.class_total[present]
+    recalls = scores.class_correct[present] / counts
+    return mean_of_shares_interval(recalls.tolist(), counts.tolist())
 
 
 def _selected(last: RoundReport, final: RoundReport, schedule: Schedule) -> Record:
@@ -225,32 +301,29 @@ def evaluation_name(evaluation: Mapping[str, Any]) -> str:
     return f"{point}_complete" if evaluation["test_set"] == "complete" else point
 
 
-def _site_scores(report: RoundReport, roster: Roster) -> Record:
+def _site_scores(personalized: Mapping[int, Scores], roster: Roster) -> Record:
     """Return the scores of the personalized models by the clients' names.
 
     ``accuracy_interval`` is the 95 % interval of an accuracy, and so on: see
     :mod:`fedtailor.experiment.estimates`.
     """
     sites: Record = {}
-    for evaluation in report.evaluations:
-        if evaluation.point != "personalized" or evaluation.test_set != "clients":
-            continue
+    for client, scores in personalized.items():
+        site: Record = {
+            "new": client in roster.new,
+            "num_train": roster.num_train[client],
+            "num_test": roster.num_test[client],
+            **per_client(scores),
+        }
 
-        for client, scores in zip(evaluation.ids, evaluation.scores, strict=True):
-            site: Record = {
-                "new": client in roster.new,
-                "num_train": roster.num_train[client],
-                "num_test": roster.num_test[client],
-                **per_client(scores),
-            }
+        if "accuracy" in site:
+            site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
+            site["balanced_accuracy_interval"] = _balanced_interval(scores)
+            site.setdefault("auroc", None)
+            site["by_class"] = classes_of_site(scores, roster.class_names)
+            site["confusion"] = confusion(scores)
 
-            if "accuracy" in site:
-                site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
-                site.setdefault("auroc", None)
-                site["by_class"] = classes_of_site(scores, roster.class_names)
-                site["confusion"] = confusion(scores)
-
-            sites[roster.names[client]] = site
+        sites[roster.names[client]] = site
 
     return sites
 
@@ -435,6 +508,9 @@ def average(results: Sequence[Record]) -> Record:
 
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
+
+    if all("chance" in result for result in results):
+        means["chance"] = chance_over_seeds([result["chance"] for result in results])
 
     # Events are rare: a mean would round them to none.
     if "events" in first:

@@ -35,7 +35,7 @@ from fedtailor.experiment.predictions import (
     ClientPredictions,
     write_predictions,
 )
-from fedtailor.experiment.reader import count_rounds, read_provenance
+from fedtailor.experiment.reader import chance_warning, count_rounds, read_provenance
 from fedtailor.experiment.resume import changed_software
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
@@ -253,6 +253,11 @@ class RunWriter:
         """Write the result of a run after its last round, and its last checkpoint."""
         self._note(_notes_on_end(last, self._plan), round=last.round)
         result = summary.result(last, self._plan.roster, self._plan.schedule)
+        warning = chance_warning(result["chance"])
+        if warning:  # the command shows it below the result
+            event = {"kind": "chance", "round": last.round, "reason": warning}
+            self._folder.add_events([event])
+
         result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record}
         result["seconds"]["total"] = self._seconds()
         self.result = result

@@ -8,7 +8,12 @@ from typing import Any, TypeAlias
 
 from fedtailor.core.errors import one_line
 from fedtailor.experiment.config import flatten, option_annotations
-from fedtailor.experiment.reader import LOST_WORK, RunRecords
+from fedtailor.experiment.reader import (
+    LOST_WORK,
+    RunRecords,
+    chance_over_seeds,
+    chance_warning,
+)
 from fedtailor.report.methods import Method, in_words
 from fedtailor.report.records import MetricScores
 
@@ -60,6 +65,7 @@ def find_warnings(
         *_other_splits(finished),
         *_other_facts(finished, scores),
         *_lost_work(finished),
+        *near_chance(finished),
     )
 
 
@@ -225,6 +231,16 @@ def _lost_work(finished: Sequence[Method]) -> Iterator[str]:
                 f"{method.label}: work of clients was lost {total} times (see events.jsonl in "
                 f"'{method.path}')."
             )
+
+
+def near_chance(finished: Sequence[Method]) -> Iterator[str]:
+    """Say of every method at which clients its models cannot be told from guessing."""
+    for method in finished:
+        results = [run.result or {} for run in method.finished.values()]
+        chances = [result["chance"] for result in results if "chance" in result]
+        sentence = chance_warning(chance_over_seeds(chances)) if chances else ""
+        if sentence:
+            yield f"{method.label}: {sentence}"
 
 
 def _adaptations(finished: Sequence[Method], scores: Scores, point: str) -> Iterator[str]:

@@ -34,6 +34,8 @@ SIGNIFICANT = 0.05
 """A corrected p-value below it is called significant."""
 FIGURES = {
     "mean": "mean",
+    "balanced_accuracy": "balanced",
+    "auroc": "AUROC",
     "worst_tenth": "worst tenth",
     "smallest_tenth": "smallest tenth",
     "gain_over_local": "gain over Local",
@@ -42,6 +44,9 @@ FIGURES = {
     "harmed_versus_global": "harmed versus global",
 }
 """The figures of a method in one seed, and their names in tables."""
+BESIDE_ACCURACY = ("balanced_accuracy", "auroc")
+"""Metrics whose means stand beside that of the accuracy: a model that never finds the sick can have
+a high accuracy."""
 _DEFAULT_POINT = "personalized"
 BySeed: TypeAlias = Mapping[int, MetricScores]
 
@@ -159,6 +164,8 @@ class _GroupScores:
     is_higher_better: bool
     chosen: Mapping[str, BySeed]
     """At the evaluation point of the comparison, by label."""
+    beside: Mapping[str, Mapping[str, BySeed]]
+    """The metrics that stand beside the compared one, by their names, then by label."""
     of_global: Mapping[str, BySeed]
     """At ``global``, by label; empty where that is the point of the comparison."""
     of_local: Mapping[str, BySeed]
@@ -268,7 +275,7 @@ def _select(
 ) -> _GroupScores:
     """Select the scores of the finished runs that are compared."""
 
-    def at(point: str, method: MethodRecords) -> BySeed:
+    def at(point: str, method: MethodRecords, metric: str = metric) -> BySeed:
         by_seed = {}
         for seed, of_seed in sorted(method.seeds.items()):
             scores = of_seed.metric(metric, point, group)
@@ -277,11 +284,17 @@ def _select(
 
         return by_seed
 
+    beside = {}
+    if metric == "accuracy":
+        for name in BESIDE_ACCURACY:
+            beside[name] = {method.label: at(point, method, name) for method in records}
+
     return _GroupScores(
         methods=[method.method for method in records],
         group=group,
         is_higher_better=CLIENT_METRICS[metric].higher_is_better,
         chosen={method.label: at(point, method) for method in records},
+        beside=beside,
         of_global={method.label: at("global", method) for method in records if point != "global"},
         of_local={
             method.label: at(_DEFAULT_POINT, method) for method in records if method.label == local
@@ -355,6 +368,12 @@ def _figures_of_method(scores: _GroupScores, method: Method) -> dict[str, dict[i
         figures["mean"][seed] = mean(values)
         figures["worst_tenth"][seed] = worst
         figures["smallest_tenth"][seed] = smallest_tenth(values, sizes)
+
+    for name, by_label in scores.beside.items():
+        figures[name] = {}
+        for seed, of_seed in by_label[method.label].items():
+            if of_seed.values:
+                figures[name][seed] = mean(list(of_seed.values.values()))
 
     return figures
 

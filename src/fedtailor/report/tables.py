@@ -130,6 +130,12 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
         " worst tenth: mean of the tenth of clients with the worst scores; smallest tenth: of "
         "those with the least training examples."
     )
+    if "balanced_accuracy" in names:
+        below += (
+            " balanced: balanced accuracy, in which every class counts the same; AUROC: 0 to 1, "
+            "mean over classes."
+        )
+
     if "gain_over_local" in names:
         below += (
             " gain over Local: mean over clients, positive is better; harmed versus Local: clients "
@@ -244,7 +250,8 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
     if estimate is None:
         return NOTHING
 
-    in_percent = name.startswith("harmed") or CLIENT_METRICS[comparison.metric].in_percent
+    metric = name if name in CLIENT_METRICS else comparison.metric
+    in_percent = name.startswith("harmed") or CLIENT_METRICS[metric].in_percent
     value = round_figure(estimate.mean, in_percent, signed=name.startswith("gain"))
     if estimate.standard_error is None:
         return value

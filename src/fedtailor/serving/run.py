@@ -221,7 +221,10 @@ class Run:
         return scores
 
     def table(self) -> ClientTable:
-        """Return a table of the clients: examples, and accuracies in percent after the last round.
+        """Return a table of the clients: examples, and scores in percent after the last round.
+
+        The scores are the accuracies of the evaluation points, and balanced accuracy and AUROC of
+        the personal model.
 
         Raises:
             ConfigError: the run has several seeds; take one of ``seeds``.
@@ -330,9 +333,19 @@ def _table_of(clients: Sequence[Client]) -> ClientTable:
         name = f"{client.name} (new)" if client.is_new else client.name
         counts = (client.num_train, client.num_validation, client.num_test)
         accuracies = [_percent(client.scores.get(point)) for point in points]
-        rows.append((name, *counts, *accuracies))
+        rows.append((name, *counts, *accuracies, *_beside_accuracy(client.personalized)))
 
-    return ClientTable(("client", "train", "validation", "test", *points), tuple(rows))
+    columns = ("client", "train", "validation", "test", *points, "balanced", "AUROC")
+    return ClientTable(columns, tuple(rows))
+
+
+def _beside_accuracy(scores: ClientScores | None) -> tuple[float | None, float | None]:
+    """Return balanced accuracy and AUROC of a personal model, in percent."""
+    if scores is None:
+        return None, None
+
+    area = None if scores.auroc is None else round(100 * scores.auroc, 1)
+    return round(100 * scores.balanced_accuracy, 1), area
 
 
 def _html_row(tag: str, values: Sequence[str | int | float | None]) -> str:

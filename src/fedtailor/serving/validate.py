@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
+from fedtailor.core.metrics import per_client
+from fedtailor.core.scores import score
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.paired import effective_number, paired_interval
 from fedtailor.serving.load import make_model
@@ -45,6 +48,9 @@ class Candidate(NamedTuple):
     difference_low: float
     """Lower end of the 95 % interval of the difference."""
     difference_high: float
+    balanced_accuracy: float
+    auroc: float | None
+    """The mean over classes; None if all examples are of one class."""
 
 
 class CrossValidation(NamedTuple):
@@ -87,10 +93,9 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
     shared = method.algorithm.global_model(method.task(0), run.state.server)
 
     labels = torch.from_numpy(site.y[: site.num_train])
-    logits = torch.zeros(len(labels), run.method.inputs.num_classes)
-    scores = torch.zeros(len(labels), dtype=torch.float64)
-    has_scores = False
-    right: dict[str, np.ndarray] = {}
+    logits: dict[str, Tensor] = {}
+    strangeness = torch.zeros(len(labels), dtype=torch.float64)
+    has_strangeness = False
 
     for train, held_out in folds_of(site):
         onboarded = onboard(run, site, positions=train).personal
@@ -101,28 +106,27 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
         models["a model of its own"] = make_model(alone.method, number, own, {})
 
         for candidate, model in models.items():
+            empty = torch.zeros(len(labels), run.method.inputs.num_classes)
             predicted = torch.from_numpy(model.logits(site.x[held_out]))
+            rows = torch.from_numpy(held_out)
+            logits.setdefault(candidate, empty)[rows] = predicted
 
             # The onboarded model is calibrated by examples that it has not seen.
             if candidate == name:
-                rows = torch.from_numpy(held_out)
-                logits[rows] = predicted
-                strangeness = model.ood_score(site.x[held_out])
-                has_scores = strangeness is not None
-                if strangeness is not None:
-                    scores[rows] = torch.from_numpy(strangeness)
-
-            correct = right.setdefault(candidate, np.zeros(len(labels), dtype=bool))
-            correct[held_out] = predicted.argmax(1).numpy() == site.y[held_out]
+                distances = model.ood_score(site.x[held_out])
+                has_strangeness = distances is not None
+                if distances is not None:
+                    strangeness[rows] = torch.from_numpy(distances)
 
     # Numbers of the groups from 0, as sums over groups need them.
     groups = None
     if site.groups is not None:
         _, groups = np.unique(site.groups[: site.num_train], return_inverse=True)
-    candidates = [_candidate(candidate, right, groups) for candidate in right]
+    candidates = _candidates(logits, labels, groups)
+
     enough = len(labels) >= FEWEST_EXAMPLES
-    temperature = fit_temperature(logits, labels) if enough else 1.0
-    threshold = score_threshold(scores) if has_scores else None
+    temperature = fit_temperature(logits[name], labels) if enough else 1.0
+    threshold = score_threshold(strangeness) if has_strangeness else None
 
     return CrossValidation(
         len(labels),
@@ -173,13 +177,38 @@ def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
             raise DataError(message, key="data", allowed=f">= {FOLDS} of a class") from reason
 
 
-def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | None) -> Candidate:
+def _candidates(
+    logits: dict[str, Tensor], labels: Tensor, groups: np.ndarray | None
+) -> list[Candidate]:
+    """Return the figures of all candidates.
+
+    Args:
+        logits: of every candidate (n, classes).
+        labels: of the examples (n,).
+        groups: of the examples (n,).
+    """
+    right = {name: (of_one.argmax(1) == labels).numpy() for name, of_one in logits.items()}
+    candidates = []
+    for name, of_one in logits.items():
+        scores = score(of_one, labels, torch.ones(len(labels)), of_one.shape[1])
+        candidates.append(_candidate(name, right, groups, per_client(scores)))
+
+    return candidates
+
+
+def _candidate(
+    name: str,
+    right: dict[str, np.ndarray],
+    groups: np.ndarray | None,
+    metrics: dict[str, float],
+) -> Candidate:
     """Return the figures of a candidate.
 
     Args:
         name: of the candidate.
         right: which examples (n,) every candidate has right.
         groups: of the examples (n,).
+        metrics: of the candidate, over all examples.
     """
     correct = right[name].astype(float)
     accuracy = float(correct.mean())
@@ -191,7 +220,16 @@ def _candidate(name: str, right: dict[str, np.ndarray], groups: np.ndarray | Non
     paired = correct - right[rival]
     low, high = paired_interval(paired, groups)
     return Candidate(
-        name, accuracy, interval["low"], interval["high"], rival, float(paired.mean()), low, high
+        name=name,
+        accuracy=accuracy,
+        low=interval["low"],
+        high=interval["high"],
+        rival=rival,
+        difference=float(paired.mean()),
+        difference_low=low,
+        difference_high=high,
+        balanced_accuracy=metrics["balanced_accuracy"],
+        auroc=metrics.get("auroc"),
     )
 
 

@@ -18,6 +18,7 @@ from fedtailor.core.rng import Key, new_key
 from fedtailor.core.scores import Scores, score
 from fedtailor.core.task import Batch, Task
 from fedtailor.training.blocks import forward
+from fedtailor.training.losses import class_weights
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,18 @@ def client_inputs(
     )
 
 
-def _data(common: SharedInputs, inputs: ClientInputs) -> ClientData:
+def _data(
+    algorithm: Algorithm[Any, Any, Any], common: SharedInputs, inputs: ClientInputs
+) -> ClientData:
     """Return training and validation examples, from the tables that an algorithm sees."""
     x, y = common.visible or Tables(common.x, common.y)
     train = ExampleSet(x, y, *inputs.train, common.scale)
+
+    # Weights of the classes belong to the client, so its examples carry them.
+    rule = algorithm.training.class_weights
+    if rule != "none":
+        train = train._replace(class_weight=class_weights(inputs.info.class_counts, rule))
+
     return ClientData(train, ExampleSet(x, y, *inputs.val, common.scale), inputs.info)
 
 
@@ -164,7 +173,8 @@ def train_program(
         key = key.fold(f"attempt/{request.attempt}")
 
     download = Download(common.shared, inputs.per_client)
-    update = algorithm.local_update(task, download, inputs.state, _data(common, inputs), key)
+    data = _data(algorithm, common, inputs)
+    update = algorithm.local_update(task, download, inputs.state, data, key)
     # Some methods have no model of the client's own after training.
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
@@ -189,7 +199,7 @@ def personalize_program(
     """
     task = algorithm.bind(task)
     download = Download(common.shared, inputs.per_client)
-    data = _data(common, inputs)
+    data = _data(algorithm, common, inputs)
     state = inputs.state
     steps: Tensor | int = 0
 

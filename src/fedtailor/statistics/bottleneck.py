@@ -231,4 +231,4 @@ def _sampled_head_loss(
         features, _ = task.features(body, batch, key, training=False)
     z = split(features)
     losses = sampled_losses(task, head, z, batch.y, sample_noise(key, z, samples), likelihood)
-    return LossOutput(weighted_mean(losses, batch.weight))
+    return LossOutput(weighted_mean(batch.weigh(losses), batch.weight))

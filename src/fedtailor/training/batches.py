@@ -223,6 +223,7 @@ class Batches:
         rows = data.rows
         self.x = data.x
         self.scale = data.scale
+        self.class_weight = class_weight_of(data.class_weight)
         self.normalized: Tensor | None = None
         """The client's images as rows of numbers, if they are normalized before the first step."""
 
@@ -238,11 +239,12 @@ class Batches:
         rows, labels, weight = self.columns[number]
         if self.normalized is None:
             stored = take(self.x, rows, self.moves[number])
-            return Batch(to_values(stored, self.scale, weight.dtype), labels, weight)
+            values = to_values(stored, self.scale, weight.dtype)
+            return Batch(values, labels, weight, self.class_weight)
 
         _, channels, height, width = self.x.shape
         images = self.normalized.index_select(0, rows).view(-1, height, width, channels)
-        return Batch(images.permute(0, 3, 1, 2), labels, weight)
+        return Batch(images.permute(0, 3, 1, 2), labels, weight, self.class_weight)
 
 
 def _split_columns(
@@ -290,4 +292,9 @@ def gather(data: ExampleSet, batch_rows: Tensor, moves: Tensor | None = None) ->
     rows = data.rows[batch_rows]
     weight = data.weight[batch_rows]
     values = to_values(take(data.x, rows, moves), data.scale, weight.dtype)
-    return Batch(values, data.y[rows], weight)
+    return Batch(values, data.y[rows], weight, class_weight_of(data.class_weight))
+
+
+def class_weight_of(column: Tensor) -> Tensor | tuple[()]:
+    """Return the class weights of examples as a batch holds them: () where there are none."""
+    return column if column.shape[-1] else ()

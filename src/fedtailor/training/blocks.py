@@ -332,7 +332,8 @@ class _Forward(torch.autograd.Function):
 def cached_features(task: Task, params: Params, data: ExampleSet, *, key: Key) -> ExampleSet:
     """Return the examples as a table of their features, for phases that train only a head."""
     z = forward(task, _features, params, data, key=key)
-    return ExampleSet(z, data.labels(), torch.arange(data.rows.shape[0]), data.weight)
+    rows = torch.arange(data.rows.shape[0])
+    return ExampleSet(z, data.labels(), rows, data.weight, class_weight=data.class_weight)
 
 
 def _features(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> Tensor:

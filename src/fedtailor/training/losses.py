@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from fedtailor.core.task import TRAINED, Batch, LossOutput, Params, Task
 
 _TINY = 1e-30
 """Less than any sum of weights but 0, so that a mean over nothing is 0."""
+_BETA = 0.999
+"""Of the effective number of examples."""
 
 
 def classification_loss(
@@ -22,7 +25,7 @@ def classification_loss(
     """Cross-entropy of a whole model, in training mode; parameters in ``context`` stay frozen."""
     model = {**context, **params}
     z, buffers = task.features(model, batch, key)
-    return LossOutput(cross_entropy(task.model.head(model, z), batch.y, batch.weight), buffers)
+    return LossOutput(cross_entropy_of(batch, task.model.head(model, z)), buffers)
 
 
 def model_gradient(
@@ -45,12 +48,48 @@ def model_gradient(
 
 def head_loss(task: Task, params: Params, context: tree.Tree, batch: Batch, key: Key) -> LossOutput:
     """Cross-entropy of a head alone, on a table of cached features."""
-    return LossOutput(cross_entropy(task.model.head(params, batch.x), batch.y, batch.weight))
+    return LossOutput(cross_entropy_of(batch, task.model.head(params, batch.x)))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the examples of a batch."""
+    """Return the mean cross-entropy over examples, in which all classes count the same."""
     return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)
+
+
+def cross_entropy_of(batch: Batch, logits: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the examples of a batch, with the run's class weights.
+
+    It is ``sum_j w(y_j) l_j / n`` over its n examples. Divided by n, and not by the sum of the
+    weights, so that the batches of an epoch add up to the weighted loss of the client.
+
+    Args:
+        batch: the examples.
+        logits: (b, classes).
+    """
+    losses = F.cross_entropy(logits, batch.y, reduction="none")
+    return weighted_mean(batch.weigh(losses), batch.weight)
+
+
+def class_weights(counts: Tensor, rule: Literal["balanced", "effective"]) -> Tensor:
+    """Return the weight of every class (classes,), from a client's counts of training examples.
+
+    ``balanced``: 1 / n_c. ``effective``: (1 - beta) / (1 - beta^n_c) with beta = 0.999, one over
+    the effective number of examples (Cui et al. 2019, "Class-balanced loss based on effective
+    number of samples", CVPR, eq. 2). Both times a factor that makes the mean over the client's
+    examples 1, so that the learning rate keeps its meaning. Absent classes have the weight 0.
+
+    Example:
+        >>> class_weights(torch.tensor([30.0, 10.0, 0.0]), "balanced")
+        tensor([0.6667, 2.0000, 0.0000])
+    """
+    present = counts > 0
+    numbers = torch.where(present, counts, 1.0).double()
+    if rule == "effective":
+        numbers = (1.0 - _BETA**numbers) / (1.0 - _BETA)
+
+    weights = torch.where(present, 1.0 / numbers, 0.0)
+    mean = (weights * counts).sum() / counts.sum().clamp(min=1.0)
+    return (weights / mean.clamp(min=_TINY)).to(counts.dtype)
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
@@ -86,7 +125,7 @@ def aligned_loss(
     head, targets, penalty = context
     z, buffers = task.features(body, batch, key)
     distance = weighted_mean((z - targets[batch.y]).square().mean(1), batch.weight)
-    entropy = cross_entropy(task.model.head(head, z), batch.y, batch.weight)
+    entropy = cross_entropy_of(batch, task.model.head(head, z))
     return LossOutput(entropy + penalty * distance, buffers)
 
 

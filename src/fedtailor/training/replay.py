@@ -297,9 +297,11 @@ def _form(batch: Any) -> Hashable:
         batch.y.shape,
         batch.y.dtype,
         batch.weight.dtype,
+        isinstance(batch.class_weight, Tensor),
     )
 
 
 def _columns(batch: Any) -> Sequence[Tensor]:
     """Return the tensors of a batch, or of a tuple of batches."""
-    return batch if isinstance(batch, Batch) else [column for one in batch for column in one]
+    batches = [batch] if isinstance(batch, Batch) else batch
+    return [column for one in batches for column in one if isinstance(column, Tensor)]

@@ -19,7 +19,7 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
 from fedtailor.core.torch_private import memory_of
-from fedtailor.training.batches import Plan, take, to_values
+from fedtailor.training.batches import Plan, class_weight_of, take, to_values
 from fedtailor.training.one_client import (
     chunk_size,
     merge_leaves,
@@ -76,6 +76,7 @@ class StackedExamples(NamedTuple):
     rows: Stacked
     weight: Stacked
     scale: Stacked
+    class_weight: Stacked
 
     def select(self, clients: Tensor) -> StackedExamples:
         """Return the example sets of the clients at these places of the stack."""
@@ -92,7 +93,12 @@ class StackedExamples(NamedTuple):
         weight = _pick(self.weight, batch_rows) * present
         labels = _pick(self.y, rows)
         stored = _pick(self.x, rows, moves)
-        return Batch(to_values(stored, self.scale.tensor, weight.dtype), labels, weight)
+        values = to_values(stored, self.scale.tensor, weight.dtype)
+        class_weight = class_weight_of(self.class_weight.tensor)
+        if isinstance(class_weight, Tensor) and self.class_weight.dim is None:
+            class_weight = class_weight.expand(len(weight), -1)
+
+        return Batch(values, labels, weight, class_weight)
 
 
 def _pick(column: Stacked, rows: Tensor, moves: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from fedtailor.core.rng import Key
 from fedtailor.core.task import BODY, Batch, LossOutput, Params, Task, Training
 from fedtailor.training.batches import is_moved
 from fedtailor.training.blocks import NO_CONTEXT, Trained, cached_features, train
-from fedtailor.training.losses import classification_loss, cross_entropy, head_loss
+from fedtailor.training.losses import classification_loss, cross_entropy_of, head_loss
 
 
 def train_head(
@@ -63,7 +63,7 @@ def train_head(
 def frozen_body_loss(task: Task, head: Params, body: Params, batch: Batch, key: Key) -> LossOutput:
     """Cross-entropy of a head under a frozen body, which runs in evaluation mode."""
     z, _ = task.features(body, batch, key, training=False)
-    return LossOutput(cross_entropy(task.model.head(head, z), batch.y, batch.weight))
+    return LossOutput(cross_entropy_of(batch, task.model.head(head, z)))
 
 
 def fine_tune(

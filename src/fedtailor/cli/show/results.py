@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtailor.cli.show.console import percent, percent_with_error, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
-from fedtailor.experiment.reader import LOST_WORK
+from fedtailor.experiment.reader import LOST_WORK, chance_warning
 
 if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
@@ -22,6 +22,9 @@ def show_result(result: Mapping[str, Any]) -> None:
     """Print the result of a run: one row per evaluation point, then one per site."""
     new_clients = result.get("new_clients", {})
     rows = [_result_row(point, metrics) for point, metrics in result["metrics"].items()]
+    if "majority_accuracy" in result:
+        share = percent(result["majority_accuracy"])
+        rows.insert(0, ["majority class", "", share, *["-"] * (3 + len(HEADINGS))])
     for point, metrics in new_clients.items():
         rows.append(_result_row(f"{point}, new clients", metrics))
 
@@ -30,7 +33,7 @@ def show_result(result: Mapping[str, Any]) -> None:
         for condition, part in metrics.get("conditions", {}).items():
             rows.append(_result_row(f"- {condition}", part))
 
-    columns = ["model", "clients", "mean", "worst\n10 %", "smallest\n10 %", "pooled", *HEADINGS]
+    columns = ["model", "clients", "mean", *HEADINGS, "worst\n10 %", "smallest\n10 %", "pooled"]
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
     _show_sites(result.get("sites", {}))
@@ -76,8 +79,13 @@ def _explanation(result: Mapping[str, Any]) -> str:
         interval = "95 % interval (Wilson) of an accuracy from few test examples"
         sentences.append(f"In brackets: {interval}.")
 
+    if "majority_accuracy" in result:
+        always = "always the most frequent class of the client's training examples"
+        sentences.append(f"majority class: {always}.")
+
+    balanced = "balanced accuracy, in which every class counts the same"
     error = "expected calibration error in %, the gap between confidence and accuracy"
-    sentences.append(f"ECE: {error}.")
+    sentences.append(f"balanced: {balanced}. ECE: {error}.")
     return " ".join(sentences)
 
 
@@ -97,6 +105,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         return
 
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]
+    columns += ["balanced", "AUROC"]
     below = "interval: 95 % interval (Wilson) of the site's accuracy, from its test examples."
     positive = _positive_class(sites)
 
@@ -104,9 +113,9 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
     if positive:
         has_intervals = any("accuracy_interval" in site for site in sites.values())
         intervals = ", with their intervals" if has_intervals else ""
-        columns += ["AUROC", "sensi-\ntivity", "speci-\nficity"]
+        columns += ["sensi-\ntivity", "speci-\nficity"]
         below += (
-            " AUROC (0 to 1), sensitivity and specificity (in %) are of the class "
+            " Sensitivity and specificity (in %) are of the class "
             f"{shortened(positive)}; result.json holds them for both classes{intervals}."
         )
 
@@ -120,6 +129,8 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
             f"{site['num_train']:,}",
             f"{site['num_test']:,}",
             *_site_accuracy(site),
+            "-" if site.get("balanced_accuracy") is None else percent(site["balanced_accuracy"]),
+            "-" if site.get("auroc") is None else f"{site['auroc']:.3f}",
         ]
         rows.append(row + _site_of_two_classes(site) if positive else row)
 
@@ -136,12 +147,10 @@ def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
-    """Return AUROC, sensitivity and specificity of the last of two classes, or dashes."""
+    """Return sensitivity and specificity of the last of two classes, or dashes."""
     scores = site.get("by_class", {}).get("1", {})
-    area = scores.get("auroc")
     shares = [scores.get(name) for name in ("sensitivity", "specificity")]
-    cells = ["-" if area is None else f"{area:.3f}"]
-    return cells + ["-" if share is None else percent(share) for share in shares]
+    return ["-" if share is None else percent(share) for share in shares]
 
 
 def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
@@ -175,7 +184,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
         cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"
 
     others = [_mean_of(key, metrics) for key in HEADINGS.values()]
-    return [name, scored_clients(metrics), *cells, *others]
+    return [name, scored_clients(metrics), cells[0], *others, *cells[1:]]
 
 
 def _mean_of(key: str, metrics: Mapping[str, Any]) -> str:
@@ -193,7 +202,12 @@ def scored_clients(metrics: Mapping[str, Any]) -> str:
 
 
 def warn(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print one line if uploads were left out or clients failed, and where to read the reasons."""
+    """Print a line for models no better than chance, and one for work that was lost."""
+    for result in results:
+        sentence = chance_warning(result.get("chance", {}))
+        if sentence:
+            say(f"warning: {sentence}", style="yellow")
+
     affected = []
     for result in results:
         if any(result["events"][kind] for kind in LOST_WORK):
@@ -237,8 +251,12 @@ def show_onboarded(result: Mapping[str, Any]) -> None:
     examples = f"{result['examples']} examples, {result['steps']} gradient steps"
     say(f"{name}: a model of {result['algorithm']} from {examples}.")
     if "metrics" in result:
-        accuracy = percent(result["metrics"]["personalized"]["accuracy"])
-        say(f"accuracy on its test examples: {accuracy} %")
+        scores = result["metrics"]["personalized"]
+        figures = f"accuracy {percent(scores['accuracy'])} %"
+        figures += f", balanced accuracy {percent(scores['balanced_accuracy'])} %"
+        if scores.get("auroc") is not None:
+            figures += f", AUROC {scores['auroc']:.3f}"
+        say(f"on its test examples: {figures}")
 
     folder = shlex.quote(result["run"])
     say(f"To use it: fedtailor predict {folder} --client {shlex.quote(name)} PATH...")
@@ -249,9 +267,19 @@ def _show_validation(name: str, validation: Mapping[str, Any]) -> None:
     rows = []
     for candidate in validation["candidates"]:
         interval = _interval(candidate)
-        rows.append([candidate["name"], percent(candidate["accuracy"]), interval])
+        area = candidate["auroc"]
+        rows.append(
+            [
+                candidate["name"],
+                percent(candidate["accuracy"]),
+                interval,
+                percent(candidate["balanced_accuracy"]),
+                "-" if area is None else f"{area:.3f}",
+            ]
+        )
 
     groups = f" of {validation['groups']} groups" if validation["groups"] else ""
     examples = f"{validation['examples']} examples{groups}"
     below = f"{validation['folds']}-fold cross-validation on {examples}. {validation['advice']}"
-    table(f"Models for {name}", ["model", "accuracy %", "95 % interval"], rows, below=below)
+    columns = ["model", "accuracy %", "95 % interval", "balanced %", "AUROC"]
+    table(f"Models for {name}", columns, rows, below=below)

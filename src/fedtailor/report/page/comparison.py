@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
+from fedtailor.report.cautions import near_chance
 from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, SeedRecords, number
@@ -29,7 +30,7 @@ _POINT_ORDER = ("personalized", "global", "global_complete", "local")
 def comparison_section(records: Sequence[MethodRecords]) -> Section:
     """Return what the methods reached, and how they differ if several have finished."""
     comparison = _compare(records)
-    remarks: list[str] = []
+    remarks = [f"Caution: {warning}" for warning in near_chance([one.method for one in records])]
     tables: list[ReportTable] = []
     if comparison is not None:
         remarks = [f"Caution: {warning}" for warning in comparison.warnings]
@@ -91,7 +92,8 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[ReportT
         rows=rows,
         below="Accuracy on the clients' own test examples: the mean over clients, over the worst "
         "tenth of them, over the tenth with the least training data, and over all test examples "
-        "together. Loss, ECE in % (calibration error) and AUROC are means over clients. ± is the "
+        "together. Balanced accuracy in %, AUROC and ECE in % (calibration error) are means over "
+        "clients. ± is the "
         "standard error over seeds.",
         is_open=is_open,
     )
