@@ -7,8 +7,10 @@ trained under it. The server averages body, means and covariance.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
@@ -47,11 +49,28 @@ def classifier(means: Tensor, covariance: Tensor, prior: Tensor, shrinkage: floa
     return Head(weight.to(means.dtype), bias.to(means.dtype))
 
 
+@dataclass(frozen=True, kw_only=True)
 class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     """Base of a method; its personal models have ``body``, ``head``, ``means`` and ``covariance``.
 
     It adds how a client trains, estimates its Gaussian, and combines that with the server's.
     """
+
+    prediction_prior: Literal["client", "uniform"] = "client"
+    """The class prior of the personal models. client: that under which the body was trained;
+    uniform: all classes are equally likely, so that rare classes are found more often."""
+
+    def prior_of_predictions(self, prior: Tensor) -> Tensor:
+        """Return the class prior (classes,) with which personal models predict.
+
+        With equal priors, the prediction maximizes the likelihood of the features, and with it the
+        expected balanced accuracy under the Gaussian model. The body is still trained under the
+        client's prior: in the loss it explains how frequent classes are, so that the features need
+        not (Menon et al. 2021, "Long-tail learning via logit adjustment", ICLR, section 5).
+        """
+        if self.prediction_prior == "client":
+            return prior
+        return torch.full_like(prior, 1.0 / prior.shape[0])
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body, means and covariance."""

@@ -39,6 +39,8 @@ preset ``paper`` takes back the first three, and has the classifier exactly as w
   training, and before it the server's. The experiments judge by the point ``local``, right after
   local training (I): only there does our FedLDA lead LG-FedAvg by about as much as in the paper.
   See "Small tables of our own" in docs/experiments.md.
+* ``prediction_prior`` = uniform is our own: it leaves the prior out of the predictions of personal
+  models, and only there, for balanced accuracy where classes are rare.
 * The body starts as the model does (PyTorch's variant of Kaiming's initialization, as in pFedFDA).
 """
 
@@ -182,8 +184,11 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
         # eq. 5, under the classifier of the received Gaussian and the client's prior (eq. 4)
         received = self._personal(shared.body, shared, data.info)
+        head = received.head
+        if self.prediction_prior == "uniform":
+            head = self._classifier(shared, self._class_prior(data.info))
         loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
-        trained = ft.train(task, loss, shared.body, context=received.head, data=data.train, key=key)
+        trained = ft.train(task, loss, shared.body, context=head, data=data.train, key=key)
         body: ft.Params = trained.params
         new, fit = self._refresh(task, shared, body, data, key)
         metrics = {
@@ -256,14 +261,22 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         return ServerState(body, means.to(dtype), covariance), fit
 
     def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
-        """Combine the server's Gaussian with a prior: uniform without examples."""
-        prior = gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
-
-        # eq. 4; there is no classifier where the covariance has no inverse
-        head = classifier(shared.means, shared.covariance, prior, self.shrinkage)
-        if not self.shrinkage:
-            is_positive = torch.isfinite(gaussian.condition(shared.covariance))
-            head = tree.map(lambda leaf: torch.where(is_positive, leaf, torch.nan), head)
-
+        """Combine the server's Gaussian with the prior of predictions."""
+        prior = self.prior_of_predictions(self._class_prior(info))
+        head = self._classifier(shared, prior)
         prior = prior.to(shared.means.dtype)
         return Personal(body, head, shared.means, shared.covariance, prior)
+
+    def _class_prior(self, info: ft.ClientInfo) -> Tensor:
+        """Estimate a client's class prior (classes,): uniform without examples."""
+        return gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
+
+    def _classifier(self, shared: ServerState, prior: Tensor) -> Head:
+        """Return the classifier of the server's Gaussian and a prior (eq. 4)."""
+        head = classifier(shared.means, shared.covariance, prior, self.shrinkage)
+        if self.shrinkage:
+            return head
+
+        # there is no classifier where the covariance has no inverse
+        is_positive = torch.isfinite(gaussian.condition(shared.covariance))
+        return Head(*(torch.where(is_positive, leaf, torch.nan) for leaf in head))

@@ -29,6 +29,8 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   few examples. ``prior`` offers two estimates of our own. The weight of ``blend`` is found by
   leaving out one example at a time, from class counts alone: the folds of beta cannot find it,
   since every class that is judged is also in the other half.
+* ``prediction_prior`` = uniform is our own: it leaves pi_i out of the predictions of personal
+  models, and only there, for balanced accuracy where classes are rare.
 * The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and
   ``cov_ridge`` 0.3, chosen on validation examples of three data sets. In a check on CIFAR-10 with
   more rounds, nothing is left of its gain (docs/scarce-data.md).
@@ -202,7 +204,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
             "feature_surprise": fit.surprise,
             "feature_kurtosis": fit.kurtosis,
         }
-        personal = _personal(trained.params, blend, prior)
+        personal = _personal(trained.params, blend, self.prior_of_predictions(prior))
         return ft.ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
@@ -231,7 +233,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         blend = self._blend(
             task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count
         )
-        return _personal(shared.body, blend, prior)
+        return _personal(shared.body, blend, self.prior_of_predictions(prior))
 
     def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
