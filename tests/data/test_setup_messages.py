@@ -36,7 +36,6 @@ def test_the_messages_of_a_table(hospitals):
         "empty cells": (3,),
         "medians": (2,),
         "categories": (2,),
-        "groups": (30,),
         "count": (1,),
         "means": (4,),  # bmi, age, and one for each sex
         "squares": (4,),

@@ -96,7 +96,7 @@ def wait_for(condition):
 
 def test_without_flower_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(RunError, match=r"fedtailor\[flower\]"):
+    with pytest.raises(RunError, match=r"pip install .*flwr"):
         processes.require_flower()
 
 

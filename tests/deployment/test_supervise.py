@@ -128,9 +128,9 @@ def test_children_of_a_killed_child_are_ended_before_its_restart(supervisor, clo
     supervisor.start("child", python(FORKS.replace("signal.SIG_IGN", "signal.SIG_DFL")))
     wait_for(lambda: "up" in supervisor.output("child"))
     pids = [int(word) for word in supervisor.output("child").split()[1:]]
-    supervisor.kill("child")
+    supervisor.kill("child", "did no more work")
     (ended,) = wait_for(supervisor.watch)
-    assert ended.code == -signal.SIGKILL
+    assert (ended.code, ended.reason) == (-signal.SIGKILL, "did no more work")
     wait_for(lambda: not any(map(alive, pids)))
     assert supervisor.is_running("other")
 

@@ -26,6 +26,8 @@ class SetupField(NamedTuple):
 def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
     """Return what the sites exchange so that all have the same features, classes and scale.
 
+    Names of groups, such as those of patients, are not among it: sites divide theirs by themselves.
+
     The simulation computes them client by client, and merges them as a server does, to the same
     bits (:mod:`fedtailor.data.column_summaries`, :mod:`fedtailor.data.moments`).
 
@@ -46,13 +48,6 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
 
     if dataset.columns is not None:
         fields += _of_columns(dataset.columns, options)
-
-    if dataset.groups is not None and len(dataset.domain_names) > 1:
-        content = (
-            "the names of its groups (data.group), so that a group at several sites is on the same "
-            "side at all"
-        )
-        fields.append(SetupField("groups", content, (int(dataset.groups.max()) + 1,)))
 
     # Mean and deviation of all training examples are merged from those of the sites.
     is_table = dataset.x.ndim == 2

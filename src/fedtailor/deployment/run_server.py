@@ -116,7 +116,7 @@ def _serve(loop: _RoundLoop, observer: ServeObserver) -> dict[str, Any]:
             return _result_or_error(outcome)
 
         if loop.has_died():
-            observer.say("the process of the round loop has ended: it is started again")
+            observer.say(f"{loop.why_died()}: it is started again")
             loop.start_again(watcher.rounds)
 
         time.sleep(_PAUSE)
@@ -238,6 +238,14 @@ class _RoundLoop:
         if app is None:
             return time.monotonic() - self._started > _START
         return not lives(app.get("process")) and self.outcome() is None
+
+    def why_died(self) -> str:
+        """Return in words what became of a process that has died."""
+        what = "the process of the round loop"
+        printed = self.processes.last_words()
+        if self._app() is None:
+            return f"{what} did not start within {_START:.0f} s ({printed})"
+        return f"{what} has ended without a result ({printed})"
 
     def _app(self) -> dict[str, Any] | None:
         """Return what the present process has written; None if it has not started yet."""

@@ -35,7 +35,7 @@ _MARK = "FEDTAILOR_SUPERVISOR"
 
 
 class Ended(NamedTuple):
-    """A child process that ended without being told to."""
+    """A child process that ended, and is started again."""
 
     name: str
     code: int
@@ -44,6 +44,8 @@ class Ended(NamedTuple):
     """Seconds until it is started again."""
     output: str
     """The end of what this process printed."""
+    reason: str = ""
+    """Why :meth:`Supervisor.kill` ended it; empty: it ended by itself."""
 
 
 class Supervisor:
@@ -115,10 +117,16 @@ class Supervisor:
         """Tell whether a child's process is alive now."""
         return self._children[name].is_running()
 
-    def kill(self, name: str) -> None:
-        """End a child's process at once; it is started again like one that ended by itself."""
+    def kill(self, name: str, reason: str) -> None:
+        """End a child's process at once; it is started again like one that ended by itself.
+
+        Args:
+            name: of the child.
+            reason: why, for :attr:`Ended.reason`.
+        """
         pid = self.pid(name)
         if pid is not None:
+            self._children[name].reason = reason
             _signal({pid}, signal.SIGKILL)
 
     def pid(self, name: str) -> int | None:
@@ -165,6 +173,7 @@ class _Child:
     ) -> None:
         self.log = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.reason = ""
         self._name = name
         self._command = list(command)
         self._folder = folder
@@ -228,7 +237,8 @@ class _Child:
         return None
 
     def _ended(self, code: int, output: str) -> Ended:
-        end = Ended(self._name, code, self._wait, output)
+        end = Ended(self._name, code, self._wait, output, self.reason)
+        self.reason = ""
         self._due = self._clock() + self._wait
         self._wait = min(2 * self._wait, LONGEST_WAIT)
         return end

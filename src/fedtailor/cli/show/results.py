@@ -86,6 +86,7 @@ def _explanation(result: Mapping[str, Any]) -> str:
     balanced = "balanced accuracy, in which every class counts the same"
     error = "expected calibration error in %, the gap between confidence and accuracy"
     sentences.append(f"balanced: {balanced}. ECE: {error}.")
+    sentences.append("balanced, loss, ECE and AUROC are means over clients.")
     return " ".join(sentences)
 
 

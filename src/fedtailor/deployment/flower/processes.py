@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shlex
+import signal
 import socket
 import ssl
 import subprocess
@@ -181,6 +182,10 @@ class ServerProcesses:
         """Start again what has died, and return what has died since the last call."""
         return self._supervisor.watch()
 
+    def last_words(self) -> str:
+        """Return the last line of the SuperExec, and so of the round loop, which it starts."""
+        return _last_line(self._supervisor.output("superexec"))
+
     def stop(self) -> None:
         """End all programs and all that they started."""
         self._supervisor.stop()
@@ -278,8 +283,12 @@ class SiteProcesses:
 
     def watch(self) -> list[Ended]:
         """Start again what has died, and return what has died since the last call."""
-        if any(sign in self._supervisor.output("supernode") for sign in _STUCK):
-            self._supervisor.kill("supernode")
+        output = self._supervisor.output("supernode")
+        signs = [sign for sign in _STUCK if sign in output]
+        if signs:
+            reason = f"printed {signs[0]!r} and did no more work, so it was ended"
+            self._supervisor.kill("supernode", reason)
+
         return self._supervisor.watch()
 
     def problem(self) -> str | None:
@@ -306,9 +315,15 @@ def explain(ended: Ended) -> str:
     reason = _reason(ended.output) if ended.name == "supernode" else None
     if reason is not None:
         return reason
+    if ended.reason:
+        return f"{ended.name} {ended.reason}"
+
+    printed = _last_line(ended.output)
+    if ended.code == -signal.SIGKILL:
+        return f"{ended.name} was killed by signal 9, as for lack of memory: {printed}"
     if ended.code < 0:
-        return f"{ended.name} was killed by signal {-ended.code}"
-    return f"{ended.name} ended with code {ended.code}: {_last_line(ended.output)}"
+        return f"{ended.name} was killed by signal {-ended.code}: {printed}"
+    return f"{ended.name} ended with code {ended.code}: {printed}"
 
 
 def require_flower() -> None:

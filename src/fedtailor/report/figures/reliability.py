@@ -10,6 +10,7 @@ import numpy as np
 from fedtailor.report.charts import CONTRAST, INK, MAIN, Chart, inline, tooltip
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
 from fedtailor.report.records import POINTS, MethodRecords
+from fedtailor.report.statistics import mean
 
 BINS = 15
 """Bins of confidence in the records, as in :mod:`fedtailor.core.metrics`, which needs torch."""
@@ -28,7 +29,7 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
             Panel(
                 chart=_diagram(bins),
                 title=f"{method.label}: {POINTS[method.point]}",
-                subtitle=f"ECE {100 * calibration_error(bins):.1f} % over all test examples",
+                subtitle=f"ECE {100 * _mean_error(method):.1f} %, the mean over clients",
             )
         )
         for number, (examples, confidence, right) in _filled(bins):
@@ -47,7 +48,8 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
         caption="Bars show the accuracy of predictions by their confidence; on the dashed line, "
         "both are equal. Bars that end below it are predictions more confident than right; a short "
         "line shows their confidence. Pale bars hold few predictions. ECE is the expected "
-        "calibration error: the mean gap, weighted by examples.",
+        "calibration error: the mean gap of a client, weighted by examples; of all examples "
+        "together it is smaller, because gaps of clients cancel.",
         panels=panels,
         table=ReportTable(columns=columns, rows=rows),
     )
@@ -62,6 +64,17 @@ def calibration_error(bins: np.ndarray) -> float:
         bins: (bins, 3): examples, the sum of their confidence, and how many were right.
     """
     return float(np.abs(bins[:, 1] - bins[:, 2]).sum() / bins[:, 0].sum())
+
+
+def _mean_error(method: MethodRecords) -> float:
+    """Return the mean of the clients' calibration errors, as everywhere else in the report."""
+    errors = []
+    for _, scores in method.scores():
+        bins = np.array([sums for _, *sums in scores.bins])
+        if len(bins):
+            errors.append(calibration_error(bins))
+
+    return mean(errors)
 
 
 def _bins(method: MethodRecords) -> np.ndarray:
