@@ -165,10 +165,12 @@ def test_accuracies_from_few_examples_come_with_their_interval(folder, capsys):
     assert main(["run", "--data", "own", "-a", "fedavg", "--rounds", "1", "--out", "one"]) == 0
     out = capsys.readouterr().out
     result = read_run("one").result
+    by_site, verdicts = out.split("Is it worth it, site by site?")
+    assert "fedavg: worth it for" in verdicts
     for name, site in result["sites"].items():
         interval = wilson_interval(site["accuracy"], site["num_test"])
         assert site["accuracy_interval"] == interval
-        (row,) = (line for line in out.splitlines() if line.startswith(f" {name} "))
+        (row,) = (line for line in by_site.splitlines() if line.startswith(f" {name} "))
         positive = site["by_class"]["1"]
         shares = [f"{100 * positive[name]:.1f}" for name in ("sensitivity", "specificity")]
         expected = [f"{100 * interval['low']:.1f}", "to", f"{100 * interval['high']:.1f}"]

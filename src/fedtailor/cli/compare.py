@@ -174,11 +174,14 @@ def show_methods(
     from fedtailor.core.atomic import write_whole
     from fedtailor.report.comparison import compare as compare_methods
     from fedtailor.report.methods import read_methods
+    from fedtailor.report.worth_it import sites_csv
 
     comparison = compare_methods(read_methods(folders), metric=metric, point=point, against=against)
     if write_to is not None:
         for ending, write in _writers().items():
             write_whole(write_to / f"table.{ending}", write(comparison))
+        if comparison.worth_it:
+            write_whole(write_to / "sites.csv", sites_csv(comparison.worth_it))
 
     if json:
         folder = None if write_to is None else str(write_to)

@@ -46,16 +46,36 @@ def paired_interval(paired: np.ndarray, groups: np.ndarray | None) -> tuple[floa
     if number < 2:
         return -1.0, 1.0
 
-    # SciPy takes a while to import, and most commands need none of it.
-    from scipy.special import stdtrit
-
     size = len(paired) / number
     total = len(paired) + 2 * size
     center = paired.sum() / total
     squares = (sum_by_group(paired - center, groups) ** 2).sum()
     added = size**2 * (0.5 * (1 - center) ** 2 + 0.5 * (1 + center) ** 2 + center**2)
-    error = float(stdtrit(number - 1, 0.975)) * math.sqrt(squares + added) / total
+    error = _t_quantile(number - 1) * math.sqrt(squares + added) / total
     return max(-1.0, float(center - error)), min(1.0, float(center + error))
+
+
+def influence_interval(
+    difference: float, influence: np.ndarray, groups: np.ndarray | None
+) -> tuple[float, float]:
+    """Return the 95 % interval of a difference of two areas, from the influence of every example.
+
+    Args:
+        difference: the measured one.
+        influence: (n,), see :func:`rank_examples`: that on the first area minus that on the second.
+        groups: (n,), the number of the group of every example, from 0; None: each is its own.
+    """
+    sums = sum_by_group(influence, groups)
+    error = _t_quantile(len(sums) - 1) * math.sqrt((sums**2).sum())
+    return max(-1.0, difference - error), min(1.0, difference + error)
+
+
+def _t_quantile(degrees: int) -> float:
+    """Return the 97.5 % quantile of the t distribution."""
+    # SciPy takes a while to import, and most commands need none of it.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975))
 
 
 def sum_by_group(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:

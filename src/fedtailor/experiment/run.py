@@ -142,6 +142,11 @@ def _run_seeds(
         # As they were written: a loss that is not finite is null there.
         results = [read_result(path / f"seed-{seed}") or {} for seed in config.seeds]
         result = {**summary.average(results), "run": str(path), "seeds": list(config.seeds)}
+        if "sites" in result:
+            from fedtailor.experiment.worth_it import add_verdicts
+
+            add_verdicts(result, {seed: path / f"seed-{seed}" for seed in config.seeds})
+
         folder.finish(result)
 
     return result

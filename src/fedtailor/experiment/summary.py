@@ -37,6 +37,8 @@ Record = dict[str, Any]
 _FEWEST_OF_A_CLASS = 5
 """Test examples of every class without which nobody asks whether a client's model is better than
 chance: too few to tell."""
+_NO_MEANS = ("split_sha256", "worth_it")
+"""Parts of a result that have no mean over seeds."""
 _EVENTS = {
     "quarantine": "upload{s} left out",
     "failed": "client{s} failed",
@@ -503,7 +505,7 @@ def average(results: Sequence[Record]) -> Record:
     first = results[0]
     means = {}
     for name in first:
-        if name != "split_sha256" and all(name in result for result in results):
+        if name not in _NO_MEANS and all(name in result for result in results):
             means[name] = _average([result[name] for result in results])
 
     if "split_sha256" in first:

@@ -260,6 +260,11 @@ class RunWriter:
 
         result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record}
         result["seconds"]["total"] = self._seconds()
+        if "sites" in result:
+            from fedtailor.experiment.worth_it import add_verdicts
+
+            add_verdicts(result, {0: self.path})
+
         self.result = result
 
         # The last checkpoint holds the result, so that a kill after it loses neither of them.

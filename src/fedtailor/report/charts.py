@@ -59,6 +59,7 @@ INK = "var(--ink)"
 MAIN = "var(--s0)"
 CONTRAST = "var(--s1)"
 PAPER = "var(--paper)"
+QUIET = "var(--quiet)"
 
 MOST_BARS = 300
 """Bars of a panel; of more, some are left out, evenly along the sorted ones."""
@@ -80,7 +81,6 @@ _HALF = 320
 """Pixels of a panel within its axes, alone and beside another one, where nothing else decides."""
 _GAP = 40
 
-_QUIET = "var(--quiet)"
 _CONFIG = {
     "aria": False,  # the page says what a chart shows, and a table holds its numbers
     "background": "transparent",
@@ -90,7 +90,7 @@ _CONFIG = {
         "domain": False,
         "ticks": False,
         "gridColor": "var(--grid)",
-        "labelColor": _QUIET,
+        "labelColor": QUIET,
         "labelFontSize": 12,
         "labelPadding": 6,
         "titleColor": INK,
@@ -98,7 +98,7 @@ _CONFIG = {
         "titleFontWeight": "normal",
         "titlePadding": 8,
     },
-    "axisX": {"grid": False, "domain": True, "domainColor": _QUIET},
+    "axisX": {"grid": False, "domain": True, "domainColor": QUIET},
     "legend": {
         "columns": 2,
         "labelColor": INK,
@@ -107,7 +107,7 @@ _CONFIG = {
         "orient": "bottom",
         "symbolSize": 120,
         "symbolStrokeWidth": 2,
-        "titleColor": _QUIET,
+        "titleColor": QUIET,
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
@@ -117,7 +117,7 @@ _CONFIG = {
         "fontSize": 13,
         "frame": "group",
         "offset": 10,
-        "subtitleColor": _QUIET,
+        "subtitleColor": QUIET,
         "subtitleFontSize": 12,
     },
 }

@@ -29,6 +29,7 @@ from fedtailor.report.statistics import (
     wilcoxon,
     worst_tenth,
 )
+from fedtailor.report.worth_it import best_by_validation, judge_methods
 
 SIGNIFICANT = 0.05
 """A corrected p-value below it is called significant."""
@@ -142,6 +143,11 @@ class Comparison:
     """What makes the methods hard to compare."""
     notes: tuple[str, ...]
     """What the figures are about."""
+    worth_it: Mapping[str, Mapping[str, Any]]
+    """The verdicts for each site by the label of the method, for accuracies of personalized models,
+    where single predictions are known."""
+    judged: str
+    """The label of the method whose sites are shown; empty: there is none."""
 
     @property
     def higher_is_better(self) -> bool:
@@ -255,6 +261,12 @@ def compare(
     scores = groups["known"].chosen
     _check_scores(scores, reference, metric, point)
 
+    # Verdicts are about the accuracy of the models that a site would use.
+    worth_it: Mapping[str, Mapping[str, Any]] = {}
+    if metric == "accuracy" and point == _DEFAULT_POINT:
+        worth_it = judge_methods(methods)
+    judged = [method for method in methods if method.label in worth_it]
+
     return Comparison(
         metric=metric,
         point=point,
@@ -267,6 +279,8 @@ def compare(
         ),
         warnings=find_warnings(methods, scores, metric=metric, point=point),
         notes=find_notes(methods, scores, metric=metric, point=point),
+        worth_it=worth_it,
+        judged=best_by_validation(judged) if judged else "",
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from fedtailor.core.errors import printable
 from fedtailor.report.comparison import Comparison
-from fedtailor.report.parts import Cell, ReportTable
-from fedtailor.report.tables import NOTHING, tables_of
+from fedtailor.report.parts import NOTHING, Cell, ReportTable
+from fedtailor.report.tables import tables_of
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -114,7 +114,8 @@ def _table(table: ReportTable) -> Iterator[str]:
     yield r"\centering"
     yield r"\footnotesize"
     yield r"\setlength{\tabcolsep}{4pt}"
-    yield rf"\caption{{{escape_latex(table.title)}. {escape_latex(table.below)}}}"
+    text = " ".join(filter(None, [f"{table.title}.", table.conclusion, table.below]))
+    yield rf"\caption{{{escape_latex(text)}}}"
     yield rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
     yield r"\toprule"
     yield _row([_heading(name) for name in table.columns])

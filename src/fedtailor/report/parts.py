@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import altair as alt
 
 Cell = str | float | int | None
+NOTHING = "-"
+"""Stands for a number that does not exist."""
+_SMALLEST_P = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class ReportTable:
     title: str = ""
     name: str = ""
     """The name of its CSV file."""
+    conclusion: str = ""
+    """What it says, in a sentence or two; shown between the table and ``below``."""
     below: str = ""
     """What the columns are."""
     is_open: bool = True
@@ -107,6 +112,26 @@ def percent(share: float | None) -> float | None:
     71.23
     """
     return None if share is None else round(100 * share, 2)
+
+
+def round_figure(value: float, in_percent: bool, *, signed: bool = False) -> str:
+    """Return a value in percent with one decimal place, or with three; 0 has no sign.
+
+    >>> round_figure(0.5, in_percent=True), round_figure(0.5, in_percent=False, signed=True)
+    ('50.0', '+0.500')
+    """
+    digits = 1 if in_percent else 3
+    rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
+    return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
+
+
+def show_p_value(value: float) -> str:
+    """Return a p-value with three decimal places.
+
+    >>> show_p_value(0.0401), show_p_value(0.0001)
+    ('0.040', '<0.001')
+    """
+    return f"<{_SMALLEST_P}" if value < _SMALLEST_P else f"{value:.3f}"
 
 
 def visible(name: str) -> str:

@@ -22,11 +22,9 @@ from fedtailor.report.comparison import (
     PairedTest,
     Summary,
 )
-from fedtailor.report.parts import Cell, ReportTable
+from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, show_p_value
+from fedtailor.report.worth_it import worth_it_tables
 
-NOTHING = "-"
-"""Stands for a number that does not exist."""
-_SMALLEST_P = 0.001
 _TEST_COLUMNS = (
     *("both", "missing", "difference", "interval_low", "interval_high"),
     *("wilcoxon_statistic", "wilcoxon_p_value", "wilcoxon_method", "holm_p_value"),
@@ -39,9 +37,18 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$&])")
 def tables_of(comparison: Comparison) -> list[ReportTable]:
     """Return a comparison as tables: methods, differences over seeds, tests of every seed.
 
-    The new clients have tables of their own. Where no method can be tested, there are the figures
-    only.
+    The verdicts for each site come first, where there are any. The new clients have tables of their
+    own. Where no method can be tested, there are the figures only.
     """
+    tables = []
+    if comparison.judged:
+        tables += worth_it_tables(comparison.worth_it, comparison.judged)
+
+    return tables + method_tables(comparison)
+
+
+def method_tables(comparison: Comparison) -> list[ReportTable]:
+    """Return the tables about methods over all clients."""
     tables = []
     for group in comparison.groups:
         tables.append(_methods_table(comparison, group))
@@ -63,6 +70,9 @@ def to_markdown(comparison: Comparison) -> str:
         lines = [_markdown_row(table.columns), f"| {' | '.join(alignment)} |"]
         lines += map(_markdown_row, table.rows)
         parts += [f"**{_markdown(table.title)}**", "\n".join(lines)]
+
+        if table.conclusion:
+            parts.append(f"**{_markdown(table.conclusion)}**")
 
         # The tables of new clients need no second explanation.
         below = _markdown(table.below)
@@ -213,8 +223,8 @@ def _test_cells(comparison: Comparison, test: PairedTest) -> list[str]:
         str(test.missing),
         round_figure(test.difference, in_percent, signed=True),
         " to ".join(interval) or NOTHING,
-        _p_value(test.wilcoxon.p_value),
-        _p_value(test.holm_p_value),
+        show_p_value(test.wilcoxon.p_value),
+        show_p_value(test.holm_p_value),
         f"{test.wins} / {test.ties} / {test.losses}",
     ]
 
@@ -257,21 +267,6 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
         return value
 
     return f"{value} ± {round_figure(estimate.standard_error, in_percent)}"
-
-
-def round_figure(value: float, in_percent: bool, *, signed: bool = False) -> str:
-    """Return a value in percent with one decimal place, or with three; 0 has no sign.
-
-    >>> round_figure(0.5, in_percent=True), round_figure(0.5, in_percent=False, signed=True)
-    ('50.0', '+0.500')
-    """
-    digits = 1 if in_percent else 3
-    rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
-    return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
-
-
-def _p_value(value: float) -> str:
-    return f"<{_SMALLEST_P}" if value < _SMALLEST_P else f"{value:.3f}"
 
 
 def _markdown(text: str) -> str:

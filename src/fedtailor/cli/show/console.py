@@ -29,6 +29,7 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     left: int = 1,
+    conclusion: str = "",
     below: str = "",
 ) -> None:
     """Print a table to stdout.
@@ -41,7 +42,8 @@ def table(
         columns: their names; a newline starts a second line.
         rows: the cells.
         left: the first ``left`` columns hold text, the others numbers.
-        below: text to print below it.
+        conclusion: what it says, printed below it.
+        below: text to print below that.
     """
     lines = [[printable(cell) for cell in row] for row in rows]
     console = Console(highlight=False)
@@ -80,6 +82,8 @@ def table(
 
         console.print(grid)
 
+    if conclusion:
+        console.print(Text(printable(conclusion), style="bold"), soft_wrap=not is_limited)
     if below:
         console.print(Text(printable(below)), soft_wrap=not is_limited)
 

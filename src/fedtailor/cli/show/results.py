@@ -6,12 +6,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.cli.show.console import percent, percent_with_error, say, shortened, table
+from fedtailor.cli.show.console import (
+    percent,
+    percent_with_error,
+    say,
+    shortened,
+    table,
+)
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.experiment.reader import LOST_WORK, chance_warning
 
 if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
+    from fedtailor.report.parts import ReportTable
 
 _MOST_SITES = 30
 _FEW_EXAMPLES = 200
@@ -37,6 +44,13 @@ def show_result(result: Mapping[str, Any]) -> None:
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
     _show_sites(result.get("sites", {}))
+    if result.get("worth_it"):
+        from fedtailor.report.worth_it import worth_it_tables
+
+        method = str(result["algorithm"])
+        for part in worth_it_tables({method: result["worth_it"]}, method):
+            _show_table(part, below=part.below)
+
     say(f"Scores and a model for every client are in {result['run']}")
     warn([result])
 
@@ -231,9 +245,7 @@ def show_comparison(comparison: Comparison) -> None:
     # The tables of new clients need no second explanation.
     explained = {""}
     for part in tables_of(comparison):
-        columns = [name.replace(" ", "\n", 1) for name in part.columns]
-        rows = [[str(cell) for cell in row] for row in part.rows]
-        table(part.title, columns, rows, below="" if part.below in explained else part.below)
+        _show_table(part, below="" if part.below in explained else part.below)
         explained.add(part.below)
 
     for sentence in comparison.notes:
@@ -241,6 +253,13 @@ def show_comparison(comparison: Comparison) -> None:
 
     for sentence in comparison.warnings:
         say(f"warning: {sentence}", style="yellow")
+
+
+def _show_table(part: ReportTable, *, below: str) -> None:
+    """Print a table of a report."""
+    columns = [name.replace(" ", "\n", 1) for name in part.columns]
+    rows = [[str(cell) for cell in row] for row in part.rows]
+    table(part.title, columns, rows, conclusion=part.conclusion, below=below)
 
 
 def show_onboarded(result: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_siz
 from fedtailor.report.figures.inside import beta, confidence, deviation
 from fedtailor.report.figures.reliability import reliability
 from fedtailor.report.figures.rounds import accuracy_curves, costs, gaussianity
+from fedtailor.report.figures.verdicts import verdict_section
 from fedtailor.report.methods import Method
 from fedtailor.report.page.comparison import comparison_section
 from fedtailor.report.page.facts import (
@@ -122,6 +123,7 @@ def _sections(records: Sequence[MethodRecords]) -> list[Section]:
     inside = [*beta(records), *confidence(records), *deviation(records), *gaussianity(records)]
 
     return [
+        verdict_section(records),
         comparison_section(records),
         Section(name="curves", title="Accuracy by round", figures=accuracy_curves(records)),
         Section(name="clients", title="Clients", figures=clients),

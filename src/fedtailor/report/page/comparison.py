@@ -9,10 +9,10 @@ from typing import Any
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.report.cautions import near_chance
 from fedtailor.report.comparison import Comparison, compare
-from fedtailor.report.parts import Cell, ReportTable, Section
+from fedtailor.report.parts import Cell, ReportTable, Section, round_figure
 from fedtailor.report.records import MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean, standard_error
-from fedtailor.report.tables import round_figure, tables_of
+from fedtailor.report.tables import method_tables
 
 _FIGURES = {
     "mean accuracy, %": ("accuracy", "mean"),
@@ -66,7 +66,7 @@ def _comparison_tables(comparison: Comparison) -> list[ReportTable]:
     """Return the tables of a comparison; those of single seeds are closed."""
     return [
         replace(table, name=f"comparison-{number}", is_open=not table.title.startswith("Tests"))
-        for number, table in enumerate(tables_of(comparison), start=1)
+        for number, table in enumerate(method_tables(comparison), start=1)
     ]
 
 

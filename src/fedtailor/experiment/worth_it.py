@@ -1,0 +1,202 @@
+"""Is a federation worth it for each site? Predictions in run folders become verdicts. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from fedtailor.core.reading import damaged, read_object
+from fedtailor.experiment.predictions import PREDICTIONS_FILE, ClientPredictions, read_predictions
+from fedtailor.experiment.site_rows import (
+    PERSONALIZED,
+    RULE,
+    OwnModel,
+    Paired,
+    SiteRow,
+    Training,
+    Verdict,
+    site_rows,
+)
+
+Record = dict[str, Any]
+BASELINES_FILE = "baselines.json"
+"""Says which baseline is the best one at every site, by its training examples."""
+BASELINE_PREDICTIONS_FILE = "baselines.safetensors"
+_DIGITS = 5
+"""Decimal places in records."""
+
+
+def judge(
+    seeds: Mapping[int, Path],
+    *,
+    others: Sequence[Mapping[int, Path]] = (),
+    local: Mapping[int, Path] | None = None,
+) -> Record | None:
+    """Return the verdict for every site, ready for JSON; None without predictions.
+
+    A site's own model is the baseline that it would choose by its training examples. Without
+    baselines it is its model of the method ``local``, and without this one the majority class.
+
+    Args:
+        seeds: folders of the runs of one method, by seed.
+        others: those of other methods on the same splits, which may have the baselines.
+        local: those of the method ``local``.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    places = [(seed, folder, part) for seed, folder in seeds.items() for part in _parts(folder)]
+    for _, folder, part in places:
+        if not (folder / part / PREDICTIONS_FILE).is_file():
+            return None
+
+    trainings = []
+    for seed, folder, part in places:
+        with_baselines = [folder / part]
+        with_baselines += [other[seed] / part for other in others if seed in other]
+        own = _baselines(with_baselines)
+        if not own and local is not None and seed in local:
+            own = _local_models(local[seed] / part)
+
+        predictions = read_predictions(folder / part / PREDICTIONS_FILE)
+        trainings.append(Training(seed, predictions, own))
+
+    # Clients without names are no sites: others in another split, and known by others only.
+    folders = seeds.values()
+    splits = [read_object(folder / "split.json", within=folder) for folder in folders]
+    names = splits[0].get("client_names") or []
+    has_other_splits = len({split.get("split_sha256") for split in splits}) > 1
+    if not names and (has_other_splits or not any(training.own for training in trainings)):
+        return None
+
+    rows = site_rows(trainings, names)
+    return _as_record(rows) if rows else None
+
+
+def add_verdicts(result: Record, seeds: Mapping[int, Path]) -> None:
+    """Add ``worth_it`` to the result of a run, if single predictions are known.
+
+    Args:
+        result: of the run.
+        seeds: its folders, by seed.
+    """
+    verdicts = judge(seeds)
+    if verdicts is not None:
+        result["worth_it"] = verdicts
+
+
+def _parts(folder: Path) -> list[str]:
+    """Return the folders of the folds in that of a seed; one empty name if there are none."""
+    folds = sorted(path.name for path in folder.glob("fold-*") if path.is_dir())
+    return folds or [""]
+
+
+def _baselines(places: Sequence[Path]) -> dict[int, OwnModel]:
+    """Return the best baseline of every site, from the first folder that has baselines."""
+    for place in places:
+        if (place / BASELINES_FILE).is_file():
+            break
+    else:
+        return {}
+
+    path = place / BASELINES_FILE
+    choices = read_object(path, within=place).get("sites")
+    predictions = read_predictions(place / BASELINE_PREDICTIONS_FILE)
+    if not isinstance(choices, Mapping):
+        raise damaged(path, "'sites' must be a table")
+
+    own = {}
+    for client, content in predictions.items():
+        choice = choices.get(str(client))
+        name = choice.get("best") if isinstance(choice, Mapping) else None
+
+        # No baseline could be trained there.
+        if name is None:
+            continue
+        if name not in content.probabilities:
+            raise damaged(path, f"client {client} has no predictions of {name!r:.80}")
+        own[client] = _only(name, name, content)
+
+    return own
+
+
+def _local_models(place: Path) -> dict[int, OwnModel]:
+    """Return the personalized models of the method ``local``."""
+    path = place / PREDICTIONS_FILE
+    if not path.is_file():
+        return {}
+
+    own = {}
+    for client, content in read_predictions(path).items():
+        if PERSONALIZED in content.probabilities:
+            own[client] = _only("local", PERSONALIZED, content)
+
+    return own
+
+
+def _only(name: str, model: str, content: ClientPredictions) -> OwnModel:
+    """Return one of the models that have predicted."""
+    probabilities = {model: content.probabilities[model]}
+    return OwnModel(name, ClientPredictions(content.positions, content.labels, probabilities))
+
+
+def count_verdicts(rows: Sequence[SiteRow]) -> dict[Verdict, int]:
+    """Return at how many sites there is which verdict."""
+    counts = Counter(row.verdict for row in rows)
+    return {verdict: counts[verdict] for verdict in get_args(Verdict)}
+
+
+def sentence(record: Mapping[str, Any]) -> str:
+    """Return the verdicts of a record in words.
+
+    >>> sentence({"verdicts": {"better": 3, "no clear difference": 1, "worse": 0}})
+    'worth it for 3 of 4 sites, unclear for 1, worse for 0'
+    """
+    verdicts = record["verdicts"]
+    total = sum(verdicts.values())
+    sites = "site" if total == 1 else "sites"
+    counts = f"unclear for {verdicts['no clear difference']}, worse for {verdicts['worse']}"
+    return f"worth it for {verdicts['better']} of {total} {sites}, {counts}"
+
+
+def _as_record(rows: Sequence[SiteRow]) -> Record:
+    """Return rows and their verdicts, ready for JSON."""
+    return {
+        "verdicts": count_verdicts(rows),
+        "rule": RULE,
+        "sites": [_row_record(row) for row in rows],
+    }
+
+
+def _row_record(row: SiteRow) -> Record:
+    scores: Record = {}
+    for model, of_model in row.scores.items():
+        scores[model] = {name: _rounded(value) for name, value in of_model._asdict().items()}
+
+    return {
+        "site": row.site,
+        "client": row.client,
+        "examples": row.examples,
+        "groups": row.groups,
+        "majority": _rounded(row.majority),
+        "own": dict(row.own),
+        "scores": scores,
+        "difference": _paired_record(row.difference),
+        "from_global": _paired_record(row.from_global),
+        "auroc_difference": _paired_record(row.auroc_difference),
+        "p_value": row.p_value,
+        "corrected_p_value": row.corrected_p_value,
+        "verdict": row.verdict,
+    }
+
+
+def _paired_record(paired: Paired | None) -> Record | None:
+    if paired is None:
+        return None
+    return {name: _rounded(value) for name, value in paired._asdict().items()}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)

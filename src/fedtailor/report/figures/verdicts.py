@@ -1,0 +1,116 @@
+"""Is it worth it for each site: tables, and a chart of the differences with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import altair as alt
+
+from fedtailor.report.charts import (
+    CONTRAST,
+    INK,
+    MAIN,
+    QUIET,
+    Chart,
+    inline,
+    labels,
+    sorted_bars,
+    tooltip,
+)
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, Section, percent, visible
+from fedtailor.report.records import MethodRecords
+from fedtailor.report.worth_it import (
+    MOST_SITES,
+    best_by_validation,
+    judge_methods,
+    verdict_sentences,
+    worth_it_tables,
+)
+
+_COLORS = {"better": MAIN, "no clear difference": QUIET, "worse": CONTRAST}
+Record = Mapping[str, Any]
+
+
+def verdict_section(records: Sequence[MethodRecords]) -> Section:
+    """Return for which sites the methods are worth it; empty without single predictions."""
+    methods = [method.method for method in records]
+    verdicts = judge_methods(methods)
+    if not verdicts:
+        return Section(name="worth-it", title="")
+
+    shown = best_by_validation([method for method in methods if method.label in verdicts])
+    return Section(
+        name="worth-it",
+        title="Is it worth it?",
+        notes=verdict_sentences(verdicts),
+        tables=[replace(table, conclusion="") for table in worth_it_tables(verdicts, shown)],
+        figures=[_figure(verdicts[shown]["sites"], shown)],
+    )
+
+
+def _figure(sites: Sequence[Record], method: str) -> Figure:
+    """Return the differences of all sites."""
+    caption = (
+        "Accuracy of the personalized model minus that of the best own model, in points, on the "
+        "same test examples. "
+    )
+    if len(sites) <= MOST_SITES:
+        chart = _intervals(sites)
+        caption += "The lines are 95 % intervals, and colors are verdicts."
+    else:
+        bars = [(str(site["site"]), 100 * site["difference"]["difference"]) for site in sites]
+        chart = sorted_bars(bars, "points", number_format="+.1f", by_sign=True)
+        caption += "Every bar is a site, sorted."
+
+    rows: list[list[Cell]] = []
+    for site in sites:
+        ends = [percent(site["difference"][name]) for name in ("difference", "low", "high")]
+        rows.append([str(site["site"]), site["examples"], *ends, site["verdict"]])
+
+    columns = ["site", "test examples", "difference, points", "low", "high", "verdict"]
+    return Figure(
+        name="worth-it-differences",
+        title=f"Difference at every site: {method} against the best own model",
+        caption=caption,
+        panels=[Panel(chart=chart)],
+        table=ReportTable(columns=columns, rows=rows),
+    )
+
+
+def _intervals(sites: Sequence[Record]) -> Chart:
+    """Draw the difference and the interval of every site, one below the other."""
+    names = [str(site["site"]) for site in sites]
+    drawn = labels(names)
+    rows = []
+    for name, label, site in zip(names, drawn, sites, strict=True):
+        paired = {key: percent(value) for key, value in site["difference"].items()}
+        row = {"name": visible(name), "label": label, "verdict": site["verdict"], **paired}
+        rows.append(row | {"examples": site["examples"]})
+
+    scale = alt.Scale(domain=list(_COLORS), range=list(_COLORS.values()))
+    base = alt.Chart(inline(rows), height=28 * len(rows)).encode(
+        y=alt.Y("label:N", scale=alt.Scale(domain=drawn), axis=_names_axis()),
+        color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, columns=3)),
+        tooltip=[
+            tooltip("name", "site"),
+            tooltip("examples", "test examples", "d"),
+            tooltip("difference", "difference, points", "+.1f"),
+            tooltip("low", "from", "+.1f"),
+            tooltip("high", "to", "+.1f"),
+            tooltip("verdict", "verdict"),
+        ],
+    )
+    title = "points: better to the right"
+    axis = alt.Axis(tickCount=5, grid=True)
+    low = alt.X("low:Q", title=title, axis=axis, scale=alt.Scale(zero=True, nice=5))
+    nothing = alt.Chart(inline([{}])).mark_rule(color=INK, strokeDash=[4, 3])
+    zero = nothing.encode(x=alt.datum(0))
+    interval = base.mark_rule(strokeWidth=2).encode(x=low, x2="high:Q")
+    point = base.mark_circle(size=90, opacity=1).encode(x=alt.X("difference:Q", title=title))
+    return alt.LayerChart(layer=[zero, interval, point])
+
+
+def _names_axis() -> alt.Axis:
+    return alt.Axis(title=None, labelLimit=110, labelColor=INK)
