@@ -27,7 +27,7 @@ from fedtailor.experiment.config import make_config
 
 
 def evaluation(point, mean, worst, group="known"):
-    metrics = {"accuracy": {"mean": mean, "worst10": worst}}
+    metrics = {"accuracy": {"mean": mean, "worst10": worst}, "clients": {"evaluated": 3.0}}
     return {"point": point, "test_set": "clients", "group": group, "metrics": metrics}
 
 
@@ -68,7 +68,7 @@ def test_the_line_follows_every_round_and_keeps_the_latest_accuracy(live, capsys
     progress.round(record_of(2, evaluation("global", 0.5, 0.25)))
     progress.note("odd\x07")
     progress.round(record_of(3))
-    assert draw() == ["run: round 3/3, global 50.0 % (worst tenth 25.0 %)"]
+    assert draw() == ["run: round 3/3, global 50.0 % (3 clients, worst tenth 25.0 %)"]
     progress.end()
     assert "note: odd \n" in capsys.readouterr().err
     progress.begin("next", 3)

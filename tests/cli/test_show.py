@@ -91,7 +91,8 @@ def test_without_columns_a_pipe_gets_every_number_in_one_line(capsys):
 def record_of(number, accuracy=None):
     evaluation = {"point": "global", "test_set": "clients", "group": "known", "metrics": {}}
     if accuracy is not None:
-        evaluation["metrics"] = {"accuracy": {"mean": accuracy, "worst10": accuracy / 2}}
+        accuracies = {"mean": accuracy, "worst10": accuracy / 2}
+        evaluation["metrics"] = {"accuracy": accuracies, "clients": {"evaluated": 3.0}}
     return {"round": number, "evaluations": [evaluation]}
 
 
@@ -144,10 +145,11 @@ def test_accuracies_of_a_round_without_a_line_come_with_the_next_one(capsys):
     lines = lines_of(PlainProgress(), 1, 100, capsys, evaluated={25, 100})
     said = {line.split(",")[0]: line for line in lines if "%" in line}
     assert said["run 0: round 30/100"].endswith(
-        "left, at round 25: global 50.0 % (worst tenth 25.0 %)"
+        "left, at round 25: global 50.0 % (3 clients, worst tenth 25.0 %)"
     )
     assert (
-        said["run 0: round 100/100"] == "run 0: round 100/100, global 50.0 % (worst tenth 25.0 %)"
+        said["run 0: round 100/100"]
+        == "run 0: round 100/100, global 50.0 % (3 clients, worst tenth 25.0 %)"
     )
     assert len(said) == 2
 

@@ -16,6 +16,7 @@ import pytest
 from faults import mutations
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.scores import BINS
+from fedtailor.report.charts import page_svg
 from fedtailor.report.figures import reliability
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page, build_sections
@@ -228,6 +229,17 @@ def test_curves_are_means_over_seeds_between_the_smallest_and_the_largest(tmp_pa
     rows = figures_of(run)["curves-personalized"].table.rows
     assert rows[-1][:2] == ["ditto", 3]
     assert rows[-1][2:5] == pytest.approx([60.0, 20.0, 80.0])
+
+
+def test_a_round_without_a_client_is_marked(tmp_path):
+    event = {"kind": "absent", "round": 2, "client": 1, "reason": "away"}
+    whole = figures_of(write_run(tmp_path / "whole"))["curves-personalized"]
+    marked = figures_of(write_run(tmp_path / "run", events=[event]))["curves-personalized"]
+    chart = marked.panels[0].chart.to_dict()
+    assert len(chart["layer"]) == len(whole.panels[0].chart.to_dict()["layer"]) + 1
+    drawn = chart["datasets"][chart["layer"][-1]["data"]["name"]]
+    assert [(row["round"], row["away"]) for row in drawn] == [(2, 1)]
+    assert marked.caption != whole.caption and "<svg" in page_svg(marked.panels[0], is_alone=True)
 
 
 def test_long_curves_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):

@@ -130,6 +130,8 @@ class CurvePoint(NamedTuple):
     mean: float
     low: float
     high: float
+    away: int = 0
+    """Clients that gave no answer in this round, which the mean may be without."""
 
 
 class Dot(NamedTuple):
@@ -315,6 +317,13 @@ def curves(
         tooltip("mean", quantity, ".4~g"),
     ]
     layers.append(marks.encode(y=mean, tooltip=tips))
+
+    # A ring around a mean that is not over all clients.
+    incomplete = [row for row in rows if row["away"]]
+    if incomplete:
+        rings = base.mark_point(size=130, strokeWidth=1.5, filled=False)
+        tips = [*tips, tooltip("away", "clients without an answer", "d")]
+        layers.append(rings.properties(data=inline(incomplete)).encode(y=mean, tooltip=tips))
 
     # A mark that nobody sees keeps a value within the axis, which need not begin at 0.
     if include is not None:

@@ -294,4 +294,6 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
         name += " of new clients"
 
     worst = percent(accuracy["worst10"])
-    return f"{name} {percent(accuracy['mean'])} % (worst tenth {worst} %)"
+    # A mean over fewer clients than usual must not look like one over all.
+    clients = f"{evaluation['metrics']['clients']['evaluated']:.0f} clients"
+    return f"{name} {percent(accuracy['mean'])} % ({clients}, worst tenth {worst} %)"

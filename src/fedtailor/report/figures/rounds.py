@@ -42,7 +42,7 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
                 lines = seed.curves.get(point, {})
                 return {place: percent(number(line.get(figure))) for place, line in lines.items()}
 
-            return _over_seeds(records, values)
+            return _with_away(records, _over_seeds(records, values))
 
         quantities = [
             Quantity("Mean over clients", "accuracy, %", accuracies("mean")),
@@ -122,6 +122,24 @@ def _over_seeds(
     }
 
 
+def _with_away(records: Sequence[MethodRecords], curves: Curves) -> Curves:
+    """Return curves whose points say how many clients gave no answer in their round."""
+    marked = {}
+    for method in records:
+        clients: dict[int, set[tuple[int, int]]] = {}
+        for number_of_seed, seed in enumerate(method.seeds.values()):
+            for event in seed.run.events:
+                if event.get("kind") == "absent" and "round" in event:
+                    client = (number_of_seed, int(event["client"]))
+                    clients.setdefault(int(event["round"]), set()).add(client)
+
+        marked[method.label] = [
+            point._replace(away=len(clients.get(point.round, ()))) for point in curves[method.label]
+        ]
+
+    return marked
+
+
 def _over_clients(records: Sequence[MethodRecords], metric: str) -> Curves:
     """Return curves by label of a training metric, the mean over clients and seeds."""
 
@@ -180,11 +198,16 @@ def _figure(
         columns += [f"{quantity.title}, {quantity.unit}", "smallest", "largest"]
         for (label, place), row in rows.items():
             point = by_round[label].get(place)
-            row += [None] * 3 if point is None else point[1:]
+            row += [None] * 3 if point is None else [point.mean, point.low, point.high]
 
     if any(point.low < point.high for each in quantities for point in _points(each)):
         caption += (
             f" Bands, or lines at bars, reach from the smallest to the largest value over {spread}."
+        )
+
+    if any(point.away for each in quantities for point in _points(each)):
+        caption += (
+            " A ring marks a round in which a client gave no answer: its mean is over the others."
         )
 
     if any(len(_rounds(quantities, label)) > MOST_ROUNDS for label in names):

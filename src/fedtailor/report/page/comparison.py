@@ -80,7 +80,7 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[ReportT
             cells = [
                 _mean_and_error(values, metric, figure) for metric, figure in _FIGURES.values()
             ]
-            rows.append([method.label, name, len(values), *cells])
+            rows.append([method.label, name, len(values), _clients_of(values), *cells])
 
     if not rows:
         return []
@@ -88,7 +88,7 @@ def _results(records: Sequence[MethodRecords], *, is_open: bool) -> list[ReportT
     table = ReportTable(
         name="results",
         title="All models of every method",
-        columns=["method", "models", "seeds", *_FIGURES],
+        columns=["method", "models", "seeds", "clients", *_FIGURES],
         rows=rows,
         below="Accuracy on the clients' own test examples: the mean over clients, over the worst "
         "tenth of them, over the tenth with the least training data, and over all test examples "
@@ -127,6 +127,12 @@ def _order(name: str) -> tuple[bool, int, str]:
     place = _POINT_ORDER.index(point) if point in _POINT_ORDER else len(_POINT_ORDER)
 
     return bool(group), place, name
+
+
+def _clients_of(values: Sequence[Mapping[str, Any]]) -> str:
+    """Return over how many clients the means are, in each of the seeds if they differ."""
+    counts = [number(value.get("clients", {}).get("evaluated")) for value in values]
+    return " / ".join(f"{count:.0f}" for count in dict.fromkeys(counts) if count is not None)
 
 
 def _mean_and_error(values: Sequence[Mapping[str, Any]], metric: str, figure: str) -> str:
