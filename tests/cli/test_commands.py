@@ -50,7 +50,7 @@ def test_run_prints_a_table_and_writes_a_folder(folder, capsys):
     assert len(lines) == 3 and lines[2].endswith("one")
     names = {path.name for path in (folder / "one").iterdir()}
     files = "experiment.toml provenance.json split.json status.json "
-    files += "rounds.jsonl clients.jsonl result.json"
+    files += "rounds.jsonl clients.jsonl result.json predictions.safetensors"
     assert names == {*files.split(), "inputs.json", "inputs.safetensors", "models", "checkpoints"}
     assert len(list((folder / "one" / "models").glob("*.safetensors"))) == 4
 

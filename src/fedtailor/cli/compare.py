@@ -304,13 +304,14 @@ def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:
     """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.run import count_unfinished
     from fedtailor.experiment.runner import is_finished, run_jobs
 
     missing = [job for job in jobs if not is_finished(job)]
     if len(missing) < len(jobs):
         say(f"{len(jobs) - len(missing)} of {len(jobs)} methods have finished runs in '{folder}'")
 
-    runs = sum(len(job.config.seeds) for job in missing)
+    runs = sum(count_unfinished(job.folder, job.config) for job in missing)
     failures = []
     errors: list[FedtailorError] = []
 

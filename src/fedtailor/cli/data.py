@@ -297,7 +297,12 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
             message = f"--set takes options of data here, such as data.fraction, got '{key}'."
             raise ConfigError(message, key=key, allowed="data.NAME", got=key)
 
-    return make_config({}, [*values.items(), *assignments]).data
+    options = make_config({}, [*values.items(), *assignments]).data
+    if options.runs_all_folds:
+        message = f"data.folds needs data.fold here: which of the {options.folds} folds, from 1."
+        raise ConfigError(message, key="data.fold", allowed=f"1 to {options.folds}", got=0)
+
+    return options
 
 
 def _check_is_new(out: str) -> None:

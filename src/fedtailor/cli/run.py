@@ -104,17 +104,18 @@ def _print_resolved(settings: Config, *, as_json: bool) -> None:
 
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.experiment.assembly import assemble
-    from fedtailor.experiment.config import to_toml
+    from fedtailor.experiment.config import first_training, to_toml, with_fold
 
     progress = make_progress()
-    prepared = assemble(settings, settings.seeds[0], progress=progress)
+    prepared = assemble(first_training(settings), settings.seeds[0], progress=progress)
     prepared.engine.close()
     progress.end()
 
     for note in prepared.notes:
         progress.note(note)
 
-    text = to_toml(dataclasses.replace(prepared.config, seeds=settings.seeds))
+    resolved = with_fold(prepared.config, settings.data.fold)
+    text = to_toml(dataclasses.replace(resolved, seeds=settings.seeds))
     if as_json:
         print_json(tomllib.loads(text))
     else:

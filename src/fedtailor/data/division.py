@@ -178,7 +178,9 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
 
     # Who has which examples, and what they are for.
     parts = divide_units(annotations, clients=clients, seed=seed)
-    splitter = ClientSplitter(options, seed, dataset.num_official_train, dataset.groups)
+    splitter = ClientSplitter(
+        options, seed, dataset.num_official_train, dataset.groups, labels=dataset.y
+    )
     positions = [splitter.split(pool[part]) for part in parts]
     if test not in ("own", "given"):
         positions = [
@@ -194,6 +196,11 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         unused = len(sites) - clients
         if unused:
             notes.append(f"{unused} of {len(sites)} sites are not used: data.clients is {clients}.")
+
+    if options.folds:
+        from fedtailor.data.folds import notes_on_folds
+
+        notes += notes_on_folds(dataset.y, splitter.folds, names, dataset.class_names)
 
     # New clients come last: those that the options name, or the last ones.
     if isinstance(options.new_clients, tuple):
@@ -233,6 +240,15 @@ def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -
     is_divided = dataset.num_official_train < len(dataset.y)
     if options.test == "auto":
         comes_divided = is_divided and (bool(options.path) or partition.name == "natural")
+        if comes_divided and options.folds:
+            raise ConfigError(
+                f"the clients of '{dataset.name}' come with test examples, and data.folds would "
+                "train on them too. Set data.test = 'own' to divide all examples into folds, or "
+                "leave --folds out.",
+                key="data.folds",
+                allowed="0, or data.test = 'own'",
+                got=options.folds,
+            )
         return "given" if comes_divided else "own"
 
     absent = ""
@@ -295,11 +311,16 @@ class ClientSplitter:
     share. A group stays on the side that it has at an earlier client, and a client with one group
     has it for training.
 
+    With ``folds``, the test examples are those of one fold, and the rest is divided as above; a
+    group stays in the fold that it has at an earlier client. For all folds at once, all examples
+    are test examples, fold by fold.
+
     Args:
         options: the ``[data]`` section.
         seed: seed of the shuffle.
         num_official_train: number of examples in the official training part.
         groups: number of the group of every example of the data set.
+        labels: class of every example of the data set; folds need it.
     """
 
     def __init__(
@@ -308,12 +329,18 @@ class ClientSplitter:
         seed: int,
         num_official_train: int = 0,
         groups: np.ndarray | None = None,
+        *,
+        labels: np.ndarray | None = None,
     ) -> None:
         self._options = options
         self._seed = seed % 2**32
         self._num_official_train = num_official_train
         self._groups = groups
+        self._labels = labels
         self._sides: dict[int, Side] = {}
+        self._fold_of_group: dict[int, int] = {}
+        self.folds: list[list[np.ndarray]] = []
+        """The examples of every fold, by client, as far as clients have been split."""
         self._release: np.random.RandomState | None = None
         if options.subsampling == "release":
             self._release = np.random.RandomState(0)
@@ -323,7 +350,12 @@ class ClientSplitter:
         # Test examples first: they do not depend on how many training examples are kept.
         order = self._shuffle(positions)
         is_test = np.zeros(len(order), dtype=bool)
-        if self._options.test == "given":
+        if self._options.folds:
+            folds = self._divide_into_folds(order)
+            if self._options.runs_all_folds:
+                return ClientPositions(order[:0], order[:0], np.concatenate(folds))
+            is_test = np.isin(order, folds[self._options.fold - 1])
+        elif self._options.test == "given":
             is_test = order >= self._num_official_train
         elif self._options.test in ("auto", "own"):
             num_train = math.floor((1 - self._options.test_share) * len(order))
@@ -343,6 +375,25 @@ class ClientSplitter:
         client = ClientPositions(train[~is_val], train[is_val], order[is_test])
         self._note_sides(client)
         return client
+
+    def _divide_into_folds(self, order: np.ndarray) -> list[np.ndarray]:
+        """Return the examples of every fold of the next client, given all of them in order."""
+        from fedtailor.data.folds import assign_folds
+
+        assert self._labels is not None, "folds need labels"
+        groups = None if self._groups is None else self._groups[order]
+        number = self._options.folds
+        fold_of = assign_folds(self._labels[order], groups, folds=number, seed=self._seed)
+
+        # A group at several clients is in the fold that it has at the first of them.
+        if groups is not None:
+            for group, fold in zip(groups.tolist(), fold_of.tolist(), strict=True):
+                self._fold_of_group.setdefault(group, fold)
+            fold_of = np.array([self._fold_of_group[group] for group in groups.tolist()], int)
+
+        folds = [order[fold_of == fold] for fold in range(number)]
+        self.folds.append(folds)
+        return folds
 
     def _shuffle(self, positions: np.ndarray) -> np.ndarray:
         """Return a client's examples in random order, those of a group side by side."""

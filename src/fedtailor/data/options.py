@@ -105,6 +105,22 @@ class DataOptions:
     writer or site that come divided, else own."""
     test_share: Annotated[float, Range(ge=0, lt=1)] = 0.2
     """Share of each client's own examples that is used for testing."""
+    folds: Annotated[
+        int,
+        Range(ge=0, le=20),
+        Flag(
+            "--folds",
+            "NUMBER",
+            "Cross-validation at each client: train once per fold, so that every example is "
+            "tested once.",
+        ),
+    ] = 0
+    """Cross-validation at each client: its own examples are divided into so many folds (2 to 20),
+    and a run trains once per fold, which is then tested on. Folds hold the classes in equal shares,
+    and never divide a group. 0: none, but ``test_share``."""
+    fold: Annotated[int, Range(ge=0, le=20)] = 0
+    """Which fold is tested on, from 1; 0: all, one after the other. A run writes it into the folder
+    of a fold."""
     val_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Share of each client's kept training examples for validation: personalized models are scored
     on them too."""
@@ -159,6 +175,11 @@ class DataOptions:
         return len(self.new_clients) if isinstance(self.new_clients, tuple) else self.new_clients
 
     @property
+    def runs_all_folds(self) -> bool:
+        """Whether a run trains once per fold."""
+        return self.folds > 0 and self.fold == 0
+
+    @property
     def title(self) -> str:
         """A short name of the data, for folders."""
         if not self.path:
@@ -186,6 +207,7 @@ class DataOptions:
                 raise ConfigError(message, key=f"data.{other}", got="none")
 
         self._refuse_without_effect()
+        self._check_folds()
         if self.subsampling == "release":
             self._check_release()
 
@@ -216,6 +238,8 @@ class DataOptions:
             reasons |= dict.fromkeys(DIVIDING, "data.split is given: the file divides the data")
         if self.mean:
             reasons["normalize"] = "data.mean and data.std are given"
+        if self.folds:
+            reasons["test_share"] = "data.folds is given: a fold is the test part"
         if not self.path:
             reasons |= dict.fromkeys(_OWN, "data.path is not given: it is for your own data")
 
@@ -227,6 +251,22 @@ class DataOptions:
                 why = f"has no effect, because {reasons[option.name]}"
                 message = f"{key} = {value!r} {why}. Leave one of them out."
                 raise ConfigError(message, key=key, allowed=repr(default), got=repr(value))
+
+    def _check_folds(self) -> None:
+        """Refuse numbers of folds that are none, and test examples that do not come in folds."""
+        if self.folds == 1:
+            message = "data.folds must be 0 (none) or from 2 to 20, got 1."
+            raise ConfigError(message, key="data.folds", allowed="0, or 2 to 20", got=1)
+        if self.fold > self.folds:
+            allowed = f"at most data.folds ({self.folds})"
+            message = f"data.fold must be {allowed}, got {self.fold}."
+            raise ConfigError(message, key="data.fold", allowed=allowed, got=self.fold)
+        if self.folds and self.test not in ("auto", "own"):
+            message = (
+                "data.folds divides each client's own examples, so data.test must be 'own', got "
+                f"'{self.test}'."
+            )
+            raise ConfigError(message, key="data.test", allowed="own", got=self.test)
 
     def _check_release(self) -> None:
         """Refuse options under which the training examples would not be those of the release."""
@@ -257,6 +297,8 @@ DIVIDING = (
     "train_size",
     "test",
     "test_share",
+    "folds",
+    "fold",
     "val_fraction",
 )
 """Options that divide the data; a split file replaces them."""

@@ -75,10 +75,15 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
 
     # A digest holds what was written together, not that it makes sense.
     positions = [_to_positions(path, client, num_rows) for client in record["clients"]]
+    options = record["options"]
+    if options.get("folds") and not options.get("fold"):
+        allowed = "the split of one fold, such as fold-1/split.json"
+        raise refuse_split(path, allowed, "that of all folds, which leaves nothing for training")
+
     num_new = record["new_clients"]
     names = record["client_names"]
     conditions = record["conditions"]
-    test = record["options"].get("test")
+    test = options.get("test")
     policies = get_args(TestPolicy)
     are_texts = all(type(text) is str and text.strip() for text in [*names, *conditions])
     checks = [

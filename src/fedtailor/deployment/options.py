@@ -33,6 +33,8 @@ _ONE_MACHINE_ONLY = {
     "partition": "every site is one client",
     "clients": "every registered site is a client",
     "new_clients": "'fedtailor deploy add --new' registers a new site",
+    "folds": "a federation of real sites trains once; 'fedtailor run' has folds",
+    "fold": "a federation of real sites trains once; 'fedtailor run' has folds",
     "subset": "it chooses among the examples of all sites",
     "subsampling": "it draws for all sites in turn",
     "shift": "it corrupts images for a study",

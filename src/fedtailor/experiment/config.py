@@ -208,6 +208,16 @@ def without_result_free(config: Config) -> Config:
     return dataclasses.replace(config, **sections)
 
 
+def with_fold(config: Config, fold: int) -> Config:
+    """Return the configuration of one fold of a cross-validation, from 1; 0: of all folds."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, fold=fold))
+
+
+def first_training(config: Config) -> Config:
+    """Return the configuration of the first training of a run: of fold 1, if it has folds."""
+    return with_fold(config, 1) if config.data.runs_all_folds else config
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested tables by their dotted keys, such as ``training.lr``.
 

@@ -114,8 +114,12 @@ def _of_client(client: int, tensors: Mapping[str, np.ndarray]) -> ClientPredicti
 def writes_predictions(parts: PreparedRun) -> bool:
     """Return whether a run writes single predictions: its clients are sites or few.
 
-    Where there are many clients, tests over clients decide, and the file would be large.
+    Where there are many clients, tests over clients decide, and the file would be large. A fold
+    always does: predictions are what is put together.
     """
+    if parts.config.data.fold:
+        return True
+
     federation = parts.federation
     are_sites = bool(parts.config.data.path or parts.divided.division.client_names)
     if not are_sites and len(federation.splits) > MOST_CLIENTS:

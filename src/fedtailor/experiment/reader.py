@@ -4,7 +4,8 @@ A run folder holds ``experiment.toml`` (resolved), ``provenance.json``, ``split.
 ``status.json``, ``rounds.jsonl``, ``clients.jsonl``, ``events.jsonl``, ``checkpoints``
 (:mod:`fedtailor.simulation.checkpoint`), ``models/CLIENT.safetensors`` with their cards, and
 ``result.json`` once it has finished. A run of several seeds holds one such folder per seed:
-``seed-0`` and so on.
+``seed-0`` and so on. A run with folds holds one per fold, ``fold-1`` and so on, and no models or
+checkpoints of its own: its scores are those of all folds together.
 :mod:`fedtailor.experiment.writer` writes it.
 """
 
@@ -60,6 +61,11 @@ _MOST_CLIENTS = 10
 def holds_run(path: Path) -> bool:
     """Return whether ``path`` is a run folder."""
     return os.path.isfile(path / CONFIG_FILE)
+
+
+def fold_folder(path: Path, number: int) -> Path:
+    """Return the folder of a fold, from 1, in that of a run with folds."""
+    return path / f"fold-{number}"
 
 
 def list_runs(folder: Path) -> list[Path]:
@@ -145,6 +151,12 @@ class RunRecords:
                 yield record
 
     @property
+    def has_folds(self) -> bool:
+        """Whether this is a run of all folds of a cross-validation, which has no models."""
+        data = self.config.get("data", {})
+        return bool(data.get("folds")) and not data.get("fold")
+
+    @property
     def is_across_sites(self) -> bool:
         """Whether real sites trained in this run: their models stay with them."""
         return self.provenance.get("engine") == ACROSS_SITES
@@ -199,6 +211,7 @@ class RunRecords:
         Raises:
             DataError: there is no such model, or its file is damaged.
         """
+        self.refuse_folds()
         name = self._file_name(client)
         card_path = self.path / "models" / f"{name}.json"
         path = self.path / "models" / f"{name}.safetensors"
@@ -231,6 +244,24 @@ class RunRecords:
     def _client_names(self) -> list[str]:
         names = self.split.get("client_names")
         return [str(name) for name in names] if isinstance(names, list) else []
+
+    def refuse_folds(self) -> None:
+        """Check that there are models, which a run of all folds has not.
+
+        Raises:
+            DataError: it is one; the message says how to get models.
+        """
+        if self.has_folds:
+            import shlex
+
+            config = shlex.quote(str(self.path / CONFIG_FILE))
+            raise DataError(
+                f"'{self.path}' is a cross-validation, which has no model to use. Train one "
+                f"without folds: fedtailor run {config} --folds 0",
+                path=str(self.path),
+                allowed="a run without --folds",
+                got="a run with folds",
+            )
 
     def _no_model_of(self, client: str | int) -> DataError:
         """Return the error for a client without a model; it lists those that have one."""

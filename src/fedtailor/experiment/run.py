@@ -7,20 +7,22 @@ import itertools
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import ConfigError, all_done
 from fedtailor.core.options import show
 from fedtailor.core.reduction import REDUCTION_VERSION
+from fedtailor.data.dataset import Dataset
+from fedtailor.data.split import SplitRecord
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
-from fedtailor.experiment.config import Config, to_toml
+from fedtailor.experiment.config import Config, first_training, to_toml, with_fold
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
 from fedtailor.experiment.predictions import predict_tests, writes_predictions
 from fedtailor.experiment.provenance import describe, describe_data
-from fedtailor.experiment.reader import holds_run, read_provenance, read_result
+from fedtailor.experiment.reader import fold_folder, holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
     begun_config,
     refuse_other_configuration,
@@ -30,6 +32,9 @@ from fedtailor.experiment.resume import (
 from fedtailor.experiment.tracking import RunProgress, TrackedProgress, check_trackers
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import simulate
+
+if TYPE_CHECKING:
+    from fedtailor.experiment.folds import FinishedFold
 
 _LASTING = ("states", "per_client")
 """What clients keep from round to round."""
@@ -84,44 +89,66 @@ def run(
         config = with_first_choices(config, begun, path)
 
     # Everything that can be wrong is found here, before anything is written.
-    first = assemble(config, config.seeds[0], progress=progress)
-    resolved = dataclasses.replace(first.config, seeds=config.seeds)
+    watch = Watch(progress, trackers, path)
+    first = _assemble_first(config, config.seeds[0], progress)
+    split = _whole_split(config, first)
+    resolved = with_fold(first.config, config.data.fold)
+    resolved = dataclasses.replace(resolved, seeds=config.seeds)
     with all_done([first.engine.close]):
         if begun is None:
-            RunFolder.create(path, config=to_toml(resolved), provenance=_provenance(first))
+            provenance = _describe_run(first, split)
+            RunFolder.create(path, config=to_toml(resolved), provenance=provenance)
         else:
             refuse_other_configuration(resolved, begun, path)
 
         with exclusive(path):
             if len(config.seeds) == 1:
-                with TrackedProgress(progress, trackers, path, first.config) as observer:
-                    result = run_seed(first, path, observer)
-                    observer.finish(result)
-                    return result
+                return _run_one(resolved, first, path, watch)
 
             if begun is not None and begun.seeds == config.seeds:
-                finished = _finished_result(path, path / f"seed-{config.seeds[0]}", first, progress)
+                single = path / f"seed-{config.seeds[0]}"
+                finished = _finished_result(path, single, first, split, progress)
                 if finished is not None:
                     return finished
 
-            return _run_seeds(first, resolved, path, progress, trackers)
+            return _run_seeds(first, resolved, path, watch)
 
 
-def _run_seeds(
-    first: PreparedRun,
-    config: Config,
-    path: Path,
-    progress: RunProgress,
-    trackers: Iterable[str],
-) -> dict[str, Any]:
+class Watch(NamedTuple):
+    """Who is told about the rounds of a run."""
+
+    progress: RunProgress
+    trackers: Iterable[str]
+    """Names of those that log the run."""
+    folder: Path
+    """The folder of the whole run, for the files of trackers."""
+
+
+def _assemble_first(
+    config: Config, seed: int, progress: RunProgress, dataset: Dataset | None = None
+) -> PreparedRun:
+    """Assemble the run of one seed; with folds, that of the first fold."""
+    return assemble(first_training(config), seed, dataset=dataset, progress=progress)
+
+
+def _whole_split(config: Config, first: PreparedRun) -> SplitRecord:
+    """Return which client has which examples; with folds, that of all folds."""
+    if not config.data.runs_all_folds:
+        return first.split
+
+    from fedtailor.experiment.folds import split_of_all_folds
+
+    return split_of_all_folds(first)
+
+
+def _run_seeds(first: PreparedRun, config: Config, path: Path, watch: Watch) -> dict[str, Any]:
     """Run every seed in its own folder, and return the mean of their results.
 
     Args:
         first: the run of the first seed.
         config: resolved, with all seeds: they run on the engine of the first.
         path: the folder of all seeds.
-        progress: is told about every round.
-        trackers: names of those that log the runs.
+        watch: who is told about every round.
     """
     # One folder a seed within the folder of the run.
     folder = RunFolder(path)
@@ -133,11 +160,10 @@ def _run_seeds(
             prepared = first
             if number > 1:
                 dataset = first.divided.division.dataset
-                prepared = assemble(config, seed, dataset=dataset, progress=progress)
+                prepared = _assemble_first(config, seed, watch.progress, dataset)
 
             place = f"run {number} of {len(config.seeds)}"
-            with TrackedProgress(progress, trackers, path, prepared.config) as observer:
-                observer.finish(run_seed(prepared, path / f"seed-{seed}", observer, place=place))
+            _run_one(config, prepared, path / f"seed-{seed}", watch, place=place)
 
         # As they were written: a loss that is not finite is null there.
         results = [read_result(path / f"seed-{seed}") or {} for seed in config.seeds]
@@ -150,6 +176,81 @@ def _run_seeds(
         folder.finish(result)
 
     return result
+
+
+def _run_one(
+    config: Config, prepared: PreparedRun, path: Path, watch: Watch, *, place: str = ""
+) -> dict[str, Any]:
+    """Run one seed, or all its folds, and return the result.
+
+    Args:
+        config: of the whole run.
+        prepared: the run of the seed, or of its first fold.
+        path: the folder of the seed.
+        watch: who is told about every round.
+        place: which of several seeds it is, in words.
+    """
+    if not config.data.runs_all_folds:
+        return _run_tracked(prepared, path, watch, place=place)
+
+    return _run_folds(prepared, path, watch, place)
+
+
+def _run_folds(first: PreparedRun, path: Path, watch: Watch, place: str) -> dict[str, Any]:
+    """Train every fold of one seed from where its folder stands, and return their joint result."""
+    from fedtailor.experiment.folds import join_folds
+
+    config = with_fold(first.config, 0)
+    split = _whole_split(config, first)
+    with all_done([first.engine.close]):
+        if not holds_run(path):
+            provenance = _describe_run(first, split)
+            RunFolder.create(path, config=to_toml(config), provenance=provenance)
+
+        result = _finished_result(path, path, first, split, watch.progress)
+        if result is not None:
+            return result
+
+        folder = RunFolder(path)
+        folder.remove_temporary_files()
+        with folder:
+            folder.clear()
+            folder.write_split(split)
+            folder.add_events([{"kind": "note", "text": note} for note in first.notes])
+
+            numbers = range(1, config.data.folds + 1)
+            folds = [_run_fold(first, number, path, watch, place) for number in numbers]
+            result = join_folds(folds, config, split, folder)
+            folder.finish(result)
+            return result
+
+
+def _run_fold(
+    first: PreparedRun, number: int, path: Path, watch: Watch, place: str
+) -> FinishedFold:
+    """Train one fold, or read it if it has finished."""
+    from fedtailor.experiment.folds import read_fold
+
+    prepared = first
+    if number > 1:
+        config = with_fold(first.config, number)
+        dataset = first.divided.division.dataset
+        prepared = assemble(config, config.seeds[0], dataset=dataset, progress=watch.progress)
+
+    which = f"fold {number} of {first.config.data.folds}"
+    folder = fold_folder(path, number)
+    _run_tracked(prepared, folder, watch, place=f"{place}, {which}" if place else which)
+    return read_fold(folder, prepared.federation.roster)
+
+
+def _run_tracked(
+    prepared: PreparedRun, path: Path, watch: Watch, *, place: str = ""
+) -> dict[str, Any]:
+    """Run one seed or fold, and tell whoever watches; see :func:`run_seed`."""
+    with TrackedProgress(watch.progress, watch.trackers, watch.folder, prepared.config) as observer:
+        result = run_seed(prepared, path, observer, place=place)
+        observer.finish(result)
+        return result
 
 
 def run_seed(
@@ -165,11 +266,12 @@ def run_seed(
     """
     if not holds_run(path):
         config = to_toml(prepared.config)
-        RunFolder.create(path, config=config, provenance=_provenance(prepared))
+        provenance = _describe_run(prepared, prepared.split)
+        RunFolder.create(path, config=config, provenance=provenance)
 
     with all_done([prepared.engine.close]):
         # Nothing is left to do, unless the data is no longer what it was.
-        result = _finished_result(path, path, prepared, observer)
+        result = _finished_result(path, path, prepared, prepared.split, observer)
         if result is not None:
             return result
 
@@ -202,7 +304,7 @@ def run_seed(
 
 
 def _finished_result(
-    path: Path, single: Path, prepared: PreparedRun, progress: RunProgress
+    path: Path, single: Path, prepared: PreparedRun, split: SplitRecord, progress: RunProgress
 ) -> dict[str, Any] | None:
     """Return the result in a folder, if the run has finished and its data is that of today.
 
@@ -210,10 +312,11 @@ def _finished_result(
         path: the folder of the run.
         single: that of its first seed, which may be the same.
         prepared: the run of this seed.
+        split: of this seed.
         progress: is told that there is nothing to do.
     """
     if holds_run(single):
-        now = _provenance_of_inputs(prepared)
+        now = _provenance_of_inputs(prepared, split)
         refuse_other_data(read_provenance(single), now, single)
 
     result = RunFolder(path).finished_result()
@@ -239,7 +342,7 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
         schedule=config.schedule,
         inputs=prepared.inputs,
         split=lambda: prepared.split,
-        provenance=_provenance(prepared),
+        provenance=_describe_run(prepared, prepared.split),
         facts={
             "algorithm": config.algorithm.name,
             "dataset": dataset,
@@ -256,11 +359,11 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
     )
 
 
-def _provenance(prepared: PreparedRun) -> dict[str, Any]:
-    """Return where the result comes from."""
+def _describe_run(prepared: PreparedRun, split: SplitRecord) -> dict[str, Any]:
+    """Return where the result comes from: the provenance of a run with a split."""
     return {
         **describe(),
-        **_provenance_of_inputs(prepared),
+        **_provenance_of_inputs(prepared, split),
         "notes": prepared.notes,
         "engine": prepared.engine.name,
         "engine_choice": prepared.choice.reason,
@@ -268,11 +371,11 @@ def _provenance(prepared: PreparedRun) -> dict[str, Any]:
     }
 
 
-def _provenance_of_inputs(prepared: PreparedRun) -> dict[str, Any]:
+def _provenance_of_inputs(prepared: PreparedRun, split: SplitRecord) -> dict[str, Any]:
     """Return the part of the provenance that must not change while a run is interrupted."""
     return {
         "data": describe_data(prepared.divided.division.dataset),
-        "split_sha256": prepared.split["split_sha256"],
+        "split_sha256": split["split_sha256"],
         "reduction": REDUCTION_VERSION,
     }
 
@@ -292,10 +395,19 @@ def require_config(config: object, function: str) -> None:
 
 
 def count_unfinished(path: Path, config: Config) -> int:
-    """Return how many seeds of a run have no result in its folder yet, at least one."""
-    results = [path / f"seed-{seed}" / "result.json" for seed in config.seeds]
-    finished = sum(result.is_file() for result in results)
-    return max(len(config.seeds) - finished, 1)
+    """Return how many trainings of a run have no result in its folder yet, at least one.
+
+    There is one per seed, or one per seed and fold.
+    """
+    folders = [path]
+    if len(config.seeds) > 1:
+        folders = [path / f"seed-{seed}" for seed in config.seeds]
+    if config.data.runs_all_folds:
+        numbers = range(1, config.data.folds + 1)
+        folders = [fold_folder(folder, number) for folder in folders for number in numbers]
+
+    finished = sum((folder / "result.json").is_file() for folder in folders)
+    return max(len(folders) - finished, 1)
 
 
 def default_folder(config: Config) -> Path:

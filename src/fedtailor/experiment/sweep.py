@@ -204,7 +204,16 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
 
 
 def _refuse_without_validation(config: Config) -> None:
-    """Refuse a federation in which no client has validation examples."""
+    """Refuse folds, and a federation in which no client has validation examples."""
+    if config.data.runs_all_folds:
+        raise ConfigError(
+            "a sweep chooses by the validation examples of one split, so it has no folds: leave "
+            "--folds out, and give it to 'fedtailor run' with the chosen configuration.",
+            key="data.folds",
+            allowed=0,
+            got=config.data.folds,
+        )
+
     # The first seed stands for all: they have the same share of validation examples.
     parts = assemble(config, config.seeds[0])
     parts.engine.close()

@@ -215,17 +215,26 @@ class TrackedProgress(RunProgress):
 
     def _start(self, name: str, title: str, done: int) -> None:
         """Start a tracker, and log the rounds of earlier processes."""
-        seed = f"seed-{self._config.seeds[0]}"
+        config = self._config
+        parts = [f"seed-{config.seeds[0]}"]
+        if config.data.fold:
+            parts.append(f"fold-{config.data.fold}")
+
+        run_name = "-".join(parts)
         folder = self._path / FOLDER / name
         folder.mkdir(parents=True, exist_ok=True)
-        key = f"{_key_of(self._path / FOLDER / 'key')}-{seed}"
+        key = f"{_key_of(self._path / FOLDER / 'key')}-{run_name}"
         configuration = tomllib.loads(to_toml(self._config))
 
-        tracker = make_tracker(name, TrackedRun(seed, title, key, folder, configuration))
+        tracker = make_tracker(name, TrackedRun(run_name, title, key, folder, configuration))
 
         # The rounds of earlier processes are logged again, from the records.
         if done:
-            single = self._path / seed if (self._path / seed).is_dir() else self._path
+            # A run of one seed, or of one fold, has no folder for it.
+            single = self._path
+            for part in parts:
+                single = single / part if (single / part).is_dir() else single
+
             for record in read_lines(single / "rounds.jsonl", within=single):
                 tracker.on_round(record["round"], values_of(record))
 

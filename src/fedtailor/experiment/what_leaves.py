@@ -33,7 +33,7 @@ from fedtailor.experiment.algorithm_card import (
     shape_of,
 )
 from fedtailor.experiment.assembly import PreparedRun, assemble
-from fedtailor.experiment.config import load_config, make_config
+from fedtailor.experiment.config import first_training, load_config, make_config
 from fedtailor.experiment.demo import SETTINGS
 from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.report import RoundReport
@@ -113,7 +113,7 @@ def what_leaves_run(path: Path, changes: Sequence[tuple[str, Any]] = ()) -> dict
         raise ConfigError(message, key="subject", allowed="a run on this machine", got=str(path))
 
     config = load_config(path / "experiment.toml", [*changes, *_WITHOUT_ENGINE])
-    return what_leaves(assemble(config, config.seeds[0]))
+    return what_leaves(assemble(first_training(config), config.seeds[0]))
 
 
 def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
     has_data = any(key in ("data.dataset", "data.path") for key, _ in changes)
     settings = {} if has_data else {key: dict(value) for key, value in SETTINGS.items()}
     config = make_config(settings, [("algorithm.name", name), *changes, *_WITHOUT_ENGINE])
-    return what_leaves(assemble(config, config.seeds[0]))
+    return what_leaves(assemble(first_training(config), config.seeds[0]))
 
 
 def _sent_before(parts: PreparedRun) -> list[LeavingValue]:

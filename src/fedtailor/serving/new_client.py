@@ -54,6 +54,7 @@ def load_finished_run(records: RunRecords) -> FinishedRun:
         DataError: the run has not finished, has no checkpoint, or a file is damaged.
     """
     path = records.path
+    records.refuse_folds()
 
     # Such a folder has no state of the server.
     if "onboarded" in records.provenance:

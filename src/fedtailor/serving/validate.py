@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from fedtailor.core import rng
 from fedtailor.core.errors import DataError
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import score
+from fedtailor.data.folds import assign_folds
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.paired import effective_number, paired_interval
 from fedtailor.serving.load import make_model
@@ -158,23 +158,22 @@ def _alone(run: FinishedRun, site: SiteData) -> FinishedRun:
 
 
 def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return training and held-out rows of every fold; a fold never divides a group."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+    """Return training and held-out rows of every fold; a fold never divides a group.
 
+    Raises:
+        DataError: every class has fewer examples than there are folds, or there are fewer groups.
+    """
     rows = np.arange(site.num_train)
     labels = site.y[: site.num_train]
     groups = None if site.groups is None else site.groups[: site.num_train]
-    divide = StratifiedKFold if groups is None else StratifiedGroupKFold
-    folds = divide(FOLDS, shuffle=True, random_state=0)
+    largest = np.bincount(labels).max()
+    if largest < FOLDS or (groups is not None and len(np.unique(groups)) < FOLDS):
+        needed = f"a class with at least {FOLDS} examples, and {FOLDS} groups"
+        message = f"--validate needs {needed}."
+        raise DataError(message, key="data", allowed=f">= {FOLDS} of a class")
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # classes with fewer examples than folds
-        try:
-            return list(folds.split(rows, labels, groups))
-        except ValueError as reason:  # every class has fewer
-            needed = f"a class with at least {FOLDS} examples, and {FOLDS} groups"
-            message = f"--validate needs {needed}."
-            raise DataError(message, key="data", allowed=f">= {FOLDS} of a class") from reason
+    fold_of = assign_folds(labels, groups, folds=FOLDS, seed=0)
+    return [(rows[fold_of != fold], rows[fold_of == fold]) for fold in range(FOLDS)]
 
 
 def _candidates(

@@ -114,7 +114,7 @@ class PlainProgress(RunProgress):
         self._runs = runs
         self._lines = _MOST_LINES // runs * runs or _MOST_LINES
         self._runs_before = -1
-        self._notes = 0
+        self._notes: set[str] = set()
         self._preparation = CountLine()
         self._seconds: deque[float] = deque(maxlen=_LATEST)
         self._last_end = 0.0
@@ -185,11 +185,14 @@ class PlainProgress(RunProgress):
         self._preparation(what, done, total)
 
     def note(self, text: str) -> None:
-        """Print something that a user should know; after some notes, only where the others are."""
-        self._notes += 1
-        if self._notes < _MOST_NOTES:
+        """Print something that a user should know, once; after some, only where the others are."""
+        if text in self._notes:
+            return
+
+        self._notes.add(text)
+        if len(self._notes) < _MOST_NOTES:
             self.line(f"note: {text}")
-        elif self._notes == _MOST_NOTES:
+        elif len(self._notes) == _MOST_NOTES:
             self.line("note: more in events.jsonl of the run's folder")
 
     def line(self, text: str) -> None:

@@ -51,7 +51,8 @@ def show_result(result: Mapping[str, Any]) -> None:
         for part in worth_it_tables({method: result["worth_it"]}, method):
             _show_table(part, below=part.below)
 
-    say(f"Scores and a model for every client are in {result['run']}")
+    models = "predictions" if "folds" in result else "a model for every client"
+    say(f"Scores and {models} are in {result['run']}")
     warn([result])
 
 
@@ -73,6 +74,11 @@ def _explanation(result: Mapping[str, Any]) -> str:
     metrics = result["metrics"]
     new_clients = result.get("new_clients", {})
     sentences = [f"{_which_round(result)}, on each client's own test examples."]
+    if "folds" in result:
+        sentences = [
+            f"{_which_round(result)} of {result['folds']} trainings. Each has left out another "
+            f"fold of each client's own examples, and every example was tested once."
+        ]
     if "validation" in metrics:
         sentences.append("validation: the personalized models on validation examples.")
 
