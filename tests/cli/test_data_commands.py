@@ -239,10 +239,10 @@ def test_check_of_nothing_is_one_error_and_no_table(data):
     lines = err.splitlines()
     assert (
         (code, out) == (4, "")
-        and lines[0] == "error: missing paths (1)"
+        and lines[1] == "error: missing paths (1)"
         and lines[-1].endswith("as it is.")
     )
-    assert len(lines) == 3 and "missing" in lines[1]
+    assert len(lines) == 4 and "missing" in lines[2]
 
 
 def test_problems_are_grouped_errors_first():
@@ -255,10 +255,10 @@ def test_problems_are_grouped_errors_first():
     findings.add("no_features", "Broken.", path="file")
     record = describe_findings("path", OwnData(None, findings))
     assert [
-        (group["kind"], group["count"], len(group["first"])) for group in record["problems"]
+        (group["kind"], group["count"], len(group["problems"])) for group in record["problems"]
     ] == [
         ("no_features", 1, 1),
-        ("not_an_image", 5, 3),
+        ("not_an_image", 5, 5),
     ]
     assert not record["usable"] and record["sites"][0]["problems"] == 5
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedtailor.data.division import Division
 from fedtailor.data.own.findings import Findings, OwnData
-from fedtailor.data.own.kinds import KINDS, Severity
+from fedtailor.data.own.kinds import KINDS, SECTIONS, Severity
 
 _SEVERITIES: tuple[Severity, ...] = ("error", "skipped", "warning")
-_FIRST = 3
-"""Problems of each kind that are listed in full."""
+_CONSEQUENCES = ("Sites and classes", "Duplicates")
+"""Sections of problems that may go away when others are solved, so they come last."""
 
 
 def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,16 +72,28 @@ def describe_findings(path: str, own: OwnData) -> dict[str, Any]:
 
 
 def _groups(findings: Findings) -> list[dict[str, Any]]:
-    """Return each kind of problem with its count and the first few problems."""
+    """Return each kind of problem with its count and its problems, what to do first before others.
+
+    Problems beyond the limit of the findings are only counted.
+    """
+    order = [
+        kind
+        for is_late in (False, True)
+        for section, kinds in SECTIONS.items()
+        for kind in kinds
+        if (section in _CONSEQUENCES) == is_late
+    ]
     groups = []
     for severity in _SEVERITIES:
-        for kind in sorted(kind for of, kind in findings.counts if of == severity):
-            first: list[dict[str, Any]] = []
+        for kind in order:
+            if (severity, kind) not in findings.counts:
+                continue
+
+            problems = []
             for problem in findings.problems:
-                is_alike = (problem.severity, problem.kind) == (severity, kind)
-                if is_alike and len(first) < _FIRST:
+                if (problem.severity, problem.kind) == (severity, kind):
                     place = {"site": problem.site, "path": problem.path}
-                    first.append({**place, "message": problem.message})
+                    problems.append({**place, "message": problem.message})
 
             groups.append(
                 {
@@ -89,7 +101,7 @@ def _groups(findings: Findings) -> list[dict[str, Any]]:
                     "kind": kind,
                     "words": KINDS[kind].words,
                     "count": findings.counts[severity, kind],
-                    "first": first,
+                    "problems": problems,
                 }
             )
 

@@ -24,6 +24,7 @@ from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.knots import with_knots
 from fedtailor.data.moments import ColumnMoments, merge_moments, normalization_of
+from fedtailor.data.own.sites import FEW
 from fedtailor.data.quantiles import Counts, Request, read_counts
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
@@ -84,17 +85,25 @@ class Agreement(NamedTuple):
         )
 
     def notes(self) -> list[str]:
-        """Return sentences about the promise of equal bits."""
+        """Return sentences about small sites, and about the promise of equal bits."""
+        notes = []
+        for member in self.members:
+            examples = member.num_train + member.num_val + member.num_test
+            if examples < FEW:
+                message = f"site '{member.name}' has {examples} examples, fewer than {FEW}: its "
+                notes.append(f"{message}scores say nothing by themselves.")
+
         # Another build may add numbers in another order.
         builds = {f"torch {member.torch}, {member.capability}" for member in self.members}
         builds.add(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
         if len(builds) < 2:
-            return []
+            return notes
 
         return [
+            *notes,
             "the sites and the server do not all have the same build of torch and kind of "
             f"processor ({'; '.join(sorted(builds))}): the last bits of results depend on who "
-            "computed them."
+            "computed them.",
         ]
 
 

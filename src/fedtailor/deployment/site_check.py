@@ -16,6 +16,7 @@ import torch
 from fedtailor import __version__
 from fedtailor.core.errors import FedtailorError, RunError
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.read import WARNING
 from fedtailor.deployment.audit import broken_line
 from fedtailor.deployment.flower.processes import require_flower
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
@@ -81,7 +82,11 @@ def _data(folder: Path, options: SiteOptions) -> str:
     text += f": {', '.join(classes[:_MOST_CLASSES])}"
     more = len(classes) - _MOST_CLASSES
 
-    return f"{text} and {more} more classes" if more > 0 else text
+    if more > 0:
+        text += f" and {more} more classes"
+
+    warnings = [note for note in dataset.notes if note.startswith(WARNING)]
+    return ". ".join([text, *warnings])
 
 
 def _key(folder: Path) -> str:

@@ -55,13 +55,13 @@ def test_class_names_of_a_file_are_made_safe(folder, make):
         make.arrays(folder, site, class_names=np.array(["a\x1b[1m", "b"]))
 
     dataset, findings = read_own(str(folder), DataOptions())
-    assert dataset.class_names == ("a\\x1b[1m", "b") and kinds(findings) == {"unsafe_name"}
+    assert dataset.class_names == ("a\\x1b[1m", "b") and "unsafe_name" in kinds(findings)
     assert findings.sites[0].train == {"a\\x1b[1m": 6, "b": 6}
 
 
 def test_sites_are_compared():
     a = Site("A", {"x": 10, "y": 10}, {"x": 1})
-    b = Site("B", {"x": 9, "z": 1}, {"y": 1, "w": 1})
+    b = Site("B", {"x": 19, "z": 1}, {"y": 1, "w": 1})
     findings = Findings(sites=[a, b, Site("C")])
     cross_check(findings)
     messages = {(problem.kind, problem.site): problem.message for problem in findings.problems}

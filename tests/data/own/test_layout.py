@@ -91,9 +91,8 @@ def test_a_table_that_hides_images_is_named(text, folder, make):
     make.images(folder)
     (folder / "metadata.csv").write_text(text)
     dataset, findings = read_own(str(folder), DataOptions())
-    assert dataset is None and len(findings.errors) == 1
-    message = findings.errors[0].message
-    assert "'metadata.csv'" in message and "40 other files" in message
+    assert dataset is None
+    assert sum("40 other files" in problem.message for problem in findings.errors) == 1
 
 
 def test_parts_without_classes_are_refused(folder, make):

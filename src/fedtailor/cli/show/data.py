@@ -10,6 +10,15 @@ from fedtailor.cli.show.progress import CountLine
 
 _MOST_ROWS = 50
 _MOST_CLASSES = 3
+_MOST_PROBLEMS = 20
+"""Problems of one kind that are printed."""
+
+_HEADINGS = {
+    "error": "To do first: the data cannot be used before.",
+    "warning": "May mislead: look at these before you trust results.",
+    "skipped": "Left out:",
+}
+"""What the problems of each severity mean, in the order of printing."""
 
 
 def size(number: int) -> str:
@@ -121,12 +130,26 @@ def show_check(record: Mapping[str, Any]) -> None:
         columns = ["site", "training\nexamples", "test\nexamples", "classes", "problems"]
         table(title, columns, rows, below=below)
 
-    for group in record["problems"]:
-        style = {"error": "bold red", "skipped": "yellow"}.get(group["severity"], "")
-        say(f"{group['severity']}: {group['words']} ({group['count']})", style=style)
-        for problem in group["first"]:
-            where = f"{problem['path']}: " if problem["path"] else ""
-            say(f"  {where}{problem['message']}")
+    for severity, heading in _HEADINGS.items():
+        groups = [group for group in record["problems"] if group["severity"] == severity]
+        if groups:
+            say(heading, style="bold")
+
+        for group in groups:
+            style = {"error": "bold red", "skipped": "yellow"}.get(severity, "")
+            say(f"{severity}: {group['words']} ({group['count']})", style=style)
+            for problem in group["problems"][:_MOST_PROBLEMS]:
+                # A file or its row where there is one, else the site.
+                where = problem["path"] or shortened(problem["site"])
+                is_named = not where or where in problem["message"]
+                say(f"  {problem['message']}" if is_named else f"  {where}: {problem['message']}")
+
+            more = group["count"] - _MOST_PROBLEMS
+            if more > 0:
+                say(f"  and {more:,} more: --json lists them")
+
+    if record["notes"]:
+        say("To be known:", style="bold")
 
     for note in record["notes"]:
         say(f"note: {note}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from fedtailor.data.own.patterns import (
     option_text,
     share_like,
 )
+from fedtailor.data.own.site_columns import compare_sites
 
 _CELLS_OF_A_CATEGORY = 5
 """A column with fewer cells than this for each of its many texts looks like an identifier."""
@@ -95,35 +96,52 @@ class _Feature:
         return np.concatenate(parts)
 
 
-def join_features(
-    names: Sequence[str], tables: Sequence[Table], findings: Findings, *, refuses_missing: bool
-) -> Joined | None:
-    """Join the features of tables with the same columns in any order.
+def collect_features(tables: Mapping[str, Sequence[Table]], findings: Findings) -> list[_Feature]:
+    """Return the features by the names of their columns and the tables that have them."""
+    return [_Feature(name, having) for name, having in tables.items()]
+
+
+def check_features(
+    features: Sequence[_Feature], findings: Findings, *, refuses_missing: bool
+) -> None:
+    """Add all that is wrong with or unlike in the columns of all tables."""
+    for feature in features:
+        if feature.is_text:
+            _check_texts(feature, findings)
+        else:
+            _compare_numbers(feature, findings)
+
+        if refuses_missing:
+            _refuse_missing(feature)
+
+        if is_identifier(feature.name):
+            message = (
+                f"{feature.title} is a feature, although its name is that of an identifier. Remove "
+                "it, or if it says which rows belong together, such as those of a patient: "
+                f"{option_text('group', feature.name)}."
+            )
+            feature.tables[0].place.add("identifier", message)
+
+    _note_missing_words(features, findings)
+
+
+def join_features(features: Sequence[_Feature], findings: Findings) -> Joined | None:
+    """Join features that every table has.
 
     A column without a value in any table stays, as one of empty cells: another site may have values
     there. It is left out when the features are made, unless that site takes part.
 
     Returns:
-        None, with the problems added, if they cannot be used.
+        None, with the problem added, if no column has a value.
     """
-    features = [_Feature(name, tables) for name in names]
-    usable = [_check_texts(feature, findings) for feature in features if feature.is_text]
-    if not all(usable):
-        return None
-
-    rows = sum(len(table.lines) for table in tables)
+    rows = sum(len(table.lines) for table in features[0].tables)
     x = np.empty((rows, len(features)), dtype=np.float32)
     for place, feature in enumerate(features):
         x[:, place] = feature.values()
 
-    num_empty = np.isnan(x).sum(axis=0)
-    if refuses_missing and num_empty.any():
-        _refuse_missing(x, features, tables)
-        return None
-
     # Empty everywhere: the column stays in x, but no site learns from it.
     used = []
-    for feature, count in zip(features, num_empty.tolist(), strict=True):
+    for feature, count in zip(features, np.isnan(x).sum(axis=0).tolist(), strict=True):
         if count == rows:
             message = f"{feature.title} has no value in any table, and is left out."
             findings.add("empty_column", message)
@@ -135,30 +153,44 @@ def join_features(
         return None
 
     _describe(used, rows, findings)
-    for feature, _ in used:
-        if is_identifier(feature.name):
-            message = (
-                f"{feature.title} is a feature, although its name is that of an identifier. Remove "
-                "it, or if it says which rows belong together, such as those of a patient: "
-                f"{option_text('group', feature.name)}."
-            )
-            tables[0].place.add("identifier", message)
-
     return Joined(x, tuple(RawColumn(feature.name, feature.categories) for feature in features))
 
 
-def _check_texts(feature: _Feature, findings: Findings) -> bool:
-    """Return whether a column with text can be used; add what is wrong to its first text."""
+def _check_texts(feature: _Feature, findings: Findings) -> None:
+    """Add what is wrong with a column of text to its first text."""
     pairs = zip(feature.tables, feature.text_at, strict=True)
     table, at = next((table, at) for table, at in pairs if at is not None)
     line = table.lines[at.row]
     example = f"{show(category_in(at.text))} (row {line} of {show(table.place.path)})"
     if not table.place.check(_find_wrong_texts(feature, example, line)):
-        return False
+        return
 
     what = f"In column {show(feature.name)}, the categories"
     findings.warn_of_similar_names(what, feature.texts)
-    return True
+
+
+def _compare_numbers(feature: _Feature, findings: Findings) -> None:
+    """Add what is unlike between the sites in a column of numbers."""
+    pairs = zip(feature.tables, feature.cells, strict=True)
+    values = {table.place.site: cells.numbers for table, cells in pairs}
+    for kind, message, _ in compare_sites(feature.name, values):
+        findings.add(kind, message)
+
+
+def _note_missing_words(features: Sequence[_Feature], findings: Findings) -> None:
+    """Add a note on the words that are missing values among numbers."""
+    places = []
+    for feature in features:
+        if feature.is_text:
+            continue
+
+        for table, cells in zip(feature.tables, feature.cells, strict=True):
+            words = [f"{show(word)} {count}" for word, count in cells.missing_words.items()]
+            if words:
+                places.append(f"{show(feature.name)} in {table.place.path}: {joined(words)}")
+
+    if places:
+        findings.note(f"Words among numbers that are missing values: {'; '.join(places)}.")
 
 
 def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Finding]:
@@ -227,15 +259,16 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
         yield Finding("mixed_column", message, line)
 
 
-def _refuse_missing(x: np.ndarray, features: Sequence[_Feature], tables: Sequence[Table]) -> None:
-    """Add an error for every column of a table with empty cells."""
-    start = 0
-    for table in tables:
-        is_empty = np.isnan(x[start : start + len(table.lines)])
-        start += len(table.lines)
-        for feature, rows in zip(features, is_empty.T, strict=True):
-            what = 'empty cells (data.missing = "refuse")'
-            table.check_cells("missing_value", feature.name, what, first_at(rows))
+def _refuse_missing(feature: _Feature) -> None:
+    """Add an error for every table in which a column has empty cells."""
+    for table, cells in zip(feature.tables, feature.cells, strict=True):
+        if feature.is_text:
+            at = cells.at(lambda text: category_in(text) == "")
+        else:
+            at = first_at(np.isnan(cells.numbers))
+
+        what = 'empty cells (data.missing = "refuse")'
+        table.check_cells("missing_value", feature.name, what, at and at._replace(text=""))
 
 
 def _describe(used: Sequence[tuple[_Feature, int]], rows: int, findings: Findings) -> None:

@@ -35,6 +35,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "too_many_sites": "more than 10,000 folders at the top, or sites of a function",
             "too_many_files": "more than 2,000,000 files",
             "duplicate_site": "files or folders of the same site, such as `A.csv` and `A.parquet`",
+            "spreadsheet": "spreadsheets, such as `.xlsx`, beside tables",
             "dicom": "DICOM files (`.dcm`, or the mark `DICM` at byte 128)",
             "unusable": "files that do not fit together in any other way",
         },
@@ -76,7 +77,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "warning": {
             "class_in_test_only": "classes with test examples only",
-            "few_examples": "sites with fewer than 10 training examples",
+            "few_examples": "sites with fewer than 20 training examples",
             "no_test": "sites without test examples, although others have some",
             "one_class_site": "sites with examples of only one class",
             "class_not_trained": (
@@ -88,6 +89,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             ),
             "similar_names": "names that differ only by case, spaces or Unicode form",
             "mixed_labels": "label columns with both numbers and text",
+            "many_numbers": "more than 30 whole numbers as labels",
         },
     },
     "Images": {
@@ -159,6 +161,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "error": {
             "damaged_table": "damaged Parquet files",
             "broken_table": "tables with an unreadable line",
+            "second_header": "tables with a second line of headers",
             "pyarrow_missing": "Parquet files without pyarrow, which reads them",
             "missing_label_column": "tables without the column of labels, or where none is obvious",
             "not_a_number": (
@@ -194,6 +197,9 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "missing_value": "empty cells, in tables to predict or with `data.missing` refuse",
         },
         "warning": {
+            "unit_differs": "columns that seem to have another unit at a site",
+            "value_means_missing": "numbers that seem to mean missing",
+            "empty_at_site": "columns without any value at a site",
             "unseen_category": "categories that no training example has",
             "unused_column": "columns of tables of images that are not used",
             "mixed_column": "columns with both numbers and text, which are categories",

@@ -14,6 +14,7 @@ from fedtailor.data.own.patterns import (
     DATE,
     MAX_CLASSES,
     MISSING_LABELS,
+    REGRESSION_VALUES,
     is_like_label,
     is_number,
     label_number,
@@ -70,8 +71,8 @@ def name_classes(
         class_of = {text: str(number) for text, number in numbers.items()}
         class_names = sorted(set(class_of.values()), key=int)
         regression = find_regression(show(name), len(class_names), examples)
-        if not tables[0].place.check(regression):
-            return None
+        for kind, message, _ in regression:
+            tables[0].place.add(kind, message)
 
     # Numbers among texts are classes of their own, which is rarely meant.
     with_number = [text for text, number in numbers.items() if number is not None]
@@ -106,8 +107,16 @@ def _refuse(kind: str, message: str, text: str, name: str, tables: Sequence[Tabl
 
 def find_regression(name: str, values: int, examples: int) -> list[Finding]:
     """Return the problem of labels, different whole numbers, that look like a regression."""
-    if not looks_like_regression(values, examples):
+    if values <= REGRESSION_VALUES:
         return []
+
+    if not looks_like_regression(values, examples):
+        message = (
+            f"The labels in {name} are {values} different whole numbers, each a class of its own. "
+            "If they are amounts, such as days, make a few ranges of them: only classification is "
+            "supported."
+        )
+        return [Finding("many_numbers", message)]
 
     message = (
         f"The labels in {name} look like a regression target: {values} different whole numbers "

@@ -66,6 +66,7 @@ _BY_LEVELS = {
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """``package.module:function``."""
 _PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 _VALIDATION = {"val", "valid", "validation", "dev"}
 _TOO_FRESH = 2.0
 """Seconds in which a file can change again without a trace in its times."""
@@ -190,7 +191,8 @@ def _of_file(file: Path, path: str) -> FolderLayout:
     if find_dicom([file]) or begins_like_dicom(file):
         raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}", file.name)
 
-    message = f"{show(path)} is a file, but not a .csv or .parquet file; unpack archives."
+    advice = "save it as CSV UTF-8" if file.suffix.lower() in _SPREADSHEETS else "unpack archives"
+    message = f"{show(path)} is a file, but not a .csv or .parquet file; {advice}."
     raise Unusable("unknown_layout", f"{message} {_SUPPORTED}")
 
 
@@ -213,6 +215,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
     name = _set_name(tree.folder.name)
     layout = FolderLayout(words="", name=name, folder=tree.folder, files=tree.files)
     if tables:
+        _refuse_spreadsheets(others, findings)
         _leave_out([*arrays, *others], findings)
         if images:
             number = counted(len(images), "image")
@@ -227,6 +230,14 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
 
     _leave_out(others, findings)
     return _of_images(layout, tree, images, findings)
+
+
+def _refuse_spreadsheets(files: Iterable[File], findings: Findings) -> None:
+    """Add an error for every spreadsheet at the top: a site would be lost without notice."""
+    for file in sorted(files):
+        if not file.folders and file.suffix in _SPREADSHEETS:
+            message = "Spreadsheets are not read: save it as CSV UTF-8, or move it elsewhere."
+            findings.add("spreadsheet", message, path=file.printable)
 
 
 def _leave_out(files: Iterable[File], findings: Findings) -> None:

@@ -63,7 +63,7 @@ _LABEL = re.compile(
     r"(label|class|target|y|diagnosis|diagnose|outcome)(e?s)?((label|class)(e?s)?)?"
 )
 
-_REGRESSION_VALUES = 30
+REGRESSION_VALUES = 30
 _REGRESSION_EXAMPLES = 5
 """More whole numbers than the first as labels, with fewer examples each than the second, look like
 a regression."""
@@ -183,7 +183,7 @@ def looks_like_regression(values: int, examples: int) -> bool:
     >>> looks_like_regression(10, 20), looks_like_regression(412, 500)
     (False, True)
     """
-    return values > _REGRESSION_VALUES and examples < _REGRESSION_EXAMPLES * values
+    return values > REGRESSION_VALUES and examples < _REGRESSION_EXAMPLES * values
 
 
 def several_labels(texts: Sequence[str]) -> str:

@@ -23,6 +23,15 @@ from fedtailor.data.own.sites import cross_check
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
 
+WARNING = "Warning: "
+"""The beginning of a note on what makes results mislead."""
+
+_TOLD_BY_RUNS = (
+    *("unit_differs", "value_means_missing", "empty_at_site", "many_numbers", "few_examples"),
+)
+"""Warnings that a run repeats in full."""
+_MOST_TOLD = 10
+
 _NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")
 """Errors of a table in a folder of images that was not meant to be read."""
 
@@ -184,12 +193,17 @@ def _skip_empty_sites(layout: FolderLayout, filled: set[str], findings: Findings
 
 
 def _summary(findings: Findings) -> list[str]:
-    """Return a sentence that counts what was left out, and one that counts the warnings."""
+    """Return the warnings that decide what results mean, and sentences that count the others."""
+    notes = [
+        f"{WARNING}{problem.message}"
+        for problem in findings.problems
+        if problem.kind in _TOLD_BY_RUNS
+    ]
     counts = {
         "Left out": findings.summarize("skipped"),
         "Warnings": findings.summarize("warning"),
     }
-    return [f"{what}: {kinds}." for what, kinds in counts.items() if kinds]
+    return [*notes[:_MOST_TOLD], *(f"{what}: {kinds}." for what, kinds in counts.items() if kinds)]
 
 
 def _as_error(path: str, findings: Findings) -> DataError:

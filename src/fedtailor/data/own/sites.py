@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fedtailor.data.own.findings import Finding, Findings, Site
 from fedtailor.data.own.names import counted, listed, reasons_for_care, show
 
-FEW = 10
+FEW = 20
 """Sites with fewer training examples get a warning."""
 
 
@@ -84,7 +84,10 @@ def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
     else:
         if examples < FEW:
             number = counted(examples, "training example")
-            yield Finding("few_examples", f"{title} has {number}, fewer than {FEW}.")
+            message = (
+                f"{title} has {number}, fewer than {FEW}: its scores say nothing by themselves."
+            )
+            yield Finding("few_examples", message)
 
         if sites.test and not site.test:
             message = f"{title} has no test examples, although other sites have some: it is not "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.cells import Table
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
-from fedtailor.data.own.features import join_features
+from fedtailor.data.own.features import check_features, collect_features, join_features
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
     Finding,
@@ -32,6 +33,11 @@ from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label
 from fedtailor.data.own.table import Sought, read_table
+
+Test = Callable[[str], bool]
+
+_UNITS = 2
+"""Columns of numbers whose first cell alone is text, from which on it is one of a second header."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,23 @@ class _SiteTable:
     def used(self) -> list[str]:
         """All columns that are used, except label and group."""
         return [*self.features, *filter(None, (self.split, self.image))]
+
+    @cached_property
+    def columns_with_unit(self) -> list[str]:
+        """Columns of numbers in whose first row is text, and in no other."""
+        names = []
+        for name in self.features:
+            cells = self.table.columns[name]
+            at = cells.text_at
+            if at and at.row == 0 and at.num_rows == 1 and not np.isnan(cells.numbers).all():
+                names.append(name)
+
+        return names
+
+    @property
+    def has_second_header(self) -> bool:
+        """Whether the first row is no example: it has text in several columns of numbers."""
+        return len(self.columns_with_unit) >= _UNITS
 
     def is_test(self) -> np.ndarray:
         """Return which rows are for testing (rows,)."""
@@ -123,47 +146,23 @@ def read_tables(
     label = label or guess_label(tables, group, findings) or ""
     site_names = [site for site, _ in files]
     findings.sites.extend(Site(site) for site in site_names)
-    if not label:
-        return None
 
-    usable = []
-    for table in tables:
-        site_table = _SiteTable(table, label, group)
-        if not _check_table(site_table):
-            continue
-
-        if table.lines:
-            usable.append(site_table)
-        else:
-            table.place.skip_empty()
-
-    if not usable:
+    # All that is wrong is told at once, whatever else is wrong.
+    site_tables = [_SiteTable(table, label, group) for table in tables]
+    usable = _check_tables(site_tables)
+    _check_columns_alike(site_tables)
+    classes = _name_classes(label, usable, findings)
+    examples = None if classes is None else _count(usable, site_names, *classes, findings)
+    features = collect_features(_features_of(site_tables), findings)
+    check_features(features, findings, refuses_missing=options.missing == "refuse")
+    if classes is None or examples is None or findings.has_errors:
         findings.add_empty()
         return None
 
-    # Labels of all sites together decide whether classes are numbers or texts.
-    tables = [site_table.table for site_table in usable]
-    classes = name_classes(label, tables, findings)
-    if classes is None:
-        return None
-
-    # Counts first: they help to find a problem of the columns.
-    class_names, y = classes
-    numbers = [site_names.index(table.place.site) for table in tables]
-    lengths = [len(table.lines) for table in tables]
-    examples = Examples(
-        x=np.empty((len(y), 0), dtype=np.float32),
-        y=y,
-        site=np.repeat(np.array(numbers, dtype=np.int64), lengths),
-        is_test=np.concatenate([site_table.is_test() for site_table in usable]),
-        group=_number_groups(tables, group, findings) if group else None,
-    )
-    findings.sites[:] = examples.count_sites(site_names, class_names)
-    if not _check_columns_alike(usable) or findings.has_errors:
-        return None
-
-    first = usable[0]
+    # Every table has the columns of the first.
     name = files[0][1].parent.name
+    class_names, _ = classes
+    first = usable[0]
     if first.image:
         pictures = _read_images(files[0][1].parent, usable, examples, class_names, options, report)
         if pictures is None:
@@ -175,20 +174,12 @@ def read_tables(
         return examples.to_dataset(name, site_names, class_names, findings, sources=sources)
 
     # Features stay as read: medians and categories are those of the training rows, later.
-    refuses = options.missing == "refuse"
-    joined = join_features(first.features, tables, findings, refuses_missing=refuses)
+    joined = join_features(features, findings)
     if joined is None:
         return None
 
-    ends = np.cumsum(lengths)
-
-    def name_of(row: int) -> str:
-        number = int(np.searchsorted(ends, row, side="right"))
-        table = tables[number]
-        return f"{table.place.path}:{table.lines[row - int(ends[number])]}"
-
     examples = dataclasses.replace(examples, x=joined.x)
-    examples.report_duplicates(name_of, findings)
+    examples.report_duplicates(_namer([site_table.table for site_table in usable]), findings)
     unused = tuple(name for name in first.table.names if name in first.roles)
     return examples.to_dataset(
         name,
@@ -200,6 +191,80 @@ def read_tables(
         normalize=AS_THEY_ARE,
         raw=RawTable(joined.columns, unused),
     )
+
+
+def _check_tables(site_tables: Sequence[_SiteTable]) -> list[_SiteTable]:
+    """Return the tables with rows whose labels can be read; add what is wrong with others."""
+    usable = []
+    for site_table in site_tables:
+        has_labels = _check_table(site_table)
+        if not site_table.table.lines:
+            site_table.table.place.skip_empty()
+        elif has_labels:
+            usable.append(site_table)
+
+    return usable
+
+
+def _name_classes(
+    label: str, usable: Sequence[_SiteTable], findings: Findings
+) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """Return the names of the classes and the labels of all rows; None without any."""
+    if not label or not usable:
+        return None
+
+    # Labels of all sites together decide whether classes are numbers or texts.
+    return name_classes(label, [site_table.table for site_table in usable], findings)
+
+
+def _count(
+    usable: Sequence[_SiteTable],
+    site_names: Sequence[str],
+    class_names: Sequence[str],
+    y: np.ndarray,
+    findings: Findings,
+) -> Examples:
+    """Return all examples, still without features, and count those of every site."""
+    tables = [site_table.table for site_table in usable]
+    numbers = [site_names.index(table.place.site) for table in tables]
+    group = usable[0].group
+    examples = Examples(
+        x=np.empty((len(y), 0), dtype=np.float32),
+        y=y,
+        site=np.repeat(np.array(numbers, dtype=np.int64), [len(table.lines) for table in tables]),
+        is_test=np.concatenate([site_table.is_test() for site_table in usable]),
+        group=_number_groups(tables, group, findings) if group else None,
+    )
+    findings.sites[:] = examples.count_sites(site_names, class_names)
+    return examples
+
+
+def _features_of(site_tables: Sequence[_SiteTable]) -> dict[str, list[Table]]:
+    """Return the columns of features, and the tables in which each can be looked at."""
+    features: dict[str, list[Table]] = {}
+    for site_table in site_tables:
+        table = site_table.table
+        if not table.lines or site_table.has_second_header:
+            continue
+
+        for name in site_table.features:
+            is_label = not site_table.label and is_like_label(name)
+            if name not in table.refused and not is_label:
+                features.setdefault(name, []).append(table)
+
+    return features
+
+
+def _namer(tables: Sequence[Table]) -> Callable[[int], str]:
+    """Return a function that names a row of all tables by its file and line."""
+    ends = np.cumsum([len(table.lines) for table in tables])
+
+    def name_of(row: int) -> str:
+        number = int(np.searchsorted(ends, row, side="right"))
+        table = tables[number]
+        return f"{table.place.path}:{table.lines[row - int(ends[number])]}"
+
+    return name_of
 
 
 def _read_files(
@@ -235,27 +300,61 @@ def _read_files(
 
 
 def _check_table(site_table: _SiteTable) -> bool:
-    """Return whether every cell of a table can be used; add what is wrong, once for each column."""
+    """Return whether the labels and the groups of a table can be used.
+
+    What is wrong with any of its cells is added, once for each column.
+    """
     table = site_table.table
-    label = site_table.label
-    group = site_table.group
-    used = [label, *site_table.used, *filter(None, [group])]
-    if not table.place.check(_find_wrong_roles(site_table)) or not table.check_types(used, label):
+    roles = [finding.kind for finding in _find_wrong_roles(site_table)]
+    for finding in _find_wrong_roles(site_table):
+        table.place.add(*finding)
+
+    if site_table.has_second_header:
+        line = table.lines[0]
+        message = (
+            f"Line {line} looks like a second header, such as one of units: it has text in columns "
+            f"of numbers, {listed(site_table.columns_with_unit)}. Remove the line."
+        )
+        table.place.add("second_header", message, line)
         return False
 
-    checks = [table.check_rows(), table.check_numbers(site_table.features)]
-    at = table.columns[label].at(lambda text: text.lower() in MISSING_LABELS)
-    checks.append(table.check_cells("missing_label", label, "no label", at))
-    if group:
-        at = table.columns[group].at(lambda text: text.lower() in MISSING_WORDS)
-        checks.append(table.check_cells("missing_group", group, "no group", at))
+    used = {*site_table.used, *site_table.roles}
+    table.check_rows()
+    table.check_types([name for name in table.names if name in used], site_table.label)
+    table.check_numbers(name for name in site_table.features if name not in table.refused)
+    checks = [_check_role(table, *role) for role in _texts_without_meaning(site_table)]
+    errors = {"missing_label_column", "missing_group_column"}
+    return all(checks) and not errors.intersection(roles)
+
+
+def _texts_without_meaning(site_table: _SiteTable) -> Iterator[tuple[str, str, str, Test]]:
+    """Yield the columns with a role: kind of a problem, name, what it is, and which texts."""
+    if site_table.label:
+        is_missing = partial(_is_word, MISSING_LABELS)
+        yield "missing_label", site_table.label, "no label", is_missing
+
+    if site_table.group:
+        is_missing = partial(_is_word, MISSING_WORDS)
+        yield "missing_group", site_table.group, "no group", is_missing
 
     if site_table.split:
-        at = table.columns["split"].at(lambda text: text.lower() not in ("train", "test"))
         what = "another value than train or test"
-        checks.append(table.check_cells("wrong_split", "split", what, at))
+        yield "wrong_split", "split", what, lambda text: not _is_word(("train", "test"), text)
 
-    return all(checks)
+
+def _is_word(words: Sequence[str], text: str) -> bool:
+    return text.lower() in words
+
+
+def _check_role(table: Table, kind: str, name: str, what: str, is_wrong: Test) -> bool:
+    """Return whether the column of a role can be used; add its first wrong cell."""
+    if name in table.refused:
+        return False
+
+    if name not in table.columns:
+        return True  # which is reported by the names of the columns
+
+    return table.check_cells(kind, name, what, table.columns[name].at(is_wrong))
 
 
 def _find_wrong_roles(site_table: _SiteTable) -> Iterator[Finding]:
@@ -265,12 +364,12 @@ def _find_wrong_roles(site_table: _SiteTable) -> Iterator[Finding]:
     group = site_table.group
     others = site_table.others
     columns = f"the columns are: {listed(names, 20)}."
-    if label not in names:
+    if label and label not in names:
         hint = did_you_mean(label, names).rstrip("?")
         message = f"No column {show(label)} for the labels (data.label_column){hint}; {columns}"
         yield Finding("missing_label_column", message)
 
-    if group == label:
+    if group and group == label:
         message = f"Column {show(group)} holds the labels, so it cannot be the column of groups"
         yield Finding("missing_group_column", f"{message} (data.group).")
 
@@ -288,25 +387,35 @@ def _find_wrong_roles(site_table: _SiteTable) -> Iterator[Finding]:
         yield Finding("unused_column", f"{message}{listed(others, 20)}.")
 
 
-def _check_columns_alike(tables: Sequence[_SiteTable]) -> bool:
-    """Return whether all tables have the same columns; the smaller group gets the problem."""
-    columns = [set(table.used) for table in tables]
+def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
+    """Add the columns that not all tables have; the smaller group gets the problem."""
     having = Counter(name for table in tables for name in table.used)
     total = len(tables)
-    for name, count in having.items():
-        if count == total:
-            continue
 
-        # A column that few tables have is extra there; one that few lack is missing there.
-        is_extra = 2 * count < total
-        kind = "extra_column" if is_extra else "missing_column"
-        number = counted(count, "table has", "tables have")
-        message = f"Column {show(name)} differs: {number} it, of {total}."
-        for table, names in zip(tables, columns, strict=True):
-            if (name in names) == is_extra:
-                table.table.place.add(kind, message)
+    # A column that few tables have is extra there; one that few lack is missing there.
+    extra = {name for name, count in having.items() if 2 * count < total}
+    for table in tables:
+        names = set(table.used)
+        here = [name for name in table.used if name in extra]
+        for name, count in having.items():
+            number = counted(count, "table has", "tables have")
+            message = f"Column {show(name)} differs: {number} it, of {total}."
+            if name in here:
+                table.table.place.add("extra_column", message)
+            elif name not in names and name not in extra:
+                other = _similar(name, here)
+                hint = f" Is it {show(other)} here? Then rename it." if other else ""
+                table.table.place.add("missing_column", message + hint)
 
-    return all(count == total for count in having.values())
+
+def _similar(name: str, others: Sequence[str]) -> str:
+    """Return the name of a column that may be another name of one; empty if none is near."""
+    for other in others:
+        texts = sorted((name.casefold(), other.casefold()), key=len)
+        if texts[1].startswith(texts[0]) or did_you_mean(name, [other]):
+            return other
+
+    return ""
 
 
 def _number_groups(tables: Sequence[Table], name: str, findings: Findings) -> np.ndarray:
