@@ -84,6 +84,7 @@ def test_resolved_configurations_are_complete_and_stable():
         "personalized_every": 1,
         "select": "best",
         "patience": 4,
+        "baselines": "auto",
     }
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.core.options import Flag, Range, check_names, check_options, show
+from fedtailor.core.errors import ConfigError, RunError, find_name
+from fedtailor.core.options import Flag, NoResult, Range, check_names, check_options, show
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,6 +184,38 @@ def _refused(got: object) -> ConfigError:
     return ConfigError(f"{key} {message}", key=key, allowed=_FORMS, got=text)
 
 
+BASELINE_NAMES = ("majority", "logistic_regression", "random_forest", "gradient_boosting")
+"""Models that a site would use without a federation, the simplest first: see
+:mod:`fedtailor.baselines`."""
+
+
+def split_baselines(text: str) -> tuple[str, ...]:
+    """Return the names of baselines in a text, in the order of :data:`BASELINE_NAMES`.
+
+    >>> split_baselines("random_forest, majority"), split_baselines("none")
+    (('majority', 'random_forest'), ())
+    """
+    if text in ("auto", "none"):
+        return ()
+    names = [name.strip() for name in text.split(",")]
+    return tuple(name for name in BASELINE_NAMES if name in names)
+
+
+def _spelled_as_known(text: str) -> str:
+    """Return a text with names of baselines as they are usually spelled.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    choices = BASELINE_NAMES if len(parts) > 1 else (*BASELINE_NAMES, "auto", "none")
+    names = [
+        find_name("name in evaluation.baselines", part, choices, key="evaluation.baselines")
+        for part in parts
+    ]
+    return ",".join(names)
+
+
 RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
 """How means over clients are protected, see :mod:`fedtailor.core.robust`."""
 
@@ -226,10 +258,23 @@ class Schedule:
     patience: Annotated[int, Range(ge=0)] = 0
     """The run stops after so many evaluations of personalized models in a row whose mean accuracy
     on validation examples is not better than before; 0: it does not stop."""
+    baselines: Annotated[
+        str,
+        NoResult(),
+        Flag(
+            "--baselines",
+            "NAMES",
+            "Models that sites would use alone: auto, none, or names such as "
+            "majority,random_forest.",
+        ),
+    ] = "auto"
+    """What sites would use without a federation, which is trained too: names with commas, or
+    ``none``; auto: all for own data and for tables whose clients are sites."""
 
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for name, key in _EVALUATION_KEYS.items()}
         check_options(self, owner="federation", keys=keys)
+        object.__setattr__(self, "baselines", _spelled_as_known(self.baselines))
         if self.watches_validation and self.personalized_every in (0, "auto"):
             raise ConfigError(
                 f"{self._watching_option} needs evaluations of personalized models during the run: "
@@ -342,6 +387,7 @@ _EVALUATION_KEYS = {
     "personalized_every": "personalized_every",
     "select": "select",
     "patience": "patience",
+    "baselines": "baselines",
 }
 """Fields of :class:`Schedule` that stand in ``[evaluation]``, and their keys there; all others
 stand in ``[federation]``."""

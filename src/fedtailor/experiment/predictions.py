@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.reading import damaged, read_file
+from fedtailor.core.schedule import BASELINE_NAMES, split_baselines
 
 if TYPE_CHECKING:
     from fedtailor.core.algorithm import Algorithm
@@ -127,6 +128,21 @@ def writes_predictions(parts: PreparedRun) -> bool:
 
     num_test = sum(federation.roster.num_test)
     return num_test * federation.common_task.num_classes <= MOST_PROBABILITIES
+
+
+def baseline_names(parts: PreparedRun) -> tuple[str, ...]:
+    """Return the baselines of a run; none where single predictions are not written.
+
+    ``auto`` means all for own data, and for tables whose clients are sites.
+    """
+    if not writes_predictions(parts):
+        return ()
+    if parts.config.schedule.baselines != "auto":
+        return split_baselines(parts.config.schedule.baselines)
+
+    is_table = parts.federation.x.ndim == 2
+    are_sites = bool(parts.divided.division.client_names)
+    return BASELINE_NAMES if parts.config.data.path or (is_table and are_sites) else ()
 
 
 def predict_tests(parts: PreparedRun, last: RoundReport) -> dict[int, ClientPredictions]:

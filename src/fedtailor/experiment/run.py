@@ -20,7 +20,11 @@ from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, first_training, to_toml, with_fold
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
-from fedtailor.experiment.predictions import predict_tests, writes_predictions
+from fedtailor.experiment.predictions import (
+    baseline_names,
+    predict_tests,
+    writes_predictions,
+)
 from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import fold_folder, holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
@@ -108,7 +112,7 @@ def run(
             if begun is not None and begun.seeds == config.seeds:
                 single = path / f"seed-{config.seeds[0]}"
                 finished = _finished_result(path, single, first, split, progress)
-                if finished is not None:
+                if finished is not None and not _lacks_baselines(first, path):
                     return finished
 
             return _run_seeds(first, resolved, path, watch)
@@ -273,9 +277,12 @@ def run_seed(
         # Nothing is left to do, unless the data is no longer what it was.
         result = _finished_result(path, path, prepared, prepared.split, observer)
         if result is not None:
+            _add_baselines(prepared, path, observer)
             return result
 
         with RunWriter(path, _plan(prepared, place), observer) as writer:
+            # What sites would use alone does not depend on the rounds.
+            _add_baselines(prepared, path, observer)
             start = writer.restore()
             if writer.result is not None:
                 return writer.conclude()
@@ -301,6 +308,31 @@ def run_seed(
                 writer.write_predictions(predict_tests(prepared, last))
 
             return writer.finish(report)
+
+
+def _add_baselines(prepared: PreparedRun, path: Path, observer: RunProgress) -> None:
+    """Train what sites would use without a federation, if the run is to have it."""
+    if not baseline_names(prepared):
+        return
+
+    # Most runs have none, and do not import it.
+    from fedtailor.experiment.baselines import add_baselines
+
+    add_baselines(prepared, path, observer)
+
+
+def _lacks_baselines(first: PreparedRun, path: Path) -> bool:
+    """Return whether a seed of a finished run is to have baselines and has none yet.
+
+    Args:
+        first: the run of the first seed.
+        path: the folder of all seeds.
+    """
+    if first.config.data.folds > 0 or not baseline_names(first):
+        return False
+
+    folders = [folder for folder in path.glob("seed-*") if holds_run(folder)]
+    return not all((folder / "baselines.json").is_file() for folder in folders)
 
 
 def _finished_result(

@@ -24,6 +24,7 @@ _NOT_COMPARED = (
     "federation.train",
     "evaluation.every",
     "evaluation.personalized_every",
+    "evaluation.baselines",
 )
 """Keys of a schedule that may differ: results tell the rounds, ``train`` is compared apart because
 it matters with some cohorts only, and an evaluation changes no model."""

@@ -1,0 +1,53 @@
+"""Seconds of the baselines of many sites: what each would use alone, and all data in one place.
+
+    python -m benchmarks.baselines [--sites 100] [--examples 600] [--features 128] [--classes 2]
+
+The table is made up. A run does the same with such sites; four fifths of the examples of a site are
+for training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from fedtailor.baselines import Inputs, LabeledInputs, train_baselines, train_sites
+from fedtailor.core.schedule import BASELINE_NAMES
+
+
+def main() -> None:
+    """Print seconds by baseline."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("sites", 100), ("examples", 600), ("features", 128), ("classes", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+
+    rows = options.sites * options.examples
+    random = np.random.default_rng(0)
+    weight = random.normal(size=(options.features, options.classes))
+    x = random.normal(size=(rows, options.features)).astype(np.float32)
+    y = (x @ weight + 5 * random.gumbel(size=(rows, options.classes))).argmax(1)
+    inputs = Inputs(x, x)
+
+    for names in (*((name,) for name in BASELINE_NAMES), BASELINE_NAMES):
+        start = time.perf_counter()
+        parts = np.arange(rows).reshape(options.sites, options.examples)
+        num_test = options.examples // 5
+        labeled = LabeledInputs(inputs, y)
+        sites = ((labeled.take(part[num_test:]), inputs.take(part[:num_test])) for part in parts)
+        facts = {"num_classes": options.classes, "seed": 0}
+        for _ in train_sites(names, sites, num_sites=options.sites, num_values=x.size, **facts):
+            pass
+        alone = time.perf_counter() - start
+
+        training = labeled.take(parts[:, num_test:].ravel())
+        held_out = inputs.take(parts[:, :num_test].ravel())
+        train_baselines(names, training, held_out, choose=False, **facts)
+        pooled = time.perf_counter() - start - alone
+        print(f"{', '.join(names)}: {alone:.1f} s alone, {pooled:.1f} s pooled", flush=True)
+
+
+if __name__ == "__main__":
+    main()

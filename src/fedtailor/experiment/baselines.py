@@ -1,0 +1,255 @@
+"""The baselines of a run: what its clients would use without a federation, in the run's folder.
+
+They depend on data, split and seed, and not on the method, so the runs of a comparison share them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtailor import baselines
+from fedtailor.baselines import (
+    Inputs,
+    LabeledInputs,
+    TrainedBaselines,
+    train_baselines,
+    train_sites,
+)
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import FedtailorError
+from fedtailor.core.reading import read_file, read_object
+from fedtailor.core.schedule import BASELINE_NAMES
+from fedtailor.experiment.assembly import PreparedRun
+from fedtailor.experiment.predictions import (
+    ClientPredictions,
+    baseline_names,
+    write_predictions,
+)
+from fedtailor.experiment.reader import COMPARISON_FILE
+from fedtailor.experiment.tracking import RunProgress
+
+BASELINES_FILE = "baselines.safetensors"
+"""Predictions of baselines, as those of the models in ``predictions.safetensors``."""
+CHOICES_FILE = "baselines.json"
+"""Which baseline is the best one at each site, and why some are missing."""
+MOST_VALUES = 4_096
+"""Of a picture, for logistic regression."""
+_LARGEST = 2**31
+_OF_PICTURES = ("majority", "logistic_regression")
+_DEPTH = 3
+"""Folders between that of a comparison's runs and that of one seed, or of one fold."""
+
+
+def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None:
+    """Train the baselines of a run and write their files, unless its folder holds them.
+
+    In a comparison, they are copied from a run with the same data, split, inputs and seed.
+
+    Args:
+        parts: the run of one seed.
+        path: its folder.
+        observer: is told how many sites are done.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    names = baseline_names(parts)
+    if not names:
+        return
+
+    key = _key(parts, names)
+    if _read_pair(path, key) is not None or _copy(path, key):
+        return
+
+    tables = _Tables.of(parts)
+    sites = dict(_train_alone(parts, tables, names, observer))
+    pooled = _train_pooled(parts, tables, names)
+    _write(path, parts, tables, key, sites, pooled)
+
+
+class _Tables(NamedTuple):
+    """The inputs of all examples, and what stands against some baselines."""
+
+    scaled: np.ndarray  # (rows, features)
+    stored: np.ndarray  # (rows, features)
+    labels: np.ndarray
+    groups: np.ndarray | None
+    missing: Mapping[str, str]
+
+    @classmethod
+    def of(cls, parts: PreparedRun) -> _Tables:
+        dataset = parts.divided.dataset
+        if dataset.x.ndim == 2:
+            scaled = parts.federation.x.numpy()
+            return cls(scaled, dataset.x, dataset.y, dataset.groups, {})
+
+        # Logistic regression standardizes its inputs, so pictures can stay as they are stored.
+        flat = dataset.x.reshape(len(dataset.x), -1)
+        size = flat.shape[1]
+        alone = "pictures: the method 'local' trains the network of the federation at each site."
+        missing = {name: alone for name in BASELINE_NAMES if name not in _OF_PICTURES}
+        if size > MOST_VALUES:
+            reason = f"a picture has {size:,} numbers; at most {MOST_VALUES:,}."
+            missing["logistic_regression"] = reason
+        return cls(flat, flat, dataset.y, dataset.groups, missing)
+
+    def inputs(self, rows: np.ndarray) -> Inputs:
+        """Return the inputs of some examples."""
+        return Inputs(self.scaled[rows], self.stored[rows])
+
+    def examples(self, rows: np.ndarray) -> LabeledInputs:
+        """Return some examples with their labels."""
+        groups = None if self.groups is None else self.groups[rows]
+        return LabeledInputs(self.inputs(rows), self.labels[rows], groups)
+
+    def trainable(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of those that suit the inputs."""
+        return tuple(name for name in names if name not in self.missing)
+
+
+def _train_alone(
+    parts: PreparedRun, tables: _Tables, names: tuple[str, ...], observer: RunProgress
+) -> Iterator[tuple[int, TrainedBaselines]]:
+    """Yield every client with test examples, and its own baselines."""
+    clients = []
+    num_values = 0
+    for client, positions in enumerate(parts.divided.positions):
+        if len(positions.test):
+            clients.append(client)
+            num_values += tables.stored.shape[1] * (len(positions.train) + len(positions.val))
+
+    def sites() -> Iterator[tuple[LabeledInputs, Inputs]]:
+        for client in clients:
+            train, val, test = parts.divided.positions[client]
+            yield tables.examples(np.concatenate([train, val])), tables.inputs(test)
+
+    trained = train_sites(
+        tables.trainable(names),
+        sites(),
+        num_sites=len(clients),
+        num_values=num_values,
+        num_classes=parts.divided.dataset.num_classes,
+        seed=parts.config.seeds[0],
+    )
+    for done, (client, site) in enumerate(zip(clients, trained, strict=True), 1):
+        observer.prepare("training baselines at sites", done, len(clients))
+        yield client, site
+
+
+def _train_pooled(parts: PreparedRun, tables: _Tables, names: tuple[str, ...]) -> TrainedBaselines:
+    """Train on the examples of all clients in one place, which reality does not allow.
+
+    New clients give no examples, as in the run.
+    """
+    positions = parts.divided.positions
+    known = positions[: len(positions) - parts.divided.num_new]
+    rows = np.concatenate([np.concatenate([client.train, client.val]) for client in known])
+    return train_baselines(
+        tables.trainable(names),
+        tables.examples(rows),
+        tables.inputs(np.concatenate([client.test for client in positions])),
+        num_classes=parts.divided.dataset.num_classes,
+        seed=parts.config.seeds[0],
+        choose=False,
+    )
+
+
+def _write(
+    path: Path,
+    parts: PreparedRun,
+    tables: _Tables,
+    key: str,
+    sites: Mapping[int, TrainedBaselines],
+    pooled: TrainedBaselines,
+) -> None:
+    """Write predictions, then the choices, which say that the predictions are whole."""
+    predictions = {}
+    choices = {}
+    end = 0
+    for client, site in sites.items():
+        test = parts.divided.positions[client].test
+        start = end
+        end += len(test)
+        probabilities = dict(site.probabilities)
+        for name, values in pooled.probabilities.items():
+            probabilities[f"pooled_{name}"] = values[start:end]
+
+        choices[str(client)] = {"best": site.best, "missing": {**tables.missing, **site.missing}}
+        if probabilities:
+            predictions[client] = ClientPredictions(
+                positions=test,
+                labels=tables.labels[test],
+                probabilities=probabilities,
+                groups=None if tables.groups is None else tables.groups[test],
+            )
+
+    write_predictions(path / BASELINES_FILE, predictions)
+    record = {
+        "key": key,
+        "sha256": hashlib.sha256(_read(path)).hexdigest(),
+        "sites": choices,
+        "pooled": {"missing": {**tables.missing, **pooled.missing}},
+    }
+    write_whole(path / CHOICES_FILE, to_json(record, indent=2) + "\n")
+
+
+def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
+    """Return a digest of all that the predictions of baselines depend on."""
+    import sklearn
+
+    dataset = parts.divided.dataset
+    digest = hashlib.sha256()
+    for array in (dataset.x, parts.federation.x.numpy() if dataset.x.ndim == 2 else dataset.y):
+        digest.update(np.ascontiguousarray(array).data)
+
+    facts = {
+        "data": parts.split["data_sha256"],
+        "split": parts.split["split_sha256"],
+        "features": digest.hexdigest(),
+        "names": list(names),
+        "seed": parts.config.seeds[0],
+        "versions": [baselines.VERSION, sklearn.__version__, np.__version__],
+    }
+    return hashlib.sha256(to_json(facts).encode()).hexdigest()
+
+
+def _copy(path: Path, key: str) -> bool:
+    """Copy the files from another run of the same comparison; return whether there was one."""
+    parents = path.absolute().parents[1 : _DEPTH + 1]
+    comparison = next((place for place in parents if (place / COMPARISON_FILE).is_file()), None)
+    if comparison is None:
+        return False
+
+    for pattern in ("*/*", "*/*/*", "*/*/*/*"):
+        for choices in sorted(comparison.glob(f"{pattern}/{CHOICES_FILE}")):
+            pair = _read_pair(choices.parent, key)
+            if pair is not None:
+                write_whole(path / BASELINES_FILE, pair[0])
+                write_whole(path / CHOICES_FILE, pair[1])
+                return True
+
+    return False
+
+
+def _read_pair(path: Path, key: str) -> tuple[bytes, bytes] | None:
+    """Return both files of a folder if they are whole and have this key."""
+    try:
+        record = read_object(path / CHOICES_FILE, within=path)
+        if record.get("key") != key:
+            return None
+
+        raw = _read(path)
+        if record.get("sha256") != hashlib.sha256(raw).hexdigest():
+            return None
+        return raw, read_file(path / CHOICES_FILE, limit=_LARGEST, within=path)
+    except FedtailorError:  # missing or damaged
+        return None
+
+
+def _read(path: Path) -> bytes:
+    return read_file(path / BASELINES_FILE, limit=_LARGEST, within=path)

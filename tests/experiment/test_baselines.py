@@ -1,0 +1,197 @@
+"""Baselines: what sites would use alone. They never see test labels, and a cache is never stale."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedtailor.baselines
+from fedtailor.baselines import Inputs, LabeledInputs, train_baselines
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.schedule import BASELINE_NAMES
+from fedtailor.experiment import baselines
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.baselines import BASELINES_FILE, CHOICES_FILE, add_baselines
+from fedtailor.experiment.config import make_config
+from fedtailor.experiment.predictions import PREDICTIONS_FILE, read_predictions
+from fedtailor.experiment.run import run
+from fedtailor.experiment.tracking import RunProgress
+
+SITES = ("east", "north", "west")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Return the folder of a table of three sites, the last one with a column that is empty."""
+    folder = tmp_path_factory.mktemp("table")
+    random = np.random.default_rng(0)
+    for site in SITES:
+        rows = ["age,marker,label"]
+        for number in range(60):
+            age, marker = random.normal(size=2)
+            is_sick = marker > 0.5 and age > -0.5
+            marker_cell = "" if site == "west" else f"{marker:.3f}"
+            rows.append(f"{age:.3f},{marker_cell},{'sick' if is_sick or number < 3 else 'well'}")
+        (folder / f"{site}.csv").write_text("\n".join(rows) + "\n")
+
+    return folder
+
+
+def settings(table, **overrides):
+    values = {
+        "data": {"path": str(table)},
+        "algorithm": {"name": "fedavg"},
+        "federation": {"rounds": 1},
+        "engine": {"name": "reference"},
+    }
+    overrides = [(key.replace("__", "."), value) for key, value in overrides.items()]
+    return make_config(values, overrides)
+
+
+def choices_of(folder):
+    return json.loads((folder / CHOICES_FILE).read_text())
+
+
+def add(parts, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    add_baselines(parts, folder, RunProgress())
+    return read_predictions(folder / BASELINES_FILE)
+
+
+def test_a_run_of_own_tables_has_them_beside_the_predictions_of_its_models(table, tmp_path):
+    run(settings(table), out=tmp_path / "run")
+    models = read_predictions(tmp_path / "run" / PREDICTIONS_FILE)
+    predictions = read_predictions(tmp_path / "run" / BASELINES_FILE)
+    names = {*BASELINE_NAMES, *(f"pooled_{name}" for name in BASELINE_NAMES)}
+
+    assert list(predictions) == list(models) == [0, 1, 2]
+    for client, content in predictions.items():
+        assert content.positions.tolist() == models[client].positions.tolist()
+        assert content.labels.tolist() == models[client].labels.tolist()
+        assert set(content.probabilities) == names
+        assert choices_of(tmp_path / "run")["sites"][str(client)]["best"] in BASELINE_NAMES
+
+
+def test_test_labels_change_neither_predictions_nor_choices(table, tmp_path):
+    parts = assemble(settings(table), 0)
+    expected = add(parts, tmp_path / "as-they-are")
+
+    labels = parts.divided.dataset.y.copy()
+    for client in parts.divided.positions:
+        labels[client.test] = 1 - labels[client.test]
+    dataset = replace(parts.divided.dataset, y=labels)
+    parts = parts._replace(divided=parts.divided._replace(dataset=dataset))
+    predictions = add(parts, tmp_path / "turned")
+
+    for client, content in predictions.items():
+        assert content.labels.tolist() == (1 - expected[client].labels).tolist()
+        for name, probabilities in content.probabilities.items():
+            np.testing.assert_array_equal(probabilities, expected[client].probabilities[name])
+    first, second = choices_of(tmp_path / "as-they-are"), choices_of(tmp_path / "turned")
+    assert first["sites"] == second["sites"]
+
+
+def test_processes_change_no_byte(table, tmp_path, monkeypatch):
+    parts = assemble(settings(table), 0)
+    add(parts, tmp_path / "one")
+    monkeypatch.setattr(fedtailor.baselines, "_PARALLEL_FROM", 1)
+    add(parts, tmp_path / "several")
+    for name in (BASELINES_FILE, CHOICES_FILE):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "several" / name).read_bytes()
+
+
+def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path, monkeypatch):
+    (tmp_path / "comparison.json").write_text("{}")
+    add(assemble(settings(table), 0), tmp_path / "runs" / "one")
+    trainings = []
+    train = baselines.train_baselines
+    monkeypatch.setattr(
+        baselines, "train_baselines", lambda *args, **kw: trainings.append(1) or train(*args, **kw)
+    )
+
+    add(assemble(settings(table, algorithm__name="ditto"), 0), tmp_path / "runs" / "two")
+    assert trainings == [], "the method does not matter"
+    for name in (BASELINES_FILE, CHOICES_FILE):
+        of_one = (tmp_path / "runs" / "one" / name).read_bytes()
+        assert (tmp_path / "runs" / "two" / name).read_bytes() == of_one
+
+    others = [
+        ("split", settings(table, data__seed=1), 0),
+        ("seed", settings(table), 1),
+        ("features", settings(table, data__numbers="bins"), 0),
+        ("names", settings(table, evaluation__baselines="majority"), 0),
+    ]
+    for number, (name, config, seed) in enumerate(others, 1):
+        add(assemble(config, seed), tmp_path / "runs" / name)
+        assert len(trainings) == number, name
+
+    # A damaged file is made again, in its own folder too.
+    (tmp_path / "runs" / "one" / BASELINES_FILE).write_bytes(b"nothing")
+    (tmp_path / "runs" / "two" / BASELINES_FILE).write_bytes(b"nothing")
+    add(assemble(settings(table), 0), tmp_path / "runs" / "one")
+    assert len(trainings) == len(others) + 1
+
+
+def test_a_finished_run_gets_the_baselines_that_it_lacks(table, tmp_path):
+    path = tmp_path / "run"
+    run(settings(table, evaluation__baselines="none"), out=path)
+    assert not (path / CHOICES_FILE).exists()
+    run(settings(table, evaluation__baselines="majority,random_forest"), out=path)
+    names = set(read_predictions(path / BASELINES_FILE)[0].probabilities)
+    assert names == {"majority", "random_forest", "pooled_majority", "pooled_random_forest"}
+
+
+def test_known_pictures_have_none_unless_they_are_named(tmp_path):
+    config = make_config({"data": {"clients": 2, "fraction": 0.1}, "federation": {"rounds": 1}})
+    run(config, out=tmp_path / "run")
+    assert not (tmp_path / "run" / CHOICES_FILE).exists()
+
+    named = replace(config.schedule, baselines=",".join(BASELINE_NAMES))
+    predictions = add(assemble(replace(config, schedule=named), 0), tmp_path / "named")
+    assert {"majority", "logistic_regression"} <= set(predictions[0].probabilities)
+    missing = choices_of(tmp_path / "named")["sites"]["0"]["missing"]
+    assert set(missing) == {"random_forest", "gradient_boosting"}
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one(table):
+    with pytest.raises(ConfigError, match="did you mean 'random_forest'"):
+        settings(table, evaluation__baselines="random_forrest")
+
+
+def examples(labels, values=None):
+    labels = np.asarray(labels)
+    if values is None:
+        values = np.random.default_rng(0).normal(size=(len(labels), 2))
+    return LabeledInputs(Inputs(values, values), labels)
+
+
+@pytest.mark.parametrize(
+    ("training", "reason"),
+    [
+        (examples([1] * 20), "one class"),
+        (examples([0, 1]), "2 training examples"),
+        (examples([0, 1] * 10, np.zeros((20, 2))), "the same inputs"),
+    ],
+)
+def test_what_cannot_be_trained_is_missing_with_its_reason(training, reason):
+    trained = train_baselines(BASELINE_NAMES, training, training.inputs, num_classes=3, seed=0)
+    assert list(trained.probabilities) == ["majority"]
+    assert trained.best == "majority"
+    assert set(trained.missing) == set(BASELINE_NAMES[1:])
+    assert all(reason in text for text in trained.missing.values())
+
+
+def test_an_empty_column_and_a_class_with_one_example_stop_nothing():
+    values = np.random.default_rng(0).normal(size=(30, 2))
+    values[:, 1] = 0
+    labels = (values[:, 0] > 0).astype(int)
+    labels[0] = 2
+    trained = train_baselines(
+        BASELINE_NAMES, examples(labels, values), Inputs(values, values), num_classes=4, seed=0
+    )
+    assert trained.missing == {}
+    for probabilities in trained.probabilities.values():
+        assert np.isfinite(probabilities).all()
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
+        assert (probabilities[:, 3] == 0).all(), "the site has no such class"
