@@ -126,13 +126,46 @@ def test_a_method_that_fails_does_not_stop_the_others(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["failures"][0].startswith("fedprox: ")
 
 
-def test_data_that_has_changed_is_refused(tmp_path, capsys):
+def write_own_tables(folder, rows=30):
+    folder.mkdir()
     for client in ("a", "b", "c"):
-        rows = [
-            f"{number % 7},{number % 3},{'yes' if number % 2 else 'no'}\n" for number in range(30)
-        ]
-        (tmp_path / "own").mkdir(exist_ok=True)
-        (tmp_path / "own" / f"{client}.csv").write_text("width,height,label\n" + "".join(rows))
+        lines = [f"{row % 7},{row % 3},{'yes' if row % 2 else 'no'}\n" for row in range(rows)]
+        (folder / f"{client}.csv").write_text("width,height,label\n" + "".join(lines))
+
+
+def splits_after(folder, *arguments):
+    """Return in how many splits the seeds of a comparison of own tables were run."""
+    out = folder / "compared"
+    settings = ["-a", "fedavg", "-a", "local", "--rounds", "1", "--out", str(out)]
+    assert compare("--data", str(folder / "own"), *settings, *arguments) == 0
+    run = read_run(runs_of(out)[0])
+    return len({of_seed.split["split_sha256"] for of_seed in run.seeds.values()})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows", "splits"),
+    [
+        ([], 30, 2),
+        (["--folds", "2"], 30, 2),
+        (["--set", "data.seed=42"], 30, 1),
+        ([], 5010, 1),
+    ],
+)
+def test_few_test_examples_are_drawn_anew_for_every_seed(arguments, rows, splits, tmp_path, capsys):
+    write_own_tables(tmp_path / "own", rows)
+    assert splits_after(tmp_path, "--seeds", "0,1", *arguments) == splits
+    first = capsys.readouterr().err.splitlines()[0]
+    assert ("split and training" in first) == (splits == 2)
+
+
+def test_a_split_that_a_file_fixes_stays(tmp_path):
+    write_own_tables(tmp_path / "own")
+    (tmp_path / "seed.toml").write_text("data.seed = 7")
+    assert splits_after(tmp_path, str(tmp_path / "seed.toml"), "--seeds", "0,1") == 1
+
+
+def test_data_that_has_changed_is_refused(tmp_path, capsys):
+    write_own_tables(tmp_path / "own")
     arguments = [
         "-a",
         "fedavg",

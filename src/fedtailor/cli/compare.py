@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedtailor.cli.options import (
     Debug,
     Json,
     Named,
+    names_key,
     read_config,
     with_config_flags,
 )
@@ -32,6 +34,9 @@ _ENDINGS = {"markdown": "md", "latex": "tex", "csv": "csv"}
 """Of the files in these formats."""
 KIND = "comparison"
 """What the folder of a comparison says that it holds."""
+_ENOUGH_TESTS = 3000
+"""Test examples of own data from which on one split is enough: the standard error of an accuracy
+from them is below one point."""
 
 
 @with_config_flags()
@@ -102,7 +107,12 @@ def compare(
 
         # What to compare is checked first: training may take hours.
         _check_choices(metric, point)
-        settings = read_config(paths[0] if paths else "", named, set_)
+        path = paths[0] if paths else ""
+        settings = read_config(path, named, set_)
+        if settings.data.path and len(settings.seeds) > 1:
+            is_named = names_key("data.seed", path, named, set_)
+            settings = _with_varying_split(settings, is_named=is_named)
+
         folder, failures = _train(settings, algorithm, out)
         folders = [folder]
     else:
@@ -126,6 +136,47 @@ def compare(
         write_to=folders[0] if algorithm else None,
         failures=failures,
     )
+
+
+def _with_varying_split(settings: Config, *, is_named: bool) -> Config:
+    """Return the settings with a split for each seed, where few test examples would hide chance.
+
+    What ± over the seeds stands for is said first.
+
+    Args:
+        settings: of a comparison of several seeds on own data.
+        is_named: whether the user has chosen ``data.seed``.
+    """
+    from fedtailor.cli.show.console import say
+    from fedtailor.cli.show.progress import CountLine
+    from fedtailor.data.division import divide
+
+    varies = "± over seeds holds split and training"
+    constant = "± over seeds holds training only"
+    options = settings.data
+    if options.split:
+        say(f"{constant}: all seeds have the split of '{options.split}'.")
+    elif options.seed == "run":
+        say(f"{varies}: every seed divides the data anew.")
+    elif is_named:
+        say(f"{constant}: all seeds have one split (data.seed = {options.seed}).")
+    else:
+        with CountLine() as preparation:
+            division = divide(options, run_seed=settings.seeds[0], report=preparation)
+
+        examples = sum(len(client.test) for client in division.positions)
+        if division.test == "given":
+            say(f"{constant}: the data come with their test examples.")
+        elif examples >= _ENOUGH_TESTS:
+            say(f"{constant}: with {examples:,} test examples, all seeds have one split.")
+        else:
+            say(
+                f"{varies}: with {examples:,} test examples, every seed divides the data anew "
+                f"(--set data.seed={options.seed}: one split for all)."
+            )
+            return dataclasses.replace(settings, data=dataclasses.replace(options, seed="run"))
+
+    return settings
 
 
 def resume_comparison(folder: Path, *, json: bool) -> None:

@@ -213,6 +213,23 @@ def read_config(path: str, named: Mapping[str, Any], assignments: Sequence[str] 
     return settings
 
 
+def names_key(
+    key: str, path: str, named: Mapping[str, Any], assignments: Sequence[str] | None
+) -> bool:
+    """Return whether a user has named an option: in a file, as an option, or with ``--set``.
+
+    Args:
+        key: of the option, such as ``data.seed``.
+        path: as in :func:`read_config`.
+        named: as there.
+        assignments: as there.
+    """
+    from fedtailor.experiment.config import flatten, read_settings
+
+    in_file = flatten(read_settings(Path(path))) if path else {}
+    return key in in_file or key in dict(read_overrides(named, assignments))
+
+
 def read_overrides(
     named: Mapping[str, Any], assignments: Sequence[str] | None
 ) -> list[tuple[str, Any]]:

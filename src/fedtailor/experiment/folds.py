@@ -103,7 +103,13 @@ def join_folds(
     facts = {name: folds[0].result[name] for name in _FACTS}
     facts |= {"split_sha256": split["split_sha256"], "folds": len(folds)}
     joint = summary.result(report, roster, schedule)
-    return {"run": str(folder.path), **facts, **joint, **_totals(folds)}
+    result = {"run": str(folder.path), **facts, **joint, **_totals(folds)}
+    if "sites" in result:
+        from fedtailor.experiment.worth_it import add_verdicts
+
+        add_verdicts(result, {config.seeds[0]: folder.path})
+
+    return result
 
 
 def _mean_rounds(folds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

@@ -291,7 +291,9 @@ def _variation(method: Method, seeds: Sequence[int]) -> str:
     splits = {method.split_of(seed) for seed in seeds}
     if "" not in splits:
         if len(splits) > 1:
-            varying.append("the split (so a client of one seed is not that of another)")
+            has_sites = bool(method.runs[seeds[0]].split.get("client_names"))
+            others = "" if has_sites else " (so a client of one seed is not that of another)"
+            varying.append(f"the split{others}")
         else:
             constant.append("the split")
 

@@ -30,8 +30,8 @@ Group = Literal["known", "new"]
 _PLACES: Mapping[Group, str] = {"known": "metrics", "new": "new_clients"}
 """Where a result holds the evaluations of known and of new clients."""
 Unit = tuple[str, int]
-"""A client of a split: the digest of the split, and the client's number. Runs with one split share
-their clients."""
+"""A client: what tells it apart from those of other runs, such as the digest of the split, and its
+number. Runs with one split, or with the same sites, share their clients."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,15 @@ class SeedRecords:
         """The digests of data and split; without them, a text that no other run has."""
         digests = [self.run.split.get(name) for name in ("data_sha256", "split_sha256")]
         return " ".join(map(str, digests)) if digests[1] else str(self.run.path)
+
+    @cached_property
+    def population(self) -> str:
+        """What tells clients apart from those of other runs: the data and the names of the sites.
+
+        Without names it is the split: client 3 of one split is not client 3 of another.
+        """
+        data = self.run.split.get("data_sha256")
+        return f"{data} {self.client_names}" if data and self.client_names else self.split
 
     @cached_property
     def client_names(self) -> list[str]:
@@ -151,7 +160,7 @@ class MethodRecords:
         """Yield the scores of every client and seed, by default at the point of the method."""
         for seed in self.seeds.values():
             for client, scores in seed.scores(point or self.point).items():
-                yield (seed.split, client), scores
+                yield (seed.population, client), scores
 
     def accuracy(self, point: str = "") -> dict[Unit, float]:
         """Return the accuracy by client, the mean over seeds with the same split."""
@@ -165,7 +174,7 @@ class MethodRecords:
     def training(self, metric: str) -> dict[Unit, float]:
         """Return a training metric by client, from the last round in which the client trained."""
         return mean_by_unit(
-            ((seed.split, client), value)
+            ((seed.population, client), value)
             for seed in self.seeds.values()
             for client, value in seed.last_training.get(metric, {}).items()
         )
@@ -181,17 +190,20 @@ def mean_by_unit(values: Iterable[tuple[Unit, float]]) -> dict[Unit, float]:
 
 
 def unit_names(records: Sequence[MethodRecords]) -> dict[Unit, str]:
-    """Return the clients' names, or their numbers; with several splits, the split's number too."""
+    """Return the clients' names, or their numbers; with several splits, the split's number too.
+
+    Sites have their names in all splits.
+    """
     seeds = [seed for method in records for seed in method.seeds.values()]
     # Client 3 of one split is not client 3 of another.
-    splits = list(dict.fromkeys(seed.split for seed in seeds))
+    splits = list(dict.fromkeys(seed.population for seed in seeds))
     names: dict[Unit, str] = {}
     for seed in seeds:
         clients = set(range(len(seed.client_names)))
         clients.update(*seed.all_scores.values(), *seed.last_training.values())
         for client in clients:
-            number = f" (split {splits.index(seed.split) + 1})" if len(splits) > 1 else ""
-            names.setdefault((seed.split, client), f"{seed.name_of(client)}{number}")
+            number = f" (split {splits.index(seed.population) + 1})" if len(splits) > 1 else ""
+            names.setdefault((seed.population, client), f"{seed.name_of(client)}{number}")
 
     return names
 
