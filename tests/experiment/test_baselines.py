@@ -12,9 +12,14 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.schedule import BASELINE_NAMES
 from fedtailor.experiment import baselines
 from fedtailor.experiment.assembly import assemble
-from fedtailor.experiment.baselines import BASELINES_FILE, CHOICES_FILE, add_baselines
+from fedtailor.experiment.baselines import add_baselines
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.predictions import PREDICTIONS_FILE, read_predictions
+from fedtailor.experiment.predictions import (
+    BASELINES_FILE,
+    CHOICES_FILE,
+    PREDICTIONS_FILE,
+    read_predictions,
+)
 from fedtailor.experiment.run import run
 from fedtailor.experiment.tracking import RunProgress
 

@@ -224,6 +224,8 @@ def names_key(
         named: as there.
         assignments: as there.
     """
+    from pathlib import Path
+
     from fedtailor.experiment.config import flatten, read_settings
 
     in_file = flatten(read_settings(Path(path))) if path else {}

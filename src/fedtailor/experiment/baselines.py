@@ -26,6 +26,8 @@ from fedtailor.core.reading import read_file, read_object
 from fedtailor.core.schedule import BASELINE_NAMES
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.predictions import (
+    BASELINES_FILE,
+    CHOICES_FILE,
     ClientPredictions,
     baseline_names,
     write_predictions,
@@ -33,10 +35,6 @@ from fedtailor.experiment.predictions import (
 from fedtailor.experiment.reader import COMPARISON_FILE
 from fedtailor.experiment.tracking import RunProgress
 
-BASELINES_FILE = "baselines.safetensors"
-"""Predictions of baselines, as those of the models in ``predictions.safetensors``."""
-CHOICES_FILE = "baselines.json"
-"""Which baseline is the best one at each site, and why some are missing."""
 MOST_VALUES = 4_096
 """Of a picture, for logistic regression."""
 _LARGEST = 2**31

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 PREDICTIONS_FILE = "predictions.safetensors"
 """In the folder of a run of one seed."""
+BASELINES_FILE = "baselines.safetensors"
+"""Predictions of baselines for the same examples, in the same form."""
+CHOICES_FILE = "baselines.json"
+"""Which baseline is the best at each site by its training examples, and why some are missing."""
 MOST_CLIENTS = 30
 """Of a run whose clients are no sites, if single predictions are written."""
 MOST_PROBABILITIES = 2**24

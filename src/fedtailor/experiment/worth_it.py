@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedtailor.core.reading import damaged, read_object
-from fedtailor.experiment.predictions import PREDICTIONS_FILE, ClientPredictions, read_predictions
+from fedtailor.experiment.predictions import (
+    BASELINES_FILE,
+    CHOICES_FILE,
+    PREDICTIONS_FILE,
+    ClientPredictions,
+    read_predictions,
+)
 from fedtailor.experiment.site_rows import (
     PERSONALIZED,
     RULE,
@@ -21,9 +27,6 @@ from fedtailor.experiment.site_rows import (
 )
 
 Record = dict[str, Any]
-BASELINES_FILE = "baselines.json"
-"""Says which baseline is the best one at every site, by its training examples."""
-BASELINE_PREDICTIONS_FILE = "baselines.safetensors"
 _DIGITS = 5
 """Decimal places in records."""
 
@@ -96,14 +99,14 @@ def _parts(folder: Path) -> list[str]:
 def _baselines(places: Sequence[Path]) -> dict[int, OwnModel]:
     """Return the best baseline of every site, from the first folder that has baselines."""
     for place in places:
-        if (place / BASELINES_FILE).is_file():
+        if (place / CHOICES_FILE).is_file():
             break
     else:
         return {}
 
-    path = place / BASELINES_FILE
+    path = place / CHOICES_FILE
     choices = read_object(path, within=place).get("sites")
-    predictions = read_predictions(place / BASELINE_PREDICTIONS_FILE)
+    predictions = read_predictions(place / BASELINES_FILE)
     if not isinstance(choices, Mapping):
         raise damaged(path, "'sites' must be a table")
 
