@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_OF_TRAINING = 1.3
+"""How much wider the interval of a difference of areas is, because models are trained again."""
 _MOST_COUNTED = 2**17
 """Totals that a sign-flip test counts one by one; beyond them the total is normal."""
 
@@ -60,13 +62,17 @@ def influence_interval(
 ) -> tuple[float, float]:
     """Return the 95 % interval of a difference of two areas, from the influence of every example.
 
+    The standard error of DeLong takes both models as given. In cross-validations, in which they
+    are trained again, its interval covers the difference in 84 to 92 % of cases only, and one that
+    is 1.3 times as wide in some 95 % (``benchmarks/verdicts.py``).
+
     Args:
         difference: the measured one.
         influence: (n,), see :func:`rank_examples`: that on the first area minus that on the second.
         groups: (n,), the number of the group of every example, from 0; None: each is its own.
     """
     sums = sum_by_group(influence, groups)
-    error = _t_quantile(len(sums) - 1) * math.sqrt((sums**2).sum())
+    error = _OF_TRAINING * _t_quantile(len(sums) - 1) * math.sqrt((sums**2).sum())
     return max(-1.0, difference - error), min(1.0, difference + error)
 
 

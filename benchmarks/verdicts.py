@@ -1,0 +1,244 @@
+"""How often the verdicts of sites are wrong, see a difference, and how often intervals cover it.
+
+    python -m benchmarks.verdicts [--quick] [--json]
+
+A federation has four to eight sites with 60 to 300 examples each, and the rows of
+``fedtailor.experiment.site_rows``. At every site, five-fold cross-validation tests two logistic
+regressions: the site's own one, and one of the same expected quality, from other examples with the
+same classes. So there is no difference in truth. For a true difference of five points, errors of
+the second model are repaired at random, so many that this is the expected gain. Classes are 50:50
+or 12:88; examples come alone, or as three rows of a patient that are much alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.records import describe_machine, save_record
+from fedtailor.experiment.predictions import ClientPredictions
+from fedtailor.experiment.site_rows import OwnModel, SiteRow, Training, site_rows
+
+SIZES = (60, 102, 150, 300)
+FOLDS = 5
+GAIN = 0.05
+"""The true difference, where there is one."""
+FEDERATIONS = {0.0: 200, GAIN: 100}
+"""By true difference, for every condition."""
+_FEATURES = 10
+_DISTANCE = 1.6
+"""Between the means of the classes, in standard deviations of a feature."""
+_WITHIN = 0.5
+"""Standard deviation of the rows of a patient around the patient."""
+_STEPS = 7
+"""Of Newton's method."""
+
+
+class Condition(NamedTuple):
+    """What the examples of a federation are like."""
+
+    positives: float
+    """Share of the rarer class."""
+    rows: int
+    """Of each patient."""
+    seeds: int
+
+    def __str__(self) -> str:
+        classes = f"{100 * self.positives:.0f}:{100 - 100 * self.positives:.0f}"
+        return f"{classes}, {self.rows} rows a patient, {self.seeds} seeds"
+
+
+CONDITIONS = [
+    Condition(positives, rows, seeds)
+    for positives in (0.5, 0.12)
+    for rows in (1, 3)
+    for seeds in (1, 3)
+]
+
+
+class Sites(NamedTuple):
+    """Predictions of the second class at sites of equal size."""
+
+    labels: np.ndarray  # (sites, n)
+    own: np.ndarray  # (seeds, sites, n)
+    federated: np.ndarray  # (seeds, sites, n)
+
+
+def simulate_sites(
+    count: int, size: int, condition: Condition, generator: np.random.Generator
+) -> Sites:
+    """Return what both models say about the examples of sites that are all different."""
+    patients = size // condition.rows
+    sick = (generator.random((count, patients)) < condition.positives).astype(float)
+    labels = np.repeat(sick, condition.rows, axis=1)
+    direction = np.full(_FEATURES, _DISTANCE / np.sqrt(_FEATURES))
+    examples = _draw(labels, condition.rows, direction, generator)
+    others = _draw(labels, condition.rows, direction, generator)
+
+    own = np.empty((condition.seeds, *labels.shape))
+    federated = np.empty_like(own)
+    for seed in range(condition.seeds):
+        # Stratified folds that divide no patient.
+        order = np.argsort(np.argsort(sick + generator.random(sick.shape), axis=1), axis=1)
+        folds = np.repeat(order % FOLDS, condition.rows, axis=1)
+        for fold in range(FOLDS):
+            train = (folds != fold).astype(float)
+            for array, source in ((own, examples), (federated, others)):
+                weights = _logistic_regression(source, labels, train)
+                probabilities = _sigmoid(np.einsum("sne,se->sn", examples, weights))
+                array[seed] = np.where(folds == fold, probabilities, array[seed])
+
+    return Sites(labels, own, federated)
+
+
+def _draw(
+    labels: np.ndarray, rows: int, direction: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Return features (sites, n, features + 1) of normal classes, and a constant."""
+    sites, size = labels.shape
+    values = generator.normal(size=(sites, size // rows, _FEATURES)).repeat(rows, axis=1)
+    if rows > 1:
+        values += _WITHIN * generator.normal(size=values.shape)
+    values += labels[..., None] * direction
+    return np.concatenate([values, np.ones((sites, size, 1))], axis=2)
+
+
+def _logistic_regression(x: np.ndarray, y: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Return the weights (sites, features + 1) of ridge 1, which the constant has not."""
+    ridge = np.eye(x.shape[2])
+    ridge[-1, -1] = 1e-6
+    weights = np.zeros((len(x), x.shape[2]))
+    for _ in range(_STEPS):
+        probabilities = _sigmoid(np.einsum("sne,se->sn", x, weights))
+        gradient = np.einsum("sne,sn->se", x, train * (y - probabilities)) - weights @ ridge
+        curvature = train * probabilities * (1 - probabilities)
+        hessian = np.matmul((x * curvature[..., None]).transpose(0, 2, 1), x) + ridge
+        weights += np.linalg.solve(hessian, gradient[..., None])[..., 0]
+
+    return weights
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    values: np.ndarray = 1 / (1 + np.exp(-logits.clip(-30, 30)))
+    return values
+
+
+def repair(sites: Sites, share: float, rows: int, generator: np.random.Generator) -> Sites:
+    """Return the sites after a share of the patients' errors of the second model were repaired."""
+    _, count, size = sites.federated.shape
+    is_repaired = (generator.random((count, size // rows)) < share).repeat(rows, axis=1)
+    is_wrong = (sites.federated > 0.5) != sites.labels
+    right = np.where(sites.labels, 0.9, 0.1)
+    return sites._replace(federated=np.where(is_wrong & is_repaired, right, sites.federated))
+
+
+def judge_federation(members: Sequence[tuple[Sites, int]], condition: Condition) -> list[SiteRow]:
+    """Return the rows of a federation, made of sites by their places."""
+    trainings = []
+    for seed in range(condition.seeds):
+        federated = {}
+        own = {}
+        for client, (sites, place) in enumerate(members):
+            labels = sites.labels[place].astype(np.int64)
+            groups = np.arange(len(labels)) // condition.rows if condition.rows > 1 else None
+            positions = np.arange(len(labels))
+            federated[client] = ClientPredictions(
+                positions,
+                labels,
+                {"personalized": _both_classes(sites.federated[seed, place])},
+                groups,
+            )
+            predictions = {"x": _both_classes(sites.own[seed, place])}
+            own[client] = OwnModel("own", ClientPredictions(positions, labels, predictions))
+
+        trainings.append(Training(seed, federated, own))
+
+    return site_rows(trainings)
+
+
+def _both_classes(probabilities: np.ndarray) -> np.ndarray:
+    return np.stack([1 - probabilities, probabilities], axis=1).astype(np.float32)
+
+
+def measure(
+    condition: Condition, federations: int, gain: float, generator: np.random.Generator
+) -> list[SiteRow]:
+    """Return the rows of all sites of many federations."""
+    sizes = [generator.choice(SIZES, generator.integers(4, 9)) for _ in range(federations)]
+    counts = {size: sum(int((of_one == size).sum()) for of_one in sizes) for size in SIZES}
+
+    # A site is in one federation only.
+    pool: dict[int, list[tuple[Sites, int]]] = {}
+    for size in SIZES:
+        sites = simulate_sites(counts[size], size, condition, generator)
+        if gain:
+            error = ((sites.federated > 0.5) != sites.labels).mean()
+            sites = repair(sites, min(1.0, gain / error), condition.rows, generator)
+        pool[size] = [(sites, place) for place in range(counts[size])]
+
+    rows = []
+    for of_one in sizes:
+        rows += judge_federation([pool[size].pop() for size in of_one.tolist()], condition)
+    return rows
+
+
+def _summary(condition: Condition, equal: list[SiteRow], better: list[SiteRow]) -> dict[str, Any]:
+    """Return the numbers of a condition, in percent of sites."""
+    clear = {size: [row for row in better if row.examples == size] for size in SIZES}
+    areas = [row.auroc_difference for row in equal if row.auroc_difference is not None]
+    return {
+        "condition": str(condition),
+        "sites": len(equal),
+        "told_better_or_worse": _percent([row.verdict != "no clear difference" for row in equal]),
+        "uncorrected": _percent([row.p_value < 0.05 for row in equal]),
+        "covers_no_difference": _percent(
+            [row.difference.low <= 0 <= row.difference.high for row in equal]
+        ),
+        "covers_five_points": _percent(
+            [row.difference.low <= GAIN <= row.difference.high for row in better]
+        ),
+        "auroc_covers": _percent([area.low <= 0 <= area.high for area in areas]),
+        "power": {
+            size: _percent([row.verdict == "better" for row in rows])
+            for size, rows in clear.items()
+        },
+        "called_worse_though_better": _percent([row.verdict == "worse" for row in better]),
+    }
+
+
+def _percent(outcomes: Sequence[bool]) -> float:
+    return round(100 * float(np.mean(outcomes)), 1) if outcomes else float("nan")
+
+
+def main() -> None:
+    """Measure all conditions and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a fifth of the federations")
+    parser.add_argument("--json", action="store_true", help="write the record")
+    options = parser.parse_args()
+
+    begin = time.perf_counter()
+    fraction = 5 if options.quick else 1
+    summaries = []
+    for number, condition in enumerate(CONDITIONS):
+        generator = np.random.default_rng(number)
+        rows = [
+            measure(condition, count // fraction, gain, generator)
+            for gain, count in FEDERATIONS.items()
+        ]
+        summaries.append(_summary(condition, *rows))
+        numbers = {key: value for key, value in summaries[-1].items() if key != "condition"}
+        print(f"{condition}: {numbers}", flush=True)
+
+    print(f"{time.perf_counter() - begin:.0f} s")
+    if options.json:
+        record = {"machine": describe_machine(), "conditions": summaries}
+        save_record("verdicts", "quick" if options.quick else "full", record)
+
+
+if __name__ == "__main__":
+    main()
