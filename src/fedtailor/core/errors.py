@@ -82,8 +82,10 @@ class RunError(FedtailorError):
 class ClientError(RunError):
     """The work of one client failed; carries round, client and stage, the cause is chained."""
 
-    def __init__(self, message: str, *, client: int, stage: str, round: int | None = None) -> None:
-        where = f"client {client}, {stage}" + ("" if round is None else f", round {round}")
+    def __init__(
+        self, message: str, *, client: int, stage: str, round: int | None = None, name: str = ""
+    ) -> None:
+        where = f"client {name or client}, {stage}" + ("" if round is None else f", round {round}")
         super().__init__(f"{where}: {message}", key=stage)
         self.client = client
         self.stage = stage

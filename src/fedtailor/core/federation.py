@@ -50,6 +50,10 @@ class Roster:
     """Most frequent class of every client's training examples, the first of equal ones; -1 without
     examples; empty: not known, as on the server of real sites."""
 
+    def name_of(self, client: int) -> str:
+        """Return the name of a client, or its number if clients have none."""
+        return self.names[client] if self.names else str(client)
+
     @property
     def population(self) -> int:
         """Number of clients that can take part in training."""

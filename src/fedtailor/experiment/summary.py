@@ -252,7 +252,7 @@ def _chance(personalized: Mapping[int, Scores], roster: Roster) -> Record:
 
         asked += 1
         if _balanced_interval(scores)["low"] <= 1 / len(counts):
-            unclear.append(roster.names[client] if roster.names else str(client))
+            unclear.append(roster.name_of(client))
 
     return {"asked": asked, "unclear": unclear}
 
@@ -475,7 +475,7 @@ class Totals:
                 counts[event["kind"]] += 1
 
 
-def event_sentences(report: RoundReport) -> list[str]:
+def event_sentences(report: RoundReport, roster: Roster) -> list[str]:
     """Return what happened to clients in a round: a sentence per kind, with the first reason."""
     sentences = []
 
@@ -485,7 +485,8 @@ def event_sentences(report: RoundReport) -> list[str]:
         if events:
             what = f"{len(events)} {words.format(s='' if len(events) == 1 else 's')}"
             more = "; ..." if len(events) > 1 else ""
-            first = f"client {events[0]['client']}: {events[0]['reason'].rstrip('.')}"
+            name = roster.name_of(events[0]["client"])
+            first = f"client {name}: {events[0]['reason'].rstrip('.')}"
             sentences.append(f"round {report.round}: {what} ({first}{more})")
 
     for event in report.events:

@@ -223,7 +223,7 @@ class RunWriter:
         self._totals.add_round(record)
         self._totals.add_events(report.events)
 
-        for sentence in summary.event_sentences(report):
+        for sentence in summary.event_sentences(report, roster):
             self._observer.note(sentence)
 
         self._observer.round(record)

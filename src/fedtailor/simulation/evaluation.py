@@ -156,7 +156,7 @@ class Evaluator:
                 yield client, reply
 
         if group == "known":
-            refuse_total_failure(failed, len(ids), stage, report.round)
+            refuse_total_failure(failed, len(ids), stage, report.round, self.roster)
 
 
 def validation_accuracy(report: RoundReport) -> float | None:

@@ -14,6 +14,7 @@ from fedtailor.core import tree
 from fedtailor.core.devices import to_host
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError, RunError
+from fedtailor.core.federation import Roster
 from fedtailor.core.upload_checks import Problem
 from fedtailor.simulation.report import RoundReport, describe, too_few
 
@@ -90,12 +91,17 @@ def problem_with_personal(personal: Any) -> str:
     return ""
 
 
-def refuse_too_few(report: RoundReport, usable: int, clients: int, needed: int) -> NoReturn:
+def refuse_too_few(
+    report: RoundReport, usable: int, clients: int, needed: int, roster: Roster
+) -> NoReturn:
     """Raise because too few of so many clients did usable work in all attempts at a round."""
     # One example says more than a count.
     kinds = ("absent", "failed", "quarantine")
     event = next((event for event in report.events if event["kind"] in kinds), None)
-    example = f"; client {event['client']}: {event['reason'].rstrip('.')}" if event else ""
+    example = ""
+    if event:
+        example = f"; client {roster.name_of(event['client'])}: {event['reason'].rstrip('.')}"
+
     attempts = f"in {report.attempt + 1} attempts, " if report.attempt > 0 else ""
     what = too_few(usable, clients, needed)
     raise RunError(f"round {report.round}: {attempts}{what}{example}.", key="local_update")
@@ -119,10 +125,13 @@ def _ends(leaf: Tensor) -> tuple[Tensor, ...]:
 
 
 def refuse_total_failure(
-    failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int
+    failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int, roster: Roster
 ) -> None:
     """Raise if all of so many clients failed: then the program is at fault, not a client."""
     if failed and len(failed) == count:
         client, first = failed[0]
         message = f"every client failed, this one with {describe(first)}"
-        raise ClientError(message, client=client, stage=stage, round=round) from first.reason
+        name = roster.name_of(client)
+        raise ClientError(
+            message, client=client, stage=stage, round=round, name=name
+        ) from first.reason

@@ -178,8 +178,8 @@ def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
         if algorithm.messages(task) != common:
             raise ConfigError(
                 f"{type(algorithm).__name__} sends parts of the model, so all clients need the "
-                f"same model, but the model of client {client} differs from the common one. "
-                "Leave out model.others, or choose a method that shares no parameters.",
+                f"same model, but the model of client {roster.name_of(client)} differs from the "
+                "common one. Leave out model.others, or choose a method that shares no parameters.",
                 key="model.others",
                 allowed=[],
             )

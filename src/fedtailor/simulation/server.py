@@ -306,9 +306,9 @@ class RunServer:
         hopeless = everybody_was_asked and (nobody_ever_succeeded or attempts >= _ATTEMPTS)
         if hopeless or attempts >= _MOST_ATTEMPTS:
             refuse_total_failure(
-                attempt.failures, len(attempt.clients), "local_update", report.round
+                attempt.failures, len(attempt.clients), "local_update", report.round, self.roster
             )
-            refuse_too_few(report, usable, len(self.asked), needed)
+            refuse_too_few(report, usable, len(self.asked), needed, self.roster)
 
     def _needs_every_value(self, declared: Field) -> bool:
         """Return whether single uploads of a field are needed, and not only their sum."""

@@ -52,6 +52,9 @@ def events_section(records: Sequence[MethodRecords]) -> Section:
             for event in of_seed.run.events:
                 names = ("round", "client", "kind", "reason")
                 cells = [str(event.get(name, "")) for name in names]
+                if isinstance(event.get("client"), int):
+                    cells[names.index("client")] = of_seed.name_of(event["client"])
+
                 counts[method.label, str(event.get("kind", ""))] += 1
                 if len(events) < MOST_EVENTS:
                     events.append([method.label, seed, *cells])
