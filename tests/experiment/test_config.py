@@ -85,6 +85,7 @@ def test_resolved_configurations_are_complete_and_stable():
         "select": "best",
         "patience": 4,
         "baselines": "auto",
+        "sensitivity": 0.0,
     }
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own

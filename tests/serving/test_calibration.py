@@ -51,7 +51,7 @@ def test_of_all_validation_examples_95_percent_lie_below_the_threshold(tmp_path)
 def test_few_examples_fit_no_temperature_and_very_few_no_threshold(tmp_path):
     few = calibrate(*prepared(tmp_path, 10))
     assert few.temperature == 1 and few.threshold is not None and not few.is_calibrated
-    assert calibrate(*prepared(tmp_path, 9)) == (9, 1.0, None, "")
+    assert calibrate(*prepared(tmp_path, 9)) == (9, 1.0, None, "", None)
 
 
 @pytest.mark.parametrize(("count", "share"), [(10, 1 / 11), (18, 1 / 19), (19, 0.05), (50, 2 / 51)])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -108,6 +108,10 @@ def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources,
     where = f" in {out}" if out else ""
     facts = [counted(len(rows), "prediction") + where]
 
+    point = model.operating_point
+    if point:
+        facts.append(_how_classes_were_chosen(model, point))
+
     # What the model did not see as it stands in the file; --json names the columns.
     if sources.missing:
         cells = counted(sources.missing.total(), "empty cell")
@@ -134,6 +138,18 @@ def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources,
         facts.append("--json lists them")
 
     return f"{'; '.join(facts)}."
+
+
+def _how_classes_were_chosen(model: PersonalModel, point: Mapping[str, Any]) -> str:
+    """Return by which probability an input is positive, or why there is no threshold."""
+    if point["log_odds"] is None:
+        return f"class is the most probable one ({point['problem']})"
+
+    return (
+        f"class is {model.classes_[1]} from a probability of {point['probability']:.3g}, for a "
+        f"sensitivity of {point['sensitivity']:g} (chosen on {point['positives']} validation "
+        "examples)"
+    )
 
 
 def _how_to_know_unusual(model: PersonalModel) -> str:

@@ -270,6 +270,10 @@ class Schedule:
     ] = "auto"
     """What sites would use without a federation, which is trained too: names with commas, or
     ``none``; auto: all for own data and for tables whose clients are sites."""
+    sensitivity: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    """Of two classes, the share of the examples of the last one that models should find: their
+    threshold is chosen for it on validation examples; 0: models predict the most probable
+    class."""
 
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for name, key in _EVALUATION_KEYS.items()}
@@ -293,18 +297,28 @@ class Schedule:
     def _watching_option(self) -> str:
         return "evaluation.select = 'best'" if self.select == "best" else "evaluation.patience"
 
-    def check_validation(self, validates: bool) -> None:
+    def check_validation(self, validates: bool, num_classes: int) -> None:
         """Check that there are validation examples if they are to decide something.
 
         Args:
             validates: whether any client has some.
+            num_classes: of the data.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: there are none, or a sensitivity is wanted of more than two classes.
         """
-        if self.watches_validation and not validates:
+        if self.sensitivity and num_classes != 2:
             raise ConfigError(
-                f"{self._watching_option} needs validation examples, and no client has any: set "
+                f"evaluation.sensitivity needs data of two classes, these have {num_classes}.",
+                key="evaluation.sensitivity",
+                allowed=0,
+                got=self.sensitivity,
+            )
+
+        deciding = self._watching_option if self.watches_validation else "evaluation.sensitivity"
+        if (self.watches_validation or self.sensitivity) and not validates:
+            raise ConfigError(
+                f"{deciding} needs validation examples, and no client has any: set "
                 "data.val_fraction, such as 0.2, or name a split with validation examples. Test "
                 "examples never decide.",
                 key="data.val_fraction",
@@ -388,6 +402,7 @@ _EVALUATION_KEYS = {
     "select": "select",
     "patience": "patience",
     "baselines": "baselines",
+    "sensitivity": "sensitivity",
 }
 """Fields of :class:`Schedule` that stand in ``[evaluation]``, and their keys there; all others
 stand in ``[federation]``."""

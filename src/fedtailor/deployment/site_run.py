@@ -27,7 +27,7 @@ from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, wrong
 from fedtailor.serving.model_folder import ClientModel
 from fedtailor.serving.site_data import federation_of_one
-from fedtailor.simulation.calibration import calibrate
+from fedtailor.simulation.calibration import calibrate, operating_point
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import LocalClients, PersonalizeReply
 from fedtailor.simulation.engines.reference import Reference
@@ -222,6 +222,14 @@ class SiteRun:
         task = self._algorithm.bind(self._federation.task(self.client))
         validation = self._federation.data(self.client).val
         calibration = calibrate(self._algorithm, task, personal, validation)
+        point = operating_point(
+            self._algorithm,
+            task,
+            personal,
+            (validation, self._federation.test(self.client)),
+            sensitivity=self.plan.config.schedule.sensitivity,
+            temperature=calibration.temperature,
+        )
         model = ClientModel(
             personal,
             name=self._options.name,
@@ -233,7 +241,7 @@ class SiteRun:
             round=work.round,
             participated=work.base is not None,
             scores=per_client(reply.scores["clients"]),
-            calibration=calibration._asdict(),
+            calibration=calibration._replace(operating_point=point)._asdict(),
         )
         version = write_version(self._folder, model, self.plan)
         log.info("model: version %s is in use", version.number)

@@ -16,7 +16,7 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.experiment.algorithm_card import sent_by_method
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.config import Config
-from fedtailor.simulation.calibration import calibrate
+from fedtailor.simulation.calibration import calibrate, operating_point
 from fedtailor.simulation.report import RoundReport
 
 
@@ -111,7 +111,16 @@ def personal_models(
         personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)
         task = parts.algorithm.bind(federation.task(client))
-        calibration = calibrate(parts.algorithm, task, personal, federation.data(client).val)
+        validation = federation.data(client).val
+        calibration = calibrate(parts.algorithm, task, personal, validation)
+        point = operating_point(
+            parts.algorithm,
+            task,
+            personal,
+            (validation, federation.test(client)),
+            sensitivity=config.schedule.sensitivity,
+            temperature=calibration.temperature,
+        )
         card = model_card(
             personal,
             config=config,
@@ -126,7 +135,7 @@ def personal_models(
             class_counts=federation.info(client).class_counts.long().tolist(),
             num_test=num_test[client],
             scores=scored.get(client, {}),
-            calibration=calibration._asdict(),
+            calibration=calibration._replace(operating_point=point)._asdict(),
         )
         card["condition"] = federation.conditions[client] if federation.conditions else "clean"
         yield name, encode(personal), card

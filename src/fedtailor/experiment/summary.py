@@ -37,7 +37,7 @@ Record = dict[str, Any]
 _FEWEST_OF_A_CLASS = 5
 """Test examples of every class without which nobody asks whether a client's model is better than
 chance: too few to tell."""
-_NO_MEANS = ("split_sha256", "worth_it")
+_NO_MEANS = ("split_sha256", "worth_it", "operating_points")
 """Parts of a result that have no mean over seeds."""
 _EVENTS = {
     "quarantine": "upload{s} left out",

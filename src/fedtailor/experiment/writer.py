@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,7 @@ class RunWriter:
         self._observer = observer
         self._folder = RunFolder(path)
         self._totals = summary.Totals()
+        self._operating_points: dict[str, Any] = {}
         self._seconds_before = 0.0
         self._began = time.perf_counter()
         self._stack = ExitStack()
@@ -243,7 +244,19 @@ class RunWriter:
 
     def write_models(self, models: Iterable[tuple[str, bytes, Mapping[str, Any]]]) -> None:
         """Write the models of all clients: their names, safetensors files and cards."""
-        self._folder.write_models(models)
+        self._folder.write_models(self._noting_operating_points(models))
+
+    def _noting_operating_points(
+        self, models: Iterable[tuple[str, bytes, Mapping[str, Any]]]
+    ) -> Iterator[tuple[str, bytes, Mapping[str, Any]]]:
+        """Yield all models, and keep the operating points of their cards for the result."""
+        self._operating_points = {}
+        for name, model, card in models:
+            point = card["calibration"]["operating_point"]
+            if point is not None:
+                self._operating_points[name] = point
+
+            yield name, model, card
 
     def write_predictions(self, clients: Mapping[int, ClientPredictions]) -> None:
         """Write what models say about the single test examples of clients, by their numbers."""
@@ -257,6 +270,9 @@ class RunWriter:
         if warning:  # the command shows it below the result
             event = {"kind": "chance", "round": last.round, "reason": warning}
             self._folder.add_events([event])
+
+        if self._operating_points:
+            result["operating_points"] = self._operating_points
 
         result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record}
         result["seconds"]["total"] = self._seconds()

@@ -89,6 +89,20 @@ def _check_card(records: RunRecords, card: Mapping[str, Any], method: TrainedMet
     _check_calibration(card, records.path / "models")
 
 
+def _is_point(calibration: Mapping[str, Any]) -> bool:
+    """Return whether a calibration has an operating point that can be used, or none."""
+    point = calibration.get("operating_point")
+    if point is None:
+        return True
+    if not isinstance(point, Mapping) or not isinstance(point.get("positives"), int):
+        return False
+
+    numbers = [point.get(name) for name in ("log_odds", "probability")]
+    is_chosen = all(isinstance(number, int | float) for number in numbers)
+    is_left_out = numbers == [None, None] and isinstance(point.get("problem"), str)
+    return isinstance(point.get("sensitivity"), int | float) and (is_chosen or is_left_out)
+
+
 def _check_calibration(card: Mapping[str, Any], place: Path) -> None:
     """Check the numbers with which logits and strange inputs are judged."""
     calibration = card.get("calibration", {})
@@ -96,7 +110,8 @@ def _check_calibration(card: Mapping[str, Any], place: Path) -> None:
         temperature = calibration.get("temperature", 1.0)
         is_temperature = isinstance(temperature, int | float) and 1e-3 <= temperature <= 1e3
         has_threshold = isinstance(calibration.get("threshold"), int | float | None)
-        if is_temperature and has_threshold and isinstance(calibration.get("examples", 0), int):
+        has_examples = isinstance(calibration.get("examples", 0), int)
+        if is_temperature and has_threshold and has_examples and _is_point(calibration):
             return
 
     path = place / f"{card.get('client')!s:.80}.json"

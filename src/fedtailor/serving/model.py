@@ -77,6 +77,8 @@ class PersonalModel:
     def predict(self, inputs: Any) -> np.ndarray:
         """Return the predicted classes (n,): names, or numbers if the classes have none.
 
+        The most probable ones, or by the threshold of the operating point if the model has one.
+
         Args:
             inputs: arrays, pictures, paths or rows of a table, see
                 :func:`fedtailor.serving.inputs.to_stored`.
@@ -84,8 +86,8 @@ class PersonalModel:
         Raises:
             DataError: the inputs are not what the model was trained for.
         """
-        numbers = self._over_batches(self.module, inputs).argmax(1).numpy()
-        labels: np.ndarray = self.classes_[numbers]
+        numbers = self.classify(self._over_batches(self.module, inputs))
+        labels: np.ndarray = self.classes_[numbers.numpy()]
         return labels
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
@@ -131,6 +133,30 @@ class PersonalModel:
             TypeError: a method of your own defines ``predict``, and no ``features``.
         """
         return self._over_batches(self.module.features, inputs).numpy()
+
+    @property
+    def operating_point(self) -> Mapping[str, Any]:
+        """The threshold for a wanted sensitivity, and what it rests on.
+
+        The sensitivity is ``evaluation.sensitivity`` of the run. Its numbers are those of
+        :class:`fedtailor.simulation.operating_point.OperatingPoint`, by name. Empty: none was
+        wanted, and the most probable class is predicted.
+        """
+        point: Mapping[str, Any] = self._calibration().get("operating_point") or {}
+        return point
+
+    def classify(self, logits: Tensor) -> Tensor:
+        """Return the numbers of the classes (n,) that logits (n, classes) mean.
+
+        The most probable ones, or by the threshold of the operating point.
+        """
+        threshold = self.operating_point.get("log_odds")
+        if threshold is None:
+            return logits.argmax(1)
+
+        from fedtailor.simulation.operating_point import classify
+
+        return classify(logits, float(threshold))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities (n, classes) of logits, with the fitted temperature."""

@@ -23,7 +23,7 @@ class Prediction(NamedTuple):
     input: str
     """Name of the file, or of the row."""
     label: str
-    """The most probable class."""
+    """The most probable class, or the class by the threshold of the model's operating point."""
     probabilities: tuple[float, ...]
     """Of all classes, in the order of ``model.classes_``."""
     ood_score: float | None = None
@@ -44,7 +44,7 @@ def predictions(model: PersonalModel, named: NamedExamples) -> Iterator[Predicti
             logits = model.module(batch)
             strangeness = model.module.ood_score(batch) if model.scores_strangers else None
 
-        labels = logits.argmax(1).tolist()
+        labels = model.classify(logits).tolist()
         probabilities = model.probabilities(logits).tolist()
         scores = [None] * len(labels) if strangeness is None else strangeness.tolist()
 
@@ -102,6 +102,7 @@ def to_record(
         "calibrated": model.is_calibrated,
         "temperature": model.temperature,
         "ood_threshold": model.ood_threshold,
+        "operating_point": dict(model.operating_point) or None,
         "predictions": [_row_record(model, row, keep) for row in rows],
     }
 

@@ -44,6 +44,8 @@ class Calibration(NamedTuple):
     :func:`score_threshold`; None: not known, or no such score."""
     problem: str = ""
     """Why there is no threshold although the method has an ``ood_score``."""
+    operating_point: dict[str, Any] | None = None
+    """What :class:`fedtailor.simulation.operating_point.OperatingPoint` holds; None: not wanted."""
 
     @property
     def is_calibrated(self) -> bool:
@@ -87,6 +89,44 @@ def calibrate(
             return Calibration(count, temperature, problem=describe_error(reason))
 
     return Calibration(count, temperature, threshold)
+
+
+def operating_point(
+    algorithm: Algorithm[Any, Any, Any],
+    task: Task,
+    personal: Any,
+    data: tuple[ExampleSet, ExampleSet],
+    *,
+    sensitivity: float,
+    temperature: float,
+) -> dict[str, Any] | None:
+    """Choose the threshold of a model for a sensitivity, and count what it gets right.
+
+    Args:
+        algorithm: of the model.
+        task: of the client, bound to the algorithm; of two classes.
+        personal: the model.
+        data: validation examples, which choose, and test examples, which only count.
+        sensitivity: the wanted one; 0: None is returned.
+        temperature: of the model's probabilities.
+    """
+    if not sensitivity:
+        return None
+
+    # Few runs need it.
+    from fedtailor.simulation.operating_point import choose_threshold, count_right
+
+    key = rng.new_key(0, purpose="calibration")
+    predict = partial(predict_batch, algorithm)
+    validation, test = data
+    with one_thread():
+        logits = forward(task, predict, personal, validation, key=key)
+        point = choose_threshold(logits, validation.labels(), sensitivity, temperature)
+        if point.log_odds is not None and len(test.rows):
+            logits = forward(task, predict, personal, test, key=key)
+            point = point._replace(test=count_right(logits, test.labels(), point.log_odds))
+
+    return point._asdict()
 
 
 def score_threshold(scores: Tensor) -> float | None:

@@ -167,7 +167,7 @@ def check_run(algorithm: Algorithm[Any, Any, Any], roster: Roster, schedule: Sch
     schedule.check(len(roster.trainable_clients))
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
-    schedule.check_validation(roster.validates)
+    schedule.check_validation(roster.validates, roster.common_task.num_classes)
 
 
 def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:

@@ -44,6 +44,7 @@ def show_result(result: Mapping[str, Any]) -> None:
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
     _show_sites(result.get("sites", {}))
+    _show_operating_points(result)
     if result.get("worth_it"):
         from fedtailor.report.worth_it import worth_it_tables
 
@@ -156,6 +157,38 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         rows.append(row + _site_of_two_classes(site) if positive else row)
 
     table("Personalized models by site: accuracy in %", columns, rows, below=below)
+
+
+def _show_operating_points(result: Mapping[str, Any]) -> None:
+    """Print the thresholds for a wanted sensitivity, and what they reach on test examples."""
+    points = result.get("operating_points", {})
+    if not points:
+        return
+
+    rows = []
+    for name, point in list(points.items())[:_MOST_SITES]:
+        test = point.get("test") or {}
+        shares = []
+        for right, examples in (("found", "positives"), ("rejected", "negatives")):
+            count = test.get(examples, 0)
+            shares.append(f"{percent(test[right] / count)} of {count}" if count else "-")
+
+        chosen = point["probability"]
+        threshold = "not chosen" if chosen is None else f"{chosen:.3g}"
+        rows.append([shortened(name), f"{point['positives']}", threshold, *shares])
+
+    below = (
+        "An input is of the last class from this probability on. The threshold is chosen on the "
+        "validation examples of that class; sensitivity and specificity (in %) are on test "
+        "examples."
+    )
+    problems = {point["problem"] for point in points.values()} - {""}
+    if problems:
+        below += f" Not chosen: {'; '.join(sorted(problems))}. Then the most probable class counts."
+
+    wanted = next(iter(points.values()))["sensitivity"]
+    columns = ["client", "validation\nexamples", "threshold", "sensitivity", "specificity"]
+    table(f"Operating points for a sensitivity of {wanted:g}", columns, rows, below=below)
 
 
 def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:

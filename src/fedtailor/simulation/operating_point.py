@@ -1,0 +1,103 @@
+"""The operating point of a model of two classes: from which probability on an input is positive.
+
+The positive class is the last one. The most probable class is one operating point; where a missed
+case costs more than a false alarm, the threshold for a wanted sensitivity is another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_FEWEST_POSITIVES = 10
+"""Validation examples of the positive class without which no threshold is chosen."""
+
+
+class OperatingPoint(NamedTuple):
+    """A threshold for a wanted sensitivity, and what it rests on."""
+
+    sensitivity: float
+    """That was wanted."""
+    positives: int
+    """Validation examples of the positive class, which the threshold rests on."""
+    log_odds: float | None
+    """An input is positive if its logit for the positive class, less the other one, is at least
+    this; None: no threshold was chosen."""
+    probability: float | None
+    """The same as a probability of the positive class, with the model's temperature."""
+    problem: str
+    """Why no threshold was chosen; empty: one was."""
+    test: dict[str, int] | None = None
+    """On the test examples: ``positives``, of which ``found``, and ``negatives``, of which
+    ``rejected``; None: there are none, or no threshold."""
+
+
+def choose_threshold(
+    logits: Tensor, labels: Tensor, sensitivity: float, temperature: float
+) -> OperatingPoint:
+    """Choose the threshold that finds a wanted share of the positive examples.
+
+    It is the k-th smallest log-odds of the n positive validation examples, k = floor((1 -
+    sensitivity) (n + 1)): a further positive example lies below it with a probability of at most k
+    / (n + 1), whatever the distribution (the conformal quantile; Vovk, Gammerman and Shafer 2005,
+    Algorithmic Learning in a Random World). So the sensitivity is reached on average over such
+    choices; on few examples, that of one choice may be lower. There is no such k for too few
+    examples, and none is chosen for fewer than 10.
+
+    Args:
+        logits: of validation examples (n, 2).
+        labels: (n,), 1 is positive.
+        sensitivity: the wanted share, above 0 and below 1.
+        temperature: of the model's probabilities.
+
+    Example:
+        >>> logits = torch.stack([torch.zeros(19), torch.arange(19.0)], 1)
+        >>> point = choose_threshold(logits, torch.ones(19), 0.9, 1.0)
+        >>> point.log_odds, point.positives
+        (1.0, 19)
+    """
+    positive = log_odds(logits)[labels == 1].sort().values
+    count = len(positive)
+
+    # A whole number may come out a little too small, such as (1 - 0.9) * 10.
+    place = math.floor((1.0 - sensitivity) * (count + 1) + 1e-9)
+    needed = max(_FEWEST_POSITIVES, math.ceil(1.0 / (1.0 - sensitivity) - 1e-9) - 1)
+    if count < needed or not torch.isfinite(positive).all():
+        problem = f"a sensitivity of {sensitivity:g} needs {needed} positive validation examples"
+        return OperatingPoint(sensitivity, count, None, None, f"{problem}, there are {count}")
+
+    threshold = float(positive[place - 1])
+    probability = 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, threshold / temperature))))
+    return OperatingPoint(sensitivity, count, threshold, probability, "")
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """Return the logits of the positive class, less those of the other one (n,), float64."""
+    return logits[:, 1].double() - logits[:, 0].double()
+
+
+def classify(logits: Tensor, threshold: float | None) -> Tensor:
+    """Return the numbers of the predicted classes (n,).
+
+    Args:
+        logits: (n, classes).
+        threshold: ``log_odds`` of an operating point; None: the most probable class.
+    """
+    if threshold is None:
+        return logits.argmax(1)
+    return (log_odds(logits) >= threshold).long()
+
+
+def count_right(logits: Tensor, labels: Tensor, threshold: float) -> dict[str, int]:
+    """Return how many test examples a threshold gets right, see :attr:`OperatingPoint.test`."""
+    right = classify(logits, threshold) == labels
+    positive = labels == 1
+    return {
+        "positives": int(positive.sum()),
+        "found": int((right & positive).sum()),
+        "negatives": int((~positive).sum()),
+        "rejected": int((right & ~positive).sum()),
+    }
