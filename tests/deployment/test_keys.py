@@ -18,7 +18,7 @@ def test_without_cryptography_the_extra_is_named(monkeypatch, tmp_path):
         lambda: keys.read_public_key(tmp_path / "node.pub"),
         lambda: keys.days_left(tmp_path / "ca.crt"),
     ):
-        with pytest.raises(RunError, match=r"pip install 'fedtailor\[flower\]'"):
+        with pytest.raises(RunError, match=r"python -m pip install"):
             call()
 
 

@@ -15,7 +15,7 @@ def test_what_is_missing_is_named(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "ray" else spec(name)
     )
     with pytest.raises(
-        ConfigError, match=r"engine 'ray' needs the package ray: pip install 'fedtailor\[ray\]'"
+        ConfigError, match=r"engine 'ray' needs the package ray: python -m pip install 'ray"
     ):
         build_engine(EngineOptions(name="ray"))
 
