@@ -165,7 +165,7 @@ def measure_peaks() -> dict[str, float]:
 
     import torch
 
-    from fedtailor.simulation.engines.workers import physical_cores
+    from fedtailor.core.engine import physical_cores
 
     def best(flops: float, work: Callable[[], Any]) -> float:
         times = []

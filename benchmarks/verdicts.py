@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.records import describe_machine, save_record
 from fedtailor.experiment.predictions import ClientPredictions
-from fedtailor.experiment.site_rows import OwnModel, SiteRow, Training, site_rows
+from fedtailor.experiment.site_rows import OwnModel, SeedPredictions, SiteRow, site_rows
 
 SIZES = (60, 102, 150, 300)
 FOLDS = 5
@@ -155,7 +155,7 @@ def judge_federation(members: Sequence[tuple[Sites, int]], condition: Condition)
             predictions = {"x": _both_classes(sites.own[seed, place])}
             own[client] = OwnModel("own", ClientPredictions(positions, labels, predictions))
 
-        trainings.append(Training(seed, federated, own))
+        trainings.append(SeedPredictions(seed, federated, own))
 
     return site_rows(trainings)
 

@@ -12,7 +12,7 @@ from fedtailor.experiment.predictions import (
     ClientPredictions,
     write_predictions,
 )
-from fedtailor.experiment.site_rows import OwnModel, Training, site_rows
+from fedtailor.experiment.site_rows import OwnModel, SeedPredictions, site_rows
 from fedtailor.experiment.worth_it import (
     BASELINE_PREDICTIONS_FILE,
     BASELINES_FILE,
@@ -45,7 +45,9 @@ def training(labels, personalized, own, *, seed=0, **options):
     """Return a training of one site, by the places of the errors of both models."""
     federated = client(labels, personalized=personalized, **options)
     options.pop("groups", None)
-    return Training(seed, {0: federated}, {0: OwnModel("forest", client(labels, x=own, **options))})
+    return SeedPredictions(
+        seed, {0: federated}, {0: OwnModel("forest", client(labels, x=own, **options))}
+    )
 
 
 LABELS = [0, 1] * 20
@@ -71,7 +73,7 @@ def test_more_sites_make_a_difference_less_clear():
     assert site_rows([clear])[0].verdict == "better"
 
     # The same p-value four times: Holm takes the smallest one times four.
-    many = Training(
+    many = SeedPredictions(
         0,
         dict.fromkeys(range(4), clear.federated[0]),
         dict.fromkeys(range(4), clear.own[0]),

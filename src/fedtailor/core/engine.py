@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -177,3 +179,21 @@ def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         children = [_map_marked(function, child) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
     return value
+
+
+def physical_cores() -> int:
+    """Return the number of physical cores among the CPUs that this process may use."""
+    usable: Iterable[int] = range(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
+
+    # Two CPUs of one core have the same siblings.
+    cores = set()
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+
+    return max(len(cores), 1)

@@ -52,7 +52,7 @@ def machine() -> dict[str, Any]:
     """Return the facts that the speed and the exact bits of a run depend on."""
     import torch
 
-    from fedtailor.simulation.engines.workers import physical_cores
+    from fedtailor.core.engine import physical_cores
 
     return {
         "system": f"{platform.system()} {platform.release()}",

@@ -51,7 +51,7 @@ class OwnModel(NamedTuple):
     """Of this model only."""
 
 
-class Training(NamedTuple):
+class SeedPredictions(NamedTuple):
     """What one training says about test examples: that of a seed, or of one of its folds."""
 
     seed: int
@@ -104,7 +104,7 @@ class SiteRow:
     verdict: Verdict
 
 
-def site_rows(trainings: Sequence[Training], names: Sequence[str] = ()) -> list[SiteRow]:
+def site_rows(trainings: Sequence[SeedPredictions], names: Sequence[str] = ()) -> list[SiteRow]:
     """Return a row for every client with test examples, in the order of their numbers.
 
     Args:
@@ -151,7 +151,7 @@ class _Tests(NamedTuple):
         return np.bincount(self.examples, weights=gain)
 
 
-def _gather(trainings: Sequence[Training], client: int) -> _Tests | None:
+def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
     """Return the tests of a client in all trainings; None if it has none."""
     parts = []
     seeds = []
@@ -189,7 +189,7 @@ def _gather(trainings: Sequence[Training], client: int) -> _Tests | None:
     return _Tests(np.concatenate(seeds), examples, labels, groups, probabilities, counts)
 
 
-def _part(training: Training, client: int) -> ClientPredictions | None:
+def _part(training: SeedPredictions, client: int) -> ClientPredictions | None:
     """Return the predictions of one training, those of the own model among them."""
     federated = training.federated.get(client)
     if federated is None or PERSONALIZED not in federated.probabilities:

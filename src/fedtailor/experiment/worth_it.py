@@ -20,8 +20,8 @@ from fedtailor.experiment.site_rows import (
     RULE,
     OwnModel,
     Paired,
+    SeedPredictions,
     SiteRow,
-    Training,
     Verdict,
     site_rows,
 )
@@ -64,7 +64,7 @@ def judge(
             own = _local_models(local[seed] / part)
 
         predictions = read_predictions(folder / part / PREDICTIONS_FILE)
-        trainings.append(Training(seed, predictions, own))
+        trainings.append(SeedPredictions(seed, predictions, own))
 
     # Clients without names are no sites: others in another split, and known by others only.
     folders = seeds.values()

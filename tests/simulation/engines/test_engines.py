@@ -14,13 +14,13 @@ import torch
 
 import fedtailor.simulation.engines.batched as batched
 from federations import perceptron
-from fedtailor.core.engine import ExampleRows, Failure, Job
+from fedtailor.core.engine import ExampleRows, Failure, Job, physical_cores
 from fedtailor.simulation import engines
 from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.engines.reference import Reference, one_thread
-from fedtailor.simulation.engines.workers import Workers, keep_pages, physical_cores
+from fedtailor.simulation.engines.workers import Workers, keep_pages
 
 ENGINES = {
     "reference": Reference(),

@@ -116,7 +116,7 @@ def _choose_name(
     device: torch.device,
 ) -> tuple[str, str]:
     """Choose an engine; return its name, and why. Threads and processes give the same bits."""
-    from fedtailor.simulation.engines.workers import physical_cores
+    from fedtailor.core.engine import physical_cores
 
     if device != HOST:
         return "batched", f"on the device {device}, many clients at a time"

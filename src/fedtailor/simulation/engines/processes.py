@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from fedtailor.core.engine import Job, Program
+from fedtailor.core.engine import Job, Program, physical_cores
 from fedtailor.simulation.engines.mapped_tables import MappedTables
 from fedtailor.simulation.engines.requests import MapRequests, Request, Requests
 from fedtailor.simulation.engines.serialization import encode
 from fedtailor.simulation.engines.worker_process import WorkerProcess
-from fedtailor.simulation.engines.workers import physical_cores, run_largest_first
+from fedtailor.simulation.engines.workers import run_largest_first
 from fedtailor.simulation.programs import SharedInputs
 
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from fedtailor.core.engine import physical_cores
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.extras import install_command
 from fedtailor.simulation.engines.ray_actor import ClientActor, description
-from fedtailor.simulation.engines.workers import physical_cores
 
 _ADDRESS = "engine.ray_address"
 _PATIENCE = 12

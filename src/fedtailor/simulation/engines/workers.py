@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedtailor.core.engine import Job, Program, one_thread
+from fedtailor.core.engine import Job, Program, one_thread, physical_cores
 from fedtailor.simulation.engines.containment import process_restored, run_job
 from fedtailor.training.replay import ReplayRunner
 
@@ -141,24 +140,6 @@ def run_largest_first(
         raise
 
     return outputs
-
-
-def physical_cores() -> int:
-    """Return the number of physical cores among the CPUs that this process may use."""
-    usable: Iterable[int] = range(os.cpu_count() or 1)
-    if hasattr(os, "sched_getaffinity"):
-        usable = os.sched_getaffinity(0)
-
-    # Two CPUs of one core have the same siblings.
-    cores = set()
-    for cpu in usable:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            cores.add(siblings.read_text().strip())
-        except OSError:
-            cores.add(str(cpu))
-
-    return max(len(cores), 1)
 
 
 @cache
