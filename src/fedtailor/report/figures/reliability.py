@@ -49,7 +49,7 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
         "both are equal. Bars that end below it are predictions more confident than right; a short "
         "line shows their confidence. Pale bars hold few predictions. ECE is the expected "
         "calibration error: the mean gap of a client, weighted by examples; of all examples "
-        "together it is smaller, because gaps of clients cancel.",
+        "together it is usually smaller, because gaps of clients cancel.",
         panels=panels,
         table=ReportTable(columns=columns, rows=rows),
     )
