@@ -86,11 +86,15 @@ def count_cells(
         DataError: a column is not there, or the exchange is impossible.
     """
     _check_exchange(exchange)
-    places = {column.name: place for place, column in enumerate(raw.columns)}
+    places = {}
+    for place, column in enumerate(raw.columns):
+        if not column.texts:  # a column of text has codes, which are no numbers
+            places[column.name] = place
+
     below = _ORDER_BITS - sum(_BITS[: exchange + 1])
     counts = {}
     for name, intervals in request.items():
-        require(name in places, "a column of the request", "one of the table", name)
+        require(name in places, "a column of the request", "one of numbers in the table", name)
         cells = x[rows, places[name]]
         parts = ordered(cells[~np.isnan(cells)]) >> below
 

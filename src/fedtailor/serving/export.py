@@ -143,6 +143,7 @@ def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
         "classes": [str(name) for name in model.classes_],
         "temperature": model.temperature,
         "calibrated": model.is_calibrated,
+        "operating_point": dict(model.operating_point) or None,
     }
 
 

@@ -149,3 +149,16 @@ def test_cholesterol_of_real_hospitals_that_was_not_measured_is_named(data_dir):
     options = DataOptions(path=str(folder), label_column="disease")
     (message,) = messages(read_own(str(folder), options).findings, "value_means_missing")
     assert "'chol'" in message and "'Switzerland' 123" in message
+
+
+def test_a_rule_for_a_column_that_no_table_has_is_refused(tmp_path):
+    (tmp_path / "A.csv").write_text("chol,label\n1,a\n2,b\n")
+    options = DataOptions(path=str(tmp_path), missing_values={"cohl": [0]})
+    with pytest.raises(DataError, match="did you mean 'chol'"):
+        load_own(str(tmp_path), options)
+
+
+def test_commas_that_are_decimal_points_make_a_lone_point_one_of_thousands(tmp_path):
+    (tmp_path / "A.csv").write_text("x;label\n1.250;a\n2;b\n")
+    options = DataOptions(path=str(tmp_path), decimal="comma")
+    assert load_own(str(tmp_path), options).x.tolist() == [[1250.0], [2.0]]

@@ -177,8 +177,10 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
         threshold = "not chosen" if chosen is None else f"{chosen:.3g}"
         rows.append([shortened(name), f"{point['positives']}", threshold, *shares])
 
+    positive = _positive_class(result.get("sites", {}))
+    last_class = f"the last class, {shortened(positive)}," if positive else "the last class"
     below = (
-        "An input is of the last class from this probability on. The threshold is chosen on the "
+        f"An input is of {last_class} from this probability on. The threshold is chosen on the "
         "validation examples of that class; sensitivity and specificity (in %) are on test "
         "examples."
     )

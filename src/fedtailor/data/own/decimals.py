@@ -52,7 +52,9 @@ def find_meanings(table: Table, names: Iterable[str], rules: CellRules) -> dict[
 def _possible_meanings(cells: Cells, rules: CellRules) -> list[Meaning]:
     texts = [text for text in cells.texts if number_or_none(text) is None]
     if not texts:
-        return []
+        # Where the user says that commas are decimal points, 1.250 is a thousand, also alone.
+        has_thousands = any(matches(_THOUSANDS_POINT, text) for text in cells.texts)
+        return ["comma"] if rules.decimal == "comma" and has_thousands else []
 
     meanings: list[Meaning] = []
     if rules.decimal != "point" and all(matches(DECIMAL_COMMA, text) for text in texts):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.errors import did_you_mean
+from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset
@@ -143,6 +143,7 @@ def read_tables(
     group = safe_name(options.group)
     label = safe_name(options.label_column)
     tables = _read_files(files, label, group, options.cell_rules, findings, digests)
+    _refuse_unknown_columns(options.missing_values, tables)
     label = label or guess_label(tables, group, findings) or ""
     site_names = [site for site, _ in files]
     findings.sites.extend(Site(site) for site in site_names)
@@ -191,6 +192,21 @@ def read_tables(
         normalize=AS_THEY_ARE,
         raw=RawTable(joined.columns, unused),
     )
+
+
+def _refuse_unknown_columns(names: Iterable[str], tables: Sequence[Table]) -> None:
+    """Check that the columns of ``data.missing_values`` are in a table.
+
+    Raises:
+        DataError: one is in none: its values would stay measurements.
+    """
+    columns = list(dict.fromkeys(name for table in tables for name in table.names))
+    for name in names:
+        if columns and name not in columns:
+            hint = did_you_mean(name, columns) or "."
+            key = "data.missing_values"
+            message = f"{key} names the column {name!r:.80}, which is in no table{hint}"
+            raise DataError(message, key=key, allowed=columns, got=name)
 
 
 def _check_tables(site_tables: Sequence[_SiteTable]) -> list[_SiteTable]:
