@@ -8,17 +8,14 @@ from scipy.stats import binomtest
 
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.predictions import (
+    BASELINES_FILE,
+    CHOICES_FILE,
     PREDICTIONS_FILE,
     ClientPredictions,
     write_predictions,
 )
 from fedtailor.experiment.site_rows import OwnModel, SeedPredictions, site_rows
-from fedtailor.experiment.worth_it import (
-    BASELINE_PREDICTIONS_FILE,
-    BASELINES_FILE,
-    judge,
-    sentence,
-)
+from fedtailor.experiment.worth_it import judge, sentence
 
 
 def predict(labels, wrong=()):
@@ -135,8 +132,8 @@ def write_folder(path, predictions, *, best=None, baselines=None, names=("Oslo",
     (path / "split.json").write_text(json.dumps(split))
     if best is not None:
         sites = {str(number): {"best": name} for number, name in best.items()}
-        (path / BASELINES_FILE).write_text(json.dumps({"sites": sites}))
-        write_predictions(path / BASELINE_PREDICTIONS_FILE, baselines)
+        (path / CHOICES_FILE).write_text(json.dumps({"sites": sites}))
+        write_predictions(path / BASELINES_FILE, baselines)
 
     return path
 
@@ -191,7 +188,7 @@ def test_what_cannot_be_judged(tmp_path):
     second = write_folder(tmp_path / "second", federated, **names)
     assert judge({0: first}) is not None and judge({0: first, 1: second}) is None
 
-    (first / BASELINES_FILE).write_text('{"sites": {"0": {"best": "tree"}}}')
+    (first / CHOICES_FILE).write_text('{"sites": {"0": {"best": "tree"}}}')
     with pytest.raises(DataError, match=r"baselines\.json.*tree"):
         judge({0: first})
 
