@@ -115,6 +115,7 @@ def train_baselines(
     """
     from threadpoolctl import threadpool_limits
 
+    seed %= 2**32  # all that scikit-learn takes
     reasons = _reasons_against(names, training)
     usable = [name for name in names if name not in reasons]
     if not usable:

@@ -200,3 +200,23 @@ def test_an_empty_column_and_a_class_with_one_example_stop_nothing():
         assert np.isfinite(probabilities).all()
         np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
         assert (probabilities[:, 3] == 0).all(), "the site has no such class"
+
+
+@pytest.mark.parametrize("folds", [0, 2])
+def test_verdicts_follow_baselines_that_a_finished_run_gets_later(tmp_path, folds):
+    generator = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for name in ("Oslo", "Porto"):
+        ages = generator.integers(20, 90, 40)
+        rows = [f"{age},{'ill' if age > 50 else 'well'}" for age in ages]
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["age,label", *rows]))
+
+    def own_models(names, seed=2**40):
+        data = {"path": str(tmp_path / "data"), "folds": folds}
+        values = {"seed": seed, "data": data, "federation": {"rounds": 1}}
+        values["evaluation"] = {"baselines": names}
+        result = run(make_config(values), out=tmp_path / "run")
+        return {name for site in result["worth_it"]["sites"] for name in site["own"]}
+
+    assert own_models("none") == {"majority"}
+    assert own_models("logistic_regression") == {"logistic_regression"}

@@ -189,6 +189,7 @@ def _write(
     write_predictions(path / BASELINES_FILE, predictions)
     record = {
         "key": key,
+        "names": list(baseline_names(parts)),
         "sha256": hashlib.sha256(_read(path)).hexdigest(),
         "sites": choices,
         "pooled": {"missing": {**tables.missing, **pooled.missing}},

@@ -195,7 +195,9 @@ def join_predictions(
 
 def score_predictions(predictions: ClientPredictions, model: str) -> Scores:
     """Return the scores of what a model says about the test examples of a client."""
-    probabilities = torch.from_numpy(predictions.probabilities[model]).double()
+    probabilities = torch.from_numpy(predictions.probabilities[model])
+    # One that is too small for 32 bits was written as 0, and its logarithm is finite.
+    probabilities = probabilities.clamp_min(torch.finfo(torch.float32).tiny).double()
     labels = torch.from_numpy(predictions.labels)
     # Log-probabilities are logits; all examples count.
     count = torch.ones(len(labels))

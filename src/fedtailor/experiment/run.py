@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import ConfigError, all_done
 from fedtailor.core.options import show
+from fedtailor.core.reading import read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.split import SplitRecord
@@ -21,6 +22,7 @@ from fedtailor.experiment.config import Config, first_training, to_toml, with_fo
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
 from fedtailor.experiment.predictions import (
+    CHOICES_FILE,
     baseline_names,
     predict_tests,
     writes_predictions,
@@ -212,12 +214,13 @@ def _run_folds(first: PreparedRun, path: Path, watch: Watch, place: str) -> dict
             RunFolder.create(path, config=to_toml(config), provenance=provenance)
 
         result = _finished_result(path, path, first, split, watch.progress)
-        if result is not None:
+        if result is not None and not _lacks_baselines(first, path):
             return result
 
         folder = RunFolder(path)
         folder.remove_temporary_files()
         with folder:
+            folder.restart(to_toml(config))
             folder.clear()
             folder.write_split(split)
             folder.add_events([{"kind": "note", "text": note} for note in first.notes])
@@ -278,7 +281,7 @@ def run_seed(
         result = _finished_result(path, path, prepared, prepared.split, observer)
         if result is not None:
             _add_baselines(prepared, path, observer)
-            return result
+            return _judge_again(result, path, prepared.config.seeds[0])
 
         with RunWriter(path, _plan(prepared, place), observer) as writer:
             # What sites would use alone does not depend on the rounds.
@@ -321,18 +324,42 @@ def _add_baselines(prepared: PreparedRun, path: Path, observer: RunProgress) -> 
     add_baselines(prepared, path, observer)
 
 
+def _judge_again(result: dict[str, Any], path: Path, seed: int) -> dict[str, Any]:
+    """Return the result of a finished run with verdicts against the baselines it has now."""
+    if "worth_it" not in result:
+        return result
+
+    from fedtailor.experiment.worth_it import add_verdicts
+
+    judged = dict(result)
+    add_verdicts(judged, {seed: path})
+    if judged != result:
+        RunFolder(path).finish(judged)
+    return judged
+
+
 def _lacks_baselines(first: PreparedRun, path: Path) -> bool:
-    """Return whether a seed of a finished run is to have baselines and has none yet.
+    """Return whether a seed or fold of a finished run has other baselines than it is to have.
 
     Args:
-        first: the run of the first seed.
-        path: the folder of all seeds.
+        first: the run of the first seed or fold.
+        path: the folder of all of them.
     """
-    if first.config.data.folds > 0 or not baseline_names(first):
+    names = baseline_names(first)
+    if not names:
         return False
 
-    folders = [folder for folder in path.glob("seed-*") if holds_run(folder)]
-    return not all((folder / "baselines.json").is_file() for folder in folders)
+    for rounds in path.glob("**/rounds.jsonl"):
+        folder = rounds.parent
+        if any(folder.glob("fold-*")):  # it has those of its folds
+            continue
+
+        choices = folder / CHOICES_FILE
+        record = read_object(choices, within=folder) if choices.is_file() else {}
+        if record.get("names") != list(names):
+            return True
+
+    return False
 
 
 def _finished_result(
