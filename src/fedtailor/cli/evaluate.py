@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtailor.cli.options import Debug, Json
-from fedtailor.cli.predict import ClientName, RunPath, RunSeed
+from fedtailor.cli.predict import ClientName, RunPath, RunSeed, check_out
 from fedtailor.cli.shell import print_json
 
 if TYPE_CHECKING:
@@ -44,14 +44,11 @@ def evaluate(
     from fedtailor.cli.show.evaluation import show_evaluation
     from fedtailor.core.atomic import write_whole
     from fedtailor.experiment.config import make_config
-    from fedtailor.experiment.reader import refuse_inside_run
     from fedtailor.serving.evaluate import to_csv
     from fedtailor.serving.run import load
     from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
 
-    if out:
-        refuse_inside_run(Path(out))
-
+    check_out(out, paths)
     records = load(run)
     model = records.model(client, seed=seed)
     options = make_config(records.records.of_seed(seed).config).data

@@ -32,6 +32,23 @@ if TYPE_CHECKING:
     from fedtailor.serving.sources import Sources
 
 
+def check_out(out: str, paths: Sequence[str]) -> None:
+    """Check that a file to write is no input and does not lie in a run; empty: there is none.
+
+    Raises:
+        ConfigError: it is an input, or lies in the folder of a run.
+    """
+    from fedtailor.experiment.reader import refuse_inside_run
+
+    if not out:
+        return
+
+    refuse_inside_run(Path(out))
+    if any(Path(out).resolve() == Path(path).resolve() for path in paths):
+        message = f"--out '{out}' is one of the inputs: choose another file."
+        raise ConfigError(message, key="out", got=out)
+
+
 def predict(
     run: RunPath,
     paths: Annotated[
@@ -61,17 +78,11 @@ def predict(
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.progress import CountLine
     from fedtailor.core.atomic import to_json, write_whole
-    from fedtailor.experiment.reader import refuse_inside_run
     from fedtailor.serving.predict import predictions, to_csv, to_record
     from fedtailor.serving.run import load
     from fedtailor.serving.sources import Sources
 
-    if out:
-        refuse_inside_run(Path(out))
-        if any(Path(out).resolve() == Path(path).resolve() for path in paths):
-            message = f"--out '{out}' is one of the inputs: choose another file."
-            raise ConfigError(message, key="out", got=out)
-
+    check_out(out, paths)
     model = load(run).model(client, seed=seed)
     columns = [name.strip() for names in keep or () for name in names.split(",") if name.strip()]
     columns = list(dict.fromkeys(columns))
