@@ -70,11 +70,45 @@ def cdist_operator() -> Any:
     return torch.ops.aten._cdist_forward.default
 
 
+_PRECISIONS = (
+    ("generic", "all"),
+    ("mkldnn", "all"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+    ("cuda", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+)
+"""Where the precision of float32 can be set: a backend and its operators, parents first. The public
+``torch.backends.mkldnn.fp32_precision`` reads its own value, but sets that of all backends."""
+
+
+def float32_precisions() -> tuple[str, ...]:
+    """Return the precision of float32 at every place where it can be set."""
+    return tuple(torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS)
+
+
+def set_float32_precisions(precisions: Sequence[str]) -> None:
+    """Set the precision of float32 at every place where it differs from these."""
+    for place, precision in zip(_PRECISIONS, precisions, strict=True):
+        if torch._C._get_fp32_precision_getter(*place) == precision:
+            continue
+
+        # Follow the parent again; a value of its own only where the parent has another one.
+        torch._C._set_fp32_precision_setter(*place, "none")
+        if torch._C._get_fp32_precision_getter(*place) != precision:
+            torch._C._set_fp32_precision_setter(*place, precision)
+
+
 PRIVATE_NAMES: Sequence[str] = (
     "torch._C.DisableTorchFunction",
     "torch._C._are_functorch_transforms_active",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._get_fp32_precision_getter",
     "torch._C._nn",
+    "torch._C._set_fp32_precision_setter",
     "torch._foreach_mul",
     "torch._fused_sgd_",
     "torch.ops.aten._cdist_forward.default",

@@ -26,7 +26,11 @@ from fedtailor.core import tree
 from fedtailor.core.devices import current
 from fedtailor.core.engine import Failure, Job, Program, cut
 from fedtailor.core.errors import RunError
-from fedtailor.core.torch_private import count_writes
+from fedtailor.core.torch_private import (
+    count_writes,
+    float32_precisions,
+    set_float32_precisions,
+)
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
 from fedtailor.training.batches import take
 from fedtailor.training.one_client import PLAIN, StepRunner, steps_run_by
@@ -200,7 +204,9 @@ class Settings(NamedTuple):
     dtype: torch.dtype
     deterministic: bool
     warn_only: bool
-    precision: str
+    matmul_precision: str
+    """Empty if the precision was set by place as well: PyTorch then refuses to read it."""
+    precisions: tuple[str, ...]
     mkldnn: bool
 
     @classmethod
@@ -210,7 +216,8 @@ class Settings(NamedTuple):
             dtype=torch.get_default_dtype(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-            precision=torch.get_float32_matmul_precision(),
+            matmul_precision=_matmul_precision(),
+            precisions=float32_precisions(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
         )
 
@@ -218,7 +225,9 @@ class Settings(NamedTuple):
         """Change the settings of this process to these."""
         torch.set_default_dtype(self.dtype)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
-        torch.set_float32_matmul_precision(self.precision)
+        if self.matmul_precision:
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        set_float32_precisions(self.precisions)
         torch.backends.mkldnn.enabled = self.mkldnn  # type: ignore[assignment]
 
     def restore(self) -> bool:
@@ -227,6 +236,13 @@ class Settings(NamedTuple):
             return False
         self.apply()
         return True
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it does not agree with what was set by place
+        return ""
 
 
 def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN) -> Any:
