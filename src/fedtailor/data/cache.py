@@ -175,9 +175,9 @@ def _read(folder: Path, signature: str) -> Dataset | None:
 
         fields["normalize"] = Normalization(*map(tuple, fields["normalize"]))
         if fields["raw"] is not None:
-            columns, unused = fields["raw"]
+            columns, unused, decimals = fields["raw"]
             named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)
-            fields["raw"] = RawTable(named, tuple(unused))
+            fields["raw"] = RawTable(named, tuple(unused), decimals)
 
         # Copy-on-write: the file stays, and torch shares the memory without a warning.
         for name in meta["arrays"]:

@@ -7,14 +7,12 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import show
-from fedtailor.data.columns import is_text, require, require_object
-
-Decimal = Literal["auto", "point", "comma"]
+from fedtailor.data.columns import Decimal, is_text, require, require_object
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,9 @@ class CellRules:
     (``point``); auto: what all numbers with a comma in a column can be."""
     missing_values: Mapping[str, Sequence[float | str]] = field(default_factory=dict)
     """By column, the values that mean a missing one."""
+    at_sites: Mapping[str, Decimal] = field(default_factory=dict)
+    """With ``auto``: what commas were in the tables of each site in training; auto: there were
+    none."""
 
     def __post_init__(self) -> None:
         values = {}
@@ -50,10 +51,31 @@ class CellRules:
 
         object.__setattr__(self, "missing_values", values)
 
+    @property
+    def in_training(self) -> Decimal:
+        """What commas were in training, if all sites agree; else auto."""
+        marks = set(self.at_sites.values())
+        return marks.pop() if len(marks) == 1 else "auto"
+
+    def for_site(self, name: str, decimal: Decimal = "auto") -> CellRules:
+        """Return the rules for further tables of one site.
+
+        Args:
+            name: of the site.
+            decimal: what commas were in its tables; auto: what they were in training.
+        """
+        if decimal == "auto":
+            decimal = self.at_sites.get(name, self.in_training)
+        return replace(self, at_sites={} if decimal == "auto" else {name: decimal})
+
     def to_record(self) -> dict[str, Any]:
         """Return the rules as an object for JSON; :meth:`from_record` reads it."""
         values = {name: list(items) for name, items in self.missing_values.items()}
-        return {"decimal": self.decimal, "missing_values": values}
+        record: dict[str, Any] = {"decimal": self.decimal, "missing_values": values}
+        if self.at_sites:
+            record["at_sites"] = dict(self.at_sites)
+
+        return record
 
     @classmethod
     def from_record(cls, record: Any) -> CellRules:
@@ -66,12 +88,20 @@ class CellRules:
             DataError: it is no such object.
         """
         what = "the rules of cells"
-        require_object(record, {"decimal", "missing_values"}, what, "decimal and missing_values")
-        require(record["decimal"] in get_args(Decimal), what, "of a known decimal", record)
+        entries = {"decimal", "missing_values"}
+        if type(record) is dict:
+            entries |= {"at_sites"} & record.keys()
+
+        require_object(record, entries, what, "decimal and missing_values")
+        at_sites = record.get("at_sites", {})
+        require(type(at_sites) is dict, what, "what commas are by site", record)
+        for decimal in (record["decimal"], *at_sites.values()):
+            require(decimal in get_args(Decimal), what, "of a known decimal", record)
+
         values = record["missing_values"]
         require(type(values) is dict, what, "missing values by column", record)
         for name, items in values.items():
             are_values = type(items) is list and all(type(i) in (int, float, str) for i in items)
             require(is_text(name) and are_values and bool(items), what, "lists of values", record)
 
-        return cls(record["decimal"], values)
+        return cls(record["decimal"], values, at_sites)

@@ -39,6 +39,10 @@ LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """The largest 32-bit float."""
 
 
+Decimal = Literal["auto", "point", "comma"]
+"""What a comma in a number is: the decimal point, or (``point``) a separator of thousands."""
+
+
 class Texts(NamedTuple):
     """The cells of a column of categories: row k holds ``texts[codes[k]]``."""
 
@@ -73,6 +77,9 @@ class RawTable(NamedTuple):
     columns: tuple[RawColumn, ...]
     unused: tuple[str, ...] = ()
     """Other columns, see :class:`Columns`."""
+    decimals: Mapping[str, Decimal] = {}
+    """What commas are in the numbers of each site, see ``CellRules.at_sites``; empty: no site has
+    commas."""
 
 
 @dataclass(frozen=True)

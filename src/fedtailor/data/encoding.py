@@ -99,24 +99,9 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
     """Return the features (rows, features) of a table as read, with the columns of other data.
 
     Args:
-        dataset: with ``raw``.
+        dataset: with ``raw``, read like the data in training.
         columns: of the data in training.
-
-    Raises:
-        DataError: columns are missing or extra, or hold text in place of numbers or numbers in
-            place of text.
     """
-    assert dataset.raw is not None
-    present = [column.name for column in dataset.raw.columns]
-    missing, extra = columns.compare(present)
-    if missing or extra:
-        what = "lacks columns that the data in training had"
-        if not missing:
-            what = "has columns that the data in training did not have"
-
-        message = f"table '{dataset.name}' {what}: {joined(missing or extra)}."
-        raise DataError(message, key="data", allowed=list(columns.names), got=present)
-
     return columns.encode(_cells_of(dataset)).x
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,7 +24,7 @@ from fedtailor.data.dataset import Normalization
 
 if TYPE_CHECKING:
     from fedtailor.data.cell_rules import CellRules
-    from fedtailor.data.columns import Columns
+    from fedtailor.data.columns import Columns, Decimal
 
 INPUTS_VERSION = 1
 """Of the two files."""
@@ -79,6 +79,15 @@ class InputSpecification:
         numbers = self.mean.tobytes() + self.std.tobytes()
         return hashlib.sha256(to_json(self.to_record()).encode() + numbers).hexdigest()
 
+    def for_site(self, name: str, decimal: Decimal = "auto") -> InputSpecification:
+        """Return the inputs of the model of one site, see ``CellRules.for_site``."""
+        if self.cells is None and decimal == "auto":
+            return self
+
+        from fedtailor.data.cell_rules import CellRules
+
+        return replace(self, cells=(self.cells or CellRules()).for_site(name, decimal))
+
     def to_record(self) -> dict[str, Any]:
         """Return everything but mean and deviation, ready for JSON."""
         record = {
@@ -117,8 +126,20 @@ def input_specification(divided: DividedData, normalize: Normalization) -> Input
         color=options.color,
         dataset=dataset.name,
         columns=dataset.columns,
-        cells=options.cell_rules,
+        cells=_cell_rules(divided),
     )
+
+
+def _cell_rules(divided: DividedData) -> CellRules | None:
+    """Return how cells are read, and what commas were at each site; None: in the usual way."""
+    options = divided.division.options
+    raw = divided.division.dataset.raw
+    if raw is None or options.decimal != "auto" or not raw.decimals:
+        return options.cell_rules
+
+    from fedtailor.data.cell_rules import CellRules
+
+    return CellRules(missing_values=options.missing_values, at_sites=raw.decimals)
 
 
 def write_input_specification(folder: Path, inputs: InputSpecification) -> None:

@@ -123,4 +123,4 @@ def make_model(
 ) -> PersonalModel:
     """Return a personal model from its tree of tensors."""
     module = PersonalModule(method.algorithm, method.task(client), personal, method.inputs)
-    return PersonalModel(module, method.inputs, card)
+    return PersonalModel(module, method.inputs.for_site(str(card.get("client", ""))), card)

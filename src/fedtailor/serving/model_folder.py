@@ -65,7 +65,10 @@ def write_model_folder(
     Raises:
         RunError: a file cannot be written.
     """
+    # The model reads tables as those of its site were read.
     method = model.method
+    method = method._replace(inputs=method.inputs.for_site(model.name, model.site.decimal))
+    model = model._replace(method=method)
     config = method.config
 
     # A split of one client, in the form of every run.

@@ -13,10 +13,12 @@ import torch
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
+from fedtailor.data.columns import Decimal
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.patterns import reworded
 from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions
@@ -41,6 +43,8 @@ class SiteData(NamedTuple):
     """Of the data, for example the name of the folder."""
     groups: np.ndarray | None = None  # (n,), int64
     """The group of each example, such as its patient."""
+    decimal: Decimal = "auto"
+    """What commas are in the numbers of its tables; auto: there are none."""
 
 
 def load_site(
@@ -68,13 +72,17 @@ def load_site(
         color=cast(Any, color),
         label_column=label_column,
         group=group,
-        decimal="auto" if rules is None else rules.decimal,
-        missing_values={} if rules is None else dict(rules.missing_values),
     )
-    dataset = load_one_site(path, options)
+    like = None if inputs.columns is None else TrainingTables(inputs.columns, rules)
+    dataset = load_one_site(path, options, like)
     stored = _stored(dataset, inputs, path)
     labels = _labels(dataset, inputs, path)
-    return SiteData(stored, labels, dataset.num_official_train, dataset.name, dataset.groups)
+    decimal = "auto"
+    if dataset.raw is not None:
+        decimal = next(iter(dataset.raw.decimals.values()), "auto")
+
+    count = dataset.num_official_train
+    return SiteData(stored, labels, count, dataset.name, dataset.groups, cast(Any, decimal))
 
 
 @contextmanager
@@ -92,13 +100,18 @@ def options_written_as(forms: Mapping[str, str], other: str) -> Iterator[None]:
         raise
 
 
-def load_one_site(path: str, options: DataOptions) -> Dataset:
+def load_one_site(path: str, options: DataOptions, like: TrainingTables | None = None) -> Dataset:
     """Read the labelled data of one site as they are.
+
+    Args:
+        path: of the data.
+        options: as of every reader.
+        like: the tables of a model that exists; None: nothing is known in advance.
 
     Raises:
         DataError: the data cannot be read, or are of several sites.
     """
-    dataset = load_own(os.path.expanduser(path), options)
+    dataset = load_own(os.path.expanduser(path), options, like=like)
 
     # The data is of one site: a folder per site is another form.
     count = len(dataset.domain_names)

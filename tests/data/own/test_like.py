@@ -11,8 +11,11 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.build import build
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Column, Columns
+from fedtailor.data.dataset import Normalization
+from fedtailor.data.input_specification import input_specification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.like import read_frame_like, read_table_like
+from fedtailor.serving.site_data import load_site
 
 PLAN = Columns(
     (
@@ -187,3 +190,52 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
         np.testing.assert_array_equal(
             read_table_like(tmp_path / "part.csv", plan).x, again[1].x[:rows]
         )
+
+
+@pytest.mark.parametrize(
+    ("decimal", "cell", "number"),
+    [
+        ("comma", "1,250", 1.25),
+        ("point", "1,250", 1250),
+        ("comma", "1.250", 1250),
+        ("point", "1.250", 1.25),
+        ("comma", "1.25", 1.25),
+        ("auto", "1,250", None),
+    ],
+)
+def test_a_comma_means_what_it_meant_in_training(tmp_path, decimal, cell, number):
+    (tmp_path / "new.csv").write_text(f'age,sex\n"{cell}",m\n', encoding="utf-8")
+    rules = CellRules(at_sites={"a": decimal})
+    table = read_table_like(tmp_path / "new.csv", PLAN, rules=rules)
+    assert (None if table.x is None else table.x[0, 0]) == number
+
+
+def test_typed_numbers_have_no_separators_of_thousands(tmp_path):
+    pq.write_table(pa.table({"sex": ["m"] * 2, "age": [1.125, 2.5]}), tmp_path / "new.parquet")
+    rules = CellRules("comma")
+    table = read_table_like(tmp_path / "new.parquet", PLAN, rules=rules)
+    assert table.x[:, 0].tolist() == [1.125, 2.5]
+
+
+def test_each_site_keeps_what_its_commas_were_and_kinds_of_columns(tmp_path):
+    """Two sites write numbers in two ways, and a third file alone does not tell what it means."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    rows = {"a": '"1,5",1\n"2,5",low\n', "b": '"1,234.5",1\n2,low\n'}
+    for site, text in rows.items():
+        lines = [f"{line},{label}" for line, label in zip(text.split(), "xy", strict=True)] * 5
+        (folder / f"{site}.csv").write_text("v,mixed,label\n" + "\n".join(lines) + "\n")
+
+    divided = build(DataOptions(path=str(folder)), run_seed=0)
+    inputs = input_specification(divided, Normalization())
+    assert inputs.cells.at_sites == {"a": "comma", "b": "point"}
+    assert CellRules.from_record(inputs.cells.to_record()) == inputs.cells
+
+    # A file of labelled rows for evaluate, with a number where training had categories.
+    new = tmp_path / "new.csv"
+    new.write_text('v,mixed,label\n"1,250",1,x\n"1,250",1,x\n3,1,y\n')
+    for site, number in (("a", 1.25), ("b", 1250)):
+        stored = load_site(str(new), inputs.for_site(site)).x
+        assert stored[:3].tolist() == [[number, 1, 0], [number, 1, 0], [3, 1, 0]]
+    with pytest.raises(DataError, match="comma that may be"):
+        load_site(str(new), inputs)

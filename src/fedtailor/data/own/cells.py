@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.own.findings import FindingPlace
 from fedtailor.data.own.kinds import SEVERAL_LABELS
 from fedtailor.data.own.names import counted, show
@@ -73,6 +73,8 @@ class Cells:
 
     def __init__(self, *, keeps_texts: bool = False, rewrite: Rewrite | None = None) -> None:
         self.keeps_texts = keeps_texts
+        self.is_typed = False
+        """Whether the file itself says that these are numbers, so that nobody wrote a comma."""
         self._rewrite = rewrite
         self._texts = _Codes()
         self._codes = array("i")
@@ -107,6 +109,7 @@ class Cells:
             values = np.where(np.array(is_missing, dtype=bool)[codes], np.nan, values)
 
         cells = cls()
+        cells.is_typed = True
         cells._numbers = array("f", _as_float32(values).tobytes())
         cells._texts.update((cell_of(value), 0) for value in values[:1].tolist())
         return cells
@@ -257,6 +260,8 @@ class Table:
     """Between the cells of a CSV file; empty for others."""
     ragged: Sequence[tuple[int, int]] = ()
     """Line and length of every row that is not as long as the header; they are left out."""
+    decimal: Decimal = "auto"
+    """What commas are in its numbers; auto: there are none."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -11,6 +10,7 @@ from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.patterns import (
     DECIMAL_COMMA,
     THOUSANDS_COMMA,
+    THOUSANDS_POINT,
     category_in,
     cell_of,
     is_number,
@@ -21,30 +21,43 @@ from fedtailor.data.own.patterns import (
 Meaning = Literal["comma", "point"]
 """What a comma is in the numbers of a column: the decimal point, or a separator of thousands."""
 
-_THOUSANDS_POINT = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?")
-
 
 def find_meanings(table: Table, names: Iterable[str], rules: CellRules) -> dict[str, Meaning]:
     """Return what commas are in the columns of a table that have numbers with a comma.
 
     A column is left out if its commas cannot be either, or if they can be both and nothing tells:
-    ``1,234`` is a decimal in a table with semicolons between the cells, or beside a column of
-    ``0,5``.
+    ``1,234`` is a decimal beside a column of ``0,5``, and else what it was in training; without
+    that, it is a decimal in a table with semicolons between the cells. Where commas are decimals,
+    columns of numbers such as ``1.250`` have thousands.
     """
+    columns = {name: table.columns[name] for name in names if not table.columns[name].is_typed}
     meanings: dict[str, Meaning] = {}
     unclear = []
-    for name in names:
-        possible = _possible_meanings(table.columns[name], rules)
+    for name, cells in columns.items():
+        possible = _possible_meanings(cells, rules)
         if len(possible) == 1:
             meanings[name] = possible[0]
         elif possible:
             unclear.append(name)
 
-    # Columns of one table are written alike.
-    if table.delimiter == ";" or "comma" in meanings.values():
-        meanings |= dict.fromkeys(unclear, "comma")
-    elif meanings:
-        meanings |= dict.fromkeys(unclear, "point")
+    # Columns of one table are written alike, and tables of one site as those in training.
+    decimal = rules.decimal
+    if meanings:
+        decimal = "comma" if "comma" in meanings.values() else "point"
+    elif decimal == "auto":
+        decimal = rules.in_training
+        if decimal == "comma" and any(map(_has_decimal_point, columns.values())):
+            decimal = "auto"
+
+    if decimal == "auto" and unclear and table.delimiter == ";":
+        decimal = "comma"
+
+    if decimal != "auto":
+        meanings |= dict.fromkeys(unclear, decimal)
+    if decimal == "comma":
+        for name, cells in columns.items():
+            if _has_thousands_only(cells):
+                meanings[name] = "comma"
 
     return meanings
 
@@ -52,9 +65,7 @@ def find_meanings(table: Table, names: Iterable[str], rules: CellRules) -> dict[
 def _possible_meanings(cells: Cells, rules: CellRules) -> list[Meaning]:
     texts = [text for text in cells.texts if number_or_none(text) is None]
     if not texts:
-        # Where the user says that commas are decimal points, 1.250 is a thousand, also alone.
-        has_thousands = any(matches(_THOUSANDS_POINT, text) for text in cells.texts)
-        return ["comma"] if rules.decimal == "comma" and has_thousands else []
+        return []
 
     meanings: list[Meaning] = []
     if rules.decimal != "point" and all(matches(DECIMAL_COMMA, text) for text in texts):
@@ -66,11 +77,26 @@ def _possible_meanings(cells: Cells, rules: CellRules) -> list[Meaning]:
     # Beside 1.234,5 a text 1.234 is a thousand; beside 1,5 nobody can know what 1.5 is.
     if meanings == ["comma"] and rules.decimal == "auto":
         has_thousands = any("." in text for text in texts)
-        points = [text for text in cells.texts if "." in text and is_number(text)]
-        if any(not has_thousands or not matches(_THOUSANDS_POINT, text) for text in points):
+        points = _numbers_with_point(cells)
+        if any(not has_thousands or not matches(THOUSANDS_POINT, text) for text in points):
             return []
 
     return meanings
+
+
+def _numbers_with_point(cells: Cells) -> list[str]:
+    return [text for text in cells.texts if "." in text and is_number(text)]
+
+
+def _has_decimal_point(cells: Cells) -> bool:
+    """Return whether some number has a point that cannot separate thousands."""
+    return any(not matches(THOUSANDS_POINT, text) for text in _numbers_with_point(cells))
+
+
+def _has_thousands_only(cells: Cells) -> bool:
+    """Return whether there are numbers with points alone, all of which can separate thousands."""
+    points = _numbers_with_point(cells)
+    return cells.text_at is None and bool(points) and not _has_decimal_point(cells)
 
 
 def rewrites(rules: CellRules, meanings: Mapping[str, Meaning]) -> dict[str, Rewrite]:
@@ -97,4 +123,4 @@ def _rewrite(meaning: Meaning | None, missing: frozenset[str]) -> Rewrite:
 
 
 def _is_with_comma(text: str) -> bool:
-    return matches(DECIMAL_COMMA, text) or matches(_THOUSANDS_POINT, text)
+    return matches(DECIMAL_COMMA, text) or matches(THOUSANDS_POINT, text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedtailor.data.columns import MAX_CATEGORIES, RawColumn
+from fedtailor.data.columns import MAX_CATEGORIES, Columns, RawColumn
 from fedtailor.data.own.cells import Table, first_at
 from fedtailor.data.own.findings import Finding, Findings
 from fedtailor.data.own.kinds import DATES, SERIES
@@ -58,13 +58,16 @@ class Joined(NamedTuple):
 class _Feature:
     """A column of all tables."""
 
-    def __init__(self, name: str, tables: Sequence[Table]) -> None:
+    def __init__(
+        self, name: str, tables: Sequence[Table], kind: Literal["number", "category"] | None
+    ) -> None:
+        """Use a column; ``kind`` is None if the cells are to say it."""
         self.name: str = name
         self.title = f"Column {show(name)}"
         self.tables = tables
         self.cells = [table.columns[name] for table in tables]
         self.text_at = [cells.text_at for cells in self.cells]
-        self.is_text = any(self.text_at)
+        self.is_text = any(self.text_at) if kind is None else kind == "category"
 
     @cached_property
     def texts(self) -> list[str]:
@@ -96,9 +99,20 @@ class _Feature:
         return np.concatenate(parts)
 
 
-def collect_features(tables: Mapping[str, Sequence[Table]], findings: Findings) -> list[_Feature]:
-    """Return the features by the names of their columns and the tables that have them."""
-    return [_Feature(name, having) for name, having in tables.items()]
+def collect_features(
+    tables: Mapping[str, Sequence[Table]], columns: Columns | None
+) -> list[_Feature]:
+    """Return the features.
+
+    Args:
+        tables: those that have a column, by its name.
+        columns: of the data in training, if there are any: other columns are left out.
+    """
+    if columns is None:
+        return [_Feature(name, having, None) for name, having in tables.items()]
+
+    kinds = {column.name: column.kind for column in columns.columns}
+    return [_Feature(name, tables[name], kinds[name]) for name in tables if name in kinds]
 
 
 def check_features(

@@ -14,8 +14,16 @@ from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, DataProblem, FindingPlace, Findings
 from fedtailor.data.own.names import counted, listed, safe_name, show
-from fedtailor.data.own.patterns import category_in
+from fedtailor.data.own.patterns import THOUSANDS_COMMA, category_in, matches
 from fedtailor.data.own.table import TABLES, Sought, read_cells, read_header, read_table
+
+
+class TrainingTables(NamedTuple):
+    """What is known of the tables that a model was trained on."""
+
+    columns: Columns
+    rules: CellRules | None
+    """How cells were read; None: in the usual way."""
 
 
 class LikeTable(NamedTuple):
@@ -62,7 +70,7 @@ def read_table_like(
         return LikeTable(None, (), place.findings.problems)
 
     keep = [safe_name(name) for name in keep]
-    texts = _names_of_texts(columns).union(keep)
+    texts = names_of_texts(columns).union(keep)
     sought = _sought(columns, texts, rules)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
     like = _encode(table, columns, place, ignored=keep)
@@ -107,7 +115,7 @@ def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None
         DataError: it is no data frame.
     """
     place = FindingPlace(Findings(), "", "data frame")
-    texts = _names_of_texts(columns)
+    texts = names_of_texts(columns)
     expected = set(columns.names)
     sought = _sought(columns, texts, rules)
 
@@ -137,7 +145,7 @@ def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None
 
 
 def _sought(columns: Columns, texts: set[str], rules: CellRules | None) -> Sought:
-    numbers = set(columns.names) - _names_of_texts(columns)
+    numbers = set(columns.names) - names_of_texts(columns)
     return Sought(
         set(columns.names).__contains__,
         texts.__contains__,
@@ -146,7 +154,8 @@ def _sought(columns: Columns, texts: set[str], rules: CellRules | None) -> Sough
     )
 
 
-def _names_of_texts(columns: Columns) -> set[str]:
+def names_of_texts(columns: Columns) -> set[str]:
+    """Return the names of the columns of categories."""
     return {column.name for column in columns.columns if column.kind == "category"}
 
 
@@ -196,26 +205,49 @@ def _encode(
 
 def _check(table: Table, columns: Columns, ignored: Container[str]) -> bool:
     """Return whether a table has the columns of the data in training, with cells of their kind."""
-    place = table.place
+    if not check_names(table, columns, ignored) or not table.check_types(columns.names):
+        return False
+
+    numbers = [column.name for column in columns.columns if column.kind == "number"]
+    checks = [table.check_rows(), check_texts(table, columns)]
+    return table.check_numbers(numbers) and all(checks)
+
+
+def check_names(table: Table, columns: Columns, ignored: Container[str]) -> bool:
+    """Return whether a table has the columns of the data in training; add the problems.
+
+    Args:
+        table: gets the problems.
+        columns: of the data in training.
+        ignored: columns that may be there too.
+    """
     missing, others = columns.compare(table.names)
     extra = [name for name in others if name not in ignored]
     if missing:
         what = counted(len(missing), "column is", "columns are")
         message = f"{what} missing, which the data in training had: {listed(missing)}."
-        place.add("missing_column", message)
+        table.place.add("missing_column", message)
 
     if extra:
         what = counted(len(extra), "column is", "columns are")
         message = f"{what} there that the data in training did not have: {listed(extra)}."
-        place.add("extra_column", message)
+        table.place.add("extra_column", message)
 
-    if missing or extra or not table.check_types(columns.names):
-        return False
+    return not missing and not extra
 
-    checks = [table.check_rows()]
-    numbers = [column.name for column in columns.columns if column.kind == "number"]
-    for name in numbers:
-        at = table.columns[name].text_at
-        checks.append(table.check_cells("not_a_number", name, "text in place of numbers", at))
 
-    return table.check_numbers(numbers) and all(checks)
+def check_texts(table: Table, columns: Columns) -> bool:
+    """Return whether columns of numbers in training hold no text; add the problems of others."""
+    checks = []
+    for column in columns.columns:
+        if column.kind != "number" or column.name not in table.columns:
+            continue
+
+        at = table.columns[column.name].text_at
+        what = "text in place of numbers"
+        if at is not None and matches(THOUSANDS_COMMA, at.text):
+            what = "numbers with a comma that may be a decimal point or separate thousands,"
+
+        checks.append(table.check_cells("not_a_number", column.name, what, at))
+
+    return all(checks)

@@ -49,7 +49,8 @@ IMAGE = re.compile(
     r".*\.(png|jpe?g|jpe|jfif|bmp|gif|tiff?|webp|pgm|ppm|pbm|dcm)", re.IGNORECASE | re.DOTALL
 )
 DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
-THOUSANDS_COMMA = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+THOUSANDS_COMMA = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
+THOUSANDS_POINT = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
 _OPTION = re.compile(
     r"--set (?P<quote>'?)data\.(?P<key>\w+)=(?P<value>.*?)(?P=quote)(?=[\s.;:,)]|$)"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.sites import cross_check
+
+if TYPE_CHECKING:
+    from fedtailor.data.own.like import TrainingTables
 
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
@@ -58,8 +62,20 @@ def read_own(path: str, options: DataOptions, report: Report = to_nobody) -> Own
     return _read(recognize(path, findings), options, findings, report)
 
 
-def load_own(path: str, options: DataOptions, report: Report = to_nobody) -> Dataset:
+def load_own(
+    path: str,
+    options: DataOptions,
+    report: Report = to_nobody,
+    *,
+    like: TrainingTables | None = None,
+) -> Dataset:
     """Return a user's data, from the cache of decoded data if nothing has changed.
+
+    Args:
+        path: ``data.path``.
+        options: as of :func:`read_own`.
+        report: is told how many pictures have been read.
+        like: tables are read as those of a model that exists, and not kept in the cache.
 
     Raises:
         DataError: the data cannot be used; the message has the first errors.
@@ -68,27 +84,31 @@ def load_own(path: str, options: DataOptions, report: Report = to_nobody) -> Dat
     layout = recognize(path, findings)
 
     def build() -> Dataset:
-        dataset = _read(layout, options, findings, report).dataset
+        dataset = _read(layout, options, findings, report, like).dataset
         if dataset is None:
             raise _as_error(path, findings)
 
         return dataset
 
-    if layout is None:
+    if layout is None or like is not None:
         return build()
 
     return cached(layout.signature(options), build, name=layout.name)
 
 
 def _read(
-    layout: FolderLayout | None, options: DataOptions, findings: Findings, report: Report
+    layout: FolderLayout | None,
+    options: DataOptions,
+    findings: Findings,
+    report: Report,
+    like: TrainingTables | None = None,
 ) -> OwnData:
     """Read data with a recognized layout, and check all sites together."""
     if layout is None:
         return OwnData(None, findings)
 
     try:
-        dataset = _dispatch(layout, options, findings, report)
+        dataset = _dispatch(layout, options, findings, report, like)
     except DataError as error:
         findings.add("unusable", error.message, path=error.path or "")
         dataset = None
@@ -112,7 +132,11 @@ def _read(
 
 
 def _dispatch(
-    layout: FolderLayout, options: DataOptions, findings: Findings, report: Report
+    layout: FolderLayout,
+    options: DataOptions,
+    findings: Findings,
+    report: Report,
+    like: TrainingTables | None,
 ) -> Dataset | None:
     """Read the data with the reader for their layout."""
     if layout.pictures:
@@ -127,7 +151,7 @@ def _dispatch(
     if layout.tables:
         from fedtailor.data.own.tables import read_tables
 
-        dataset = read_tables(list(layout.tables), options, findings, report)
+        dataset = read_tables(list(layout.tables), options, findings, report, like=like)
         _explain_tables(layout, findings)
         return dataset
 

@@ -22,7 +22,7 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.core.extras import install_command
 from fedtailor.data.cell_rules import CellRules
-from fedtailor.data.columns import MAX_CATEGORIES
+from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.files import read_bytes
 from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.decimals import find_meanings, rewrites
@@ -123,7 +123,8 @@ def read_cells(
 
     # The problems of the file are known from the first time.
     again = read(rewrites(rules, meanings), replace(place, findings=Findings()))
-    return replace(again, place=place)
+    decimal: Decimal = "comma" if "comma" in meanings.values() else "point"
+    return replace(again, place=place, decimal=decimal)
 
 
 def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
@@ -383,16 +384,18 @@ def _cells_of(column: Any, name: str, sought: Sought) -> Cells:
     keeps_texts = sought.keeps_texts(name)
     rewrite = sought.rewrite.get(name)
 
-    # One text for each different value, as in a CSV file.
     is_text = _is_text(column.type)
     encoded = column.combine_chunks().dictionary_encode()
     if not is_text and not keeps_texts and len(encoded.dictionary) > MAX_CATEGORIES:
         values = np.asarray(column.cast("float64", safe=False).to_numpy())
         return Cells.of_numbers(values, rewrite)
 
+    # One text for each different value, as in a CSV file.
     texts = [cell_of(value) for value in encoded.dictionary.to_pylist()]
     codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
     if encoded.null_count:
         texts.append("")
 
-    return Cells.of_codes(codes, texts, keeps_texts=keeps_texts, rewrite=rewrite)
+    cells = Cells.of_codes(codes, texts, keeps_texts=keeps_texts, rewrite=rewrite)
+    cells.is_typed = not is_text
+    return cells

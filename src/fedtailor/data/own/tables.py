@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.data.cell_rules import CellRules
-from fedtailor.data.columns import RawTable
+from fedtailor.data.columns import Columns, RawTable
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions
@@ -30,6 +30,7 @@ from fedtailor.data.own.findings import (
 )
 from fedtailor.data.own.groups import note_groups
 from fedtailor.data.own.labels import guess_label, name_classes
+from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label
 from fedtailor.data.own.table import Sought, read_table
@@ -115,6 +116,8 @@ def read_tables(
     options: DataOptions,
     findings: Findings,
     report: Report = to_nobody,
+    *,
+    like: TrainingTables | None = None,
 ) -> Dataset | None:
     """Read one table per site: labels, and features or the paths of images.
 
@@ -132,6 +135,7 @@ def read_tables(
             ``color``, are used.
         findings: problems, sites and notes are added to it.
         report: is told how many pictures have been read.
+        like: the tables of a model that exists: columns and the kinds of their cells are those.
 
     Returns:
         The data set, or None after an error. Its features are the cells as read, see
@@ -142,7 +146,10 @@ def read_tables(
     digests: dict[str, str] = {}
     group = safe_name(options.group)
     label = safe_name(options.label_column)
-    tables = _read_files(files, label, group, options.cell_rules, findings, digests)
+    rules = options.cell_rules if like is None else like.rules
+    columns = None if like is None else like.columns
+    sought = _sought(label, group, rules, columns)
+    tables = _read_files(files, sought, findings, digests)
     _refuse_unknown_columns(options.missing_values, tables)
     label = label or guess_label(tables, group, findings) or ""
     site_names = [site for site, _ in files]
@@ -154,8 +161,12 @@ def read_tables(
     _check_columns_alike(site_tables)
     classes = _name_classes(label, usable, findings)
     examples = None if classes is None else _count(usable, site_names, *classes, findings)
-    features = collect_features(_features_of(site_tables), findings)
-    check_features(features, findings, refuses_missing=options.missing == "refuse")
+    features = collect_features(_features_of(site_tables), columns)
+    if columns is None:
+        check_features(features, findings, refuses_missing=options.missing == "refuse")
+    else:
+        _check_like(usable, columns)
+
     if classes is None or examples is None or findings.has_errors:
         findings.add_empty()
         return None
@@ -182,6 +193,10 @@ def read_tables(
     examples = dataclasses.replace(examples, x=joined.x)
     examples.report_duplicates(_namer([site_table.table for site_table in usable]), findings)
     unused = tuple(name for name in first.table.names if name in first.roles)
+    decimals = {site_table.table.place.site: site_table.table.decimal for site_table in usable}
+    if not any(decimal != "auto" for decimal in decimals.values()):
+        decimals = {}
+
     return examples.to_dataset(
         name,
         site_names,
@@ -190,7 +205,7 @@ def read_tables(
         sources=one_source(name, digests),
         white=1.0,
         normalize=AS_THEY_ARE,
-        raw=RawTable(joined.columns, unused),
+        raw=RawTable(joined.columns, unused, decimals),
     )
 
 
@@ -283,26 +298,39 @@ def _namer(tables: Sequence[Table]) -> Callable[[int], str]:
     return name_of
 
 
-def _read_files(
-    files: Sequence[tuple[str, Path]],
-    label: str,
-    group: str,
-    rules: CellRules | None,
-    findings: Findings,
-    digests: dict[str, str],
-) -> list[Table]:
-    """Read the tables that can be read."""
+def _sought(label: str, group: str, rules: CellRules | None, columns: Columns | None) -> Sought:
+    """Return what is known of the columns; ``columns`` are those of the data in training."""
+    categories = set() if columns is None else names_of_texts(columns)
 
     def is_special(name: str) -> bool:
         return name in ("split", "image", label, group) or (not label and is_like_label(name))
 
-    sought = Sought(
+    def is_text(name: str) -> bool:
+        return name in categories or is_special(name)
+
+    return Sought(
         is_expected=is_special,
-        keeps_texts=is_special,
-        may_hold_numbers=lambda name: not is_special(name),
+        keeps_texts=is_text,
+        may_hold_numbers=lambda name: not is_text(name),
         rules=rules or CellRules(),
         skips_blank=True,
     )
+
+
+def _check_like(site_tables: Sequence[_SiteTable], columns: Columns) -> None:
+    """Add what is unlike the data in training."""
+    for site_table in site_tables:
+        check_names(site_table.table, columns, site_table.roles)
+        check_texts(site_table.table, columns)
+
+
+def _read_files(
+    files: Sequence[tuple[str, Path]],
+    sought: Sought,
+    findings: Findings,
+    digests: dict[str, str],
+) -> list[Table]:
+    """Read the tables that can be read."""
     tables = []
     left = MAX_TOTAL_BYTES
     for site, path in files:
