@@ -78,6 +78,11 @@ def test_resolved_configurations_are_complete_and_stable():
         "client_timeout": 0.0,
         "robust": "none",
         "robust_share": 0.25,
+        "server_optimizer": "none",
+        "server_lr": 1.0,
+        "server_momentum": 0.9,
+        "server_beta2": 0.99,
+        "server_epsilon": 0.001,
     }
     assert written["evaluation"] == {
         "every": 2,

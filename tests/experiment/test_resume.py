@@ -120,6 +120,14 @@ def test_an_interruption_while_a_checkpoint_is_written_leaves_nothing_unfinished
     same("one", "whole")
 
 
+def test_the_moments_of_a_server_optimizer_go_on(folder):
+    adam = config(algorithm__name="fedavg", federation__server_optimizer="adam")
+    run(adam, out="whole")
+    interrupted(adam, "one", after=2)
+    resumed(adam, "one")
+    same("one", "whole")
+
+
 @pytest.mark.parametrize("after", [1, 3])
 def test_before_the_first_checkpoint_and_after_the_last_round(folder, after):
     run(config(), out="whole")

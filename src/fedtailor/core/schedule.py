@@ -219,6 +219,8 @@ def _spelled_as_known(text: str) -> str:
 RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
 """How means over clients are protected, see :mod:`fedtailor.core.robust`."""
 
+ServerOptimizerName = Literal["none", "sgd", "adagrad", "adam", "yogi"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -246,6 +248,18 @@ class Schedule:
     robust_share: Annotated[float, Range(gt=0, lt=0.5)] = 0.25
     """Share of the clients of a round whose uploads may be wrong; ``trimmed_mean`` and ``krum``
     leave out as many."""
+    server_optimizer: ServerOptimizerName = "none"
+    """What the server does with the mean of the clients' models: ``none`` takes it as the next
+    model; the others take a step towards it, see :mod:`fedtailor.core.server_optimizer`."""
+    server_lr: Annotated[float, Range(gt=0)] = 1.0
+    """Learning rate of the server optimizer (eta)."""
+    server_momentum: Annotated[float, Range(ge=0, lt=1)] = 0.9
+    """Momentum of the server optimizer (b1)."""
+    server_beta2: Annotated[float, Range(ge=0, lt=1)] = 0.99
+    """How slowly the second moment of ``adam`` and ``yogi`` changes (b2)."""
+    server_epsilon: Annotated[float, Range(gt=0)] = 0.001
+    """What the adaptive server optimizers add to the root of the second moment (tau): the smaller,
+    the more alike all steps are."""
     evaluate_every: Annotated[int | Literal["auto"], Range(ge=0)] = "auto"
     """Rounds between evaluations of the global model and of local models; 0: after the last round
     only; auto: every tenth of the rounds, or fewer where that would take over 5 % of the time."""

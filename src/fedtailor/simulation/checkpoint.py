@@ -266,6 +266,7 @@ class Checkpoints:
                 client_rounds=int(manifest["client_rounds"]),
                 participated=frozenset(tensors["participated"].tolist()),
                 selection=_selection(manifest, tensors),
+                moments=tensors.get("moments", {}),
             )
             return Checkpoint(state, dict(manifest["notes"]), stores)
         except _UNEXPECTED as reason:
@@ -367,6 +368,9 @@ def _tensors(state: RunState, committed: Mapping[str, Committed]) -> dict[str, A
         "participated": _ids(state.participated),
         "stores": {name: _to_tensor(content.places) for name, content in committed.items()},
     }
+
+    if state.moments:
+        tensors["moments"] = state.moments
 
     best = state.selection
     if best is not None:

@@ -76,20 +76,22 @@ class RunState:
     """Clients whose work was used at least once."""
     selection: Selection | None = None
     """The best round so far, if that matters."""
+    moments: Mapping[str, Any] = field(default_factory=dict)
+    """Of the server optimizer, if there is one."""
 
     def on(self, device: torch.device) -> RunState:
         """Return the same state with what the server holds on a device."""
-        return self._moved(lambda server: to_device(server, device))
+        return self._moved(lambda held: to_device(held, device))
 
     def on_host(self) -> RunState:
         """Return the same state on the host, for files."""
-        return self._moved(lambda server: to_host(server, "the server's state for a file"))
+        return self._moved(lambda held: to_host(held, "the server's state for a file"))
 
     def _moved(self, move: Callable[[Any], Any]) -> RunState:
         best = self.selection
         if best is not None:
             best = replace(best, server=move(best.server))
-        return replace(self, server=move(self.server), selection=best)
+        return replace(self, server=move(self.server), selection=best, moments=move(self.moments))
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
-from fedtailor.simulation.server import RoundAttempt, RunServer
+from fedtailor.simulation.server import RoundAttempt, RunServer, server_optimizer
 
 
 def simulate(
@@ -167,6 +167,7 @@ def check_run(algorithm: Algorithm[Any, Any, Any], roster: Roster, schedule: Sch
     schedule.check(len(roster.trainable_clients))
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
+    server_optimizer(algorithm, roster, schedule)
     schedule.check_validation(roster.validates, roster.common_task.num_classes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,6 +44,9 @@ from fedtailor.simulation.report import (
     record,
     whole_sum,
 )
+
+if TYPE_CHECKING:
+    from fedtailor.core.server_optimizer import ServerOptimizer
 
 _ATTEMPTS = 3
 """Attempts at a round in which too few uploads can be used, if every client was to train in one of
@@ -102,6 +105,22 @@ class RoundAttempt:
                 total.skip(client)
 
 
+def server_optimizer(
+    algorithm: Algorithm[Any, Any, Any], roster: Roster, schedule: Schedule
+) -> ServerOptimizer | None:
+    """Return the server optimizer of a run; None where the server takes means as they are.
+
+    Raises:
+        ConfigError: the method has no mean of models for it, or a rule of its own.
+    """
+    if schedule.server_optimizer == "none":
+        return None
+
+    from fedtailor.core.server_optimizer import make_server_optimizer
+
+    return make_server_optimizer(algorithm, roster.common_task, schedule)
+
+
 class RunServer:
     """The server of a run."""
 
@@ -128,6 +147,7 @@ class RunServer:
         self.absences = absences
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
         self.robust = schedule.robust_reduction()
+        self.optimizer = server_optimizer(algorithm, roster, schedule)
 
         # Uploads are added up as they arrive, so that the memory does not grow with the cohort.
         self.uploaded = [
@@ -364,6 +384,10 @@ class RunServer:
 
         sent = sent_values(attempt.shared, self.messages)
         received = {name: self._reduce(name, attempt, sent[name]) for name in self.uploaded}
+        if self.optimizer is not None:
+            received, moments = self.optimizer.step(self.state.server, received, self.state.moments)
+            self.state = replace(self.state, moments=compact(moments))
+
         cohort = self._cohort(report.round, ids)
         server, stacked = self.algorithm.aggregate(self.state.server, received, cohort)
 
