@@ -13,6 +13,7 @@ or 12:88; examples come alone, or as three rows of a patient that are much alike
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ class Sites(NamedTuple):
     """Predictions of the second class at sites of equal size."""
 
     labels: np.ndarray  # (sites, n)
+    folds: np.ndarray  # (seeds, sites, n)
     own: np.ndarray  # (seeds, sites, n)
     federated: np.ndarray  # (seeds, sites, n)
 
@@ -81,18 +83,19 @@ def simulate_sites(
 
     own = np.empty((condition.seeds, *labels.shape))
     federated = np.empty_like(own)
+    folds = np.empty(own.shape, np.int64)
     for seed in range(condition.seeds):
         # Stratified folds that divide no patient.
         order = np.argsort(np.argsort(sick + generator.random(sick.shape), axis=1), axis=1)
-        folds = np.repeat(order % FOLDS, condition.rows, axis=1)
+        folds[seed] = np.repeat(order % FOLDS, condition.rows, axis=1)
         for fold in range(FOLDS):
-            train = (folds != fold).astype(float)
+            train = (folds[seed] != fold).astype(float)
             for array, source in ((own, examples), (federated, others)):
                 weights = _logistic_regression(source, labels, train)
                 probabilities = _sigmoid(np.einsum("sne,se->sn", examples, weights))
-                array[seed] = np.where(folds == fold, probabilities, array[seed])
+                array[seed] = np.where(folds[seed] == fold, probabilities, array[seed])
 
-    return Sites(labels, own, federated)
+    return Sites(labels, folds, own, federated)
 
 
 def _draw(
@@ -139,20 +142,18 @@ def repair(sites: Sites, share: float, rows: int, generator: np.random.Generator
 def judge_federation(members: Sequence[tuple[Sites, int]], condition: Condition) -> list[SiteRow]:
     """Return the rows of a federation, made of sites by their places."""
     trainings = []
-    for seed in range(condition.seeds):
+    for seed, fold in itertools.product(range(condition.seeds), range(FOLDS)):
         federated = {}
         own = {}
         for client, (sites, place) in enumerate(members):
-            labels = sites.labels[place].astype(np.int64)
-            groups = np.arange(len(labels)) // condition.rows if condition.rows > 1 else None
-            positions = np.arange(len(labels))
+            (positions,) = np.nonzero(sites.folds[seed, place] == fold)
+            labels = sites.labels[place, positions].astype(np.int64)
+            groups = positions // condition.rows if condition.rows > 1 else None
+            personalized = _both_classes(sites.federated[seed, place, positions])
             federated[client] = ClientPredictions(
-                positions,
-                labels,
-                {"personalized": _both_classes(sites.federated[seed, place])},
-                groups,
+                positions, labels, {"personalized": personalized}, groups
             )
-            predictions = {"x": _both_classes(sites.own[seed, place])}
+            predictions = {"x": _both_classes(sites.own[seed, place, positions])}
             own[client] = OwnModel("own", ClientPredictions(positions, labels, predictions))
 
         trainings.append(SeedPredictions(seed, federated, own))

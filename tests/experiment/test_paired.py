@@ -79,11 +79,23 @@ def test_the_variance_of_an_auroc_is_that_of_delong():
     pairs = scores[positive][:, None] - scores[~positive][None]
     wins = (pairs > 0) + 0.5 * (pairs == 0)
 
-    ranked = rank_examples(scores, positive)
+    one_model = np.zeros(80, int)
+    ranked = rank_examples(scores, positive, one_model)
     assert ranked.auroc == pytest.approx(wins.mean())
     expected = wins.mean(1).var() / wins.shape[0] + wins.mean(0).var() / wins.shape[1]
     assert (ranked.influence**2).sum() == pytest.approx(expected)
-    assert rank_examples(scores, positive | True) is None
+    assert rank_examples(scores, positive | True, one_model) is None
+
+
+def test_scores_of_two_models_are_never_ranked_together():
+    # Each model ranks both kinds rightly, and the second one gives all examples low scores.
+    scores = np.array([0.9, 0.8, 0.2, 0.1])
+    positive = np.array([True, False, True, False])
+    ranked = rank_examples(scores, positive, np.array([0, 0, 1, 1]))
+    assert ranked.auroc == 1.0 and not ranked.influence.any()
+    assert rank_examples(scores, positive, np.zeros(4, int)).auroc == 0.75
+    assert rank_examples(scores, positive, np.array([0, 1, 1, 0])).auroc == 0.5
+    assert rank_examples(scores, positive, np.arange(4)) is None
 
 
 def test_sums_by_group():

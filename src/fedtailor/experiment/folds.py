@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedtailor.core.federation import Roster
-from fedtailor.core.scores import Scores, score
+from fedtailor.core.scores import Scores, score, total
 from fedtailor.data.build import split_record
 from fedtailor.data.division import divide
 from fedtailor.data.split import SplitRecord
@@ -86,12 +86,12 @@ def join_folds(
     for line in lines:
         folder.add_round(line)
 
-    # Scores of all test examples of a client, as if one model had predicted them.
+    # Scores of all test examples of a client.
     report = RoundReport(
         round=last["round"],
         cohort=last["cohort"],
         state=RunState(server=()),
-        evaluations=_evaluations(predictions, roster, folds[0].result),
+        evaluations=_evaluations(folds, predictions, roster),
         is_last=True,
     )
     scores = summary.round_record(report, roster)["evaluations"]
@@ -193,7 +193,17 @@ def join_predictions(
     return joint
 
 
-def score_predictions(predictions: ClientPredictions, model: str) -> Scores:
+def score_folds(folds: Sequence[FinishedFold], client: int, model: str) -> Scores:
+    """Return the scores of the models of all folds: pairs of examples are those within a fold.
+
+    Two models may call other probabilities high, so what one says of an example ranks above
+    nothing that another one says.
+    """
+    parts = [fold.predictions[client] for fold in folds if client in fold.predictions]
+    return total([_score_predictions(part, model) for part in parts])
+
+
+def _score_predictions(predictions: ClientPredictions, model: str) -> Scores:
     """Return the scores of what a model says about the test examples of a client."""
     probabilities = torch.from_numpy(predictions.probabilities[model])
     # One that is too small for 32 bits was written as 0, and its logarithm is finite.
@@ -205,15 +215,18 @@ def score_predictions(predictions: ClientPredictions, model: str) -> Scores:
 
 
 def _evaluations(
-    predictions: Mapping[int, ClientPredictions], roster: Roster, result: Mapping[str, Any]
+    folds: Sequence[FinishedFold],
+    predictions: Mapping[int, ClientPredictions],
+    roster: Roster,
 ) -> list[Evaluation]:
     """Return the scores of all points and groups of clients that have predictions.
 
     Args:
+        folds: the first one says how models were adapted.
         predictions: of all folds together.
         roster: the clients.
-        result: of one fold, which says how models were adapted.
     """
+    result = folds[0].result
     groups: dict[Group, tuple[range, Mapping[str, Any]]] = {
         "known": (roster.known, result["metrics"]),
         "new": (roster.new, result.get("new_clients", {})),
@@ -227,7 +240,7 @@ def _evaluations(
                 if client in predictions and point in predictions[client].probabilities
             ]
             if clients and point in metrics:
-                scores = [score_predictions(predictions[client], point) for client in clients]
+                scores = [score_folds(folds, client, point) for client in clients]
                 adaptation = str(metrics[point]["adaptation"])
                 evaluations.append(Evaluation(point, adaptation, group, clients, scores))
 

@@ -132,6 +132,7 @@ class _Tests(NamedTuple):
     """The tests of one site: an example has one in every seed."""
 
     seeds: np.ndarray  # (n,), the seed of every test
+    trainings: np.ndarray  # (n,), the number of its training: that of a seed, or of a fold
     examples: np.ndarray  # (n,), the number of its example, from 0
     labels: np.ndarray  # (n,)
     groups: np.ndarray | None  # (examples,), the number of its group, from 0
@@ -153,8 +154,9 @@ class _Tests(NamedTuple):
 
 def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
     """Return the tests of a client in all trainings; None if it has none."""
-    parts = []
+    parts: list[ClientPredictions] = []
     seeds = []
+    numbers = []
     own: Counter[str] = Counter()
     for training in trainings:
         part = _part(training, client)
@@ -162,6 +164,7 @@ def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
             name = training.own[client].name if client in training.own else MAJORITY
             own[name] += 1
             seeds.append(np.full(len(part.positions), training.seed))
+            numbers.append(np.full(len(part.positions), len(parts)))
             parts.append(part)
 
     if not parts:
@@ -174,8 +177,8 @@ def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
     # Groups are those of all trainings or of none, because they belong to the data.
     groups = None
     if all(part.groups is not None for part in parts):
-        numbers = np.concatenate([part.groups for part in parts if part.groups is not None])
-        groups = np.unique(numbers[first], return_inverse=True)[1]
+        all_groups = np.concatenate([part.groups for part in parts if part.groups is not None])
+        groups = np.unique(all_groups[first], return_inverse=True)[1]
 
     shared = set.intersection(*(set(part.probabilities) for part in parts))
     probabilities = {}
@@ -185,8 +188,15 @@ def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
             arrays = [_of_model(part, model, int(majority)) for part in parts]
             probabilities[model] = np.concatenate(arrays)
 
-    counts = dict(own.most_common())
-    return _Tests(np.concatenate(seeds), examples, labels, groups, probabilities, counts)
+    return _Tests(
+        seeds=np.concatenate(seeds),
+        trainings=np.concatenate(numbers),
+        examples=examples,
+        labels=labels,
+        groups=groups,
+        probabilities=probabilities,
+        own=dict(own.most_common()),
+    )
 
 
 def _part(training: SeedPredictions, client: int) -> ClientPredictions | None:
@@ -284,7 +294,7 @@ def _auroc(tests: _Tests, model: str, seed: int) -> float | None:
     classes = [1] if probabilities.shape[1] == 2 else np.unique(labels).tolist()
     areas = []
     for label in classes:
-        ranked = rank_examples(probabilities[:, label], labels == label)
+        ranked = rank_examples(probabilities[:, label], labels == label, tests.trainings[chosen])
         if ranked is not None:
             areas.append(ranked.auroc)
 
@@ -309,8 +319,10 @@ def _auroc_difference(tests: _Tests) -> Paired | None:
 
         for model, sign in ((PERSONALIZED, 1.0), (OWN, -1.0)):
             scores = np.nan_to_num(tests.probabilities[model][chosen][:, 1])
-            ranked = rank_examples(scores, positive)
-            assert ranked is not None, "both classes are there"
+            ranked = rank_examples(scores, positive, tests.trainings[chosen])
+            if ranked is None:
+                return None
+
             differences.append(sign * ranked.auroc)
             influence[tests.examples[chosen]] += sign * ranked.influence / len(seeds)
 

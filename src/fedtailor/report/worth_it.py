@@ -230,7 +230,7 @@ def _other_scores(sites: Sequence[Record], method: str) -> ReportTable:
         columns=columns,
         rows=rows,
         below="AUROC difference: personalized minus best own model, with its 95 % interval "
-        "(DeLong, 1.3 times as wide), for two classes with ten examples each. It decides no "
+        "(DeLong, 1.15 times as wide), for two classes with ten examples each. It decides no "
         "verdict. p, corrected p: of the difference in accuracy; a verdict is by the corrected "
         "one.",
         name="worth-it-scores",
