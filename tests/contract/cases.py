@@ -57,17 +57,19 @@ EXEMPTIONS: dict[tuple[str, str], Exemption] = {
 """(algorithm, check), or (algorithm, check-model) for one kind of model; an exemption whose check
 passes is wrong."""
 
-TAKE_SECONDS = {("pfedbayes", "new_clients_learn")}
-"""(algorithm, check) that only ``make test-all`` runs."""
+USUAL = "module"
+"""The kind of model of most tests, whose layers, dropout and batch normalization show most."""
+USUAL_BUT = {"pfedbayes": "mlp"}
+"""Methods for which the usual kind is exempted from many checks."""
 
 
-def cases(check, models=("mlp",), some=(), every=1, **varied):
+def cases(check, models=None, some=(), every=1, **varied):
     """Return the parameters of a check: algorithms and models; those with an exemption are expected
     to fail.
 
     Args:
         check: the name of the check.
-        models: the kinds of models. If ``FULL``, all kinds.
+        models: the kinds of models; None: the usual one. If ``FULL``, all kinds.
         some: kinds of models for every fourth algorithm only.
         every: 2 takes every second algorithm, and so on. If ``FULL``, all.
         varied: one more parameter, with its values. A case has one of the values, in turn. If
@@ -79,8 +81,6 @@ def cases(check, models=("mlp",), some=(), every=1, **varied):
             (algorithm, f"{check}-{model}")
         )
         marks = [pytest.mark.xfail(strict=True, reason=exemption.reason)] if exemption else []
-        if (algorithm, check) in TAKE_SECONDS:
-            marks.append(pytest.mark.slow)
         words = [algorithm, model, *(str(getattr(value, "name", value)) for value in more)]
         return pytest.param(algorithm, model, *more, marks=marks, id="-".join(words))
 
@@ -89,12 +89,18 @@ def cases(check, models=("mlp",), some=(), every=1, **varied):
     for turn, algorithm in enumerate(ALGORITHMS):
         if not FULL and turn % every:
             continue
-        for model in TASKS if FULL else models + (some if turn % 4 == 0 else ()):
+        quick = (*(models or (usual(algorithm),)), *(some if turn % 4 == 0 else ()))
+        for model in TASKS if FULL else quick:
             if not varied:
                 parameters.append(case(algorithm, model))
             else:
                 parameters += [case(algorithm, model, value) for value in in_turn(values, turn)]
     return pytest.mark.parametrize(["algorithm", "model", *varied], parameters)
+
+
+def usual(algorithm):
+    """Return the kind of model with which a method is tested."""
+    return USUAL_BUT.get(algorithm, USUAL)
 
 
 def in_turn(values, turn):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 
 import pytest
@@ -15,14 +16,25 @@ from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import Audit, broken_line, page
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance
+from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
+from fedtailor.experiment.predictions import read_predictions
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.what_leaves import what_leaves_run
-from sites import VALUES, FunctionTransport, World, assert_same_run, divide_digits, write_arrays
+from sites import (
+    VALUES,
+    FunctionTransport,
+    World,
+    assert_same_run,
+    divide_digits,
+    write_arrays,
+    write_table,
+)
 
 DATA = divide_digits(rows=20)
 MODULES = {"fedtailor"}
+TEST_LINE = 5
 
 
 def world_of(path, name="pfedfda", site=None, **values):
@@ -263,3 +275,59 @@ def test_attendance_counts_while_the_server_lives_and_a_new_one_knows_it(tmp_pat
     last = read_attendance(server)
     assert set(last) == set(world.names)
     assert all(site["heard"] > 1e9 and site["waiting_since"] is None for site in last.values())
+
+
+def write_tables(folder, name):
+    """Write a table; one of the two sites has one class only, but for a test example."""
+    write_table(folder, name)
+    path = folder.with_suffix(".csv")
+    if name == "office":
+        lines = path.read_text().replace("benign", "malignant").splitlines()
+        lines[TEST_LINE] = lines[TEST_LINE].replace("malignant", "benign")
+        path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_site_judges_its_model_as_a_simulation_and_sends_nothing_of_it(tmp_path, caplog):
+    options = {"label_column": "diagnosis", "baselines": "logistic_regression, majority"}
+    values = {**VALUES, "federation": {"rounds": 1}}
+    world = World(tmp_path, names=("clinic", "office"), values=values, site=options)
+    world.write(write_tables)
+    world.serve()
+    simulation = world.simulate(
+        data={"path": str(tmp_path / "all"), "label_column": "diagnosis"},
+        evaluation={**VALUES["evaluation"], "baselines": options["baselines"]},
+    )
+
+    caplog.set_level(logging.INFO)
+    for number, site in enumerate(world.open()):
+        log = (site.folder / "audit.jsonl").read_bytes()
+        site.judge()
+        assert (site.folder / "audit.jsonl").read_bytes() == log
+
+        # The same bits, so the same row; one site has no correction for the number of sites.
+        model = site.folder / "model"
+        for file in ("predictions.safetensors", "baselines.safetensors"):
+            here = read_predictions(model / file)[0].probabilities
+            there = read_predictions(simulation / file)[number].probabilities
+            for name in here:
+                assert (here[name] == there[name]).all(), name
+
+        (row,) = read_run(model).result["worth_it"]["sites"]
+        simulated = read_run(simulation).result["worth_it"]["sites"][number]
+        assert row["corrected_p_value"] == simulated["p_value"]
+        for key in ("examples", "own", "difference", "p_value", "auroc_difference"):
+            assert row[key] == simulated[key], key
+
+    assert (
+        "not trained: logistic regression (all 32 training examples have one class" in caplog.text
+    )
+
+
+def test_a_model_is_judged_on_the_examples_with_which_it_was_made_only(clinic, caplog):
+    x, y = DATA["clinic"]
+    shutil.rmtree(clinic / "data" / "clinic")
+    write_arrays(clinic / "data" / "clinic", x[:-1], y[:-1])
+    caplog.set_level(logging.INFO)
+    DeployedSite(clinic).judge()
+    assert "no verdict: the examples of this site are not those" in caplog.text
+    assert read_run(clinic / "model").result["worth_it"] is None

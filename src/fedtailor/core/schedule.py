@@ -201,19 +201,19 @@ def split_baselines(text: str) -> tuple[str, ...]:
     return tuple(name for name in BASELINE_NAMES if name in names)
 
 
-def _spelled_as_known(text: str) -> str:
+def spell_baselines(text: str, key: str) -> str:
     """Return a text with names of baselines as they are usually spelled.
+
+    Args:
+        text: ``auto``, ``none``, or names with commas.
+        key: of the option.
 
     Raises:
         ConfigError: one is unknown.
     """
     parts = [part.strip() for part in text.split(",")]
     choices = BASELINE_NAMES if len(parts) > 1 else (*BASELINE_NAMES, "auto", "none")
-    names = [
-        find_name("name in evaluation.baselines", part, choices, key="evaluation.baselines")
-        for part in parts
-    ]
-    return ",".join(names)
+    return ",".join(find_name(f"name in {key}", part, choices, key=key) for part in parts)
 
 
 RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
@@ -292,7 +292,8 @@ class Schedule:
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for name, key in _EVALUATION_KEYS.items()}
         check_options(self, owner="federation", keys=keys)
-        object.__setattr__(self, "baselines", _spelled_as_known(self.baselines))
+        baselines = spell_baselines(self.baselines, "evaluation.baselines")
+        object.__setattr__(self, "baselines", baselines)
         if self.watches_validation and self.personalized_every in (0, "auto"):
             raise ConfigError(
                 f"{self._watching_option} needs evaluations of personalized models during the run: "

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, show
+from fedtailor.core.schedule import spell_baselines
 from fedtailor.experiment.config import (
     Config,
     check_section,
@@ -105,6 +106,9 @@ class SiteOptions:
     """Which examples must stay together, such as those of a patient; see ``data.group``."""
     share: tuple[Literal["scores", "metrics", "errors"], ...] = ("scores", "metrics")
     """What the server may see beside the messages of the method."""
+    baselines: str = "auto"
+    """What the site would use alone, to which it compares its model: names with commas, ``none``,
+    or ``auto``, which means all."""
     algorithms: tuple[str, ...] = ()
     """Methods that the site runs; empty: all of fedtailor's. Your own must be named:
     ``package.module:Class``."""
@@ -118,6 +122,9 @@ class SiteOptions:
             if not getattr(self, key).strip():
                 message = f"site.{key} must not be empty."
                 raise ConfigError(message, key=f"site.{key}", allowed="text", got="''")
+
+        baselines = spell_baselines(self.baselines, "site.baselines")
+        object.__setattr__(self, "baselines", baselines)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ twice.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -58,7 +57,10 @@ def socket_path(folder: Path) -> Path:
 
 
 def serve(
-    path: Path, answer: Callable[[Envelope], Envelope], stop: threading.Event | None = None
+    path: Path,
+    answer: Callable[[Envelope], Envelope],
+    stop: threading.Event | None = None,
+    idle: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer messages at a Unix socket, one connection at a time, in the calling thread.
 
@@ -69,6 +71,7 @@ def serve(
         path: where to put the socket; a socket left there by a dead process is replaced.
         answer: returns the reply to a message.
         stop: set it to end the loop after the present request.
+        idle: is called again and again while nobody asks; requests wait until it returns.
 
     Raises:
         RunError: another process serves this socket.
@@ -77,10 +80,13 @@ def serve(
         listener.settimeout(_TURN)
         try:
             while stop is None or not stop.is_set():
-                # An error ends its own connection only; without a connection, accept times out.
-                with contextlib.suppress(OSError):
+                try:
                     connection, _ = listener.accept()
                     _converse(connection, answer)
+                except TimeoutError:
+                    idle()
+                except OSError:  # an error ends its own connection only
+                    continue
         finally:
             path.unlink(missing_ok=True)
 
@@ -203,7 +209,7 @@ def main() -> None:
 
     try:
         site = DeployedSite(folder)
-        serve(socket_path(folder), site.answer)
+        serve(socket_path(folder), site.answer, idle=site.judge)
     except KeyboardInterrupt:
         return
     except FedtailorError as error:

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError
+from fedtailor.core.errors import ConfigError, DataError, FedtailorError, describe_error
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.moments import LEAST_ROWS, moments_of
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.read import WARNING
 from fedtailor.data.quantiles import count_cells, read_request
 from fedtailor.deployment.audit import Audit
 from fedtailor.deployment.envelope import Envelope
@@ -28,8 +29,10 @@ from fedtailor.deployment.site_data import (
     read_dataset,
 )
 from fedtailor.deployment.site_run import SiteAnswer, SiteRun, reason_answer, shared_reason
+from fedtailor.deployment.site_verdict import add_verdict
 from fedtailor.deployment.wire import MOST_SITES, read_head, repeated, to_blob, whole, wrong
 from fedtailor.experiment.config import make_config
+from fedtailor.simulation.programs import PersonalizeRequest
 
 log = logging.getLogger("fedtailor.site")
 
@@ -49,6 +52,8 @@ class DeployedSite:
         self._run: SiteRun | None = None
         self._last: tuple[Envelope, Envelope] | None = None
         """The last request and its answer: a request that comes twice gets the same answer."""
+        self._is_judged = False
+        """Whether nothing is left to do for :meth:`judge`."""
 
     def answer(self, request: Envelope) -> Envelope:
         """Return the answer to a request; any request is accepted, if only to be refused.
@@ -66,6 +71,24 @@ class DeployedSite:
 
         self._audit.add("sent", answer, sizes)
         return answer
+
+    def judge(self) -> None:
+        """Compare the newest model with what the site would use alone, if that was not done yet.
+
+        It is done between requests: training the baselines can take a while. Nothing is sent.
+        """
+        if self._is_judged:
+            return
+
+        # Whatever happens, it is tried once for each model, and once after a start.
+        self._is_judged = True
+        try:
+            sentence = add_verdict(self.folder, self.options, self._run)
+        except Exception as error:
+            log.error("no verdict: %s", describe_error(error))
+        else:
+            if sentence:
+                log.info("%s", sentence)
 
     def _answer_or_refuse(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
         """Return an answer, and what is in it with the number of bytes."""
@@ -125,6 +148,10 @@ class DeployedSite:
                 raise other_version(what, here, head.get(what))
 
         dataset = read_dataset(self.options, _data_options(head), self.folder)
+        for note in dataset.notes:
+            if note.startswith(WARNING):
+                log.warning("%s", note)
+
         answer = {
             "torch": torch.__version__,
             "capability": torch.backends.cpu.get_cpu_capability(),
@@ -196,6 +223,8 @@ class DeployedSite:
         if work.run != run.plan.run:
             raise wrong("run", run.plan.run, work.run)
 
+        # The work may leave a model.
+        self._is_judged = self._is_judged and not isinstance(work.request, PersonalizeRequest)
         return run.work(work, request.blobs)
 
     def _run_of(self, request: Envelope, client: Any) -> SiteRun:

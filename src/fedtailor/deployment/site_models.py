@@ -91,13 +91,16 @@ def previous(folder: Path) -> ModelVersion:
     return older[-1]
 
 
-def write_version(folder: Path, model: ClientModel, plan: DeploymentPlan) -> ModelVersion:
+def write_version(
+    folder: Path, model: ClientModel, plan: DeploymentPlan, data_digest: str
+) -> ModelVersion:
     """Write a personal model and put it in use; made again in the same round, it is replaced.
 
     Args:
         folder: of the site.
         model: of the site.
         plan: of the run that made it.
+        data_digest: SHA-256 of the examples of the site.
 
     Raises:
         RunError: a file cannot be written.
@@ -111,7 +114,12 @@ def write_version(folder: Path, model: ClientModel, plan: DeploymentPlan) -> Mod
     # The folder appears whole, under its name.
     place = folder / _FOLDER / f"{number:04d}"
     unfinished = folder / _FOLDER / f".{place.name}.tmp"
-    origin = {"run": plan.run, "plan_sha256": plan.digest, "round": model.round}
+    origin = {
+        "run": plan.run,
+        "plan_sha256": plan.digest,
+        "round": model.round,
+        "data_sha256": data_digest,
+    }
     result = {"site": model.name, "round": model.round}
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -147,6 +155,7 @@ def describe_version(version: ModelVersion) -> dict[str, Any]:
         "created": str(run.provenance.get("created", "")),
         "round": result.get("round"),
         "accuracy": scores.get("accuracy"),
+        "worth_it": result.get("worth_it"),
     }
 
 

@@ -243,7 +243,7 @@ class SiteRun:
             scores=per_client(reply.scores["clients"]),
             calibration=calibration._replace(operating_point=point)._asdict(),
         )
-        version = write_version(self._folder, model, self.plan)
+        version = write_version(self._folder, model, self.plan, self.prepared.digest)
         log.info("model: version %s is in use", version.number)
 
     def _failed(self, failure: Failure) -> SiteAnswer:

@@ -6,11 +6,12 @@ They depend on data, split and seed, and not on the method, so the runs of a com
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from fedtailor import baselines
 from fedtailor.baselines import (
@@ -24,6 +25,7 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.reading import read_file, read_object
 from fedtailor.core.schedule import BASELINE_NAMES
+from fedtailor.data.split import ClientPositions
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.predictions import (
     BASELINES_FILE,
@@ -64,13 +66,53 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
     if _read_pair(path, key) is not None or _copy(path, key):
         return
 
-    tables = _Tables.of(parts)
+    dataset = parts.divided.dataset
+    tables = Tables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
     sites = dict(_train_alone(parts, tables, names, observer))
     pooled = _train_pooled(parts, tables, names)
-    _write(path, parts, tables, key, sites, pooled)
+    tests = {client: parts.divided.positions[client].test for client in sites}
+    _write(path, names, tables, tests, sites, pooled, key=key)
 
 
-class _Tables(NamedTuple):
+def add_baselines_of_one(
+    path: Path,
+    names: Sequence[str],
+    tables: Tables,
+    positions: ClientPositions,
+    *,
+    num_classes: int,
+    seed: int,
+) -> dict[str, str]:
+    """Train the baselines of the only client of a run folder, and write their files.
+
+    Args:
+        path: the folder.
+        names: of the baselines.
+        tables: the inputs of the client.
+        positions: the division of its examples.
+        num_classes: of the labels.
+        seed: of the run.
+
+    Returns:
+        Why some could not be trained, by their names.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    trained = train_baselines(
+        tables.trainable(names),
+        tables.examples(np.concatenate([positions.train, positions.val])),
+        tables.inputs(positions.test),
+        num_classes=num_classes,
+        seed=seed,
+    )
+    tests = {0: positions.test}
+    _write(path, names, tables, tests, {0: trained}, None, key="")
+    missing = {**tables.missing, **trained.missing}
+    return {name: missing[name] for name in names if name in missing}
+
+
+class Tables(NamedTuple):
     """The inputs of all examples, and what stands against some baselines."""
 
     scaled: np.ndarray  # (rows, features)
@@ -80,21 +122,22 @@ class _Tables(NamedTuple):
     missing: Mapping[str, str]
 
     @classmethod
-    def of(cls, parts: PreparedRun) -> _Tables:
-        dataset = parts.divided.dataset
-        if dataset.x.ndim == 2:
-            scaled = parts.federation.x.numpy()
-            return cls(scaled, dataset.x, dataset.y, dataset.groups, {})
+    def of(
+        cls, stored: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, scaled: Tensor
+    ) -> Tables:
+        """Return the inputs of examples, as they are stored and as networks get them."""
+        if stored.ndim == 2:
+            return cls(scaled.numpy(), stored, labels, groups, {})
 
         # Logistic regression standardizes its inputs, so pictures can stay as they are stored.
-        flat = dataset.x.reshape(len(dataset.x), -1)
+        flat = stored.reshape(len(stored), -1)
         size = flat.shape[1]
         alone = "pictures: the method 'local' trains the network of the federation at each site."
         missing = {name: alone for name in BASELINE_NAMES if name not in _OF_PICTURES}
         if size > MOST_VALUES:
             reason = f"a picture has {size:,} numbers; at most {MOST_VALUES:,}."
             missing["logistic_regression"] = reason
-        return cls(flat, flat, dataset.y, dataset.groups, missing)
+        return cls(flat, flat, labels, groups, missing)
 
     def inputs(self, rows: np.ndarray) -> Inputs:
         """Return the inputs of some examples."""
@@ -105,13 +148,13 @@ class _Tables(NamedTuple):
         groups = None if self.groups is None else self.groups[rows]
         return LabeledInputs(self.inputs(rows), self.labels[rows], groups)
 
-    def trainable(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def trainable(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of those that suit the inputs."""
         return tuple(name for name in names if name not in self.missing)
 
 
 def _train_alone(
-    parts: PreparedRun, tables: _Tables, names: tuple[str, ...], observer: RunProgress
+    parts: PreparedRun, tables: Tables, names: tuple[str, ...], observer: RunProgress
 ) -> Iterator[tuple[int, TrainedBaselines]]:
     """Yield every client with test examples, and its own baselines."""
     clients = []
@@ -139,7 +182,7 @@ def _train_alone(
         yield client, site
 
 
-def _train_pooled(parts: PreparedRun, tables: _Tables, names: tuple[str, ...]) -> TrainedBaselines:
+def _train_pooled(parts: PreparedRun, tables: Tables, names: tuple[str, ...]) -> TrainedBaselines:
     """Train on the examples of all clients in one place, which reality does not allow.
 
     New clients give no examples, as in the run.
@@ -159,23 +202,26 @@ def _train_pooled(parts: PreparedRun, tables: _Tables, names: tuple[str, ...]) -
 
 def _write(
     path: Path,
-    parts: PreparedRun,
-    tables: _Tables,
-    key: str,
+    names: Sequence[str],
+    tables: Tables,
+    tests: Mapping[int, np.ndarray],
     sites: Mapping[int, TrainedBaselines],
-    pooled: TrainedBaselines,
+    pooled: TrainedBaselines | None,
+    *,
+    key: str,
 ) -> None:
     """Write predictions, then the choices, which say that the predictions are whole."""
     predictions = {}
     choices = {}
     end = 0
     for client, site in sites.items():
-        test = parts.divided.positions[client].test
+        test = tests[client]
         start = end
         end += len(test)
         probabilities = dict(site.probabilities)
-        for name, values in pooled.probabilities.items():
-            probabilities[f"pooled_{name}"] = values[start:end]
+        if pooled is not None:
+            for name, values in pooled.probabilities.items():
+                probabilities[f"pooled_{name}"] = values[start:end]
 
         choices[str(client)] = {"best": site.best, "missing": {**tables.missing, **site.missing}}
         if probabilities:
@@ -187,13 +233,14 @@ def _write(
             )
 
     write_predictions(path / BASELINES_FILE, predictions)
-    record = {
+    record: dict[str, Any] = {
         "key": key,
-        "names": list(baseline_names(parts)),
+        "names": list(names),
         "sha256": hashlib.sha256(_read(path)).hexdigest(),
         "sites": choices,
-        "pooled": {"missing": {**tables.missing, **pooled.missing}},
     }
+    if pooled is not None:
+        record["pooled"] = {"missing": {**tables.missing, **pooled.missing}}
     write_whole(path / CHOICES_FILE, to_json(record, indent=2) + "\n")
 
 

@@ -26,13 +26,18 @@ from fedtailor.experiment.predictions import ClientPredictions
 Verdict = Literal["better", "no clear difference", "worse"]
 LEVEL = 0.05
 """A difference is clear if its corrected p-value is below it."""
-RULE = (
+_RULE = (
     "The verdict is better or worse if p < 0.05 in a two-sided sign-flip test of the paired "
-    "differences in accuracy, corrected for the number of sites by Holm's method. The test is by "
-    "examples, or by groups where data.group names them; for one seed without groups it is "
-    "McNemar's exact test. Otherwise there is no clear difference."
+    "differences in accuracy, {correction}. The test is by examples, or by groups where data.group "
+    "names them; for one seed without groups it is McNemar's exact test. Otherwise there is no "
+    "clear difference."
 )
+RULE = _RULE.format(correction="corrected for the number of sites by Holm's method")
 """What the verdicts mean."""
+RULE_OF_ONE = _RULE.format(
+    correction="of one site alone, so it is not corrected for the number of sites"
+)
+"""What the verdict of a single site means."""
 OWN = "own"
 """What the site would use alone."""
 GLOBAL = "global"

@@ -18,6 +18,7 @@ from fedtailor.experiment.predictions import (
 from fedtailor.experiment.site_rows import (
     PERSONALIZED,
     RULE,
+    RULE_OF_ONE,
     OwnModel,
     Paired,
     SeedPredictions,
@@ -168,7 +169,7 @@ def _as_record(rows: Sequence[SiteRow]) -> Record:
     """Return rows and their verdicts, ready for JSON."""
     return {
         "verdicts": count_verdicts(rows),
-        "rule": RULE,
+        "rule": RULE if len(rows) > 1 else RULE_OF_ONE,
         "sites": [_row_record(row) for row in rows],
     }
 

@@ -202,10 +202,12 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
     if any(len(site["own"]) > 1 for site in sites):
         sentences.append("(3 of 5): in so many trainings, as seeds and folds choose anew.")
 
-    sentences.append(
-        f"{record['rule']} An interval is of one site alone, so it may leave out 0 where the "
-        "corrected verdict is not clear."
-    )
+    sentences.append(record["rule"])
+    if len(record["sites"]) > 1:
+        sentences.append(
+            "An interval is of one site alone, so it may leave out 0 where the corrected verdict "
+            "is not clear."
+        )
     return " ".join(sentences)
 
 

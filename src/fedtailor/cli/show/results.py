@@ -46,15 +46,20 @@ def show_result(result: Mapping[str, Any]) -> None:
     _show_sites(result.get("sites", {}))
     _show_operating_points(result)
     if result.get("worth_it"):
-        from fedtailor.report.worth_it import worth_it_tables
-
         method = str(result["algorithm"])
-        for part in worth_it_tables({method: result["worth_it"]}, method):
-            _show_table(part, below=part.below)
+        show_verdicts({method: result["worth_it"]}, method)
 
     models = "predictions" if "folds" in result else "a model for every client"
     say(f"Scores and {models} are in {result['run']}")
     warn([result])
+
+
+def show_verdicts(records: Mapping[str, Mapping[str, Any]], shown: str) -> None:
+    """Print the verdicts of a method; see :func:`fedtailor.report.worth_it.worth_it_tables`."""
+    from fedtailor.report.worth_it import worth_it_tables
+
+    for part in worth_it_tables(records, shown):
+        _show_table(part, below=part.below)
 
 
 def _which_seeds(result: Mapping[str, Any]) -> str:

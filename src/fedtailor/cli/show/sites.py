@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, say, table
+from fedtailor.cli.show.results import show_verdicts
 from fedtailor.core.atomic import to_json
 from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.init import CERTIFICATE, NewSite
@@ -116,11 +117,23 @@ def show_models(folder: str, name: str, versions: Sequence[Mapping[str, Any]]) -
                 version["created"],
                 str(version["round"]),
                 "-" if accuracy is None else percent(accuracy),
+                _verdict_of(version),
             ]
         )
 
-    table("Models", ["version", "", "method", "made", "round", "accuracy %"], rows, left=4)
+    columns = ["version", "", "method", "made", "round", "accuracy %", "verdict"]
+    table("Models", columns, rows, left=4)
+    for version in versions:
+        if version["in_use"] and version["worth_it"]:
+            show_verdicts({version["algorithm"]: version["worth_it"]}, version["algorithm"])
+
     say(f"To use one: fedtailor predict {shlex.quote(folder)}/model --client {name} PATH...")
+
+
+def _verdict_of(version: Mapping[str, Any]) -> str:
+    """Return whether a version is better than what the site would use alone; a dash if unknown."""
+    worth_it = version["worth_it"]
+    return str(worth_it["sites"][0]["verdict"]) if worth_it else "-"
 
 
 def show_sentence(text: str, *, json: bool) -> None:

@@ -1,0 +1,154 @@
+"""The verdict of a site on its own model: is it better than what the site would use alone?
+
+The site trains its baselines when a model was made, and compares both on its test examples by the
+rule of a simulation. All files lie in the folder of the model's version, and none of them leaves
+the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.engine import one_thread
+from fedtailor.core.federation import Federation
+from fedtailor.core.schedule import BASELINE_NAMES, split_baselines
+from fedtailor.deployment.options import SiteOptions
+from fedtailor.deployment.plan import split_seed
+from fedtailor.deployment.site_data import PreparedData, prepare
+from fedtailor.deployment.site_models import versions
+from fedtailor.deployment.site_run import SiteRun
+from fedtailor.experiment.baselines import Tables, add_baselines_of_one
+from fedtailor.experiment.folder import RunFolder
+from fedtailor.experiment.predictions import PREDICTIONS_FILE, predict_client, write_predictions
+from fedtailor.experiment.reader import RunRecords, read_run
+from fedtailor.experiment.worth_it import judge
+from fedtailor.serving.load import TrainedMethod, load_method, load_model
+from fedtailor.serving.site_data import federation_of_one
+
+_CLIENT = 0
+"""The number of the site in the folder of its model, which has one client."""
+
+
+def add_verdict(folder: Path, options: SiteOptions, run: SiteRun | None = None) -> str:
+    """Judge the newest model of a site, if that was not done yet, and return what came out.
+
+    Args:
+        folder: of the site.
+        options: of the site.
+        run: the one of which the data are in memory, if any.
+
+    Returns:
+        Sentences for the operator; empty if there was nothing to do.
+
+    Raises:
+        DataError: the data cannot be read, or a file is damaged.
+        RunError: a file cannot be written.
+    """
+    existing = versions(folder)
+    if not existing:
+        return ""
+
+    records = read_run(existing[-1].path)
+    result = dict(records.result or {})
+    origin = records.provenance.get("site", {})
+    if "worth_it" in result or "data_sha256" not in origin:
+        return ""
+
+    method = load_method(records)
+    if run is not None and run.plan.run == origin["run"]:
+        prepared = run.prepared
+    else:
+        seed = split_seed(method.config)
+        prepared = prepare(options, method.config.data, method.inputs, seed, folder)
+
+    problem = ""
+    notes: list[str] = []
+    if prepared.digest != origin["data_sha256"]:
+        problem = "the examples of this site are not those with which the model was made"
+    elif not len(prepared.positions.test):
+        problem = "this site has no test examples"
+    else:
+        notes = _write_files(records, method, prepared, _names(options))
+
+    result["worth_it"] = None if problem else judge({method.config.seeds[0]: records.path})
+    RunFolder(records.path).finish(result)
+    if result["worth_it"] is None:
+        return f"no verdict: {problem or 'there are no predictions'}."
+    return " ".join([*notes, in_words(result["worth_it"]["sites"][0])])
+
+
+def in_words(site: Mapping[str, Any]) -> str:
+    """Return the verdict of a site as a sentence.
+
+    Args:
+        site: its row in ``worth_it`` of a result.
+    """
+    name = next(iter(site["own"])).replace("_", " ")
+    verdict = {"better": "better than", "worse": "worse than"}.get(site["verdict"])
+    accuracies = [100 * site["scores"][model]["accuracy"] for model in ("personalized", "own")]
+    points = [100 * site["difference"][key] for key in ("difference", "low", "high")]
+    return (
+        f"verdict: {verdict or 'no clear difference from'} the best model that this site would use "
+        f"alone ({name}): accuracy {accuracies[0]:.1f} % against {accuracies[1]:.1f} %, difference "
+        f"{points[0]:+.1f} points (95 % interval {points[1]:+.1f} to {points[2]:+.1f}), p = "
+        f"{site['p_value']:.2g}, {site['examples']} test examples. One site is judged alone, so "
+        "nothing is corrected for the number of sites."
+    )
+
+
+def _names(options: SiteOptions) -> tuple[str, ...]:
+    return BASELINE_NAMES if options.baselines == "auto" else split_baselines(options.baselines)
+
+
+def _write_files(
+    records: RunRecords, method: TrainedMethod, prepared: PreparedData, names: tuple[str, ...]
+) -> list[str]:
+    """Write what the model and the baselines say about the test examples.
+
+    Returns:
+        Sentences about baselines that could not be trained.
+    """
+    model = load_model(records, str(records.split["client_names"][_CLIENT]))
+    number = int(model.card["number"])
+    site = prepared.site
+    federation = federation_of_one(
+        site,
+        prepared.positions,
+        method.inputs,
+        method.task(number),
+        number,
+        population=number + 1,
+    )
+    with one_thread():
+        models = {"personalized": model.module.tree()}
+        predictions = predict_client(method.algorithm, federation, number, models, site.groups)
+
+    write_predictions(records.path / PREDICTIONS_FILE, {_CLIENT: predictions})
+    return _write_baselines(records.path, method, prepared, federation, names) if names else []
+
+
+def _write_baselines(
+    path: Path,
+    method: TrainedMethod,
+    prepared: PreparedData,
+    federation: Federation,
+    names: tuple[str, ...],
+) -> list[str]:
+    """Train the baselines of the site as a simulation does, and write what they say."""
+    site = prepared.site
+    missing = add_baselines_of_one(
+        path,
+        names,
+        Tables.of(site.x, site.y, site.groups, federation.x),
+        prepared.positions,
+        num_classes=method.inputs.num_classes,
+        seed=method.config.seeds[0],
+    )
+
+    # One sentence for each reason.
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        by_reason.setdefault(reason.rstrip("."), []).append(name.replace("_", " "))
+    return [f"not trained: {', '.join(same)} ({why})." for why, same in by_reason.items()]
