@@ -91,6 +91,7 @@ def test_resolved_configurations_are_complete_and_stable():
         "patience": 4,
         "baselines": "auto",
         "sensitivity": 0.0,
+        "positive": "",
     }
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own

@@ -9,6 +9,7 @@ import torch
 import fedtailor
 from fedtailor.cli.main import main
 from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.operating_point import choose_threshold, classify, count_right
 
 
@@ -46,21 +47,45 @@ def test_a_threshold_of_too_few_positives_is_not_chosen():
     assert classify(logits_of([-1.0, 1.0]), None).tolist() == [0, 1]
 
 
+def test_either_class_can_be_the_positive_one():
+    scores = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    labels = (torch.arange(40) % 2).float()
+    last = choose_threshold(logits_of(scores), labels, 0.8, 2.0)
+    first = choose_threshold(logits_of(scores).flip(1), 1 - labels, 0.8, 2.0, positive=0)
+    assert first == last._replace(positive=0)
+    one = classify(logits_of(scores), last.log_odds)
+    other = classify(logits_of(scores).flip(1), first.log_odds, positive=0)
+    assert other.tolist() == (1 - one).tolist()
+    counts = count_right(logits_of(scores), labels, last.log_odds)
+    flipped = logits_of(scores).flip(1)
+    assert count_right(flipped, 1 - labels, first.log_odds, positive=0) == counts
+
+
+def test_the_positive_class_has_a_name_of_the_data():
+    schedule = Schedule(positive="disease")
+    assert schedule.positive_of(["disease", "healthy"]) == 0
+    assert Schedule().positive_of(["disease", "healthy"]) == 1
+    with pytest.raises(ConfigError, match="'disease', and there is none; did you mean 'diseased'"):
+        schedule.check_validation(True, ["diseased", "healthy"])
+    with pytest.raises(ConfigError, match="two classes, these have 3"):
+        schedule.check_validation(True, ["disease", "healthy", "unclear"])
+
+
 @pytest.fixture
 def run_folder(tmp_path, monkeypatch):
     """Return the folder of a run at two sites; one has few positive examples."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for site, positives in (("large", 60), ("small", 12)):
-        y = (np.arange(160) < positives).astype(int)
-        x = rng.normal(size=(160, 3)) + y[:, None]
+        y = (np.arange(160) >= positives).astype(int)
+        x = rng.normal(size=(160, 3)) + (1 - y[:, None])
         (tmp_path / "own" / site).mkdir(parents=True)
-        np.savez(tmp_path / "own" / site / "train.npz", x=x, y=y, class_names=["no", "yes"])
+        np.savez(tmp_path / "own" / site / "train.npz", x=x, y=y, class_names=["sick", "well"])
     config = {
         "data": {"path": "own", "val_fraction": 0.25},
         "algorithm": {"name": "fedavg_ft"},
         "federation": {"rounds": 3},
-        "evaluation": {"sensitivity": 0.9},
+        "evaluation": {"sensitivity": 0.9, "positive": "sick"},
     }
     fedtailor.run(fedtailor.make_config(config), out="one")
     return tmp_path / "one"
@@ -75,13 +100,13 @@ def test_from_a_run_to_predictions(run_folder, capsys):
 
     # The same classes from the counts of the test examples, in Python, and by the command.
     x = np.load("own/large/train.npz")["x"]
-    margin = model.logits(x) @ [-1.0, 1.0]
-    expected = np.where(margin >= point["log_odds"], "yes", "no")
+    margin = model.logits(x) @ [1.0, -1.0]
+    expected = np.where(margin >= point["log_odds"], "sick", "well")
     assert (model.predict(x) == expected).all()
-    assert (expected != np.where(margin >= 0, "yes", "no")).any()
-    probability = model.predict_proba(x)[:, 1]
+    assert (expected != np.where(margin >= 0, "sick", "well")).any()
+    probability = model.predict_proba(x)[:, 0]
     clear = abs(probability - point["probability"]) > 1e-9
-    assert ((probability >= point["probability"]) == (expected == "yes"))[clear].all()
+    assert ((probability >= point["probability"]) == (expected == "sick"))[clear].all()
 
     test = json.loads((run_folder / "split.json").read_text())["clients"][0]["test"]
     counts = point["test"]
@@ -94,8 +119,8 @@ def test_from_a_run_to_predictions(run_folder, capsys):
     few = run.model("small")
     assert few.operating_point["log_odds"] is None
     small = np.load("own/small/train.npz")["x"]
-    margin = few.logits(small) @ [-1.0, 1.0]
-    assert (few.predict(small) == np.where(margin > 0, "yes", "no")).all()
+    margin = few.logits(small) @ [1.0, -1.0]
+    assert (few.predict(small) == np.where(margin > 0, "sick", "well")).all()
     assert main(["predict", "one", "--client", "small", "own/small/train.npz"]) == 0
     assert few.operating_point["problem"] in capsys.readouterr().err
 

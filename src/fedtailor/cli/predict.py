@@ -157,7 +157,7 @@ def _how_classes_were_chosen(model: PersonalModel, point: Mapping[str, Any]) -> 
         return f"class is the most probable one ({point['problem']})"
 
     return (
-        f"class is {model.classes_[1]} from a probability of {point['probability']:.3g}, for a "
+        f"class is {model.positive_class} from a probability of {point['probability']:.3g}, for a "
         f"sensitivity of {point['sensitivity']:g} (chosen on {point['positives']} validation "
         "examples)"
     )

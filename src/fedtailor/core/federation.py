@@ -50,6 +50,11 @@ class Roster:
     """Most frequent class of every client's training examples, the first of equal ones; -1 without
     examples; empty: not known, as on the server of real sites."""
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, or their numbers if they have none."""
+        return tuple(self.class_names) or tuple(map(str, range(self.common_task.num_classes)))
+
     def name_of(self, client: int) -> str:
         """Return the name of a client, or its number if clients have none."""
         return self.names[client] if self.names else str(client)

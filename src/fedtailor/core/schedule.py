@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import ConfigError, RunError, find_name
+from fedtailor.core.errors import ConfigError, RunError, did_you_mean, find_name
 from fedtailor.core.options import Flag, NoResult, Range, check_names, check_options, show
 
 if TYPE_CHECKING:
@@ -285,9 +285,19 @@ class Schedule:
     """What sites would use without a federation, which is trained too: names with commas, or
     ``none``; auto: all for own data and for tables whose clients are sites."""
     sensitivity: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Of two classes, the share of the examples of the last one that models should find: their
+    """Of two classes, the share of the examples of the positive one that models should find: their
     threshold is chosen for it on validation examples; 0: models predict the most probable
     class."""
+    positive: Annotated[
+        str,
+        Flag(
+            "--positive",
+            "CLASS",
+            "Of two classes, the one to find, such as disease (default: the last by name).",
+        ),
+    ] = ""
+    """Of two classes, the one to find: sensitivity and operating points are of it; empty: the last
+    one by name."""
 
     def __post_init__(self) -> None:
         keys = {name: f"evaluation.{key}" for name, key in _EVALUATION_KEYS.items()}
@@ -312,23 +322,48 @@ class Schedule:
     def _watching_option(self) -> str:
         return "evaluation.select = 'best'" if self.select == "best" else "evaluation.patience"
 
-    def check_validation(self, validates: bool, num_classes: int) -> None:
+    def positive_of(self, classes: Sequence[str]) -> int:
+        """Return the number of the positive class of data with these classes.
+
+        Raises:
+            ConfigError: there are other than two, or none has the name.
+        """
+        if len(classes) != 2:
+            message = f"evaluation.positive needs data of two classes, these have {len(classes)}."
+            raise ConfigError(message, key="evaluation.positive", allowed="", got=self.positive)
+        if not self.positive:
+            return 1
+        if self.positive in classes:
+            return list(classes).index(self.positive)
+
+        hint = did_you_mean(self.positive, list(classes)) or "."
+        message = f"evaluation.positive names the class {self.positive!r:.80}, and there is none"
+        message += f"{hint} The classes are {classes[0]} and {classes[1]}."
+        raise ConfigError(
+            message, key="evaluation.positive", allowed=list(classes), got=self.positive
+        )
+
+    def check_validation(self, validates: bool, classes: Sequence[str]) -> None:
         """Check that there are validation examples if they are to decide something.
 
         Args:
             validates: whether any client has some.
-            num_classes: of the data.
+            classes: names of those of the data.
 
         Raises:
-            ConfigError: there are none, or a sensitivity is wanted of more than two classes.
+            ConfigError: there are none, or a sensitivity or a positive class is wanted of more than
+                two classes, or the positive class is none of them.
         """
-        if self.sensitivity and num_classes != 2:
+        if self.sensitivity and len(classes) != 2:
             raise ConfigError(
-                f"evaluation.sensitivity needs data of two classes, these have {num_classes}.",
+                f"evaluation.sensitivity needs data of two classes, these have {len(classes)}.",
                 key="evaluation.sensitivity",
                 allowed=0,
                 got=self.sensitivity,
             )
+
+        if self.positive:
+            self.positive_of(classes)
 
         deciding = self._watching_option if self.watches_validation else "evaluation.sensitivity"
         if (self.watches_validation or self.sensitivity) and not validates:
@@ -418,6 +453,7 @@ _EVALUATION_KEYS = {
     "patience": "patience",
     "baselines": "baselines",
     "sensitivity": "sensitivity",
+    "positive": "positive",
 }
 """Fields of :class:`Schedule` that stand in ``[evaluation]``, and their keys there; all others
 stand in ``[federation]``."""

@@ -443,7 +443,7 @@ def _check_agreement(agreement: Agreement) -> None:
     if not roster.trainable_clients:
         raise _no_training_example()
 
-    schedule.check_validation(roster.validates, roster.common_task.num_classes)
+    schedule.check_validation(roster.validates, roster.classes)
 
     # A site without scores would make the choice blind.
     silent = [member.name for member in agreement.members if "scores" not in member.share]

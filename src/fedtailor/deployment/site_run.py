@@ -222,12 +222,15 @@ class SiteRun:
         task = self._algorithm.bind(self._federation.task(self.client))
         validation = self._federation.data(self.client).val
         calibration = calibrate(self._algorithm, task, personal, validation)
+        schedule = self.plan.config.schedule
+        positive = schedule.positive_of(self.plan.inputs.names) if schedule.sensitivity else 1
         point = operating_point(
             self._algorithm,
             task,
             personal,
             (validation, self._federation.test(self.client)),
-            sensitivity=self.plan.config.schedule.sensitivity,
+            sensitivity=schedule.sensitivity,
+            positive=positive,
             temperature=calibration.temperature,
         )
         model = ClientModel(

@@ -107,6 +107,8 @@ def personal_models(
     }
 
     num_test = federation.roster.num_test
+    schedule = config.schedule
+    positive = schedule.positive_of(parts.inputs.names) if schedule.sensitivity else 1
     for client in last.personal:
         personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)
@@ -118,7 +120,8 @@ def personal_models(
             task,
             personal,
             (validation, federation.test(client)),
-            sensitivity=config.schedule.sensitivity,
+            sensitivity=schedule.sensitivity,
+            positive=positive,
             temperature=calibration.temperature,
         )
         card = model_card(

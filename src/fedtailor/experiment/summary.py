@@ -182,7 +182,7 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     ``majority_accuracy`` is the mean over the known clients of the accuracy of always predicting
     the most frequent class of the client's training examples. ``chance`` says how many clients
     have enough test examples to ask whether the personalized model is better than chance, and at
-    which it is not clear.
+    which it is not clear. ``positive_class`` is that of two classes.
     """
     # The round whose models the run gives, which is the best one if that was asked for.
     final = last.final or last
@@ -196,6 +196,8 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     personalized = _personalized_scores(final)
     record |= _majority_of(personalized, roster)
     record["chance"] = _chance(personalized, roster)
+    if len(roster.classes) == 2:
+        record["positive_class"] = roster.classes[schedule.positive_of(roster.classes)]
     if roster.names:
         record["sites"] = _site_scores(personalized, roster)
 

@@ -100,7 +100,9 @@ def _is_point(calibration: Mapping[str, Any]) -> bool:
     numbers = [point.get(name) for name in ("log_odds", "probability")]
     is_chosen = all(isinstance(number, int | float) for number in numbers)
     is_left_out = numbers == [None, None] and isinstance(point.get("problem"), str)
-    return isinstance(point.get("sensitivity"), int | float) and (is_chosen or is_left_out)
+    is_known = point.get("positive", 1) in (0, 1)
+    is_wanted = is_known and isinstance(point.get("sensitivity"), int | float)
+    return is_wanted and (is_chosen or is_left_out)
 
 
 def _check_calibration(card: Mapping[str, Any], place: Path) -> None:

@@ -145,6 +145,11 @@ class PersonalModel:
         point: Mapping[str, Any] = self._calibration().get("operating_point") or {}
         return point
 
+    @property
+    def positive_class(self) -> str:
+        """The class that an operating point is for, where there is one."""
+        return str(self.classes_[self.operating_point.get("positive", 1)])
+
     def classify(self, logits: Tensor) -> Tensor:
         """Return the numbers of the classes (n,) that logits (n, classes) mean.
 
@@ -156,7 +161,7 @@ class PersonalModel:
 
         from fedtailor.simulation.operating_point import classify
 
-        return classify(logits, float(threshold))
+        return classify(logits, float(threshold), self.operating_point.get("positive", 1))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities (n, classes) of logits, with the fitted temperature."""

@@ -98,6 +98,7 @@ def operating_point(
     data: tuple[ExampleSet, ExampleSet],
     *,
     sensitivity: float,
+    positive: int,
     temperature: float,
 ) -> dict[str, Any] | None:
     """Choose the threshold of a model for a sensitivity, and count what it gets right.
@@ -108,6 +109,7 @@ def operating_point(
         personal: the model.
         data: validation examples, which choose, and test examples, which only count.
         sensitivity: the wanted one; 0: None is returned.
+        positive: number of the positive class.
         temperature: of the model's probabilities.
     """
     if not sensitivity:
@@ -121,10 +123,11 @@ def operating_point(
     validation, test = data
     with one_thread():
         logits = forward(task, predict, personal, validation, key=key)
-        point = choose_threshold(logits, validation.labels(), sensitivity, temperature)
+        point = choose_threshold(logits, validation.labels(), sensitivity, temperature, positive)
         if point.log_odds is not None and len(test.rows):
             logits = forward(task, predict, personal, test, key=key)
-            point = point._replace(test=count_right(logits, test.labels(), point.log_odds))
+            counts = count_right(logits, test.labels(), point.log_odds, positive)
+            point = point._replace(test=counts)
 
     return point._asdict()
 

@@ -1,7 +1,8 @@
 """The operating point of a model of two classes: from which probability on an input is positive.
 
-The positive class is the last one. The most probable class is one operating point; where a missed
-case costs more than a false alarm, the threshold for a wanted sensitivity is another.
+The positive class is ``evaluation.positive``, or the last one. The most probable class is one
+operating point; where a missed case costs more than a false alarm, the threshold for a wanted
+sensitivity is another.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class OperatingPoint(NamedTuple):
 
     sensitivity: float
     """That was wanted."""
+    positive: int
+    """Number of the positive class."""
     positives: int
     """Validation examples of the positive class, which the threshold rests on."""
     log_odds: float | None
@@ -36,7 +39,11 @@ class OperatingPoint(NamedTuple):
 
 
 def choose_threshold(
-    logits: Tensor, labels: Tensor, sensitivity: float, temperature: float
+    logits: Tensor,
+    labels: Tensor,
+    sensitivity: float,
+    temperature: float,
+    positive: int = 1,
 ) -> OperatingPoint:
     """Choose the threshold that finds a wanted share of the positive examples.
 
@@ -49,9 +56,10 @@ def choose_threshold(
 
     Args:
         logits: of validation examples (n, 2).
-        labels: (n,), 1 is positive.
+        labels: (n,), 0 or 1.
         sensitivity: the wanted share, above 0 and below 1.
         temperature: of the model's probabilities.
+        positive: number of the positive class.
 
     Example:
         >>> logits = torch.stack([torch.zeros(19), torch.arange(19.0)], 1)
@@ -59,45 +67,50 @@ def choose_threshold(
         >>> point.log_odds, point.positives
         (1.0, 19)
     """
-    positive = log_odds(logits)[labels == 1].sort().values
-    count = len(positive)
+    odds = log_odds(logits, positive)[labels == positive].sort().values
+    count = len(odds)
 
     # A whole number may come out a little too small, such as (1 - 0.9) * 10.
     place = math.floor((1.0 - sensitivity) * (count + 1) + 1e-9)
     needed = max(_FEWEST_POSITIVES, math.ceil(1.0 / (1.0 - sensitivity) - 1e-9) - 1)
-    if count < needed or not torch.isfinite(positive).all():
+    if count < needed or not torch.isfinite(odds).all():
         problem = f"a sensitivity of {sensitivity:g} needs {needed} positive validation examples"
-        return OperatingPoint(sensitivity, count, None, None, f"{problem}, there are {count}")
+        problem += f", there are {count}"
+        return OperatingPoint(sensitivity, positive, count, None, None, problem)
 
-    threshold = float(positive[place - 1])
+    threshold = float(odds[place - 1])
     probability = 1.0 / (1.0 + math.exp(-max(-700.0, min(700.0, threshold / temperature))))
-    return OperatingPoint(sensitivity, count, threshold, probability, "")
+    return OperatingPoint(sensitivity, positive, count, threshold, probability, "")
 
 
-def log_odds(logits: Tensor) -> Tensor:
+def log_odds(logits: Tensor, positive: int = 1) -> Tensor:
     """Return the logits of the positive class, less those of the other one (n,), float64."""
-    return logits[:, 1].double() - logits[:, 0].double()
+    return logits[:, positive].double() - logits[:, 1 - positive].double()
 
 
-def classify(logits: Tensor, threshold: float | None) -> Tensor:
+def classify(logits: Tensor, threshold: float | None, positive: int = 1) -> Tensor:
     """Return the numbers of the predicted classes (n,).
 
     Args:
         logits: (n, classes).
         threshold: ``log_odds`` of an operating point; None: the most probable class.
+        positive: number of the positive class.
     """
     if threshold is None:
         return logits.argmax(1)
-    return (log_odds(logits) >= threshold).long()
+    is_positive = log_odds(logits, positive) >= threshold
+    return torch.where(is_positive, positive, 1 - positive)
 
 
-def count_right(logits: Tensor, labels: Tensor, threshold: float) -> dict[str, int]:
+def count_right(
+    logits: Tensor, labels: Tensor, threshold: float, positive: int = 1
+) -> dict[str, int]:
     """Return how many test examples a threshold gets right, see :attr:`OperatingPoint.test`."""
-    right = classify(logits, threshold) == labels
-    positive = labels == 1
+    right = classify(logits, threshold, positive) == labels
+    is_positive = labels == positive
     return {
-        "positives": int(positive.sum()),
-        "found": int((right & positive).sum()),
-        "negatives": int((~positive).sum()),
-        "rejected": int((right & ~positive).sum()),
+        "positives": int(is_positive.sum()),
+        "found": int((right & is_positive).sum()),
+        "negatives": int((~is_positive).sum()),
+        "rejected": int((right & ~is_positive).sum()),
     }

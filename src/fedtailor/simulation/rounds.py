@@ -168,7 +168,7 @@ def check_run(algorithm: Algorithm[Any, Any, Any], roster: Roster, schedule: Sch
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
     server_optimizer(algorithm, roster, schedule)
-    schedule.check_validation(roster.validates, roster.common_task.num_classes)
+    schedule.check_validation(roster.validates, roster.classes)
 
 
 def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:

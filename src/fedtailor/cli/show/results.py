@@ -43,7 +43,7 @@ def show_result(result: Mapping[str, Any]) -> None:
     columns = ["model", "clients", "mean", *HEADINGS, "worst\n10 %", "smallest\n10 %", "pooled"]
     title = f"{result['algorithm']} on {result['dataset']}: accuracy in %, {_which_seeds(result)}"
     table(title, columns, rows, below=_explanation(result))
-    _show_sites(result.get("sites", {}))
+    _show_sites(result.get("sites", {}), result.get("positive_class", ""))
     _show_operating_points(result)
     if result.get("worth_it"):
         method = str(result["algorithm"])
@@ -126,15 +126,14 @@ def _which_round(result: Mapping[str, Any]) -> str:
     return f"After round {selected['round']} of {result['rounds']}, the best on validation examples"
 
 
-def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a row per site, if the clients have names."""
+def _show_sites(sites: Mapping[str, Mapping[str, Any]], positive: str) -> None:
+    """Print a row per site, if the clients have names; with the positive one of two classes."""
     if not sites:
         return
 
     columns = ["site", "training\nexamples", "test\nexamples", "accuracy", "95 %\ninterval"]
     columns += ["balanced", "AUROC"]
     below = "interval: 95 % interval (Wilson) of the site's accuracy, from its test examples."
-    positive = _positive_class(sites)
 
     # Two classes: what clinicians read, of the class that they call positive.
     if positive:
@@ -143,7 +142,8 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
         columns += ["sensi-\ntivity", "speci-\nficity"]
         below += (
             " Sensitivity and specificity (in %) are of the class "
-            f"{shortened(positive)}; result.json holds them for both classes{intervals}."
+            f"{shortened(positive)} (--positive names another); result.json holds them for both "
+            f"classes{intervals}."
         )
 
     if len(sites) > _MOST_SITES:
@@ -159,7 +159,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]]) -> None:
             "-" if site.get("balanced_accuracy") is None else percent(site["balanced_accuracy"]),
             "-" if site.get("auroc") is None else f"{site['auroc']:.3f}",
         ]
-        rows.append(row + _site_of_two_classes(site) if positive else row)
+        rows.append(row + _shares_of_class(site, positive) if positive else row)
 
     table("Personalized models by site: accuracy in %", columns, rows, below=below)
 
@@ -182,12 +182,10 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
         threshold = "not chosen" if chosen is None else f"{chosen:.3g}"
         rows.append([shortened(name), f"{point['positives']}", threshold, *shares])
 
-    positive = _positive_class(result.get("sites", {}))
-    last_class = f"the last class, {shortened(positive)}," if positive else "the last class"
     below = (
-        f"An input is of {last_class} from this probability on. The threshold is chosen on the "
-        "validation examples of that class; sensitivity and specificity (in %) are on test "
-        "examples."
+        f"An input is of class {shortened(result['positive_class'])} from this probability on. "
+        "The threshold is chosen on the validation examples of that class; sensitivity and "
+        "specificity (in %) are on test examples."
     )
     problems = {point["problem"] for point in points.values()} - {""}
     if problems:
@@ -198,19 +196,14 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
     table(f"Operating points for a sensitivity of {wanted:g}", columns, rows, below=below)
 
 
-def _positive_class(sites: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the last of two classes; empty if there are more, or no test examples."""
-    for site in sites.values():
-        classes = site.get("by_class", {})
-        if len(classes) == 2:
-            return str(classes["1"].get("class", "1"))
-    return ""
+def _shares_of_class(site: Mapping[str, Any], positive: str) -> list[str]:
+    """Return sensitivity and specificity of a class at a site, or dashes."""
+    of_class: Mapping[str, Any] = {}
+    for number, scores in site.get("by_class", {}).items():
+        if scores.get("class", number) == positive:
+            of_class = scores
 
-
-def _site_of_two_classes(site: Mapping[str, Any]) -> list[str]:
-    """Return sensitivity and specificity of the last of two classes, or dashes."""
-    scores = site.get("by_class", {}).get("1", {})
-    shares = [scores.get(name) for name in ("sensitivity", "specificity")]
+    shares = [of_class.get(name) for name in ("sensitivity", "specificity")]
     return ["-" if share is None else percent(share) for share in shares]
 
 
