@@ -24,6 +24,10 @@ LOCAL = UPLOADED | {
     "ditto": lambda visit: visit.output[0].model,
     "fedala": lambda visit: sent(visit, "model"),
     "fedbabu": lambda visit: {**visit.output[0], **sent(visit, "body")},
+    "fednova": lambda visit: {
+        name: x + float(sent(visit, "effective_steps")) * sent(visit, "direction")[name]
+        for name, x in visit.shared.model.items()
+    },
     "fedpac": lambda visit: {**sent(visit, "body"), **sent(visit, "head")},
     "fedper": lambda visit: {**visit.output[0], **sent(visit, "body")},
     "fedrep": lambda visit: {**visit.output[0], **sent(visit, "body")},

@@ -75,6 +75,11 @@ ALGORITHMS = {
         "McLaughlin and Su 2023",
         "shared body and Gaussian classifier, a class prior per client",
     ),
+    "fednova": Entry(
+        "fedtailor.algorithms.fednova:FedNova",
+        "Wang et al. 2020",
+        "one global model; clients that take more steps do not count more for it",
+    ),
     "fedpac": Entry(
         "fedtailor.algorithms.fedpac:FedPAC",
         "Xu et al. 2023",
