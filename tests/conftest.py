@@ -32,8 +32,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def usual_dtype():
-    """Begin with PyTorch's usual dtype, whatever a thread of an earlier test has left."""
+    """A test leaves PyTorch's usual dtype to those that follow."""
+    yield
+    left = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
+    assert left == torch.float32
 
 
 @pytest.fixture

@@ -21,7 +21,13 @@ REPLACEMENTS = {
     "torch._fused_sgd_": "the loop in training/optimizer.py",
     "torch.ops.aten._cdist_forward.default": "the operator that torch.export then shows for cdist",
     "torch.ops.aten.add.Tensor._schema": "no recording: ReplayRunner becomes the plain runner",
+    "torch.overrides._get_current_function_mode_stack": "nothing: modes left open are not closed",
+    "torch.overrides._pop_mode": "nothing: modes left open are not closed",
+    "torch.overrides._push_mode": "nothing: modes left open are not closed",
     "torch.utils._python_dispatch.TorchDispatchMode": "the same",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "as of torch.overrides",
+    "torch.utils._python_dispatch._pop_mode": "as of torch.overrides",
+    "torch.utils._python_dispatch._push_mode": "as of torch.overrides",
     "torch.utils._pytree.tree_leaves": "fedtailor.core.tree.leaves",
     "torch.utils._pytree.tree_map_only": "fedtailor.core.tree.map",
 }

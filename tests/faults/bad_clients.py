@@ -21,7 +21,15 @@ from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
 from fedtailor.core.message import Each, Mean
 from fedtailor.simulation.upload_sums import ReducedUpload
+from simulation.engines.programs import (
+    leave_a_timer,
+    leave_an_alarm,
+    leave_another_rounding,
+    leave_modes,
+    leave_the_default_device,
+)
 
+ONLY_PROCESSES = ("reference", "workers", "batched")
 FAULTY = 2
 """The client that misbehaves."""
 ROUND = 1
@@ -444,11 +452,15 @@ fault("harmless", "lowers the precision")(
 fault("harmless", "seeds PyTorch")(doing(lambda round: torch.manual_seed(0)))
 fault("harmless", "seeds NumPy")(doing(lambda round: np.random.seed(0)))
 fault("harmless", "seeds Python")(doing(lambda round: random.seed(0)))
+fault("harmless", "leaves modes open")(doing(lambda round: leave_modes()))
+fault("failed", "makes another device the default")(doing(lambda round: leave_the_default_device()))
+fault("harmless", "leaves an alarm", not_in=("workers",))(doing(lambda round: leave_an_alarm()))
+# In threads, these stay for the clients that follow.
+fault("harmless", "leaves a timer", not_in=ONLY_PROCESSES)(doing(lambda round: leave_a_timer()))
+fault("harmless", "rounds up", not_in=ONLY_PROCESSES)(doing(lambda round: leave_another_rounding()))
 
 
 # What only another process contains
-
-ONLY_PROCESSES = ("reference", "workers", "batched")
 
 
 @fault("absent", "ends the process", not_in=ONLY_PROCESSES)

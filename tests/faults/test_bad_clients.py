@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:engine .workers. runs the clients of this round again:RuntimeWarning"
     ),
+    pytest.mark.filterwarnings("ignore:engine .processes. starts a new process:RuntimeWarning"),
 ]
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
@@ -146,6 +147,7 @@ def surroundings():
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precision": torch.get_float32_matmul_precision(),
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
         "torch": torch.get_rng_state().tolist(),
         "numpy": repr(np.random.get_state()),
         "python": random.getstate(),

@@ -6,11 +6,12 @@ its place, and only this module changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -102,6 +103,37 @@ def set_float32_precisions(precisions: Sequence[str]) -> None:
             torch._C._set_fp32_precision_setter(*place, precision)
 
 
+_function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+_pop_function_mode: Callable[[], Any] = torch.overrides._pop_mode
+_push_function_mode: Callable[[Any], None] = torch.overrides._push_mode
+
+Modes = tuple[Sequence[Any], Sequence[Any]]
+"""The modes that a thread is in: those of functions, and those of operators."""
+
+
+def open_modes() -> Modes:
+    """Return the modes that this thread is in, the outermost first."""
+    functions = _function_modes()
+    operators = _python_dispatch._get_current_dispatch_mode_stack()
+    return functions, operators
+
+
+def restore_modes(modes: Modes) -> None:
+    """Leave all modes, and enter these; nothing of the modes themselves runs."""
+    functions, operators = open_modes()
+    if functions != modes[0]:
+        for _ in functions:
+            _pop_function_mode()
+        for mode in modes[0]:
+            _push_function_mode(mode)
+
+    if operators != modes[1]:
+        for mode in reversed(operators):
+            _python_dispatch._pop_mode(getattr(mode, "_mode_key", None))
+        for mode in modes[1]:
+            _python_dispatch._push_mode(mode)
+
+
 PRIVATE_NAMES: Sequence[str] = (
     "torch._C.DisableTorchFunction",
     "torch._C._are_functorch_transforms_active",
@@ -113,7 +145,13 @@ PRIVATE_NAMES: Sequence[str] = (
     "torch._fused_sgd_",
     "torch.ops.aten._cdist_forward.default",
     "torch.ops.aten.add.Tensor._schema",
+    "torch.overrides._get_current_function_mode_stack",
+    "torch.overrides._pop_mode",
+    "torch.overrides._push_mode",
     "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    "torch.utils._python_dispatch._pop_mode",
+    "torch.utils._python_dispatch._push_mode",
     "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map_only",
 )

@@ -6,7 +6,7 @@ A request is a tuple of its kind and its contents; so is an answer. Requests: ``
 (a run begins), ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the
 program, its shared inputs, what gathers outputs), ``job`` (the number of its task, and the rest of
 the job). Answers: ``output``, ``unreadable`` (why a request cannot be read), ``unsendable`` (why an
-output cannot be sent, as a failure).
+output cannot be sent, as a failure). Each also says what the client's program left in this process.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fedtailor.simulation.engines.serialization import (
     read_frame,
     write_frame,
 )
+from fedtailor.simulation.engines.traces import Traces
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.replay import ReplayRunner
@@ -58,6 +59,7 @@ class RequestHandler:
         self.gather: Gather | None = None
         self.settings: Settings
         self.runner = ReplayRunner()
+        self._left = ""
 
     def answer(self, request: bytes | memoryview) -> memoryview:
         """Return the answer to a request."""
@@ -66,9 +68,9 @@ class RequestHandler:
             handle = getattr(self, f"_handle_{kind}")
             output = handle(*contents)
         except BaseException as error:  # importing a user's module may raise anything
-            return encode(("unreadable", describe_error(error)))
+            return encode(("unreadable", describe_error(error), ""))
 
-        return _answer_with(output)
+        return self._answer_with(output)
 
     def answer_together(self, requests: Sequence[bytes]) -> list[memoryview]:
         """Return the answers to jobs whose outputs are gathered before they are sent."""
@@ -76,8 +78,9 @@ class RequestHandler:
         try:
             jobs = [self._job(*decode(request)[1:]) for request in requests]
         except BaseException as error:  # importing a user's module may raise anything
-            return [encode(("unreadable", describe_error(error)))] * len(requests)
-        return [_answer_with(output) for output in self.gather(jobs, map(self._run, jobs))]
+            return [encode(("unreadable", describe_error(error), ""))] * len(requests)
+        outputs = self.gather(jobs, map(self._run, jobs))
+        return [self._answer_with(output) for output in outputs]
 
     def hold_tables(self, tables: Sequence[Tensor]) -> None:
         """Use these tables in the maps that follow."""
@@ -117,20 +120,23 @@ class RequestHandler:
 
     def _run(self, job: Job) -> Any:
         """Run a client's program."""
+        before = Traces.current()
         output = run_job(self.program, self.shared_inputs, job, self.runner)
+        self._left = Traces.current().left_since(before)
+
         if self.settings.restore():
             self.runner = ReplayRunner()  # what was recorded under other settings may be wrong
+
         if isinstance(output, Failure):
             return Failure(portable(output.reason))
         return output
 
-
-def _answer_with(output: Any) -> memoryview:
-    try:
-        return encode(("output", output))
-    except SerializationError as error:
-        reason = f"the program's output cannot be sent to another process: {error}"
-        return encode(("unsendable", Failure(TypeError(reason))))
+    def _answer_with(self, output: Any) -> memoryview:
+        try:
+            return encode(("output", output, self._left))
+        except SerializationError as error:
+            reason = f"the program's output cannot be sent to another process: {error}"
+            return encode(("unsendable", Failure(TypeError(reason)), self._left))
 
 
 def portable(error: BaseException) -> BaseException:

@@ -1,7 +1,8 @@
 """Containment: a client's program ends no other program, and changes nothing that another one uses.
 
 A program may fail in any way: then it is its client's failure. It works on copies of its inputs,
-what it returns is copied and checked, and the settings on which results depend are restored.
+what it returns is copied and checked, and what it changed around it is restored: settings on which
+results depend, modes, timers and handlers of signals.
 
 This is about faults, not about attacks. What a program does to Python objects that it shares with
 others, to files, or from threads that it leaves running, cannot be seen. The border against hostile
@@ -29,6 +30,8 @@ from fedtailor.core.errors import RunError
 from fedtailor.core.torch_private import (
     count_writes,
     float32_precisions,
+    open_modes,
+    restore_modes,
     set_float32_precisions,
 )
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
@@ -51,6 +54,27 @@ _TYPES = frozenset(
 """The types of tensors that can be stored and sent."""
 CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
 """The classes of tensors that can be stored and sent."""
+_TIMERS = tuple(
+    getattr(signal, name)
+    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+    if hasattr(signal, name)
+)
+"""The timers of a process that send it signals; Windows has none."""
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in (
+        "SIGALRM",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGUSR1",
+        "SIGUSR2",
+    )
+    if hasattr(signal, name)
+)
+"""The signals that programs handle. To look at all 64 would take a fifth of a millisecond."""
 _HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
 """Types of values that are not tensors, and stay as they are: where a tensor is expected, they are
 refused by name."""
@@ -325,27 +349,81 @@ def refuse_to_contain(error: BaseException) -> None:
 
 @contextmanager
 def thread_restored() -> Iterator[None]:
-    """Restore the gradient mode and the number of threads, which every thread has of its own."""
+    """Restore what every thread has of its own, and timers and handlers in the main thread.
+
+    Of its own: number of threads, gradient mode, autocast, default device, and open modes.
+    """
     threads = torch.get_num_threads()
+    gradients = torch.is_grad_enabled()
+    kind = current().type
+    autocast = torch.is_autocast_enabled(kind)
+    device = torch.get_default_device()
+    modes = open_modes()
     try:
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
+        with _signals_restored():
             yield
     finally:
+        # First the device: its context is one of the modes.
+        if torch.get_default_device() != device:
+            torch.set_default_device(None)
+        restore_modes(modes)
+
+        torch.set_grad_enabled(gradients)
+        torch.set_autocast_enabled(kind, autocast)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 
 
 @contextmanager
 def process_restored() -> Iterator[Settings]:
-    """Restore settings and global random generators of the process; gives the settings."""
+    """Restore settings, random generators, timers and handlers of the process; gives the settings.
+
+    Timers and handlers only in the main thread.
+    """
     settings = Settings.current()
     of_torch = torch.get_rng_state()
     of_python = random.getstate()
     of_numpy = np.random.get_state()
     try:
-        yield settings
+        with _signals_restored():
+            yield settings
     finally:
         settings.restore()
         torch.set_rng_state(of_torch)
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """Stop timers that did not run before, and put back handlers and the timers that did."""
+    # Only the main thread may set handlers, and their exceptions are raised there.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    timers = running_timers()
+    handlers = signal_handlers()
+    try:
+        yield
+    finally:
+        # First the timers: one that expires now would interrupt what follows.
+        for timer, (seconds, interval) in timers.items():
+            remaining, _ = signal.getitimer(timer)
+            if (remaining > 0) != (seconds > 0) or remaining > seconds:
+                signal.setitimer(timer, seconds, interval)
+
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+
+
+def running_timers() -> dict[Any, tuple[float, float]]:
+    """Return the seconds until each timer expires, and its interval."""
+    return {timer: signal.getitimer(timer) for timer in _TIMERS}
+
+
+def signal_handlers() -> dict[signal.Signals, Any]:
+    """Return the handlers of signals, but for those that Python did not set."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in handlers.items() if handler is not None}

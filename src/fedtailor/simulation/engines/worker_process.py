@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from fedtailor.core.engine import Failure, Job, NoAnswer
 from fedtailor.core.errors import RunError
-from fedtailor.simulation.engines.requests import MapRequests, read_answer
+from fedtailor.simulation.engines.requests import Answer, MapRequests, read_answer
 from fedtailor.simulation.engines.serialization import decode, read_frame, write_frame
 
 _START = """
@@ -31,6 +32,10 @@ from fedtailor.simulation.engines.child import serve
 serve(folder)
 """
 _ENGINE = "processes"
+_NEW_PROCESS = (
+    "engine 'processes' starts a new process, which takes seconds, because a client's program left "
+    "{left} in the old one."
+)
 _PATIENCE = 10
 """Seconds that a process has to end before it is killed."""
 _ENDING = 1
@@ -76,11 +81,13 @@ class WorkerProcess:
                     self._received[kind] = request.version
 
             with self._killed_after(timeout, late):
-                output = self._ask(encoded)
+                answer = self._ask(encoded)
 
             # A process that was killed just after its answer must not get another job.
             if not late.is_set():
-                return output
+                if answer.left:
+                    self._replace(answer.left)
+                return answer.output
         except (EOFError, OSError):
             pass
 
@@ -108,7 +115,7 @@ class WorkerProcess:
             if seconds > 0:
                 timer.join()  # it may be killing the process right now
 
-    def _ask(self, request: bytes | memoryview) -> Any:
+    def _ask(self, request: bytes | memoryview) -> Answer:
         """Send a request and return the answer.
 
         Raises:
@@ -117,7 +124,15 @@ class WorkerProcess:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         write_frame(process.stdin, request)
-        return read_answer(read_frame(process.stdout), _ENGINE).output
+        return read_answer(read_frame(process.stdout), _ENGINE)
+
+    def _replace(self, left: str) -> None:
+        """End the process, so that what a client's program left there reaches no other client."""
+        assert self._process is not None, "it has answered"
+        # Killed, because a process that finds its pipes closed removes the files of its parent.
+        self._process.kill()
+        self._reap()
+        warnings.warn(_NEW_PROCESS.format(left=left), RuntimeWarning, stacklevel=2)
 
     def _start(self, folder: str) -> None:
         """Start a process and wait until it is ready.
