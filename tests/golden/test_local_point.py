@@ -38,6 +38,7 @@ LOCAL = UPLOADED | {
     "lg_fedavg": lambda visit: {**visit.output[0], **sent(visit, "shared")},
     "local": lambda visit: visit.output[0],
     "moon": lambda visit: sent(visit, "model"),
+    "mr_mtl": lambda visit: sent(visit, "model"),
     "perfedavg": lambda visit: sent(visit, "model"),
     "scaffold": lambda visit: {
         name: x + sent(visit, "delta")[name] for name, x in visit.shared.model.items()

@@ -138,6 +138,11 @@ ALGORITHMS = {
         "Li et al. 2021",
         "FedAvg with features pulled to the global model's and away from the client's last ones",
     ),
+    "mr_mtl": Entry(
+        "fedtailor.algorithms.mr_mtl:MRMTL",
+        "Liu et al. 2022",
+        "a model for every client, held near the mean of all of them",
+    ),
     "perfedavg": Entry(
         "fedtailor.algorithms.perfedavg:PerFedAvg",
         "Fallah et al. 2020",
