@@ -115,6 +115,19 @@ def test_from_a_run_to_predictions(run_folder, capsys):
     record = json.loads(capsys.readouterr().out)
     assert [row["class"] for row in record["predictions"]] == expected.tolist()
 
+    # An evaluation counts by the threshold too, and so does its comparison with training.
+    y = np.load("own/large/train.npz")["y"]
+    truth = np.array(["sick", "well"])[y]
+    test_rows = json.loads((run_folder / "split.json").read_text())["clients"][0]["test"]
+    evaluation = model.evaluate(x[test_rows], truth[test_rows])
+    accuracy = evaluation["metrics"]["accuracy"]
+    assert (
+        accuracy["value"] == accuracy["at_training"] == model.score(x[test_rows], truth[test_rows])
+    )
+    assert accuracy["value"] != run.result["sites"]["large"]["accuracy"]
+    assert evaluation["by_class"]["0"]["sensitivity"] == counts["found"] / counts["positives"]
+    assert evaluation["comparison"]["difference"] == 0
+
     # Few positive examples: the most probable class, and the reason.
     few = run.model("small")
     assert few.operating_point["log_odds"] is None

@@ -56,7 +56,13 @@ def evaluate(
     column = label_column or options.label_column
     with options_written_as(OF_COMMAND, OF_RUN):
         for path in paths:
-            site = load_site(path, model.inputs, label_column=column, group=options.group)
+            site = load_site(
+                path,
+                model.inputs,
+                label_column=column,
+                group=options.group,
+                is_scored_only=True,
+            )
             sites.append(site)
 
     # Each file numbers its groups from 0, so those of different files are different ones.

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.core.metrics import CLIENT_METRICS, per_client
 from fedtailor.core.scores import Scores, confusion, score
-from fedtailor.data.own.names import inert
+from fedtailor.data.own.names import inert, listed
 from fedtailor.experiment.estimates import (
     NORMAL_975,
     Interval,
@@ -38,17 +38,20 @@ def evaluate(
     classes: Sequence[str],
     card: Mapping[str, Any],
     *,
+    predicted: Tensor,
     temperature: float | None,
     groups: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """Return all metrics of a client's model on examples, with 95 % intervals; ready for JSON.
 
     Metrics are those that a run reports, before the temperature, so they compare with
-    ``at_training``. ``ece_calibrated`` is the calibration error of the probabilities that the model
-    prints. Intervals are about the examples only: they take the model as given. They are Wilson's
-    for accuracies, sensitivity and specificity, Zou and Donner's for balanced accuracy, Newcombe's
-    for AUROC (of several classes the mean of the bounds, which is conservative), a t interval for
-    the loss, and :func:`calibration_interval`.
+    ``at_training``. If the model has a threshold (``operating_point``), everything that counts
+    right and wrong classes is by this threshold, here and at training. ``missing`` says which
+    metrics have no value, and why. ``ece_calibrated`` is the calibration error of the
+    probabilities that the model prints. Intervals are about the examples only: they take the model
+    as given. They are Wilson's for accuracies, sensitivity and specificity, Zou and Donner's for
+    balanced accuracy, Newcombe's for AUROC (of several classes the mean of the bounds, which is
+    conservative), a t interval for the loss, and :func:`calibration_interval`.
 
     ``comparison`` is the difference of the accuracy from that on the client's test examples at
     training, with Newcombe's interval of two samples: "higher" or "lower" if it leaves out 0.
@@ -58,6 +61,8 @@ def evaluate(
         labels: their classes (n,), names or numbers.
         classes: of the model, in the order of the logits.
         card: of the model.
+        predicted: numbers of the classes (n,) that the model predicts, by its threshold if it has
+            one.
         temperature: of the model; None if it is not calibrated.
         groups: which inputs belong together (n,); intervals then count as many examples as give the
             spread of the groups' accuracies.
@@ -71,7 +76,8 @@ def evaluate(
         raise DataError(f"{message} for {len(logits)} inputs.", key="labels", got=len(numbers))
 
     scores = score(logits, numbers, torch.ones(len(numbers)), len(classes))
-    right = (logits.argmax(1) == numbers).numpy().astype(float)
+    scores = _with_classes(scores, numbers, predicted)
+    right = (predicted == numbers).numpy().astype(float)
 
     # Repeated examples of a patient say less than as many patients.
     group_numbers = None
@@ -85,20 +91,69 @@ def evaluate(
     if temperature is not None:
         metrics["ece_calibrated"] = _calibrated(logits / temperature, numbers, independent)
 
-    at_training = card.get("scores", {})
+    point = card.get("calibration", {}).get("operating_point")
+    at_training = _at_training(card.get("scores", {}), point)
     for name, metric in metrics.items():
         metric["at_training"] = at_training.get(name)
 
     return {
         "client": card.get("client"),
         "algorithm": card.get("algorithm"),
+        "operating_point": point,
         "examples": len(right),
         "groups": None if group_numbers is None else int(group_numbers.max()) + 1,
         "metrics": metrics,
+        "missing": _missing(figures),
         "by_class": figures,
         "confusion": confusion(scores),
-        "comparison": _comparison(card, float(right.mean()), independent * len(right)),
+        "comparison": _comparison(
+            at_training.get("accuracy"),
+            card.get("num_test", 0),
+            float(right.mean()),
+            independent * len(right),
+        ),
     }
+
+
+def _with_classes(scores: Scores, labels: Tensor, predicted: Tensor) -> Scores:
+    """Return scores of the most probable classes as those of the predicted classes (n,)."""
+    confusion = torch.zeros_like(scores.confusion)
+    ones = torch.ones(len(labels), dtype=confusion.dtype)
+    confusion.index_put_((labels, predicted), ones, accumulate=True)
+    return scores._replace(confusion=confusion, class_correct=confusion.diagonal())
+
+
+def _at_training(
+    scores: Mapping[str, float], point: Mapping[str, Any] | None
+) -> Mapping[str, float]:
+    """Return the metrics on test examples at training, by the threshold of an operating point."""
+    counts = (point or {}).get("test")
+    if not counts:
+        return scores
+
+    right = counts["found"] + counts["rejected"]
+    by_threshold = {"accuracy": right / (counts["positives"] + counts["negatives"])}
+    recalls = []
+    for right_of_class, of_class in (("found", "positives"), ("rejected", "negatives")):
+        if counts[of_class]:
+            recalls.append(counts[right_of_class] / counts[of_class])
+
+    by_threshold["balanced_accuracy"] = sum(recalls) / len(recalls)
+    return {**scores, **by_threshold}
+
+
+def _missing(classes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the metrics without a value, and why."""
+    present = [entry["class"] for entry in classes.values() if entry["positives"]]
+    absent = [entry["class"] for entry in classes.values() if not entry["positives"]]
+    missing = {}
+    if len(present) == 1:
+        missing["auroc"] = f"all examples are of {present[0]}, and it compares two classes"
+        missing["specificity"] = f"of {present[0]}, because no example is of another class"
+    if absent:
+        missing["sensitivity"] = f"of {listed(absent)}, because there are no such examples"
+
+    return missing
 
 
 def _numbers_of(labels: Any, classes: Sequence[str]) -> Tensor:
@@ -203,10 +258,10 @@ def calibration_interval(
     }
 
 
-def _comparison(card: Mapping[str, Any], accuracy: float, count: float) -> dict[str, Any] | None:
+def _comparison(
+    before: float | None, examples: int, accuracy: float, count: float
+) -> dict[str, Any] | None:
     """Return how the accuracy differs from that at training; None if that is not known."""
-    before = card.get("scores", {}).get("accuracy")
-    examples = card.get("num_test", 0)
     if before is None or not examples:
         return None
 

@@ -186,11 +186,13 @@ class PersonalModel:
         """
         from fedtailor.serving.evaluate import evaluate
 
+        logits = torch.from_numpy(self.logits(inputs))
         return evaluate(
-            torch.from_numpy(self.logits(inputs)),
+            logits,
             labels,
             [str(name) for name in self.classes_],
             self.card,
+            predicted=self.classify(logits),
             temperature=self.temperature if self.is_calibrated else None,
             groups=groups,
         )

@@ -48,7 +48,12 @@ class SiteData(NamedTuple):
 
 
 def load_site(
-    path: str, inputs: InputSpecification, *, label_column: str = "", group: str = ""
+    path: str,
+    inputs: InputSpecification,
+    *,
+    label_column: str = "",
+    group: str = "",
+    is_scored_only: bool = False,
 ) -> SiteData:
     """Read the labelled data of one site.
 
@@ -58,6 +63,7 @@ def load_site(
         inputs: of the model.
         label_column: of a table; empty: the one whose name says so.
         group: which examples belong together, as ``data.group``.
+        is_scored_only: nothing is trained on the data: one class will do.
 
     Raises:
         DataError: the data cannot be read, is of several sites, has other classes, or does not fit
@@ -74,7 +80,7 @@ def load_site(
         group=group,
     )
     like = None if inputs.columns is None else TrainingTables(inputs.columns, rules)
-    dataset = load_one_site(path, options, like)
+    dataset = load_one_site(path, options, like, is_scored_only=is_scored_only)
     stored = _stored(dataset, inputs, path)
     labels = _labels(dataset, inputs, path)
     decimal = "auto"
@@ -100,18 +106,26 @@ def options_written_as(forms: Mapping[str, str], other: str) -> Iterator[None]:
         raise
 
 
-def load_one_site(path: str, options: DataOptions, like: TrainingTables | None = None) -> Dataset:
+def load_one_site(
+    path: str,
+    options: DataOptions,
+    like: TrainingTables | None = None,
+    *,
+    is_scored_only: bool = False,
+) -> Dataset:
     """Read the labelled data of one site as they are.
 
     Args:
         path: of the data.
         options: as of every reader.
         like: the tables of a model that exists; None: nothing is known in advance.
+        is_scored_only: as of :func:`load_site`.
 
     Raises:
         DataError: the data cannot be read, or are of several sites.
     """
-    dataset = load_own(os.path.expanduser(path), options, like=like)
+    place = os.path.expanduser(path)
+    dataset = load_own(place, options, like=like, is_scored_only=is_scored_only)
 
     # The data is of one site: a folder per site is another form.
     count = len(dataset.domain_names)

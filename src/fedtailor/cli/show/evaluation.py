@@ -29,7 +29,11 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 
     title = f"{record['algorithm']}, the model of {record['client']}: {examples}"
     columns = ["metric", "value", "95 % interval", "at training"]
-    table(title, columns, rows, below=_comparison(record["comparison"]))
+    sentences = [_comparison(record["comparison"]), _threshold(record)]
+    for name, reason in record["missing"].items():
+        sentences.append(f"No {_TITLES.get(name, name)}: {reason}.")
+
+    table(title, columns, rows, below=" ".join(filter(None, sentences)))
     _show_classes(record["by_class"])
 
 
@@ -71,6 +75,23 @@ def _comparison(comparison: Mapping[str, Any] | None) -> str:
         verdict = f"{verdict} than at training"
 
     return f"Accuracy: {verdict} ({interval}; at training {examples})."
+
+
+def _threshold(record: Mapping[str, Any]) -> str:
+    """Say by which threshold classes are predicted; empty if the model is to have none."""
+    point = record["operating_point"]
+    if point is None:
+        return ""
+
+    name = record["by_class"][str(point.get("positive", 1))]["class"]
+    if point["log_odds"] is None:
+        return f"Classes are the most probable ones, as of predict ({point['problem']})."
+
+    return (
+        f"As predict does, an example is taken for {shortened(name)} from a probability of "
+        f"{point['probability']:.3g} on, chosen for a sensitivity of {point['sensitivity']:g}: "
+        "accuracies, sensitivity and specificity are by this threshold, also those at training."
+    )
 
 
 def _number(value: float | None, in_percent: bool) -> str:

@@ -68,6 +68,7 @@ def load_own(
     report: Report = to_nobody,
     *,
     like: TrainingTables | None = None,
+    is_scored_only: bool = False,
 ) -> Dataset:
     """Return a user's data, from the cache of decoded data if nothing has changed.
 
@@ -76,6 +77,8 @@ def load_own(
         options: as of :func:`read_own`.
         report: is told how many pictures have been read.
         like: tables are read as those of a model that exists, and not kept in the cache.
+        is_scored_only: nothing is trained on the data: one example of one class will do, and
+            nothing is kept in the cache.
 
     Raises:
         DataError: the data cannot be used; the message has the first errors.
@@ -84,13 +87,13 @@ def load_own(
     layout = recognize(path, findings)
 
     def build() -> Dataset:
-        dataset = _read(layout, options, findings, report, like).dataset
+        dataset = _read(layout, options, findings, report, like, is_scored_only).dataset
         if dataset is None:
             raise _as_error(path, findings)
 
         return dataset
 
-    if layout is None or like is not None:
+    if layout is None or like is not None or is_scored_only:
         return build()
 
     return cached(layout.signature(options), build, name=layout.name)
@@ -102,6 +105,7 @@ def _read(
     findings: Findings,
     report: Report,
     like: TrainingTables | None = None,
+    is_scored_only: bool = False,
 ) -> OwnData:
     """Read data with a recognized layout, and check all sites together."""
     if layout is None:
@@ -114,7 +118,8 @@ def _read(
         dataset = None
 
     # Also after an error: users mend all problems of a folder at once.
-    cross_check(findings, layout.classes)
+    if not is_scored_only:
+        cross_check(findings, layout.classes)
     if dataset is None or findings.has_errors:
         return OwnData(None, findings)
 
