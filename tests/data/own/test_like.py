@@ -132,14 +132,15 @@ def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
 
 def test_cells_are_read_by_the_rules_of_training(tmp_path):
     rules = CellRules(missing_values={"age": [999], "sex": ["u"]})
-    (tmp_path / "new.csv").write_text("age;sex\n50,5;m\n999;u\n", encoding="utf-8")
+    (tmp_path / "new.csv").write_text("age;sex\n50,5;m\n;\n999;u\n", encoding="utf-8")
     table = read_table_like(tmp_path / "new.csv", PLAN, ["age"], rules=rules)
     ages = np.array(["50,5", "999"], dtype=object)
     frame = read_frame_like(Frame({"age": ages, "sex": np.array(["m", "u"])}), PLAN, rules)
     assert (
         table.x.tolist() == frame.x.tolist() == predict(tmp_path, "age,sex\n50.5,m\n,\n").x.tolist()
     )
-    assert table.keep == {"age": ["50.5", ""]}
+    assert table.keep == {"age": ["50,5", "999"]}, "as they stand"
+    assert list(table.lines) == [2, 4], "a row of empty cells is left out, as in training"
     assert CellRules.from_record(rules.to_record()) == rules
 
 

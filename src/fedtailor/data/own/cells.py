@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -262,6 +262,8 @@ class Table:
     """Line and length of every row that is not as long as the header; they are left out."""
     decimal: Decimal = "auto"
     """What commas are in its numbers; auto: there are none."""
+    kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The cells of some columns as they stand in the file, by name."""
 
     @property
     def names(self) -> tuple[str, ...]:

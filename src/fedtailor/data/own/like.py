@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ class LikeTable(NamedTuple):
     unseen: Mapping[str, int] = {}
     """Cells with a category that no training example had, in the same form."""
     keep: Mapping[str, Sequence[str]] = {}
-    """The cells of the columns to keep, as text, by name in the order asked for."""
+    """The cells of the columns to keep as they stand in the file, by name in the order asked
+    for."""
 
 
 def read_table_like(
@@ -55,7 +57,7 @@ def read_table_like(
     Args:
         path: the table.
         columns: how cells become features, ``Dataset.columns`` of the data in training.
-        keep: columns whose cells are returned as text beside the features.
+        keep: columns whose cells are returned beside the features, as they stand in the file.
         rules: how cells were read in training; None: in the usual way.
 
     Example:
@@ -70,22 +72,21 @@ def read_table_like(
         return LikeTable(None, (), place.findings.problems)
 
     keep = [safe_name(name) for name in keep]
-    texts = names_of_texts(columns).union(keep)
-    sought = _sought(columns, texts, rules)
+    sought = replace(_sought(columns, rules), keep=keep)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
     like = _encode(table, columns, place, ignored=keep)
     if table is None or like.x is None:
         return like
 
-    kept_cells = {name: _texts_of(table, name) for name in keep}
+    kept_cells = {name: _cells_to_keep(table, name) for name in keep}
     return like._replace(keep=kept_cells)
 
 
-def _texts_of(table: Table, name: str) -> list[str]:
-    """Return the cells of a column as text.
+def _cells_to_keep(table: Table, name: str) -> list[str]:
+    """Return the cells of a column as they stand in the file, safe to print.
 
     Raises:
-        DataError: there is no such column, or its cells have no text.
+        DataError: there is no such column.
     """
     where = table.place.path
     if name not in table.columns:
@@ -94,13 +95,7 @@ def _texts_of(table: Table, name: str) -> list[str]:
         message += f" Its columns are {listed(table.names, 20)}."
         raise DataError(message, key="keep", allowed=list(table.names), got=name)
 
-    if name in table.refused:
-        message = f"'{where}': column {show(name)} cannot be kept: it {table.refused[name][1]}"
-        raise DataError(message, key="keep", path=where, got=name)
-
-    cells = table.columns[name]
-    texts = cells.texts
-    return [safe_name(texts[code]) for code in cells.codes]
+    return [safe_name(text) for text in table.kept[name]]
 
 
 def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None) -> LikeTable:
@@ -117,7 +112,7 @@ def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None
     place = FindingPlace(Findings(), "", "data frame")
     texts = names_of_texts(columns)
     expected = set(columns.names)
-    sought = _sought(columns, texts, rules)
+    sought = _sought(columns, rules)
 
     def read(rewrite: Mapping[str, Rewrite], place: FindingPlace) -> Table:
         keys = list(frame.columns)
@@ -144,13 +139,13 @@ def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None
     return _encode(table, columns, place)
 
 
-def _sought(columns: Columns, texts: set[str], rules: CellRules | None) -> Sought:
-    numbers = set(columns.names) - names_of_texts(columns)
+def _sought(columns: Columns, rules: CellRules | None) -> Sought:
+    texts = names_of_texts(columns)
     return Sought(
-        set(columns.names).__contains__,
-        texts.__contains__,
-        numbers.__contains__,
-        rules or CellRules(),
+        is_expected=set(columns.names).__contains__,
+        keeps_texts=texts.__contains__,
+        may_hold_numbers=set(columns.names).difference(texts).__contains__,
+        rules=rules or CellRules(),
     )
 
 

@@ -11,7 +11,7 @@ import csv
 import io
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -56,8 +56,8 @@ class Sought:
     """Whether commas in the column of that name can be those of numbers."""
     rules: CellRules = CellRules()
     """How the cells of features are read."""
-    skips_blank: bool = False
-    """Whether rows of empty cells are left out, as spreadsheets write them below a table."""
+    keep: Collection[str] = ()
+    """Columns whose cells are wanted as they stand in the file, too."""
     rewrite: Mapping[str, Rewrite] = field(default_factory=dict)
     """How the texts of columns are changed; others stay."""
 
@@ -260,14 +260,18 @@ def _find_delimiter(first: str, sought: Sought) -> str:
 def _read_rows(
     reader: Any, names: Sequence[str], place: FindingPlace, sought: Sought, limit: int
 ) -> Table:
-    """Read the rows below the header, some at a time."""
+    """Read the rows below the header, some at a time.
+
+    Rows of empty cells, as spreadsheets write them below a table, are left out.
+    """
     lines = array("q")
     ragged: list[tuple[int, int]] = []
     columns = [sought.new_cells(name) for name in names]
+    kept: dict[str, list[str]] = {name: [] for name in names if name in sought.keep}
 
     def whole_rows() -> Iterator[list[str]]:
         for row in reader:
-            if not row or (sought.skips_blank and not any(row)):
+            if not any(row):
                 continue
 
             if len(row) == len(names):
@@ -284,10 +288,13 @@ def _read_rows(
             raise Unusable("too_large", f"{message}; line {lines[-1]} exceeds the limit.")
 
         # By column: few texts of a block are held at once, and numbers replace them.
-        for cells, texts in zip(columns, zip(*block, strict=True), strict=True):
+        for name, cells, texts in zip(names, columns, zip(*block, strict=True), strict=True):
             cells.add(texts)
+            if name in kept:
+                kept[name] += texts
 
-    return Table(place, dict(zip(names, columns, strict=True)), lines, ragged=ragged)
+    cells_of = dict(zip(names, columns, strict=True))
+    return Table(place, cells_of, lines, ragged=ragged, kept=kept)
 
 
 def _first_wrong_byte(raw: bytes) -> str:
@@ -322,7 +329,12 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
         content = file.read()
         columns = {}
         refused = {}
+        kept = {}
         for name, column in zip(names, content.columns, strict=True):
+            if name in sought.keep:
+                values = column.to_pylist()
+                kept[name] = [v if isinstance(v, str) else cell_of(v) for v in values]
+
             reason = _refuse_type(column.type)
             if reason is not None:
                 refused[name] = reason
@@ -330,7 +342,7 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
             else:
                 columns[name] = _cells_of(column, name, sought)
 
-        table = Table(place, columns, range(1, content.num_rows + 1), refused)
+        table = Table(place, columns, range(1, content.num_rows + 1), refused, kept=kept)
         return _without_unnamed(table, file.schema_arrow.names)
     except Unusable:
         raise

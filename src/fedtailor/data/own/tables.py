@@ -313,7 +313,6 @@ def _sought(label: str, group: str, rules: CellRules | None, columns: Columns | 
         keeps_texts=is_text,
         may_hold_numbers=lambda name: not is_text(name),
         rules=rules or CellRules(),
-        skips_blank=True,
     )
 
 
