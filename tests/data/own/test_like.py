@@ -119,7 +119,7 @@ def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
     frame = read_frame_like(
         Frame({"age": numbers, "sex": np.array(["m", None, "f"], dtype=object)}), PLAN
     )
-    texts = predict(tmp_path, f"age,sex\n{ages[0]},m\n,\n{ages[2]!r},f\n")
+    texts = predict(tmp_path, f"age,sex\n{ages[0]},m\nNA,\n{ages[2]!r},f\n")
     np.testing.assert_array_equal(from_parquet.x, texts.x)
     np.testing.assert_array_equal(frame.x, texts.x)
     assert list(from_parquet.lines) == [1, 2, 3] and list(frame.lines) == [0, 1, 2]
@@ -137,7 +137,7 @@ def test_cells_are_read_by_the_rules_of_training(tmp_path):
     ages = np.array(["50,5", "999"], dtype=object)
     frame = read_frame_like(Frame({"age": ages, "sex": np.array(["m", "u"])}), PLAN, rules)
     assert (
-        table.x.tolist() == frame.x.tolist() == predict(tmp_path, "age,sex\n50.5,m\n,\n").x.tolist()
+        table.x.tolist() == frame.x.tolist() == predict(tmp_path, "age,sex\n50.5,m\nNA,\n").x.tolist()
     )
     assert table.keep == {"age": ["50,5", "999"]}, "as they stand"
     assert list(table.lines) == [2, 4], "a row of empty cells is left out, as in training"
