@@ -137,7 +137,9 @@ def test_cells_are_read_by_the_rules_of_training(tmp_path):
     ages = np.array(["50,5", "999"], dtype=object)
     frame = read_frame_like(Frame({"age": ages, "sex": np.array(["m", "u"])}), PLAN, rules)
     assert (
-        table.x.tolist() == frame.x.tolist() == predict(tmp_path, "age,sex\n50.5,m\nNA,\n").x.tolist()
+        table.x.tolist()
+        == frame.x.tolist()
+        == predict(tmp_path, "age,sex\n50.5,m\nNA,\n").x.tolist()
     )
     assert table.keep == {"age": ["50,5", "999"]}, "as they stand"
     assert list(table.lines) == [2, 4], "a row of empty cells is left out, as in training"
