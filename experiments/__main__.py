@@ -6,6 +6,7 @@
     python -m experiments run --plan experiments/plan.toml
     python -m experiments table [PAPER [TABLE]]
     python -m experiments difference PAPER TABLE COLUMN METHOD OTHER
+    python -m experiments theorem [FILE]
 
 A cell is one method on one data set and setting, a column of a table. docs/experiments.md explains
 the commands.
@@ -103,6 +104,10 @@ def make_parser() -> argparse.ArgumentParser:
     command.set_defaults(command=print_difference)
     for name in ("paper", "table", "column", "method", "other"):
         command.add_argument(name)
+
+    command = commands.add_parser("theorem", help="check Theorem 1 of pFedFDA by simulation")
+    command.set_defaults(command=check_theorem)
+    command.add_argument("file", nargs="?", type=Path, help="figure: .html, .pdf, .svg or .png")
 
     return parser
 
@@ -318,6 +323,28 @@ def _in_points(interval: Interval | None) -> str:
 
     low, high = interval
     return f"{100 * low:+.2f} to {100 * high:+.2f}"
+
+
+def check_theorem(options: argparse.Namespace) -> None:
+    """Print the largest difference of Theorem 1 from a simulation, and write its figure if asked.
+
+    Altair takes a while to load, so what draws with it is imported here.
+    """
+    from experiments.theorem import SIZES, best_beta, figure, make_clients, simulate
+    from fedtailor.report.page.files import write_figure
+
+    rows = []
+    points_by_size = {size: simulate(make_clients(size)) for size in SIZES}
+    for size, points in points_by_size.items():
+        gaps = [abs(point.simulated - point.expected) / point.standard_error for point in points]
+        rows.append(
+            [size, f"{best_beta(make_clients(size)):.2f}", f"{max(gaps):.1f} standard errors"]
+        )
+
+    print_columns(["examples", "best beta", "largest difference"], rows)
+    if options.file:
+        write_figure(figure(points_by_size), options.file)
+        print(f"wrote {options.file}")
 
 
 def percent(fraction: float | None, *, sign: str = "") -> str:
