@@ -11,6 +11,7 @@ import pytest
 from fedtailor.cli.main import main
 from fedtailor.core.folders import this_process
 from fedtailor.deployment.federation_folder import FederationFolder, write_attendance
+from fedtailor.deployment.site_check import check_site
 from sites import NAMES, World, divide_digits, write_arrays
 
 CONFIG = 3
@@ -212,6 +213,15 @@ def test_check_says_what_is_missing(world, capsys):
         (world / "sites" / "clinic" / "site.toml").write_text(text)
         checks = json_of("site check sites/clinic", capsys, FAILED)["checks"]
         assert not next(check["ok"] for check in checks if check["what"] == "data")
+
+    # What a comma is, the server may say, or the site.
+    cells = "".join(f'"1,{row}50",{"xy"[row % 2]}\n' for row in range(1, 9))
+    (world / "sites" / "clinic" / "own.csv").write_text(f"dose,label\n{cells}")
+    for decimal, is_unclear in (("auto", True), ("point", False)):
+        text = f'name = "clinic"\ndata = "own.csv"\ndecimal = "{decimal}"\n'
+        (world / "sites" / "clinic" / "site.toml").write_text(text)
+        (check,) = [one for one in check_site(world / "sites" / "clinic") if one.what == "data"]
+        assert check.ok and ('decimal = "comma" in site.toml' in check.text) == is_unclear
 
 
 def test_sites_are_connected_only_while_a_server_runs(world, capsys, monkeypatch):

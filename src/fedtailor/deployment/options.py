@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, show
 from fedtailor.core.schedule import spell_baselines
+from fedtailor.data.columns import Decimal
 from fedtailor.experiment.config import (
     Config,
     check_section,
@@ -104,6 +105,8 @@ class SiteOptions:
     """Of a table: the column with the class; empty: the one whose name says so."""
     group: str = ""
     """Which examples must stay together, such as those of a patient; see ``data.group``."""
+    decimal: Decimal = "auto"
+    """What a comma in a number of its tables is, see ``data.decimal``; auto: as the server says."""
     share: tuple[Literal["scores", "metrics", "errors"], ...] = ("scores", "metrics")
     """What the server may see beside the messages of the method."""
     baselines: str = "auto"

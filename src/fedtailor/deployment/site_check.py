@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 import stat
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,8 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.errors import FedtailorError, RunError
+from fedtailor.core.errors import DataError, FedtailorError, RunError
+from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import WARNING
 from fedtailor.deployment.audit import broken_line
@@ -70,7 +73,7 @@ def check_site(folder: Path) -> Iterator[Check]:
 
 def _data(folder: Path, options: SiteOptions) -> str:
     """Read the data as they are, without what federation.toml will say of them."""
-    dataset = read_dataset(options, DataOptions(path="each-site"), folder)
+    dataset, unclear = _read_as_far_as_known(folder, options)
     tested = len(dataset.y) - dataset.num_official_train
     text = f"{len(dataset.y)} examples"
     if tested:
@@ -86,7 +89,24 @@ def _data(folder: Path, options: SiteOptions) -> str:
         text += f" and {more} more classes"
 
     warnings = [note for note in dataset.notes if note.startswith(WARNING)]
-    return ". ".join([text, *warnings])
+    return ". ".join([text, *unclear, *warnings])
+
+
+def _read_as_far_as_known(folder: Path, options: SiteOptions) -> tuple[Dataset, list[str]]:
+    """Return the data, and what is unclear unless federation.toml says what a comma is.
+
+    Raises:
+        DataError: the data cannot be used, whatever federation.toml says.
+    """
+    data = DataOptions(path="each-site")
+    try:
+        return read_dataset(options, data, folder), []
+    except DataError as error:
+        with suppress(DataError):
+            with_commas = dataclasses.replace(data, decimal="comma")
+            dataset = read_dataset(options, with_commas, folder)
+            return dataset, [f"Unless the server says what a comma is: {error.message}"]
+        raise
 
 
 def _key(folder: Path) -> str:

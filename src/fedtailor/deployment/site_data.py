@@ -23,7 +23,7 @@ from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.serving.site_data import SiteData, load_one_site, load_site, options_written_as
 
-_OWN_OPTIONS = ("label_column", "group")
+_OWN_OPTIONS = ("label_column", "group", "decimal")
 """Options of the data that a site sets in ``site.toml``."""
 
 
@@ -44,7 +44,11 @@ def options_of(options: SiteOptions, data: DataOptions, folder: Path) -> DataOpt
     if not is_function and not os.path.isabs(path):
         path = str(folder / path)
     return dataclasses.replace(
-        data, path=path, label_column=options.label_column, group=options.group
+        data,
+        path=path,
+        label_column=options.label_column,
+        group=options.group,
+        decimal=data.decimal if options.decimal == "auto" else options.decimal,
     )
 
 
@@ -96,9 +100,15 @@ def prepare(
     Raises:
         DataError: the data cannot be read, or do not fit the model.
     """
-    path = options_of(options, data, folder).path
+    own = options_of(options, data, folder)
     with _options_of_site_file():
-        site = load_site(path, inputs, label_column=options.label_column, group=options.group)
+        site = load_site(
+            own.path,
+            inputs,
+            label_column=own.label_column,
+            group=own.group,
+            decimal=own.decimal,
+        )
 
     positions = divide_site(len(site.y), site.num_train, site.groups, data, seed)
     return PreparedData(site, positions, _digest(site, positions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
+from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Decimal
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_like
@@ -53,6 +55,7 @@ def load_site(
     *,
     label_column: str = "",
     group: str = "",
+    decimal: Decimal = "auto",
     is_scored_only: bool = False,
 ) -> SiteData:
     """Read the labelled data of one site.
@@ -63,6 +66,7 @@ def load_site(
         inputs: of the model.
         label_column: of a table; empty: the one whose name says so.
         group: which examples belong together, as ``data.group``.
+        decimal: what commas are in numbers, if the site says so.
         is_scored_only: nothing is trained on the data: one class will do.
 
     Raises:
@@ -72,6 +76,9 @@ def load_site(
     # Pictures are read with the channels and the size that the model takes.
     color = "auto" if inputs.kind == "table" else {1: "gray", 3: "rgb"}.get(inputs.shape[0], "auto")
     rules = inputs.cells
+    if decimal != "auto":
+        rules = dataclasses.replace(rules or CellRules(), decimal=decimal)
+
     options = DataOptions(
         path=path,
         image_size=inputs.image_size,
