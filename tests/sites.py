@@ -111,6 +111,10 @@ class FunctionTransport:
         """Return all sites."""
         return set(range(len(self.answers)))
 
+    def stopped(self):
+        """Return none."""
+        return {}
+
 
 def divide_digits(names=NAMES, rows=60):
     """Return images and labels of every site: digits, of other classes at every site."""

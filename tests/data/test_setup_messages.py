@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedtailor.data import load_dataset
 from fedtailor.data.build import build
+from fedtailor.data.input_specification import input_specification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.setup_messages import setup_messages
 
@@ -19,10 +19,14 @@ def hospitals(tmp_path):
     return str(tmp_path)
 
 
+def inputs_of(divided):
+    return input_specification(divided, divided.dataset.normalize)
+
+
 def messages(path, **options):
     divided = build(DataOptions(path=path, **options), run_seed=0)
     return {
-        field.name: field for field in setup_messages(divided.dataset, divided.division.options)
+        field.name: field for field in setup_messages(inputs_of(divided), divided.division.options)
     }
 
 
@@ -54,10 +58,7 @@ def test_there_is_a_message_only_for_what_is_used(hospitals):
     assert not {"count", "means", "squares"} & set(
         messages(hospitals, mean=(0.0,), std=(1.0,), group="patient")
     )
-    digits = load_dataset("digits")
+    digits = inputs_of(build(DataOptions(clients=2), run_seed=0))
     assert setup_messages(digits, DataOptions()) == []
-    assert [field.shape for field in setup_messages(digits, DataOptions(normalize="training"))] == [
-        (1,),
-        (1,),
-        (1,),
-    ]
+    fields = setup_messages(digits, DataOptions(normalize="training"))
+    assert [field.shape for field in fields] == [(1,), (1,), (1,)]

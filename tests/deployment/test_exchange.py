@@ -1,5 +1,7 @@
 """How long the server waits for whom, by a clock of the test's own."""
 
+import time
+
 import pytest
 import torch
 
@@ -16,9 +18,10 @@ ANSWER = Envelope({"kind": "train", "ok": True}, {})
 class Planned:
     """A transport in which every site answers at a given second, counted from the first request."""
 
-    def __init__(self, times, failures=()):
+    def __init__(self, times, failures=(), away=None):
         """Take the second of every site's answer; None: never. ``failures``: (second, site,
-        failure)."""
+        failure). ``away``: seconds since a site was stopped."""
+        self.away = away or {}
         self.times = times
         self.failures = list(failures)
         self.now = 0.0
@@ -34,8 +37,8 @@ class Planned:
     def receive(self, seconds):
         self.now += seconds
         arrived = []
-        for site, time in self.times.items():
-            if time is not None and time <= self.now and site not in self.done:
+        for site, second in self.times.items():
+            if second is not None and second <= self.now and site not in self.done:
                 self.done.add(site)
                 arrived.append((site, ANSWER))
         for failure in list(self.failures):
@@ -49,6 +52,9 @@ class Planned:
 
     def online(self):
         return set(self.times)
+
+    def stopped(self):
+        return {site: time.time() - age for site, age in self.away.items()}
 
 
 def ask(transport, needed=1, **options):
@@ -69,6 +75,20 @@ def test_it_ends_at_the_deadline_without_the_silent_ones():
     assert list(answers) == [0, 2]
     assert seconds == 90
     assert set(exchange.attendance.heard) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("away", "needed", "seconds"),
+    [({1: 70.0}, 1, 5.5), ({1: 50.0}, 1, 90), ({2: 70.0}, 1, 90), ({1: 70.0}, 3, 200)],
+    ids=["stopped", "just stopped", "another one", "needed"],
+)
+def test_it_does_not_wait_for_a_site_that_was_stopped(away, needed, seconds):
+    last = 200 if needed == 3 else None
+    transport = Planned({0: 3, 1: last, 2: 5}, away=away)
+    answers, waited, _ = ask(transport, deadline=90, needed=needed)
+    assert (0 in answers, 2 in answers, waited) == (True, True, pytest.approx(seconds, abs=0.6))
+    if seconds == 5.5:
+        assert answers[1] == SiteFailure("unavailable", "it was stopped")
 
 
 def test_after_the_quorum_the_others_are_given_the_grace():

@@ -10,7 +10,7 @@ import torch
 
 import fedtailor
 from fedtailor.core.atomic import to_json
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import DataError
 from fedtailor.core.message import tree_bytes
 from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import Audit, broken_line, page
@@ -21,7 +21,7 @@ from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.predictions import read_predictions
 from fedtailor.experiment.reader import read_run
-from fedtailor.experiment.what_leaves import what_leaves_run
+from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from sites import (
     VALUES,
     FunctionTransport,
@@ -206,8 +206,13 @@ def test_a_run_across_sites_says_where_models_and_pages_are(served):
     run = served.path / "server" / "runs" / "0001"
     with pytest.raises(DataError, match="site"):
         fedtailor.load(run).model("clinic")
-    with pytest.raises(ConfigError, match="fedtailor site leaves"):
-        what_leaves_run(run)
+
+    record = what_leaves_run(run)
+    assert [site["site"] for site in record["sites"]] == ["clinic", "hospital", "practice"]
+    assert {site["rounds"] for site in record["sites"]} == {2}
+    sent = sum(line["bytes"]["up"] for line in read_run(run).rounds)
+    assert sent == sum(site["bytes"] for site in record["sites"])
+    assert (run / "what-leaves.md").read_text() == to_markdown(record)
 
 
 def test_states_are_kept_by_round_and_damage_is_noticed(tmp_path):

@@ -55,11 +55,11 @@ def begin(deployment, **deploy):
     return number
 
 
-def end(deployment, number):
+def end(deployment, number, without=()):
     """Wait for the end of a run, and return what is recorded of it; it has the bits of a
-    simulation."""
+    simulation, but for the models of some sites."""
     assert deployment.serving.wait(600) == 0, deployment.tails()
-    run = assert_same_as_simulation(deployment.world, f"{number:04d}")
+    run = assert_same_as_simulation(deployment.world, f"{number:04d}", without=without)
     assert [line["round"] for line in run.rounds] == list(range(1, ROUNDS + 1))
     print("trained", [round(line["seconds"]["train"], 1) for line in run.rounds])
     return run
@@ -136,6 +136,19 @@ def test_a_site_that_is_stopped_or_killed_goes_on_with_the_same_bits(deployment)
         wait(lambda before=before: not set(before) & set(deployment.processes("clinic")), 30)
     run = end(deployment, number)
     assert absences(run) == []
+
+
+def test_a_site_that_was_stopped_is_not_waited_for(deployment):
+    number = begin(deployment, deadline=600.0)
+    deployment.wait_for_round(1, number)
+    deployment.sites["practice"].stop()
+    run = end(deployment, number, without=[NAMES.index("practice")])
+    stopped = [event for event in run.events if event["kind"] in ABSENCES]
+    assert {event["client"] for event in stopped} == {NAMES.index("practice")}
+    assert all("it was stopped" in event["reason"] for event in stopped)
+    assert sum(line["seconds"]["train"] for line in run.rounds) < 150
+    assert "practice was stopped" in deployment.serving.text
+    deployment.start_site("practice")
 
 
 def test_at_the_end_nothing_is_left(deployment):

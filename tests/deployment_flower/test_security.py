@@ -13,6 +13,7 @@ import httpx
 from flwr.cli.build import build_fab_from_disk
 
 from fedtailor.deployment.flower import gate, only_our_app
+from fedtailor.deployment.flower.goodbyes import Goodbyes
 from fedtailor.deployment.flower.processes import _APP, SiteProcesses
 from fedtailor.deployment.keys import make_server_keys
 
@@ -21,7 +22,7 @@ from fedtailor.deployment.keys import make_server_keys
 def answer(tmp_path):
     """Return a function that asks the gate, behind which nothing listens."""
     make_server_keys(tmp_path, [])
-    app = gate.make_gate("127.0.0.1:9", tmp_path / "ca.crt")
+    app = gate.make_gate("127.0.0.1:9", tmp_path / "ca.crt", Goodbyes(tmp_path / "away"))
 
     def ask(path, method="POST"):
         async def once():

@@ -3,6 +3,7 @@ ones become."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
+from fedtailor.deployment.flower.goodbyes import Goodbyes
 from fedtailor.deployment.flower.records import pack, unpack
 from fedtailor.deployment.flower.transport import GridTransport
 
@@ -70,7 +72,7 @@ def grid(monkeypatch):
 
 @pytest.fixture
 def transport(grid):
-    return GridTransport(grid, NODES)
+    return GridTransport(grid, NODES, Goodbyes(Path("none")))
 
 
 def test_records_give_the_message_back(grid):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedtailor.data.columns import Columns
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.quantiles import FIRST_INTERVALS, RANK_ERROR
 
@@ -23,7 +23,7 @@ class SetupField(NamedTuple):
     """Its size: how many numbers, or texts."""
 
 
-def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
+def setup_messages(inputs: InputSpecification, options: DataOptions) -> list[SetupField]:
     """Return what the sites exchange so that all have the same features, classes and scale.
 
     Names of groups, such as those of patients, are not among it: sites divide theirs by themselves.
@@ -32,27 +32,21 @@ def setup_messages(dataset: Dataset, options: DataOptions) -> list[SetupField]:
     bits (:mod:`fedtailor.data.column_summaries`, :mod:`fedtailor.data.moments`).
 
     Args:
-        dataset: the data of a run, ``DividedData.dataset``.
+        inputs: how the examples of the run become inputs.
         options: the ``[data]`` section.
-
-    Example:
-        >>> from fedtailor.data import load_dataset
-        >>> options = DataOptions(normalize="training")
-        >>> [field.name for field in setup_messages(load_dataset("digits"), options)]
-        ['count', 'means', 'squares']
     """
     fields = []
     if options.path:
         content = "the names of the classes of its examples"
-        fields.append(SetupField("class names", content, (dataset.num_classes,)))
+        fields.append(SetupField("class names", content, (inputs.num_classes,)))
 
-    if dataset.columns is not None:
-        fields += _of_columns(dataset.columns, options)
+    if inputs.columns is not None:
+        fields += _of_columns(inputs.columns, options)
 
     # Mean and deviation of all training examples are merged from those of the sites.
-    is_table = dataset.x.ndim == 2
+    is_table = inputs.kind == "table"
     if options.standardizes(is_table=is_table):
-        width = dataset.x.shape[-1]
+        width = inputs.shape[0]
         values = "every feature" if is_table else "every channel"
         content = f"how many values of {values} its training examples have"
         fields.append(SetupField("count", content, (1,)))

@@ -14,6 +14,8 @@ from fedtailor.deployment.options import DeployOptions
 
 _POLL = 0.5
 """Most seconds that one look at the transport takes."""
+_RETURN = 60.0
+"""Seconds that a site that was stopped has to come back, as after a change of its options."""
 
 
 class SiteFailure(NamedTuple):
@@ -44,6 +46,9 @@ class Transport(Protocol):
 
     def online(self) -> set[int]:
         """Return the clients whose sites are connected."""
+
+    def stopped(self) -> Mapping[int, float]:
+        """Return the clients whose sites were stopped and said so, and when (since 1970)."""
 
 
 @dataclass
@@ -93,8 +98,9 @@ class Exchange:
         """Return the answer of every site that gave one in time, in the order of the sites.
 
         The exchange ends when all have answered, or ``grace`` seconds after the quorum, or at the
-        deadline. But it does not end before ``needed`` sites have answered: a deployment waits
-        where a simulation would stop.
+        deadline, or when nobody else can be expected: a site that was stopped has a minute to come
+        back. But it does not end before ``needed`` sites have answered: a deployment waits where a
+        simulation would stop.
 
         Args:
             requests: by the number of the site.
@@ -113,11 +119,15 @@ class Exchange:
         while len(answers) < len(requests):
             self._notify(self.attendance)
             now = self._clock()
-            if patience.is_over(len(answers), now):
+            silent = [client for client in requests if client not in answers]
+            stopped = self._stopped(silent)
+            if patience.is_over(len(answers), now, all_stopped=len(stopped) == len(silent)):
+                for client in stopped:
+                    failures.setdefault(client, SiteFailure("unavailable", "it was stopped"))
                 break
 
             # Requests can be lost, so silent sites are asked again.
-            due = repeats.take_due([client for client in requests if client not in answers], now)
+            due = repeats.take_due(silent, now)
             if due:
                 self._transport.send({client: requests[client] for client in due})
 
@@ -135,6 +145,12 @@ class Exchange:
         self._notify(self.attendance)
         replies: dict[int, Envelope | SiteFailure] = {**failures, **answers}
         return {client: replies[client] for client in requests if client in replies}
+
+    def _stopped(self, clients: Iterable[int]) -> list[int]:
+        """Return those of some sites that were stopped and have had the time to come back."""
+        latest = time.time() - _RETURN
+        stopped = self._transport.stopped()
+        return [client for client in clients if stopped.get(client, math.inf) <= latest]
 
     def _note_answer(self, client: int) -> None:
         self.attendance.heard[client] = time.time()
@@ -159,7 +175,10 @@ class Exchange:
 
 
 class _Patience:
-    """For how long an exchange waits: until the deadline, or the grace after the quorum."""
+    """For how long an exchange waits: until the deadline, or the grace after the quorum.
+
+    It does not wait for sites that were stopped.
+    """
 
     def __init__(self, options: DeployOptions, asked: int, needed: int, now: float) -> None:
         self._options = options
@@ -168,12 +187,12 @@ class _Patience:
         self._end = now + options.deadline
         self._has_quorum = False
 
-    def is_over(self, answered: int, now: float) -> bool:
+    def is_over(self, answered: int, now: float, *, all_stopped: bool) -> bool:
         # The grace begins once, when the quorum is reached.
         if answered >= self._quorum and not self._has_quorum:
             self._has_quorum = True
             self._end = min(self._end, now + self._options.grace)
-        return now >= self._end and answered >= self._needed
+        return (now >= self._end or all_stopped) and answered >= self._needed
 
 
 class _Repeats:

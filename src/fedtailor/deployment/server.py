@@ -38,11 +38,14 @@ from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import ACROSS_SITES, holds_run, read_provenance
 from fedtailor.experiment.tracking import RunProgress
+from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import federate
 
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
 """What the server keeps of each site from round to round."""
+LEAVES_FILE = "what-leaves.md"
+"""In the folder of a run across sites: what the sites have sent."""
 _PAUSE = 1.0
 """Fewest seconds between two notes of who is there."""
 
@@ -120,10 +123,12 @@ class _AttendanceNotes:
 
         self._last = now
         online = self._transport.online()
+        stopped = self._transport.stopped()
         sites = {}
         for number, name in enumerate(self._names):
             sites[name] = {
                 "online": number in online,
+                "stopped": number in stopped and number not in online,
                 "heard": attendance.heard.get(number),
                 "waiting_since": attendance.waiting.get(number),
                 "problem": attendance.failures.get(number, ""),
@@ -165,7 +170,10 @@ def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, An
         # A round is on disk before the sites are asked for the next one.
         for report in reports:
             writer.add_round(report)
-        return writer.finish(report)
+        result = writer.finish(report)
+
+    write_whole(path / LEAVES_FILE, to_markdown(what_leaves_run(path)))
+    return result
 
 
 def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:

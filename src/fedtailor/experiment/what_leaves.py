@@ -20,9 +20,12 @@ from fedtailor.core.engine import holds_examples
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.message import BYTES_PER_SCALAR, download_bytes
+from fedtailor.core.reading import damaged
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import BINS, SCORE_BINS
 from fedtailor.core.task import Task
+from fedtailor.data.input_specification import InputSpecification, read_input_specification
+from fedtailor.data.options import DataOptions
 from fedtailor.data.setup_messages import setup_messages
 from fedtailor.experiment.algorithm_card import (
     LeavingValue,
@@ -32,10 +35,11 @@ from fedtailor.experiment.algorithm_card import (
     shape_in_words,
     shape_of,
 )
-from fedtailor.experiment.assembly import PreparedRun, assemble
-from fedtailor.experiment.config import first_training, load_config, make_config
+from fedtailor.experiment.assembly import PreparedRun, assemble, make_algorithm
+from fedtailor.experiment.config import Config, first_training, load_config, make_config
 from fedtailor.experiment.demo import SETTINGS
-from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.reader import RunRecords, read_run
+from fedtailor.models import build_model
 from fedtailor.simulation.report import RoundReport
 
 SENT = ("value", "when", "what it is", "shape", "bytes", "the server uses")
@@ -57,13 +61,34 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
     A round on a few examples shows what the declaration does not say: the names of the numbers that
     the method reports, and whether its models hold examples.
     """
-    algorithm = parts.algorithm
-    schedule = parts.config.schedule
-    task = algorithm.bind(parts.federation.common_task)
+    trial = _trial_round(parts.algorithm, parts.federation)
+    task = parts.algorithm.bind(parts.federation.common_task)
+    record = _record(parts.config, parts.algorithm, task, parts.inputs, _reported(trial))
+    holds = trial and any(map(holds_examples, trial.personal.values()))
+    return {**record, "model_holds_examples": holds}
+
+
+def _record(
+    config: Config,
+    algorithm: Algorithm[Any, Any, Any],
+    task: Task,
+    inputs: InputSpecification,
+    reported: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return everything that leaves a site.
+
+    Args:
+        config: of the run.
+        algorithm: with its options.
+        task: of the clients, bound to the algorithm.
+        inputs: how examples become inputs.
+        reported: the names of training metrics and of diagnostics.
+    """
+    schedule = config.schedule
     messages = algorithm.messages(task)
-    trial = _trial_round(algorithm, parts.federation)
     uploads = sent_by_method(algorithm, task)
-    sent = [*_sent_before(parts), *uploads, *_sent_at_evaluations(task, trial)]
+    before = _sent_before(inputs, config.data)
+    sent = [*before, *uploads, *_sent_at_evaluations(task, reported)]
 
     # What every site of a cohort gets, whatever it holds.
     received = []
@@ -77,10 +102,10 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
     ]
 
     return {
-        "algorithm": parts.config.algorithm.name,
-        "model": parts.config.model.name,
+        "algorithm": config.algorithm.name,
+        "model": config.model.name,
         "model_numbers": sum(math.prod(shape) for shape in task.model.shapes.values()),
-        "dataset": parts.divided.dataset.name,
+        "dataset": inputs.dataset,
         "classes": task.num_classes,
         "rounds": schedule.rounds,
         "participation": schedule.participation.as_value(),
@@ -90,30 +115,77 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
         "single_sites_in_rounds": [value.name for value in uploads if value.names_single_sites],
         "rows_may_be_left_out": any(may_leave_out),
         "robust": schedule.robust,
-        "model_holds_examples": trial and any(map(holds_examples, trial.personal.values())),
+        "model_holds_examples": None,
     }
 
 
 def what_leaves_run(path: Path, changes: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
-    """Return what leaves a site in the run of a folder, whose data must be there.
+    """Return what leaves a site in the run of a folder.
+
+    The data of a simulation must be there. Of a run across sites, it is what the records of the
+    server say, also site by site.
 
     Args:
         path: the run folder.
         changes: options that may differ from those of the run: the folder of the data.
 
     Raises:
-        ConfigError: it is a run across sites, each of which has its own log.
+        ConfigError: the configuration cannot be used here.
         DataError: the folder is not a run, or the data cannot be found.
     """
-    if read_run(path).is_across_sites:
-        message = (
-            f"'{path}' is a run across sites, and each says what has left it: fedtailor site "
-            "leaves FOLDER."
-        )
-        raise ConfigError(message, key="subject", allowed="a run on this machine", got=str(path))
+    records = read_run(path)
+    if records.is_across_sites:
+        return _across_sites(records)
 
     config = load_config(path / "experiment.toml", [*changes, *_WITHOUT_ENGINE])
     return what_leaves(assemble(first_training(config), config.seeds[0]))
+
+
+def _across_sites(records: RunRecords) -> dict[str, Any]:
+    """Return what has left the sites of a run, from the folder of the server."""
+    config = load_config(records.path / "experiment.toml")
+    inputs = read_input_specification(records.path)
+    algorithm = make_algorithm(config)
+    model = build_model(config.model.name, inputs.shape, inputs.num_classes, config.model.options)
+    task = algorithm.bind(Task(model, inputs.num_classes, inputs.shape))
+
+    names = {
+        "training_metrics": {name for line in records.rounds for name in line["training_metrics"]},
+        "diagnostics": {name for line in records.clients for name in line.get("diagnostics", ())},
+    }
+    reported = {kind: ", ".join(sorted(names[kind])) or "none" for kind in names}
+    record = _record(config, algorithm, task, inputs, reported)
+    return {**record, "sites": _sites(records, record["bytes"]["up"])}
+
+
+def _sites(records: RunRecords, most_bytes: int) -> list[dict[str, Any]]:
+    """Return what each site of a run has sent: in how many rounds, and what it shares."""
+    silent = {
+        (event["round"], event["client"])
+        for event in records.events
+        if event["kind"] in ("absent", "failed") and {"round", "client"} <= event.keys()
+    }
+    sites = []
+    try:
+        for number, site in enumerate(records.provenance["sites"]):
+            rounds = sum(
+                number in line["cohort"] and (line["round"], number) not in silent
+                for line in records.rounds
+            )
+            sites.append(
+                {
+                    "site": str(site["name"]),
+                    "new": bool(site["new"]),
+                    "rounds": rounds,
+                    "bytes": rounds * most_bytes,
+                    "shares": list(site["share"]),
+                    "examples": sum(site[f"num_{part}"] for part in ("train", "val", "test")),
+                }
+            )
+    except (KeyError, TypeError) as reason:
+        raise damaged(records.path, f"its sites: {type(reason).__name__}: {reason}") from reason
+
+    return sites
 
 
 def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
@@ -135,17 +207,17 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
     return what_leaves(assemble(first_training(config), config.seeds[0]))
 
 
-def _sent_before(parts: PreparedRun) -> list[LeavingValue]:
+def _sent_before(inputs: InputSpecification, options: DataOptions) -> list[LeavingValue]:
     """Return what every site sends before the first round; a simulation reads it from all data."""
     values = [LeavingValue("num_train", "setup", "training examples", "1 number", 4, "each")]
-    for field in setup_messages(parts.divided.dataset, parts.config.data):
+    for field in setup_messages(inputs, options):
         shape = shape_in_words(field.shape)
         values.append(LeavingValue(field.name, "setup", field.content, shape, None, "each"))
 
     return values
 
 
-def _sent_at_evaluations(task: Task, trial: RoundReport | None) -> list[LeavingValue]:
+def _sent_at_evaluations(task: Task, reported: Mapping[str, str]) -> list[LeavingValue]:
     """Return scores and other statistics of the data, which training does not need."""
     classes = task.num_classes
     scores = [
@@ -161,19 +233,24 @@ def _sent_at_evaluations(task: Task, trial: RoundReport | None) -> list[LeavingV
         values.append(value)
 
     # What the method reports of its training and of its personal models.
-    evaluations = trial.evaluations if trial else ()
-    names = {
-        "training_metrics": set(trial.metrics if trial else ()),
-        "diagnostics": {name for evaluation in evaluations for name in evaluation.diagnostics},
-    }
-    for kind, reported in names.items():
-        content = ", ".join(sorted(reported)) or "none"
-        if trial is None:
-            content = "not known: the method fails on a few examples"
+    for kind, content in reported.items():
         values.append(LeavingValue(kind, "evaluation", content, "1 number each", None, "each"))
 
     text = LeavingValue("error", "failure", "message of an error", "500 characters", 500, "each")
     return [*values, text]
+
+
+def _reported(trial: RoundReport | None) -> dict[str, str]:
+    """Return the names of the numbers that a method has reported in a round."""
+    if trial is None:
+        unknown = "not known: the method fails on a few examples"
+        return dict.fromkeys(("training_metrics", "diagnostics"), unknown)
+
+    names = {
+        "training_metrics": set(trial.metrics),
+        "diagnostics": {name for one in trial.evaluations for name in one.diagnostics},
+    }
+    return {kind: ", ".join(sorted(names[kind])) or "none" for kind in names}
 
 
 def _trial_round(algorithm: Algorithm[Any, Any, Any], federation: Federation) -> RoundReport | None:
@@ -214,9 +291,30 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         f"In a round, a site sends at most {record['bytes']['up']:,} bytes and receives "
         f"{record['bytes']['down']:,}:",
         _table(RECEIVED, [_received_row(value) for value in record["received"]]),
+        *_by_site(record.get("sites", [])),
         "\n".join(f"* {sentence}" for sentence in _notes(record)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _by_site(sites: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what each site of a run across sites has sent."""
+    if not sites:
+        return []
+
+    rows = []
+    for site in sites:
+        name = f"{_plain(site['site'])} (new)" if site["new"] else _plain(site["site"])
+        shares = ", ".join(map(_plain, site["shares"])) or "nothing"
+        counts = [f"{site[key]:,}" for key in ("rounds", "bytes", "examples")]
+        rows.append([name, *counts, shares])
+
+    columns = ["site", "rounds", "bytes of uploads, at most", "examples", "shares beside them"]
+    sentence = (
+        "By site, from the records of the server. The log of each site says it message by message: "
+        "`fedtailor site leaves FOLDER`."
+    )
+    return [sentence, _table(columns, rows)]
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.flower.goodbyes import Goodbyes
 from fedtailor.deployment.flower.transport import GridTransport
 
 RESEND = 15.0
@@ -45,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
         int(client): node
         for client, node in json.loads((folder / "nodes.json").read_text()).items()
     }
-    transport = GridTransport(grid, node_of)
+    transport = GridTransport(grid, node_of, Goodbyes(Path("goodbyes.json")))
     while transport.online() != set(node_of):
         time.sleep(0.2)
     blob = os.urandom(100_000)

@@ -54,7 +54,8 @@ class ServeOutput:
             if is_online and not self._online.get(name, False):
                 self.say(f"{name} is connected")
             elif not is_online and self._online.get(name, False):
-                self.say(f"{name} is no longer connected, {_last_heard(seen, now)}")
+                what = "was stopped" if seen.get("stopped") else "is no longer connected"
+                self.say(f"{name} {what}, {_last_heard(seen, now)}")
             self._online[name] = is_online
 
     def _say_late(self, sites: Mapping[str, Mapping[str, Any]], now: float) -> None:
@@ -105,6 +106,8 @@ def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now:
     for name in names[:_MOST_NAMED]:
         seen = sites[name]
         state = "connected" if seen.get("online") else "not connected"
+        if seen.get("stopped"):
+            state = "stopped"
         problem = ""
         # Without a connection, that is the problem.
         if seen.get("online") and seen.get("problem"):

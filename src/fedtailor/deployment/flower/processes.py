@@ -21,6 +21,7 @@ from typing import Any
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError, one_line
 from fedtailor.core.extras import install_command
+from fedtailor.deployment.flower.goodbyes import GOODBYES_FILE
 from fedtailor.deployment.keys import write_private
 from fedtailor.deployment.supervise import Ended, Supervisor
 
@@ -136,6 +137,7 @@ class ServerProcesses:
         # Sites reach the gate, and never the SuperLink itself.
         command = [sys.executable, "-m", "fedtailor.deployment.flower.gate"]
         command += [self._host, str(self._port), self._address, str(self._keys)]
+        command.append(str(self._folder / GOODBYES_FILE))
         self._supervisor.start("gate", command)
         reached = "127.0.0.1" if self._host in ("", "0.0.0.0", "::") else self._host
         self._wait_for_health("gate", f"{reached}:{self._port}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedtailor.deployment.flower.goodbyes import GOODBYES_FILE, Goodbyes
 from fedtailor.deployment.flower.transport import GridTransport
 
 
@@ -15,10 +16,13 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds of the folder that the run's configuration names."""
     from fedtailor.deployment.server import serve_app
 
-    def transport(node_of: Mapping[int, int]) -> GridTransport:
-        return GridTransport(grid, node_of)
+    folder = Path(str(context.run_config["folder"]))
+    goodbyes = Goodbyes(folder / "flower" / GOODBYES_FILE)
 
-    serve_app(Path(str(context.run_config["folder"])), transport)
+    def transport(node_of: Mapping[int, int]) -> GridTransport:
+        return GridTransport(grid, node_of, goodbyes)
+
+    serve_app(folder, transport)
 
 
 server_app = ServerApp()

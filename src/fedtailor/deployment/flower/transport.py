@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedtailor.core.errors import DataError, describe_error, one_line
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
+from fedtailor.deployment.flower.goodbyes import Goodbyes
 from fedtailor.deployment.flower.records import MESSAGE_TYPE, pack, unpack
 
 _POLL_SECONDS = 0.1
@@ -32,10 +33,12 @@ class GridTransport:
     Args:
         grid: as Flower gives it to the ServerApp.
         node_of: client number -> id of the site's node.
+        goodbyes: says which sites were stopped.
     """
 
-    def __init__(self, grid: Grid, node_of: Mapping[int, int]) -> None:
+    def __init__(self, grid: Grid, node_of: Mapping[int, int], goodbyes: Goodbyes) -> None:
         self._grid = grid
+        self._goodbyes = goodbyes
         self._node_of = dict(node_of)
         self._asked: dict[str, int] = {}
         self._refused: list[tuple[int, SiteFailure]] = []
@@ -77,6 +80,11 @@ class GridTransport:
         """Return the clients whose sites are connected."""
         connected = set(self._grid.get_node_ids())
         return {client for client, node in self._node_of.items() if node in connected}
+
+    def stopped(self) -> dict[int, float]:
+        """Return the clients whose sites have said that they stop, and when."""
+        away = self._goodbyes.read()
+        return {client: away[node] for client, node in self._node_of.items() if node in away}
 
     def _message(self, client: int, request: Envelope) -> Message:
         return Message(

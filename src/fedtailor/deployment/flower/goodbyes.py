@@ -1,0 +1,44 @@
+"""Which sites were stopped on purpose: the gate notes it, and the round loop reads it.
+
+A SuperNode that is stopped tells the server, and one that crashes or loses its connection does not.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import read_object
+
+GOODBYES_FILE = "goodbyes.json"
+"""In the folder of Flower's programs at the server."""
+
+
+class Goodbyes:
+    """The nodes that have said good-bye and have not come back."""
+
+    def __init__(self, path: Path) -> None:
+        """Use a file, which need not exist."""
+        self._path = path
+
+    def read(self) -> dict[int, float]:
+        """Return since when each node is away, in seconds since 1970."""
+        try:
+            record = read_object(self._path, within=self._path.parent)
+            return {int(node): float(since) for node, since in record.items()}
+        except (DataError, ValueError, TypeError):  # there is none yet, or somebody has edited it
+            return {}
+
+    def note(self, node: int, *, is_here: bool) -> None:
+        """Note that a node has come or gone.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        away = self.read()
+        away.pop(node, None)
+        if not is_here:
+            away[node] = time.time()
+        write_whole(self._path, to_json({str(node): since for node, since in away.items()}) + "\n")
