@@ -511,8 +511,8 @@ MUTANTS = {
     Misspelled: ["onbaord is never called; perhaps you meant 'onboard'."],
     NotAnnotated: ["annotate it, mu: float = 0.1"],
     NoProperty: ["write @property above it"],
-    TunesInSecret: ["personalize trains on a client's data", "adaptation is empty"],
-    OnboardsInSecret: ["onboard trains on a client's data (3 steps)", "onboarding is empty"],
+    TunesInSecret: ["personalize trains on a client's data", "adaptation says none"],
+    OnboardsInSecret: ["onboard trains on a client's data (3 steps)", "onboarding says none"],
     OnboardsWithFewerSteps: [
         "onboard returns",
         "but train took",

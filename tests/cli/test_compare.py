@@ -137,6 +137,7 @@ def splits_after(folder, *arguments):
     """Return in how many splits the seeds of a comparison of own tables were run."""
     out = folder / "compared"
     settings = ["-a", "fedavg", "-a", "local", "--rounds", "1", "--out", str(out)]
+    settings += ["--set", "evaluation.baselines=none"]
     assert compare("--data", str(folder / "own"), *settings, *arguments) == 0
     run = read_run(runs_of(out)[0])
     return len({of_seed.split["split_sha256"] for of_seed in run.seeds.values()})
@@ -177,6 +178,8 @@ def test_data_that_has_changed_is_refused(tmp_path, capsys):
         "1",
         "--seeds",
         "0,1",
+        "--set",
+        "evaluation.baselines=none",
     ]
     arguments += ["--out", str(tmp_path / "compared")]
     assert compare(*arguments) == 0

@@ -45,10 +45,7 @@ _SLOW_STEPS = Exemption(
     date(2027, 6, 30),
 )
 EXEMPTIONS: dict[tuple[str, str], Exemption] = {
-    **{
-        ("pfedbayes", f"{check}-module"): _ADAM
-        for check in ("stacked", "regrouped", "padding_stacked")
-    },
+    **{("pfedbayes", f"{check}-module"): _ADAM for check in ("stacked", "padding_stacked")},
     ("pfedbayes", "new_clients_learn"): _SLOW,
     ("pfedbayes", "learns-cnn"): _SLOW,
     ("pfedbayes", "learns-module"): _SLOW,
@@ -121,8 +118,13 @@ def small_federation(model):
     return make_federation(TASKS[model]())
 
 
-FEWER = {"pfedme": {"inner_steps": 2, "solve_batches": 3}}
-"""Options that make a slow method fast enough to run about forty times."""
+FEWER = {
+    "fedavg_ft": {"finetune_epochs": 2},
+    "fedcr": {"samples": 4, "prediction_samples": 4, "head_epochs": 3},
+    "pfedme": {"inner_steps": 2, "solve_batches": 3},
+    "pfedvem": {"head_steps": 4},
+}
+"""Options that make slow methods fast enough to run about forty times."""
 
 
 def build(algorithm, **options):

@@ -16,6 +16,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
+from fedtailor.testing import checks, engine_checks
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
 
@@ -23,22 +24,39 @@ _TWO_SENTENCES = ("CountsRows", "OthersData", "RemembersTensors", "Stands", "Wro
 SINGLE = {mutant for mutant in MUTANTS if mutant.__name__ not in _TWO_SENTENCES}
 """Mutants with exactly one sentence; the others have two."""
 
-PASS_MOST_CHECKS = (
-    "Bare CountsRows EmptyIsNaN EqualWeights FewerSteps HalfSteps Misspelled NoBuffers "
-    "NotAnnotated NotSentDown OnboardsInSecret OnboardsWithFewerSteps OthersData Remembers "
-    "RowsForNobody SameSeed ServerTypeChanges SinglePrecision SinglePrecisionSent Stands "
-    "TunesInSecret UndeclaredDownload Untrained Unweighted"
-).split()
-"""Mutants that take seconds to find, since most checks run to the end: ``make test-all`` runs them.
-NoSteps, WholeTable and WrongWeight, which take as long, stay in ``make test``."""
+FOUND_BY = {
+    "check_adaptation": "TunesInSecret OnboardsInSecret OnboardsWithFewerSteps",
+    "check_attributes": "Remembers",
+    "check_buffers": "NoBuffers",
+    "check_clients": "EmptyIsNaN FailsIfEmpty OtherOnboarding EqualWeights",
+    "check_downloads": "UndeclaredDownload NotSentDown",
+    "check_inputs": "InPlace InPlaceAtServer InPlaceAtBroadcast",
+    "check_learning": "Stands",
+    "check_new_clients": "Untrained",
+    "check_own_data": "OthersData",
+    "check_padding": "CountsRows",
+    "check_randomness": "GlobalRandom Counter",
+    "check_seed": "SameSeed",
+    "check_stacked": "Item Branch Indexing Unweighted TorchRandom",
+    "check_steps": "NoSteps HalfSteps FewerSteps",
+    "check_storage": "StateOfHiddenType",
+    "check_structure": "StateAppears ServerTypeChanges RowsForNobody",
+    "check_test_data": "WholeTable",
+    "check_weights": "WrongWeight",
+}
+"""The check that finds a mutant; the others are found before the checks."""
 
 
-def mutant_case(mutant):
-    """Return the parameter of a mutant."""
-    name = mutant.__name__
-    return pytest.param(
-        mutant, id=name, marks=[pytest.mark.slow] if name in PASS_MOST_CHECKS else []
-    )
+@pytest.fixture
+def only(monkeypatch):
+    """Return what leaves only some checks, by name: all of them take seconds."""
+
+    def leave(*names):
+        for module in (checks, engine_checks):
+            chosen = tuple(check for check in module.CHECKS if check.__name__ in names)
+            monkeypatch.setattr(module, "CHECKS", chosen)
+
+    return leave
 
 
 EXAMPLES_NEED = """
@@ -74,7 +92,8 @@ def test_the_documented_example_is_sound_and_short(tmp_path, monkeypatch):
     assert check_algorithm("my_algorithm:PersonalBias", onboard_epochs=3) == []
 
 
-def test_the_shorter_examples_are_sound(tmp_path, monkeypatch):
+def test_the_shorter_examples_are_sound(tmp_path, monkeypatch, only):
+    only("check_clients", "check_weights", "check_stacked")
     loss, momentum = blocks(ROOT / "docs" / "new-algorithm.md", "py")
     (tmp_path / "my_examples.py").write_text(f"{EXAMPLES_NEED}\n{loss}\n{momentum}")
     monkeypatch.syspath_prepend(tmp_path)
@@ -116,15 +135,28 @@ def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
         check_algorithm("my_mistake:Mine")
 
 
-@pytest.mark.parametrize("mutant", [mutant_case(mutant) for mutant in MUTANTS])
-def test_mutants_are_found(mutant, monkeypatch):
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_found_by_the_check_for_them(mutant, monkeypatch, only):
+    only(*(check for check, names in FOUND_BY.items() if mutant.__name__ in names.split()))
+    sentences_on(mutant, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_all_checks_together_say_no_more(mutant, monkeypatch):
+    sentences = sentences_on(mutant, monkeypatch)
+    assert len(sentences) == (1 if mutant in SINGLE else 2), sentences
+
+
+def sentences_on(mutant, monkeypatch):
+    """Return what is said on a mutant, one sentence of which must have the right words."""
     if hasattr(mutant, "calls"):
         monkeypatch.setattr(mutant, "calls", [])
-    found = check_algorithm(mutant)
+    sentences = check_algorithm(mutant)
     words = [word.replace("LINE", str(marked_line(mutant))) for word in MUTANTS[mutant]]
-    assert any(all(word in sentence for word in words) for sentence in found), found
-    assert len(found) == (1 if mutant in SINGLE else 2), found
-    assert all(sentence.endswith(".") and "\n" not in sentence for sentence in found)
+    assert any(all(word in sentence for word in words) for sentence in sentences), sentences
+    assert all(sentence.endswith(".") and "\n" not in sentence for sentence in sentences)
+    return sentences
 
 
 def marked_line(mutant):
@@ -165,7 +197,9 @@ def test_a_fault_that_all_checks_meet_is_said_once():
     assert found.count("ValueError: worked once") == 1 and "this could not be checked" in found
 
 
-def test_what_works_on_one_kind_of_network_only():
+def test_what_works_on_one_kind_of_network_only(only):
+    only("check_module", "check_images")
+
     class ByName(Changed):
         def change(self, update, task, download, data, key):
             update.upload["model"].value["hidden.bias"]
@@ -187,7 +221,9 @@ def test_options_are_checked_too():
     assert "unexpected keyword argument 'tune'" in check_algorithm(FedAvgFT(), tune=1)[0]
 
 
-def test_declarations_are_checked():
+def test_declarations_are_checked(only):
+    only("check_descriptions")
+
     @dataclass(frozen=True, kw_only=True)
     class Silent(FedAvg):
         adaptation = ""
@@ -212,7 +248,9 @@ class Interrupts(Changed):
 
 
 @pytest.mark.parametrize("algorithm", [NoSteps, Interrupts])
-def test_global_state_is_left_as_it_was(algorithm):
+def test_global_state_is_left_as_it_was(algorithm, only):
+    only("check_randomness", "check_seed", "check_threads")
+
     def state():
         legacy = np.random.get_state()
         words = (legacy[1].tolist(), *legacy[2:])

@@ -24,7 +24,9 @@ NAMES = ("clinic", "hospital", "office", "practice")
 
 def world_of(path, write, *, data=None, site=None, **values):
     """Return a world of four sites, one of them new."""
-    settings = {**VALUES, "algorithm": {"name": "pfedfda"}, "data": data or {}, **values}
+    evaluation = {**VALUES["evaluation"], "baselines": "none"}
+    settings = {**VALUES, "algorithm": {"name": "pfedfda"}, "data": data or {}}
+    settings |= {"evaluation": evaluation, **values}
     return World(path, names=NAMES, new=("hospital",), values=settings, site=site or {}).write(
         write
     )

@@ -107,25 +107,29 @@ def test_processes_change_no_byte(table, tmp_path, monkeypatch):
 
 
 def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path, monkeypatch):
+    def of(table, **changes):
+        names = {"evaluation__baselines": "majority,logistic_regression"}
+        return settings(table, **{**names, **changes})
+
     (tmp_path / "comparison.json").write_text("{}")
-    add(assemble(settings(table), 0), tmp_path / "runs" / "one")
+    add(assemble(of(table), 0), tmp_path / "runs" / "one")
     trainings = []
     train = baselines.train_baselines
     monkeypatch.setattr(
         baselines, "train_baselines", lambda *args, **kw: trainings.append(1) or train(*args, **kw)
     )
 
-    add(assemble(settings(table, algorithm__name="ditto"), 0), tmp_path / "runs" / "two")
+    add(assemble(of(table, algorithm__name="ditto"), 0), tmp_path / "runs" / "two")
     assert trainings == [], "the method does not matter"
     for name in (BASELINES_FILE, CHOICES_FILE):
         of_one = (tmp_path / "runs" / "one" / name).read_bytes()
         assert (tmp_path / "runs" / "two" / name).read_bytes() == of_one
 
     others = [
-        ("split", settings(table, data__seed=1), 0),
-        ("seed", settings(table), 1),
-        ("features", settings(table, data__numbers="bins"), 0),
-        ("names", settings(table, evaluation__baselines="majority"), 0),
+        ("split", of(table, data__seed=1), 0),
+        ("seed", of(table), 1),
+        ("features", of(table, data__numbers="bins"), 0),
+        ("names", of(table, evaluation__baselines="majority"), 0),
     ]
     for number, (name, config, seed) in enumerate(others, 1):
         add(assemble(config, seed), tmp_path / "runs" / name)
@@ -134,7 +138,7 @@ def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path
     # A damaged file is made again, in its own folder too.
     (tmp_path / "runs" / "one" / BASELINES_FILE).write_bytes(b"nothing")
     (tmp_path / "runs" / "two" / BASELINES_FILE).write_bytes(b"nothing")
-    add(assemble(settings(table), 0), tmp_path / "runs" / "one")
+    add(assemble(of(table), 0), tmp_path / "runs" / "one")
     assert len(trainings) == len(others) + 1
 
 

@@ -47,6 +47,7 @@ def config(sites, *overrides, algorithm="fedavg_ft"):
         "data": {"path": str(sites), "group": "patient", "folds": FOLDS},
         "algorithm": {"name": algorithm},
         "federation": {"rounds": 2},
+        "evaluation": {"baselines": "majority"},
         "engine": {"name": "reference"},
     }
     return make_config(settings, overrides)

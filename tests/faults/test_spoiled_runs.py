@@ -37,17 +37,15 @@ def spoil(folder, jobs, algorithm="scaffold", engine="reference"):
 
 
 def test_a_sample_of_everything(tmp_path):
-    moments = [0.1, 0.25, 0.35, 0.45, 0.6, 0.8]
+    moments = {"ENOSPC": 0.25, "kill": 0.45, "SIGTERM": 0.8}
     jobs = [
         {"kind": "operations", "fault": fault, "moments": [moment]}
-        for fault, moment in zip(file_operations.FAULTS, moments, strict=True)
+        for fault, moment in moments.items()
     ]
-    jobs.append({"kind": "disks", "budgets": [0.7]})
-    jobs.append({"kind": "damage", "count": 3, "seed": 0})
+    jobs.append({"kind": "damage", "count": 2, "seed": 0})
     jobs.append({"kind": "races", "count": 1})
-    jobs.append({"kind": "moments", "count": 1, "seed": 0})
     outcomes = spoil(tmp_path, jobs)
-    assert [outcome["cases"] for outcome in outcomes] == [1] * 6 + [1, 3, 1, 1]
+    assert [outcome["cases"] for outcome in outcomes] == [1, 1, 1, 2, 1]
     assert outcomes[0]["operations"] > 100
 
 

@@ -70,6 +70,7 @@ def settings(algorithm, data, model="", seed=0, **sections):
             "training": {"epochs": 1, "lr": 0.05},
             "federation": {"rounds": 1},
             "engine": {"name": "reference"},
+            "evaluation": {"baselines": "none"},
             **sections,
         }
     )
