@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+import tracemalloc
 
 import pytest
 
@@ -31,6 +32,22 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
     os.truncate(path, 2**30)
     with pytest.raises(DataError, match="a line has more than"):
         list(read_lines(path))
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert peak_of(lambda: read_file(path, limit=2**33)) < 2**20
+
+
+def peak_of(function):
+    """Return the most bytes that Python held while a function ran."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")

@@ -288,10 +288,17 @@ def link(kind: bytes) -> tarfile.TarInfo:
 
 
 NAMES = ("../out", "top/../../out", "/abs", "..")
+CANNOT_BE = (
+    (("a", b"1"), ("a/b", b"2")),
+    (("a/b", b"2"), ("a", b"1")),
+    (("n" * 300, b"1"),),
+)
 HOSTILE = [
     *((tar_of((name, b"1")), "tar") for name in NAMES),
     *((zip_of((name, b"1")), "zip") for name in NAMES[:3]),
     *((tar_of(link(kind)), "tar") for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
+    *((tar_of(*members), "tar") for members in CANNOT_BE),
+    *((zip_of(*members), "zip") for members in CANNOT_BE),
     (b"no archive", "tar"),
     (b"no archive", "zip"),
     (tar_of(("a", os.urandom(5000)))[:-2000], "tar"),

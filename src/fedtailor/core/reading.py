@@ -86,10 +86,11 @@ def read_file(path: Path, *, limit: int, within: Path | None = None) -> bytes:
     """
     with open_regular(path, within=within) as file:
         size = os.fstat(file.fileno()).st_size
-        raw = b"" if size > limit else file.read(limit + 1)
-    if max(size, len(raw)) > limit:
-        raise damaged(path, f"it has more than {limit} bytes")
-    return raw
+        if size > limit:
+            raise damaged(path, f"it has more than {limit} bytes")
+
+        # Python takes the memory that it is asked for before it reads.
+        return file.read(size)
 
 
 def read_json(path: Path, *, limit: int = LARGEST_TEXT, within: Path | None = None) -> Any:

@@ -32,6 +32,8 @@ PAUSES = (1.0, 2.0, 4.0, 8.0)
 
 _TIMEOUT = (15.0, 60.0)  # seconds to connect, and to wait for bytes
 _CHUNK = 2**18
+_UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+"""Of a name that is too long, or of a file that another member needs as a folder."""
 
 
 def fetch(name: str, folder: Path, *, progress: Report = to_nobody) -> list[Path]:
@@ -244,6 +246,10 @@ def unpack(archive: Path, published: PublishedFile, folder: Path, progress: Repo
                 progress(f"unpacking {archive.name}", files, 0)
         except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as reason:
             raise damaged(archive, "an intact archive of plain files", reason) from reason
+        except OSError as reason:
+            if reason.errno not in _UNUSABLE_NAMES:
+                raise
+            raise damaged(archive, "names that files can have here", reason) from reason
 
         # A file in `gives` says that all are there, so those are moved last.
         root = unpacked / published.strip

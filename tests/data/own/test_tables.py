@@ -15,7 +15,9 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
 from fedtailor.data.columns import Column
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.findings import FindingPlace, Findings
 from fedtailor.data.own.read import load_own, read_own
+from fedtailor.data.own.table import read_header
 
 
 def write(folder, **tables):
@@ -143,6 +145,16 @@ def test_duplicate_rows_are_one_warning_per_kind_with_the_lines_of_the_files(tmp
     assert "1 found: 'a.csv:3' as 'a.csv:2'" in found["duplicate_train_test"]
     assert "4 found: 'a.csv:5' as 'a.csv:4'" in found["duplicate_in_site"]
     assert "1 found: 'b.csv:4' as 'a.csv:4'" in found["duplicate_across_sites"]
+
+
+def test_a_wide_header_is_read_at_once_and_its_names_are_unique():
+    place = FindingPlace(Findings(), "", "wide.csv")
+    header = ["a", "a (3)", "a", *(f"gene {number}" for number in range(60_000))]
+    start = time.process_time()
+    names = read_header(header, place)
+    assert time.process_time() - start < 5
+    assert names[:3] == ("a", "a (3)", "a (3) (3)")
+    assert len(set(names)) == len(names) == len(header)
 
 
 def test_an_empty_site_is_left_out_and_counted(tmp_path):

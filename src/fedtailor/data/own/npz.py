@@ -6,6 +6,7 @@ import io
 import math
 import zipfile
 from collections.abc import Collection
+from typing import IO
 
 import numpy as np
 
@@ -46,16 +47,23 @@ def read_archive(
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return one array; its header is checked before memory is allocated for it."""
+    """Return one array; its header is checked before memory is allocated for its values."""
     with archive.open(info) as member:
-        stream = io.BytesIO(member.read(info.file_size))  # at most the announced size
+        _check_header(member, info)
 
+    # Decompressed into the array itself, a piece at a time.
+    with archive.open(info) as member:
+        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+
+
+def _check_header(member: IO[bytes], info: zipfile.ZipInfo) -> None:
+    """Check that an array has values without Python objects, as many bytes as were announced."""
     name = show(info.filename)
-    version = np.lib.format.read_magic(stream)
+    version = np.lib.format.read_magic(member)
     if version == (1, 0):
-        shape, _, kind = np.lib.format.read_array_header_1_0(stream)
+        shape, _, kind = np.lib.format.read_array_header_1_0(member)
     elif version == (2, 0):
-        shape, _, kind = np.lib.format.read_array_header_2_0(stream)
+        shape, _, kind = np.lib.format.read_array_header_2_0(member)
     else:  # 3.0 is for structured types with names beyond Latin-1
         raise Unusable(
             "wrong_type",
@@ -69,14 +77,10 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         )
         raise Unusable("object_array", message)
 
-    # The header decides how much memory NumPy takes, so it must be true.
-    size = stream.getbuffer().nbytes - stream.tell()
+    size = info.file_size - member.tell()
     announced = math.prod(shape) * kind.itemsize
     if size != announced:
         raise Unusable(
             "damaged_archive",
             f"Array {name} should have {announced} bytes of values, but has {size}.",
         )
-
-    stream.seek(0)
-    return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from fedtailor.data.own.names import safe_name
 
@@ -102,22 +103,23 @@ def is_number(text: str) -> bool:
     return True
 
 
+@lru_cache(2**14)  # the checks of a column ask for the same cells, one after the other
 def number_or_none(cell: str) -> float | None:
     """Return the number in a cell: NaN for an empty one, None for text.
 
     True is 1 and false is 0.
     """
+    # First what most cells are: a wide table has millions.
+    try:
+        return number_in(cell)
+    except ValueError:
+        pass
+
     word = cell.strip().lower()
     if word in MISSING_AMONG_NUMBERS:
         return float("nan")
 
-    if word in TRUTH:
-        return TRUTH[word]
-
-    try:
-        return number_in(cell)
-    except ValueError:
-        return None
+    return TRUTH.get(word)
 
 
 def category_in(cell: str) -> str:

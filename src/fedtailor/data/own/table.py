@@ -134,11 +134,13 @@ def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
     too, so that all else can be checked.
     """
     # All messages and features use these names, so they are unique and safe.
-    names: list[str] = []
+    names: dict[str, int] = {}
     written = [safe_name(name.strip()) for name in header]
     for number, name in enumerate(written, start=1):
         unique = name or unnamed(number)
-        names.append(f"{unique} ({number})" if unique in names else unique)
+        while unique in names:
+            unique = f"{unique} ({number})"
+        names[unique] = number
 
     repeated = [name for name, count in Counter(filter(None, written)).items() if count > 1]
     if repeated:
