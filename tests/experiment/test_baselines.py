@@ -207,7 +207,7 @@ def test_an_empty_column_and_a_class_with_one_example_stop_nothing():
 
 
 @pytest.mark.parametrize("folds", [0, 2])
-def test_verdicts_follow_baselines_that_a_finished_run_gets_later(tmp_path, folds):
+def test_a_finished_run_gets_other_baselines_and_verdicts_later(tmp_path, folds):
     generator = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     for name in ("Oslo", "Porto"):
@@ -215,12 +215,14 @@ def test_verdicts_follow_baselines_that_a_finished_run_gets_later(tmp_path, fold
         rows = [f"{age},{'ill' if age > 50 else 'well'}" for age in ages]
         (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["age,label", *rows]))
 
-    def own_models(names, seed=2**40):
+    def verdicts(names, measure="accuracy", seed=2**40):
         data = {"path": str(tmp_path / "data"), "folds": folds}
         values = {"seed": seed, "data": data, "federation": {"rounds": 1}}
-        values["evaluation"] = {"baselines": names}
-        result = run(make_config(values), out=tmp_path / "run")
-        return {name for site in result["worth_it"]["sites"] for name in site["own"]}
+        values["evaluation"] = {"baselines": names, "verdict": measure}
+        worth_it = run(make_config(values), out=tmp_path / "run")["worth_it"]
+        own = {name for site in worth_it["sites"] for name in site["own"]}
+        return worth_it["measure"], own
 
-    assert own_models("none") == {"majority"}
-    assert own_models("logistic_regression") == {"logistic_regression"}
+    assert verdicts("none") == ("accuracy", {"majority"})
+    assert verdicts("logistic_regression") == ("accuracy", {"logistic_regression"})
+    assert verdicts("logistic_regression", "auroc") == ("auroc", {"logistic_regression"})

@@ -1,15 +1,20 @@
 """Paired comparisons of two models: intervals, tests and areas, against hand computations."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, rankdata, t
 
 from fedtailor.experiment.paired import (
+    compare_areas,
     holm,
     paired_interval,
     rank_examples,
     sign_flip_p_value,
     sum_by_group,
+    swap_gains,
 )
 
 
@@ -72,30 +77,70 @@ def test_holm_is_a_hand_computation():
     assert holm([0.02, 0.02, 0.02]) == pytest.approx([0.06] * 3)
 
 
-def test_the_variance_of_an_auroc_is_that_of_delong():
-    generator = np.random.default_rng(0)
-    positive = generator.random(80) < 0.3
-    scores = generator.normal(size=80).round(1) + positive
-    pairs = scores[positive][:, None] - scores[~positive][None]
-    wins = (pairs > 0) + 0.5 * (pairs == 0)
-
-    one_model = np.zeros(80, int)
-    ranked = rank_examples(scores, positive, one_model)
-    assert ranked.auroc == pytest.approx(wins.mean())
-    expected = wins.mean(1).var() / wins.shape[0] + wins.mean(0).var() / wins.shape[1]
-    assert (ranked.influence**2).sum() == pytest.approx(expected)
-    assert rank_examples(scores, positive | True, one_model) is None
-
-
 def test_scores_of_two_models_are_never_ranked_together():
     # Each model ranks both kinds rightly, and the second one gives all examples low scores.
     scores = np.array([0.9, 0.8, 0.2, 0.1])
     positive = np.array([True, False, True, False])
-    ranked = rank_examples(scores, positive, np.array([0, 0, 1, 1]))
-    assert ranked.auroc == 1.0 and not ranked.influence.any()
-    assert rank_examples(scores, positive, np.zeros(4, int)).auroc == 0.75
-    assert rank_examples(scores, positive, np.array([0, 1, 1, 0])).auroc == 0.5
+    assert rank_examples(scores, positive, np.array([0, 0, 1, 1])) == 1.0
+    assert rank_examples(scores, positive, np.zeros(4, int)) == 0.75
+    assert rank_examples(scores, positive, np.array([0, 1, 1, 0])) == 0.5
     assert rank_examples(scores, positive, np.arange(4)) is None
+
+
+def test_swapped_predictions_turn_the_sign_of_what_an_example_adds_to_a_difference_of_areas():
+    generator = np.random.default_rng(0)
+    positive = generator.random(8) < 0.5
+    models = np.array([0] * 5 + [1] * 3)
+    # Two models whose scores are not on one scale, with ties; only ranks are swapped.
+    first = generator.normal(size=8).round(1)
+    second = 1000 * generator.normal(size=8).round(1)
+    gains = swap_gains(first, second, positive, models)
+
+    ranks = [np.zeros(8), np.zeros(8)]
+    for model, (kind, scores) in itertools.product((0, 1), enumerate((first, second))):
+        ranks[kind][models == model] = rankdata(scores[models == model])
+
+    for signs in itertools.product((1, -1), repeat=8):
+        is_swapped = np.array(signs) < 0
+        one = rank_examples(np.where(is_swapped, ranks[1], ranks[0]), positive, models)
+        other = rank_examples(np.where(is_swapped, ranks[0], ranks[1]), positive, models)
+        assert (signs * gains).sum() == pytest.approx(one - other)
+
+
+def test_the_difference_of_areas_is_tested_by_its_interval():
+    gains = np.array([0.05] * 8 + [-0.05] * 2)
+    test = compare_areas(gains, None)
+    error = 1.2 * 0.05 * math.sqrt(10)
+    assert test.p_value == pytest.approx(2 * t.sf(0.3 / error, 9))
+    assert (test.low, test.high) == pytest.approx(t.interval(0.95, 9, 0.3, error))
+    assert compare_areas(np.zeros(3), None).p_value == 1.0
+
+
+def test_sums_of_any_size_can_be_flipped():
+    # 4 ways of 8 have a total of at least 1.12 in size.
+    assert sign_flip_p_value(np.array([1.0, 0.41, -0.29])) == 0.5
+    # Multiples of a step are exact: two of three seeds, and sums that only rounding keeps from 0.
+    exact = sign_flip_p_value(np.array([2, 3, 3, -2]))
+    assert sign_flip_p_value(np.array([2, 3, 3, -2, 1e-15]) / 7) == exact
+
+
+def test_the_interval_of_a_balanced_difference_is_that_of_its_strata():
+    generator = np.random.default_rng(1)
+    paired = generator.integers(-1, 2, 50).astype(float)
+    strata = np.repeat([0, 1], [42, 8])
+    ends = [paired_interval(paired[strata == stratum], None) for stratum in (0, 1)]
+    centers = [(low + high) / 2 for low, high in ends]
+    low, high = paired_interval(paired, None, strata)
+    assert (low + high) / 2 == pytest.approx(np.mean(centers))
+
+    # Each half-width is that of a t distribution; together they have Satterthwaite's degrees.
+    errors = [
+        (high - low) / 2 / t.ppf(0.975, n - 1) for (low, high), n in zip(ends, (42, 8), strict=True)
+    ]
+    variances = np.square(errors) / 4
+    degrees = variances.sum() ** 2 / (variances**2 / [41, 7]).sum()
+    assert (high - low) / 2 == pytest.approx(t.ppf(0.975, degrees) * math.sqrt(variances.sum()))
+    assert paired_interval(np.ones(3), None, np.array([0, 0, 1])) == (-1.0, 1.0)
 
 
 def test_sums_by_group():

@@ -80,6 +80,25 @@ def test_more_sites_make_a_difference_less_clear():
     assert rows[0].corrected_p_value == pytest.approx(4 * rows[0].p_value)
 
 
+def test_the_measure_decides():
+    # The own model never finds the rare class; the federated one does, with false alarms.
+    labels = [1] * 10 + [0] * 90
+    trained = training(labels, range(10, 40), range(10))
+    verdicts = {
+        measure: site_rows([trained], measure=measure)[0]
+        for measure in ("accuracy", "balanced_accuracy", "auroc")
+    }
+    assert [row.verdict for row in verdicts.values()] == ["worse", "better", "better"]
+    for measure, row in verdicts.items():
+        own = getattr(row.scores["own"], measure)
+        gap = getattr(row.scores["personalized"], measure) - own
+        assert row.difference.difference == pytest.approx(gap)
+        assert {measure, *row.other_differences} == set(verdicts)
+        others = {name: other for name, other in verdicts.items() if name != measure}
+        for name, other in others.items():
+            assert other.other_differences[measure] == row.difference, name
+
+
 def test_seeds_count_as_one_test_of_every_example():
     # The same predictions three times say no more than once, in whatever order they are.
     backwards = np.arange(40)[::-1]
@@ -114,7 +133,10 @@ def test_models_that_agree_and_sites_with_one_example():
 
     row = site_rows([training([1], [], [0])])[0]
     assert row.difference == (1.0, -1.0, 1.0) and row.p_value == 1.0
-    assert row.scores["own"].auroc is None and row.auroc_difference is None
+    assert row.scores["own"].auroc is None and row.other_differences["auroc"] is None
+
+    (row,) = site_rows([training([1], [], [0])], measure="auroc")
+    assert row.difference is None and row.verdict == "no clear difference"
 
 
 def test_predictions_that_are_no_numbers_are_wrong():

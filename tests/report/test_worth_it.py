@@ -28,8 +28,8 @@ def site(number, difference=0.0, verdict="no clear difference", **changes):
         "own": {"logistic_regression": 2, "random_forest": 1},
         "scores": {"own": scores, "global": scores, "personalized": scores},
         "difference": {"difference": difference, "low": difference - 0.1, "high": 0.1},
+        "other_differences": {"balanced_accuracy": None, "auroc": None},
         "from_global": None,
-        "auroc_difference": None,
         "p_value": 0.5,
         "corrected_p_value": 1.0,
         "verdict": verdict,
@@ -41,7 +41,7 @@ def record(sites):
     verdicts = dict.fromkeys(["better", "no clear difference", "worse"], 0)
     for one in sites:
         verdicts[one["verdict"]] += 1
-    return {"verdicts": verdicts, "rule": "The rule.", "sites": sites}
+    return {"verdicts": verdicts, "measure": "accuracy", "rule": "The rule.", "sites": sites}
 
 
 def test_few_sites_have_a_row_each():
@@ -60,6 +60,25 @@ def test_few_sites_have_a_row_each():
     assert "global accuracy" not in first.columns
     grouped, _ = worth_it_tables({"ditto": record([site(0, groups=7)])}, "ditto")
     assert "groups" in grouped.columns and "7" in grouped.rows[0]
+
+
+def test_rows_that_seem_to_contradict_themselves_are_explained():
+    rows = [site(0), site(1, majority=0.9), site(2, 0.2, corrected_p_value=0.08)]
+    below = worth_it_tables({"ditto": record(rows)}, "ditto")[0].below
+    assert "=site 2 (corrected p 0.080)" in below and "=site 1 (90.0 %)" in below
+    assert "=site 0" not in below
+
+    # Alone there is no correction, and other measures have no majority that looks good.
+    alone = {**record([rows[2]]), "measure": "auroc"}
+    alone["sites"][0]["other_differences"] = {
+        "accuracy": None,
+        "balanced_accuracy": rows[2]["difference"],
+    }
+    first, others = worth_it_tables({"ditto": alone}, "ditto")
+    assert "leaves out 0" not in first.below and "=site" not in first.below
+    row = dict(zip(first.columns, first.rows[0], strict=True))
+    assert row["difference (95 % interval)"] == "+0.200 (+0.100 to +0.100)"
+    assert "+20.0 (+10.0 to +10.0)" in others.rows[0]
 
 
 def test_many_sites_have_a_distribution_and_the_worst_ten():
@@ -140,6 +159,8 @@ def test_files_and_pages_hold_the_verdicts(folder):
 
     # Other metrics and points have other questions.
     assert not compare(methods, metric="loss").worth_it
+    by_area = compare(methods, metric="auroc").worth_it["fedavg_ft"]
+    assert by_area["measure"] == "auroc" and "in AUROC" in by_area["rule"]
 
 
 def test_the_result_of_a_run_has_the_verdicts_of_its_seeds(folder, capsys):

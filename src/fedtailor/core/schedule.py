@@ -216,6 +216,8 @@ def spell_baselines(text: str, key: str) -> str:
     return ",".join(find_name(f"name in {key}", part, choices, key=key) for part in parts)
 
 
+Measure = Literal["accuracy", "balanced_accuracy", "auroc"]
+"""By which the verdicts of sites compare two models."""
 RobustRule = Literal["none", "norm_clip", "median", "trimmed_mean", "krum"]
 """How means over clients are protected, see :mod:`fedtailor.core.robust`."""
 
@@ -284,6 +286,17 @@ class Schedule:
     ] = "auto"
     """What sites would use without a federation, which is trained too: names with commas, or
     ``none``; auto: all for own data and for tables whose clients are sites."""
+    verdict: Annotated[
+        Measure,
+        NoResult(),
+        Flag(
+            "--verdict",
+            "MEASURE",
+            "What the verdicts of sites compare: accuracy, balanced_accuracy or auroc.",
+        ),
+    ] = "accuracy"
+    """By which measure the verdicts of sites compare the personalized model with the site's own
+    one. Choose it before you see results."""
     sensitivity: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Of two classes, the share of the examples of the positive one that models should find: their
     threshold is chosen for it on validation examples; 0: models predict the most probable
@@ -452,6 +465,7 @@ _EVALUATION_KEYS = {
     "select": "select",
     "patience": "patience",
     "baselines": "baselines",
+    "verdict": "verdict",
     "sensitivity": "sensitivity",
     "positive": "positive",
 }

@@ -23,6 +23,7 @@ from fedtailor.experiment.baselines import Tables, add_baselines_of_one
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.predictions import PREDICTIONS_FILE, predict_client, write_predictions
 from fedtailor.experiment.reader import RunRecords, read_run
+from fedtailor.experiment.site_rows import measure_name
 from fedtailor.experiment.worth_it import judge
 from fedtailor.serving.load import TrainedMethod, load_method, load_model
 from fedtailor.serving.site_data import federation_of_one
@@ -72,26 +73,36 @@ def add_verdict(folder: Path, options: SiteOptions, run: SiteRun | None = None) 
     else:
         notes = _write_files(records, method, prepared, _names(options))
 
-    result["worth_it"] = None if problem else judge({method.config.seeds[0]: records.path})
+    measure = method.config.schedule.verdict
+    folders = {method.config.seeds[0]: records.path}
+    result["worth_it"] = None if problem else judge(folders, measure=measure)
     RunFolder(records.path).finish(result)
     if result["worth_it"] is None:
         return f"no verdict: {problem or 'there are no predictions'}."
-    return " ".join([*notes, in_words(result["worth_it"]["sites"][0])])
+    return " ".join([*notes, in_words(result["worth_it"])])
 
 
-def in_words(site: Mapping[str, Any]) -> str:
-    """Return the verdict of a site as a sentence.
+def in_words(worth_it: Mapping[str, Any]) -> str:
+    """Return the verdict of a single site as a sentence.
 
     Args:
-        site: its row in ``worth_it`` of a result.
+        worth_it: of a result.
     """
+    (site,) = worth_it["sites"]
+    measure = worth_it["measure"]
     name = next(iter(site["own"])).replace("_", " ")
     verdict = {"better": "better than", "worse": "worse than"}.get(site["verdict"])
-    accuracies = [100 * site["scores"][model]["accuracy"] for model in ("personalized", "own")]
+    start = (
+        f"verdict: {verdict or 'no clear difference from'} the best model that this site would use "
+        f"alone ({name})"
+    )
+    if site["difference"] is None:  # of AUROC
+        return f"{start}: all {site['examples']} test examples have one class."
+
+    scores = [100 * site["scores"][model][measure] for model in ("personalized", "own")]
     points = [100 * site["difference"][key] for key in ("difference", "low", "high")]
     return (
-        f"verdict: {verdict or 'no clear difference from'} the best model that this site would use "
-        f"alone ({name}): accuracy {accuracies[0]:.1f} % against {accuracies[1]:.1f} %, difference "
+        f"{start}: {measure_name(measure)} {scores[0]:.1f} % against {scores[1]:.1f} %, difference "
         f"{points[0]:+.1f} points (95 % interval {points[1]:+.1f} to {points[2]:+.1f}), p = "
         f"{site['p_value']:.2g}, {site['examples']} test examples. One site is judged alone, so "
         "nothing is corrected for the number of sites."

@@ -107,7 +107,7 @@ def join_folds(
     if "sites" in result:
         from fedtailor.experiment.worth_it import add_verdicts
 
-        add_verdicts(result, {config.seeds[0]: folder.path})
+        add_verdicts(result, {config.seeds[0]: folder.path}, config.schedule.verdict)
 
     return result
 

@@ -114,7 +114,7 @@ def run(
             if begun is not None and begun.seeds == config.seeds:
                 single = path / f"seed-{config.seeds[0]}"
                 finished = _finished_result(path, single, first, split, progress)
-                if finished is not None and not _lacks_baselines(first, path):
+                if finished is not None and not _judges_otherwise(finished, first, path):
                     return finished
 
             return _run_seeds(first, resolved, path, watch)
@@ -177,7 +177,8 @@ def _run_seeds(first: PreparedRun, config: Config, path: Path, watch: Watch) -> 
         if "sites" in result:
             from fedtailor.experiment.worth_it import add_verdicts
 
-            add_verdicts(result, {seed: path / f"seed-{seed}" for seed in config.seeds})
+            folders = {seed: path / f"seed-{seed}" for seed in config.seeds}
+            add_verdicts(result, folders, config.schedule.verdict)
 
         folder.finish(result)
 
@@ -214,7 +215,7 @@ def _run_folds(first: PreparedRun, path: Path, watch: Watch, place: str) -> dict
             RunFolder.create(path, config=to_toml(config), provenance=provenance)
 
         result = _finished_result(path, path, first, split, watch.progress)
-        if result is not None and not _lacks_baselines(first, path):
+        if result is not None and not _judges_otherwise(result, first, path):
             return result
 
         folder = RunFolder(path)
@@ -281,7 +282,7 @@ def run_seed(
         result = _finished_result(path, path, prepared, prepared.split, observer)
         if result is not None:
             _add_baselines(prepared, path, observer)
-            return _judge_again(result, path, prepared.config.seeds[0])
+            return _judge_again(result, path, prepared.config)
 
         with RunWriter(path, _plan(prepared, place), observer) as writer:
             # What sites would use alone does not depend on the rounds.
@@ -324,27 +325,33 @@ def _add_baselines(prepared: PreparedRun, path: Path, observer: RunProgress) -> 
     add_baselines(prepared, path, observer)
 
 
-def _judge_again(result: dict[str, Any], path: Path, seed: int) -> dict[str, Any]:
-    """Return the result of a finished run with verdicts against the baselines it has now."""
+def _judge_again(result: dict[str, Any], path: Path, config: Config) -> dict[str, Any]:
+    """Return the result of a finished run with verdicts by what it is to have now."""
     if "worth_it" not in result:
         return result
 
     from fedtailor.experiment.worth_it import add_verdicts
 
     judged = dict(result)
-    add_verdicts(judged, {seed: path})
+    add_verdicts(judged, {config.seeds[0]: path}, config.schedule.verdict)
     if judged != result:
         RunFolder(path).finish(judged)
     return judged
 
 
-def _lacks_baselines(first: PreparedRun, path: Path) -> bool:
-    """Return whether a seed or fold of a finished run has other baselines than it is to have.
+def _judges_otherwise(result: Mapping[str, Any], first: PreparedRun, path: Path) -> bool:
+    """Return whether a finished run has other baselines or verdicts than it is to have.
 
     Args:
+        result: of the run.
         first: the run of the first seed or fold.
         path: the folder of all of them.
     """
+    if "worth_it" in result:
+        measure = first.config.schedule.verdict
+        if result["worth_it"].get("measure") != measure:
+            return True
+
     names = baseline_names(first)
     if not names:
         return False

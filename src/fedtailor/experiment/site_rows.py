@@ -1,6 +1,6 @@
 """One row for each site: is its personalized model better than what it would use alone? No torch.
 
-The rule is stated before any data are seen, as :data:`RULE`. Predictions of several seeds, and of
+The rule is stated before any data are seen, see :func:`rule`. Predictions of several seeds, and of
 the folds of a cross-validation, are paired by the positions of the examples.
 """
 
@@ -9,43 +9,54 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from fedtailor.core.schedule import Measure as Measure
 from fedtailor.experiment.paired import (
+    compare_areas,
     holm,
-    influence_interval,
     paired_interval,
     rank_examples,
     sign_flip_p_value,
     sum_by_group,
+    swap_gains,
 )
 from fedtailor.experiment.predictions import ClientPredictions
 
 Verdict = Literal["better", "no clear difference", "worse"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 LEVEL = 0.05
 """A difference is clear if its corrected p-value is below it."""
-_RULE = (
-    "The verdict is better or worse if p < 0.05 in a two-sided sign-flip test of the paired "
-    "differences in accuracy, {correction}. The test is by examples, or by groups where data.group "
-    "names them; for one seed without groups it is McNemar's exact test. Otherwise there is no "
-    "clear difference."
-)
-RULE = _RULE.format(correction="corrected for the number of sites by Holm's method")
-"""What the verdicts mean."""
-RULE_OF_ONE = _RULE.format(
-    correction="of one site alone, so it is not corrected for the number of sites"
-)
-"""What the verdict of a single site means."""
 OWN = "own"
 """What the site would use alone."""
 GLOBAL = "global"
 PERSONALIZED = "personalized"
 MAJORITY = "majority"
 """A model that predicts the most frequent class of the site's test examples."""
-_FEWEST_FOR_AN_AREA = 10
-"""Examples of each class, from which on the difference of two areas has an interval."""
+
+
+def rule(measure: Measure, num_sites: int) -> str:
+    """Return what the verdicts mean."""
+    test = "a two-sided sign-flip test of the paired differences in"
+    if measure == "auroc":
+        test = "a two-sided test, by swaps of both models' predictions, of the difference in"
+
+    correction = "corrected for the number of sites by Holm's method"
+    if num_sites == 1:
+        correction = "of one site alone, so it is not corrected for the number of sites"
+
+    return (
+        f"The verdict is better or worse if p < 0.05 in {test} {measure_name(measure)}, "
+        f"{correction}. The test is by examples, or by groups where data.group names them. "
+        "Otherwise there is no clear difference."
+    )
+
+
+def measure_name(measure: Measure) -> str:
+    """Return a measure in words."""
+    return "AUROC" if measure == "auroc" else measure.replace("_", " ")
 
 
 class OwnModel(NamedTuple):
@@ -99,36 +110,43 @@ class SiteRow:
     """In how many trainings which model is the own one, the most frequent first."""
     scores: Mapping[str, ModelScores]
     """By ``own``, ``global`` (if there is one) and ``personalized``."""
-    difference: Paired
-    """Accuracy of the personalized model minus that of the own one."""
+    difference: Paired | None
+    """Of the personalized model from the own one, by the measure that decides; None if the site has
+    no AUROC, because its examples have one class."""
+    other_differences: Mapping[Measure, Paired | None]
+    """By the other measures, which decide nothing."""
     from_global: Paired | None
-    auroc_difference: Paired | None
-    """For two classes with ten examples each. It decides nothing."""
+    """Of the personalized model from the global one, by the measure that decides."""
     p_value: float
     corrected_p_value: float
     verdict: Verdict
 
 
-def site_rows(trainings: Sequence[SeedPredictions], names: Sequence[str] = ()) -> list[SiteRow]:
+def site_rows(
+    trainings: Sequence[SeedPredictions],
+    names: Sequence[str] = (),
+    measure: Measure = "accuracy",
+) -> list[SiteRow]:
     """Return a row for every client with test examples, in the order of their numbers.
 
     Args:
         trainings: of all seeds and folds of one method.
         names: of the clients; those without one are called by their number.
+        measure: by which the models are compared.
     """
     clients = sorted({client for training in trainings for client in training.federated})
     sites = []
     for client in clients:
         tests = _gather(trainings, client)
         if tests is not None:
-            sites.append((client, tests, _p_value(tests)))
+            sites.append((client, tests, _p_value(tests, measure)))
 
     # Which difference is clear depends on the number of sites.
     corrected = holm([p_value for _, _, p_value in sites])
     rows = []
     for (client, tests, p_value), corrected_p_value in zip(sites, corrected, strict=True):
         name = names[client] if client < len(names) else str(client)
-        rows.append(_row(client, name, tests, p_value, corrected_p_value))
+        rows.append(_row(client, name, tests, measure, p_value, corrected_p_value))
 
     return rows
 
@@ -136,10 +154,10 @@ def site_rows(trainings: Sequence[SeedPredictions], names: Sequence[str] = ()) -
 class _Tests(NamedTuple):
     """The tests of one site: an example has one in every seed."""
 
-    seeds: np.ndarray  # (n,), the seed of every test
-    trainings: np.ndarray  # (n,), the number of its training: that of a seed, or of a fold
-    examples: np.ndarray  # (n,), the number of its example, from 0
+    trainings: np.ndarray  # (n,), the number of the training: that of a seed, or of a fold
+    examples: np.ndarray  # (n,), the number of the example, from 0
     labels: np.ndarray  # (n,)
+    classes: np.ndarray  # (examples,), the label of every example
     groups: np.ndarray | None  # (examples,), the number of its group, from 0
     probabilities: Mapping[str, np.ndarray]  # each (n, classes)
     own: Mapping[str, int]
@@ -151,16 +169,59 @@ class _Tests(NamedTuple):
         right: np.ndarray = is_number & (probabilities.argmax(axis=1) == self.labels)
         return right
 
-    def gains(self, other: str) -> np.ndarray:
+    def right_more_often(self, other: str) -> np.ndarray:
         """Return how often more the personalized model is right than another one, by example."""
         gain = self.right(PERSONALIZED).astype(float) - self.right(other)
         return np.bincount(self.examples, weights=gain)
+
+    def areas(self, model: str) -> list[float]:
+        """Return the AUROC of a model for every class that has one."""
+        areas = []
+        for label in self._ranked_classes():
+            scores = self._scores_for(label, model)
+            areas.append(rank_examples(scores, self.labels == label, self.trainings))
+        return [area for area in areas if area is not None]
+
+    def gains(self, measure: Measure, other: str) -> np.ndarray | None:
+        """Return what every example adds to the difference from another model (examples,).
+
+        With the predictions of both models swapped, it would add the negative of it. None if the
+        examples have no AUROC.
+        """
+        if measure == "accuracy":
+            return self.right_more_often(other) / len(self.labels)
+
+        if measure == "balanced_accuracy":
+            counts = np.bincount(self.labels)
+            sizes = counts[self.classes] * np.count_nonzero(counts)
+            gains: np.ndarray = self.right_more_often(other) / sizes
+            return gains
+
+        by_class = []
+        for label in self._ranked_classes():
+            scores = self._scores_for(label, PERSONALIZED)
+            others = self._scores_for(label, other)
+            by_class.append(swap_gains(scores, others, self.labels == label, self.trainings))
+
+        ranked = [of_class for of_class in by_class if of_class is not None]
+        if not ranked:
+            return None
+        return np.bincount(self.examples, weights=np.mean(ranked, axis=0))
+
+    def _ranked_classes(self) -> list[int]:
+        """Return the classes with an AUROC against the rest; of two classes, both have the same."""
+        num_classes = self.probabilities[PERSONALIZED].shape[1]
+        labels: list[int] = [1] if num_classes == 2 else np.unique(self.labels).tolist()
+        return labels
+
+    def _scores_for(self, label: int, model: str) -> np.ndarray:
+        scores: np.ndarray = np.nan_to_num(self.probabilities[model][:, label])
+        return scores
 
 
 def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
     """Return the tests of a client in all trainings; None if it has none."""
     parts: list[ClientPredictions] = []
-    seeds = []
     numbers = []
     own: Counter[str] = Counter()
     for training in trainings:
@@ -168,7 +229,6 @@ def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
         if part is not None and len(part.positions):
             name = training.own[client].name if client in training.own else MAJORITY
             own[name] += 1
-            seeds.append(np.full(len(part.positions), training.seed))
             numbers.append(np.full(len(part.positions), len(parts)))
             parts.append(part)
 
@@ -194,10 +254,10 @@ def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
             probabilities[model] = np.concatenate(arrays)
 
     return _Tests(
-        seeds=np.concatenate(seeds),
         trainings=np.concatenate(numbers),
         examples=examples,
         labels=labels,
+        classes=labels[first],
         groups=groups,
         probabilities=probabilities,
         own=dict(own.most_common()),
@@ -236,100 +296,73 @@ def _of_model(part: ClientPredictions, model: str, majority: int) -> np.ndarray:
     return constant
 
 
-def _p_value(tests: _Tests) -> float:
-    return sign_flip_p_value(np.rint(sum_by_group(tests.gains(OWN), tests.groups)))
-
-
 def _row(
-    client: int, name: str, tests: _Tests, p_value: float, corrected_p_value: float
+    client: int,
+    name: str,
+    tests: _Tests,
+    measure: Measure,
+    p_value: float,
+    corrected_p_value: float,
 ) -> SiteRow:
     """Return the row of a site."""
-    num_examples = int(tests.examples.max()) + 1
     counts = np.bincount(tests.labels)
-    difference = _difference(tests, OWN)
+    differences = {name: _difference(tests, name, OWN) for name in MEASURES}
+    difference = differences.pop(measure)
     verdict: Verdict = "no clear difference"
-    if corrected_p_value < LEVEL:
+    if difference is not None and corrected_p_value < LEVEL:
         verdict = "better" if difference.difference > 0 else "worse"
 
+    has_global = GLOBAL in tests.probabilities
     return SiteRow(
         client=client,
         site=name,
-        examples=num_examples,
+        examples=len(tests.classes),
         groups=None if tests.groups is None else int(tests.groups.max()) + 1,
         majority=float(counts.max() / len(tests.labels)),
         own=tests.own,
         scores={model: _scores(tests, model) for model in tests.probabilities},
         difference=difference,
-        from_global=_difference(tests, GLOBAL) if GLOBAL in tests.probabilities else None,
-        auroc_difference=_auroc_difference(tests),
+        other_differences=differences,
+        from_global=_difference(tests, measure, GLOBAL) if has_global else None,
         p_value=p_value,
         corrected_p_value=corrected_p_value,
         verdict=verdict,
     )
 
 
-def _difference(tests: _Tests, other: str) -> Paired:
-    """Return the difference in accuracy of the personalized model from another one."""
-    gains = tests.gains(other)
-    tests_per_example = len(tests.labels) / len(gains)
-    low, high = paired_interval(gains / tests_per_example, tests.groups)
-    return Paired(float(gains.sum() / len(tests.labels)), low, high)
+def _p_value(tests: _Tests, measure: Measure) -> float:
+    gains = tests.gains(measure, OWN)
+    if gains is None:
+        return 1.0
+    if measure == "auroc":
+        return compare_areas(gains, tests.groups).p_value
+    return sign_flip_p_value(sum_by_group(gains, tests.groups))
+
+
+def _difference(tests: _Tests, measure: Measure, other: str) -> Paired | None:
+    """Return the difference of the personalized model from another one, with its interval."""
+    gains = tests.gains(measure, other)
+    if gains is None:
+        return None
+
+    difference = float(gains.sum())
+    if measure == "auroc":
+        low, high, _ = compare_areas(gains, tests.groups)
+        return Paired(difference, low, high)
+
+    # The share of an example's tests in which only one model is right.
+    shares = tests.right_more_often(other) * (len(tests.classes) / len(tests.labels))
+    strata = tests.classes if measure == "balanced_accuracy" else None
+    return Paired(difference, *paired_interval(shares, tests.groups, strata))
 
 
 def _scores(tests: _Tests, model: str) -> ModelScores:
-    """Return the scores of a model; an AUROC is the mean over the seeds."""
+    """Return the scores of a model over all seeds."""
     right = tests.right(model)
     recalls = [right[tests.labels == label].mean() for label in np.unique(tests.labels)]
-    areas = [_auroc(tests, model, seed) for seed in np.unique(tests.seeds)]
-    having = [area for area in areas if area is not None]
+    areas = tests.areas(model)
     return ModelScores(
         accuracy=float(right.mean()),
         balanced_accuracy=float(np.mean(recalls)),
-        auroc=float(np.mean(having)) if having else None,
+        auroc=float(np.mean(areas)) if areas else None,
     )
-
-
-def _auroc(tests: _Tests, model: str, seed: int) -> float | None:
-    """Return the mean AUROC over the classes in one seed; None if there is one class only."""
-    chosen = tests.seeds == seed
-    labels = tests.labels[chosen]
-    probabilities = np.nan_to_num(tests.probabilities[model][chosen])
-
-    # Of two classes, both have the same.
-    classes = [1] if probabilities.shape[1] == 2 else np.unique(labels).tolist()
-    areas = []
-    for label in classes:
-        ranked = rank_examples(probabilities[:, label], labels == label, tests.trainings[chosen])
-        if ranked is not None:
-            areas.append(ranked.auroc)
-
-    return float(np.mean(areas)) if areas else None
-
-
-def _auroc_difference(tests: _Tests) -> Paired | None:
-    """Return the difference in AUROC of the personalized model from the own one."""
-    if tests.probabilities[PERSONALIZED].shape[1] != 2:
-        return None
-
-    # An example adds its mean over the seeds to the difference.
-    num_examples = int(tests.examples.max()) + 1
-    seeds = np.unique(tests.seeds)
-    influence = np.zeros(num_examples)
-    differences = []
-    for seed in seeds.tolist():
-        chosen = tests.seeds == seed
-        positive = tests.labels[chosen] == 1
-        if min(positive.sum(), (~positive).sum()) < _FEWEST_FOR_AN_AREA:
-            return None
-
-        for model, sign in ((PERSONALIZED, 1.0), (OWN, -1.0)):
-            scores = np.nan_to_num(tests.probabilities[model][chosen][:, 1])
-            ranked = rank_examples(scores, positive, tests.trainings[chosen])
-            if ranked is None:
-                return None
-
-            differences.append(sign * ranked.auroc)
-            influence[tests.examples[chosen]] += sign * ranked.influence / len(seeds)
-
-    difference = sum(differences) / len(seeds)
-    return Paired(difference, *influence_interval(difference, influence, tests.groups))

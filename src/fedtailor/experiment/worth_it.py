@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedtailor.core.reading import damaged, read_object
+from fedtailor.core.schedule import Measure
 from fedtailor.experiment.predictions import (
     BASELINES_FILE,
     CHOICES_FILE,
@@ -17,13 +18,12 @@ from fedtailor.experiment.predictions import (
 )
 from fedtailor.experiment.site_rows import (
     PERSONALIZED,
-    RULE,
-    RULE_OF_ONE,
     OwnModel,
     Paired,
     SeedPredictions,
     SiteRow,
     Verdict,
+    rule,
     site_rows,
 )
 
@@ -37,6 +37,7 @@ def judge(
     *,
     others: Sequence[Mapping[int, Path]] = (),
     local: Mapping[int, Path] | None = None,
+    measure: Measure = "accuracy",
 ) -> Record | None:
     """Return the verdict for every site, ready for JSON; None without predictions.
 
@@ -47,6 +48,7 @@ def judge(
         seeds: folders of the runs of one method, by seed.
         others: those of other methods on the same splits, which may have the baselines.
         local: those of the method ``local``.
+        measure: by which the models are compared.
 
     Raises:
         DataError: a file is damaged.
@@ -75,18 +77,19 @@ def judge(
     if not names and (has_other_splits or not any(training.own for training in trainings)):
         return None
 
-    rows = site_rows(trainings, names)
-    return _as_record(rows) if rows else None
+    rows = site_rows(trainings, names, measure)
+    return _as_record(rows, measure) if rows else None
 
 
-def add_verdicts(result: Record, seeds: Mapping[int, Path]) -> None:
+def add_verdicts(result: Record, seeds: Mapping[int, Path], measure: Measure) -> None:
     """Add ``worth_it`` to the result of a run, if single predictions are known.
 
     Args:
         result: of the run.
         seeds: its folders, by seed.
+        measure: by which models are compared.
     """
-    verdicts = judge(seeds)
+    verdicts = judge(seeds, measure=measure)
     if verdicts is not None:
         result["worth_it"] = verdicts
 
@@ -165,11 +168,12 @@ def sentence(record: Mapping[str, Any]) -> str:
     return f"worth it for {verdicts['better']} of {total} {sites}, {counts}"
 
 
-def _as_record(rows: Sequence[SiteRow]) -> Record:
+def _as_record(rows: Sequence[SiteRow], measure: Measure) -> Record:
     """Return rows and their verdicts, ready for JSON."""
     return {
         "verdicts": count_verdicts(rows),
-        "rule": RULE if len(rows) > 1 else RULE_OF_ONE,
+        "measure": measure,
+        "rule": rule(measure, len(rows)),
         "sites": [_row_record(row) for row in rows],
     }
 
@@ -178,6 +182,10 @@ def _row_record(row: SiteRow) -> Record:
     scores: Record = {}
     for model, of_model in row.scores.items():
         scores[model] = {name: _rounded(value) for name, value in of_model._asdict().items()}
+
+    others: Record = {}
+    for measure, difference in row.other_differences.items():
+        others[measure] = _paired_record(difference)
 
     return {
         "site": row.site,
@@ -188,8 +196,8 @@ def _row_record(row: SiteRow) -> Record:
         "own": dict(row.own),
         "scores": scores,
         "difference": _paired_record(row.difference),
+        "other_differences": others,
         "from_global": _paired_record(row.from_global),
-        "auroc_difference": _paired_record(row.auroc_difference),
         "p_value": row.p_value,
         "corrected_p_value": row.corrected_p_value,
         "verdict": row.verdict,

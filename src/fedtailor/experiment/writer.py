@@ -279,7 +279,7 @@ class RunWriter:
         if "sites" in result:
             from fedtailor.experiment.worth_it import add_verdicts
 
-            add_verdicts(result, {0: self.path})
+            add_verdicts(result, {0: self.path}, self._plan.schedule.verdict)
 
         self.result = result
 

@@ -25,6 +25,7 @@ _NOT_COMPARED = (
     "evaluation.every",
     "evaluation.personalized_every",
     "evaluation.baselines",
+    "evaluation.verdict",
 )
 """Keys of a schedule that may differ: results tell the rounds, ``train`` is compared apart because
 it matters with some cohorts only, and an evaluation changes no model."""

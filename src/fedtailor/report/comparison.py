@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 from fedtailor.core.errors import ConfigError, DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.experiment.paired import holm
+from fedtailor.experiment.site_rows import MEASURES, Measure
 from fedtailor.report.cautions import find_notes, find_warnings
 from fedtailor.report.methods import Method
 from fedtailor.report.records import POINTS, Group, MethodRecords, MetricScores, read_records
@@ -261,10 +262,10 @@ def compare(
     scores = groups["known"].chosen
     _check_scores(scores, reference, metric, point)
 
-    # Verdicts are about the accuracy of the models that a site would use.
+    # Verdicts are about the models that a site would use; by accuracy, as their runs have them.
     worth_it: Mapping[str, Mapping[str, Any]] = {}
-    if metric == "accuracy" and point == _DEFAULT_POINT:
-        worth_it = judge_methods(methods)
+    if metric in MEASURES and point == _DEFAULT_POINT:
+        worth_it = judge_methods(methods, None if metric == "accuracy" else cast(Measure, metric))
     judged = [method for method in methods if method.label in worth_it]
 
     return Comparison(

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from fedtailor.core.errors import printable
 from fedtailor.data.own.names import inert
-from fedtailor.experiment.site_rows import GLOBAL, MAJORITY, OWN, PERSONALIZED, Verdict
+from fedtailor.experiment.site_rows import (
+    GLOBAL,
+    MAJORITY,
+    MEASURES,
+    OWN,
+    PERSONALIZED,
+    Measure,
+    Verdict,
+    measure_name,
+)
 from fedtailor.experiment.worth_it import judge, sentence
 from fedtailor.report.methods import Method
 from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, show_p_value
@@ -20,8 +30,12 @@ from fedtailor.report.statistics import mean
 MOST_SITES = 30
 """Of more sites there are the distribution and the worst ones."""
 _WORST = 10
+_MOSTLY_ONE_CLASS = 0.8
+"""Share of a class, from which on accuracy says little."""
 _LOCAL = "local"
 """The method that trains at each site alone."""
+_UNCLEAR: Verdict = "no clear difference"
+_SHORT_NAMES = {"accuracy": "accuracy", "balanced_accuracy": "balanced", "auroc": "AUROC"}
 _MODELS = {OWN: "own", GLOBAL: "global", PERSONALIZED: "personalized"}
 _QUANTILES = {"10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9}
 Record = Mapping[str, Any]
@@ -39,12 +53,12 @@ def worth_it_tables(records: Mapping[str, Record], shown: str) -> list[ReportTab
     conclusion = " ".join(verdict_sentences(records))
     question = f"Is it worth it, site by site? {printable(shown)}"
     if len(sites) <= MOST_SITES:
-        title = f"{question}: accuracy in %"
+        title = f"{question}: {_with_unit(record['measure'])}"
         first = _verdicts(record, sites, title=title, conclusion=conclusion)
-        return [first, _other_scores(sites, shown)]
+        return [first, _other_scores(record, shown)]
 
     worst = sorted(sites, key=_difference)[:_WORST]
-    title = f"The {_WORST} sites with the smallest differences: accuracy in %"
+    title = f"The {_WORST} sites with the smallest differences: {_with_unit(record['measure'])}"
     return [
         _distribution(record, title=question, conclusion=conclusion),
         _verdicts(record, worst, title=title, conclusion=""),
@@ -56,11 +70,15 @@ def verdict_sentences(records: Mapping[str, Record]) -> list[str]:
     return [f"{printable(label)}: {sentence(record)}." for label, record in records.items()]
 
 
-def judge_methods(methods: Sequence[Method]) -> dict[str, Record]:
+def judge_methods(methods: Sequence[Method], measure: Measure | None = None) -> dict[str, Record]:
     """Return the verdicts of the methods that train together and have predictions, by label.
 
     The seeds of a method count that have finished. Where a site has no baselines, it is compared
     with its model of the method ``local``.
+
+    Args:
+        methods: of a comparison.
+        measure: by which models are compared; None: as the runs of each method did.
 
     Raises:
         DataError: a file is damaged.
@@ -73,11 +91,27 @@ def judge_methods(methods: Sequence[Method]) -> dict[str, Record]:
 
         others = [_on_same_splits(other, method) for other in methods if other is not method]
         local = [_on_same_splits(other, method) for other in methods if other.algorithm == _LOCAL]
-        record = judge(folders, others=others, local=local[0] if local else None)
+        record = judge(
+            folders,
+            others=others,
+            local=local[0] if local else None,
+            measure=measure or _measure_of(method),
+        )
         if record is not None:
             records[method.label] = record
 
     return records
+
+
+def _measure_of(method: Method) -> Measure:
+    """Return by which measure the runs of a method have their verdicts."""
+    for run in method.finished.values():
+        verdicts = (run.result or {}).get("worth_it")
+        measure = verdicts.get("measure") if isinstance(verdicts, Mapping) else None
+        if measure in MEASURES:
+            return cast(Measure, measure)
+
+    return "accuracy"
 
 
 def _on_same_splits(method: Method, other: Method) -> dict[int, Path]:
@@ -126,7 +160,8 @@ def sites_csv(records: Mapping[str, Record]) -> str:
     for method, record in records.items():
         for site in record["sites"]:
             start = {"method": inert(printable(method)), "site": inert(printable(site["site"]))}
-            rows.append(start | dict(_csv_cells(site)))
+            cells = dict(_csv_cells(site))
+            rows.append(start | cells | {"measure": record["measure"]})
 
     text = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)
@@ -146,8 +181,11 @@ def _csv_cells(site: Record) -> Iterator[tuple[str, Any]]:
         for metric, value in scores.items():
             yield f"{model}_{metric}", value
 
-    for name in ("difference", "from_global", "auroc_difference"):
-        paired = site[name] or dict.fromkeys(("difference", "low", "high"))
+    differences = {"difference": site["difference"], "from_global": site["from_global"]}
+    for measure, difference in site["other_differences"].items():
+        differences[f"{measure}_difference"] = difference
+    for name, difference in differences.items():
+        paired = difference or dict.fromkeys(("difference", "low", "high"))
         yield name, paired["difference"]
         yield f"{name}_low", paired["low"]
         yield f"{name}_high", paired["high"]
@@ -164,16 +202,17 @@ def _verdicts(
     models = _shown_models(sites)
     columns = ["site", "verdict", "difference (95 % interval)", "test examples"]
     columns += [*(["groups"] if has_groups else []), "majority class", "best own model"]
-    columns += [f"{name} accuracy" for name in models.values()]
+    measure = record["measure"]
+    columns += [f"{name} {measure_name(measure)}" for name in models.values()]
 
     rows: list[Sequence[Cell]] = []
     for site in sites:
-        cells = [_name(site), site["verdict"], _with_interval(site["difference"], in_percent=True)]
+        cells = [_name(site), site["verdict"], _with_interval(site["difference"], measure)]
         cells.append(f"{site['examples']:,}")
         if has_groups:
             cells.append(NOTHING if site["groups"] is None else f"{site['groups']:,}")
         cells += [_percent(site["majority"]), _own_model(site)]
-        cells += [_percent(_score(site, model, "accuracy")) for model in models]
+        cells += [_score(site, model, measure) for model in models]
         rows.append(cells)
 
     return ReportTable(
@@ -189,9 +228,11 @@ def _verdicts(
 def _explanation(record: Record, sites: Sequence[Record]) -> str:
     """Return what the columns are."""
     used = {name for site in sites for name in site["own"]}
+    measure = record["measure"]
+    unit = "" if measure == "auroc" else ", in points"
     sentences = [
-        "difference: accuracy of the personalized model minus that of the best own model, on the "
-        "same examples, in points."
+        f"difference: {measure_name(measure)} of the personalized model minus that of the best own "
+        f"model, on the same examples{unit}."
     ]
     if used - {"local", MAJORITY}:
         sentences.append("best own model: chosen by the site's own training examples.")
@@ -203,38 +244,64 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
         sentences.append("(3 of 5): in so many trainings, as seeds and folds choose anew.")
 
     sentences.append(record["rule"])
-    if len(record["sites"]) > 1:
-        sentences.append(
-            "An interval is of one site alone, so it may leave out 0 where the corrected verdict "
-            "is not clear."
-        )
+    sentences += _puzzles(record, sites)
     return " ".join(sentences)
 
 
-def _other_scores(sites: Sequence[Record], method: str) -> ReportTable:
-    """Return balanced accuracy and AUROC of the same sites and models."""
+def _puzzles(record: Record, sites: Sequence[Record]) -> Iterator[str]:
+    """Yield what explains rows that seem to contradict themselves."""
+    number = len(record["sites"])
+    unclear = []
+    for site in sites:
+        paired = site["difference"]
+        excludes_0 = paired is not None and (paired["low"] > 0 or paired["high"] < 0)
+        if excludes_0 and site["verdict"] == _UNCLEAR:
+            unclear.append(f"{_name(site)} (corrected p {show_p_value(site['corrected_p_value'])})")
+
+    if unclear and number > 1:
+        yield (
+            f"Not clear although the interval leaves out 0: {', '.join(unclear)}. An interval is "
+            f"of one site alone; among {number} sites, one looks different by chance more often."
+        )
+
+    lopsided = [site for site in sites if site["majority"] >= _MOSTLY_ONE_CLASS]
+    if lopsided and record["measure"] == "accuracy":
+        names = [f"{_name(site)} ({_percent(site['majority'])} %)" for site in lopsided]
+        yield (
+            f"Mostly one class: {', '.join(names)}. There a model that never finds the other has "
+            "a high accuracy, so read balanced accuracy and AUROC too. evaluation.verdict makes "
+            "one of them decide; choose it before you see results."
+        )
+
+
+def _other_scores(record: Record, method: str) -> ReportTable:
+    """Return the scores of the same sites and models by the measures that do not decide."""
+    sites = record["sites"]
+    others = [measure for measure in MEASURES if measure != record["measure"]]
     models = _shown_models(sites)
     columns = ["site"]
-    columns += [f"{name} balanced" for name in models.values()]
-    columns += [f"{name} AUROC" for name in models.values()]
-    columns += ["AUROC difference", "p", "corrected p"]
+    for measure in others:
+        columns += [f"{name} {_SHORT_NAMES[measure]}" for name in models.values()]
+        columns.append(f"{_SHORT_NAMES[measure]} difference")
+
     rows: list[Sequence[Cell]] = []
     for site in sites:
         cells = [_name(site)]
-        cells += [_percent(_score(site, model, "balanced_accuracy")) for model in models]
-        cells += [_area(_score(site, model, "auroc")) for model in models]
-        cells.append(_with_interval(site["auroc_difference"], in_percent=False))
+        for measure in others:
+            cells += [_score(site, model, measure) for model in models]
+            cells.append(_with_interval(site["other_differences"][measure], measure))
+
         cells += [show_p_value(site["p_value"]), show_p_value(site["corrected_p_value"])]
         rows.append(cells)
 
+    names = " and ".join(_with_unit(measure) for measure in others)
     return ReportTable(
-        title=f"The same sites, {printable(method)}: balanced accuracy in %, and AUROC",
-        columns=columns,
+        title=f"The same sites, {printable(method)}: {names}",
+        columns=[*columns, "p", "corrected p"],
         rows=rows,
-        below="AUROC difference: personalized minus best own model, with its 95 % interval "
-        "(DeLong, 1.15 times as wide), for two classes with ten examples each. It decides no "
-        "verdict. p, corrected p: of the difference in accuracy; a verdict is by the corrected "
-        "one.",
+        below="differences: personalized minus best own model, with 95 % intervals; they decide no "
+        f"verdict. p, corrected p: of the difference in {measure_name(record['measure'])}, which "
+        "decides.",
         name="worth-it-scores",
     )
 
@@ -243,18 +310,20 @@ def _distribution(record: Record, *, title: str, conclusion: str) -> ReportTable
     """Return the verdicts and differences of many sites."""
     import numpy as np
 
+    measure = record["measure"]
+    in_percent = measure != "auroc"
     rows: list[Sequence[Cell]] = []
     for verdict in ("all", *get_args(Verdict)):
         chosen = [site for site in record["sites"] if verdict in ("all", site["verdict"])]
-        differences = [_difference(site) for site in chosen]
+        differences = [_difference(site) for site in chosen if site["difference"] is not None]
         cells = [NOTHING] * len(_QUANTILES)
         if differences:
             quantiles = np.quantile(differences, list(_QUANTILES.values())).tolist()
-            cells = [round_figure(value, in_percent=True, signed=True) for value in quantiles]
+            cells = [round_figure(value, in_percent, signed=True) for value in quantiles]
         rows.append([verdict, f"{len(chosen):,}", *cells])
 
     return ReportTable(
-        title=f"{title}: differences in accuracy, in points",
+        title=f"{title}: differences in {measure_name(measure)}{', in points' * in_percent}",
         columns=["verdict", "sites", *_QUANTILES],
         rows=rows,
         conclusion=conclusion,
@@ -288,27 +357,29 @@ def _own_model(site: Record) -> str:
 
 
 def _difference(site: Record) -> float:
-    return float(site["difference"]["difference"])
+    """Return the difference of a site; of one without AUROC it is above all others."""
+    return float(site["difference"]["difference"]) if site["difference"] else math.inf
 
 
-def _score(site: Record, model: str, metric: str) -> float | None:
-    value: float | None = site["scores"].get(model, {}).get(metric)
-    return value
+def _score(site: Record, model: str, measure: Measure) -> str:
+    value = site["scores"].get(model, {}).get(measure)
+    return NOTHING if value is None else round_figure(value, in_percent=measure != "auroc")
 
 
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else round_figure(value, in_percent=True)
+def _percent(value: float) -> str:
+    return round_figure(value, in_percent=True)
 
 
-def _area(value: float | None) -> str:
-    return NOTHING if value is None else round_figure(value, in_percent=False)
+def _with_unit(measure: Measure) -> str:
+    return "AUROC" if measure == "auroc" else f"{measure_name(measure)} in %"
 
 
-def _with_interval(paired: Record | None, *, in_percent: bool) -> str:
+def _with_interval(paired: Record | None, measure: Measure) -> str:
     """Return a difference with its interval in brackets."""
     if paired is None:
         return NOTHING
 
     names = ("difference", "low", "high")
+    in_percent = measure != "auroc"
     texts = [round_figure(paired[name], in_percent, signed=True) for name in names]
     return f"{texts[0]} ({texts[1]} to {texts[2]})"

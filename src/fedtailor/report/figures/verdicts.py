@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 
+from fedtailor.experiment.site_rows import measure_name
 from fedtailor.report.charts import (
     CONTRAST,
     INK,
@@ -46,15 +47,17 @@ def verdict_section(records: Sequence[MethodRecords]) -> Section:
         title="Is it worth it?",
         notes=verdict_sentences(verdicts),
         tables=[replace(table, conclusion="") for table in worth_it_tables(verdicts, shown)],
-        figures=[_figure(verdicts[shown]["sites"], shown)],
+        figures=[_figure(verdicts[shown], shown)],
     )
 
 
-def _figure(sites: Sequence[Record], method: str) -> Figure:
-    """Return the differences of all sites."""
+def _figure(record: Record, method: str) -> Figure:
+    """Return the differences of all sites that have one."""
+    sites = [site for site in record["sites"] if site["difference"] is not None]
+    name = measure_name(record["measure"])
     caption = (
-        "Accuracy of the personalized model minus that of the best own model, in points, on the "
-        "same test examples. "
+        f"{name[0].upper()}{name[1:]} of the personalized model minus that of the best own model, "
+        "in points (hundredths), on the same test examples. "
     )
     if len(sites) <= MOST_SITES:
         chart = _intervals(sites)
