@@ -33,6 +33,14 @@ VALUES = {
     "evaluation": {"every": 2, "personalized_every": 0},
 }
 
+POLICY = {
+    "split_seed": 42,
+    "least_examples": 1,
+    "counts": True,
+    "single_fields": ["head", "statistics"],
+}
+"""Of sites that are tested: divided as in a simulation, and with few examples."""
+
 
 class Wire:
     """A connection in memory."""
@@ -179,6 +187,7 @@ class World:
     new: tuple = ()
     values: dict = field(default_factory=lambda: VALUES)
     site: dict = field(default_factory=dict)
+    policy: dict = field(default_factory=dict)
 
     def write(self, write_data):
         """Write all folders; ``write_data(folder, name)`` writes the data of one site."""
@@ -188,6 +197,9 @@ class World:
             write_data(own / "data" / name, name)
             options = {"name": name, "data": "data", **self.site}
             lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+            policy = {**POLICY, **self.policy}
+            settings = ", ".join(f"{key} = {json.dumps(value)}" for key, value in policy.items())
+            lines.append(f"policy = {{{settings}}}")
             (own / "site.toml").write_text("\n".join(lines) + "\n")
         server = self.path / "server"
         server.mkdir()

@@ -199,7 +199,17 @@ def test_check_says_what_is_missing(world, capsys):
     record = json_of("site check sites/clinic", capsys, FAILED)
     checks = {check["what"]: check for check in record["checks"]}
     assert record["ok"] is False
-    expected = ["site.toml", "data", "key", "certificate", "server", "log", "Flower", "versions"]
+    expected = [
+        "site.toml",
+        "policy",
+        "data",
+        "key",
+        "certificate",
+        "server",
+        "log",
+        "Flower",
+        "versions",
+    ]
     assert list(checks) == expected
     assert not any(checks[what]["ok"] for what in ("key", "certificate", "server"))
     assert checks["data"]["ok"] and checks["log"]["ok"]

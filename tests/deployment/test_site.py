@@ -16,6 +16,7 @@ from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import Audit, broken_line, page
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance
+from fedtailor.deployment.policy import SitePolicy
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
@@ -103,7 +104,7 @@ def test_a_site_that_shares_nothing_sends_the_messages_of_the_method_only(tmp_pa
         out = from_blob(answer.blobs["out"], MODULES) if "out" in answer.blobs else {}
         assert not out.get("metrics") and not out.get("scores")
         assert set(out.get("diagnostics", {})) <= {"steps"}
-    text = page(tmp_path / "sites" / "clinic", "clinic", ())
+    text = page(tmp_path / "sites" / "clinic", "clinic", (), SitePolicy())
     assert "upload: body" in text and "scores" not in text
 
 

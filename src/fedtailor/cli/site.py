@@ -97,6 +97,43 @@ def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
         raise RunError(message, key="site")
 
 
+@site_app.command("policy", cls=Command)
+def policy(
+    folder: SiteFolder,
+    study: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLAN",
+            show_default=False,
+            help="Allow one agreed study only: its federation.toml, or plan.json of a run.",
+        ),
+    ] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what this site answers, as [policy] in its site.toml decides."""
+    from dataclasses import asdict
+
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.options import load_site
+
+    place = Path(folder)
+    decided = load_site(place).policy
+    if study:
+        from fedtailor.deployment.agreed_study import allow_study
+
+        decided = allow_study(place, Path(study))
+
+    if json:
+        print_json({"policy": asdict(decided), "text": decided.describe()})
+        return
+    for sentence in decided.describe():
+        say(sentence)
+    for key, value in decided.study.items():
+        say(f"  {key} = {value}")
+
+
 @site_app.command("start", cls=Command)
 def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """Connect the site, and keep it connected until Ctrl-C."""
@@ -122,7 +159,7 @@ def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
 
     place = Path(folder)
     options = load_site(place)
-    text = page(place, options.name, options.share)
+    text = page(place, options.name, options.share, options.policy)
     broken = broken_line(place)
 
     if json:

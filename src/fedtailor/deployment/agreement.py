@@ -30,7 +30,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
-from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, split_seed
+from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
 from fedtailor.experiment.assembly import make_algorithm, refuse_impossible_augmentation, resolved
 from fedtailor.experiment.config import Config
@@ -322,7 +322,7 @@ def _with_test_policy(
 
 def _agree_on_columns(questions: _Questions, training: Sequence[int], config: Config) -> Columns:
     """Return how cells become features, from what the sites that train say of their columns."""
-    question = {"data": dataclasses.asdict(config.data), "seed": split_seed(config)}
+    question = {"data": dataclasses.asdict(config.data)}
     heads = questions.ask("columns", question)
     summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in training]
     merged = merge_summaries(

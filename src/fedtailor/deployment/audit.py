@@ -19,6 +19,7 @@ from fedtailor.core.atomic import append_lines, to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.policy import SitePolicy, Tally
 
 AUDIT_FILE = "audit.jsonl"
 STATE_FILE = "audit.state.json"
@@ -32,7 +33,11 @@ personal model is among them: both stay here.
 
 {table}
 
-Beside the messages of the method, this site shares: {share} (`share` in site.toml).
+{refused}Beside the messages of the method, this site shares: {share} (`share` in site.toml).
+
+## What this site answers
+
+{policy}
 
 This page counts the lines of `{file}`, which names the SHA-256 of every message.
 """
@@ -58,11 +63,18 @@ class Audit:
         # A log that was changed is continued from the state: the line that follows does not fit
         # the log, so what was removed stays noticed.
         self._noted = _read_state(folder)
+        self.tally = Tally()
+        for line in _whole_lines(self._path):
+            self.tally.count(_read_record(line) or {})
         broken, end = _follow(folder)
         self._end = self._noted if broken is not None else end
 
     def add(
-        self, way: Literal["received", "sent"], envelope: Envelope, sizes: Mapping[str, int]
+        self,
+        way: Literal["received", "sent"],
+        envelope: Envelope,
+        sizes: Mapping[str, int],
+        **notes: str,
     ) -> None:
         """Write a line about a message, before it is sent or used.
 
@@ -70,6 +82,8 @@ class Audit:
             way: which way it goes.
             envelope: the message.
             sizes: what is in it, with the number of bytes.
+            notes: what else the line says, such as the digest of the plan; empty ones are left
+                out.
 
         Raises:
             RunError: the log cannot be written; then nothing must be sent.
@@ -83,9 +97,10 @@ class Audit:
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "way": way,
             **{key: envelope.head[key] for key in _HEAD_KEYS if key in envelope.head},
+            **{name: text for name, text in notes.items() if text},
             "bytes": sum(map(len, blobs.values())),
-            "head": _digest(to_json(envelope.head)),
-            "blobs": {name: _digest(blobs[name]) for name in sorted(blobs)},
+            "head": digest_of(to_json(envelope.head)),
+            "blobs": {name: digest_of(blobs[name]) for name in sorted(blobs)},
             "sizes": dict(sizes),
             "previous": self._end.digest,
         }
@@ -95,6 +110,7 @@ class Audit:
         digest = _digest_of_record(record)
         append_lines(self._path, [{**record, "digest": digest}])
         self._end = _End(self._end.lines + 1, digest)
+        self.tally.count(record)
         self._write_state()
 
     def _write_state(self) -> None:
@@ -150,7 +166,7 @@ def _read_state(folder: Path) -> _End:
         return _End()
 
 
-def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
+def page(folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy) -> str:
     """Return the page "what has left this site", made from what was in fact sent."""
     times: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -164,6 +180,12 @@ def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
             times[what] += 1
             sizes[what] += int(size)
 
+    # What was asked for and not answered is worth a look.
+    reasons = [str(line["refused"]) for line in sent if "refused" in line]
+    refused = ""
+    if reasons:
+        refused = f"{len(reasons)} requests were refused, the last one because: {reasons[-1]}\n\n"
+
     rows = [f"| {what} | {times[what]} | {sizes[what]:,} |" for what in sorted(times)]
     table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
     return _PAGE.format(
@@ -173,16 +195,19 @@ def page(folder: Path, name: str, share: tuple[str, ...]) -> str:
         rounds=len(rounds),
         table=table if rows else "Nothing was sent yet.",
         share=", ".join(share) or "nothing",
+        policy="\n".join(f"* {sentence}" for sentence in policy.describe()),
+        refused=refused,
         file=AUDIT_FILE,
     )
 
 
-def _digest(raw: bytes | str) -> str:
+def digest_of(raw: bytes | str) -> str:
+    """Return the SHA-256 of bytes, or of a text."""
     return hashlib.sha256(raw.encode() if isinstance(raw, str) else raw).hexdigest()
 
 
 def _digest_of_record(record: Mapping[str, Any]) -> str:
-    return _digest(to_json(record, compact=True))
+    return digest_of(to_json(record, compact=True))
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

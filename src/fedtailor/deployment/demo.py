@@ -20,6 +20,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
+from fedtailor.deployment.options import SITE_FILE
 from fedtailor.deployment.supervise import Supervisor
 from fedtailor.experiment.folder import refuse_existing
 
@@ -96,6 +97,10 @@ def prepare(folder: Path, *, rounds: int, port: int) -> Path:
     for name, (x, y) in divide_digits().items():
         site = folder / name
         made = init_site(site, name, "data", f"localhost:{port}")
+
+        # A simulation of the demonstration divides the examples in the same way.
+        text = (site / SITE_FILE).read_text(encoding="utf-8")
+        write_whole(site / SITE_FILE, f"{text}split_seed = {DataOptions().seed}\n")
         add_site(place, name, made.public_key, new=False)
         shutil.copy(server / KEYS / CERTIFICATE, site / CERTIFICATE)
 

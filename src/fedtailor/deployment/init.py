@@ -77,6 +77,9 @@ share = ["scores", "metrics"]
 # Methods and models that run here; empty: all of fedtailor's own.
 algorithms = []
 models = []
+
+# What this site answers at all (see docs/sites.md); 'fedtailor site policy FOLDER' explains it.
+[policy]
 """
 
 

@@ -6,7 +6,7 @@ No torch, because several commands only look at them.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +14,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, show
 from fedtailor.core.schedule import spell_baselines
 from fedtailor.data.columns import Decimal
+from fedtailor.deployment.policy import SitePolicy
 from fedtailor.experiment.config import (
     Config,
     check_section,
@@ -29,7 +30,7 @@ PLAN_FILE = "plan.json"
 
 SHARED = ("scores", "metrics", "errors")
 """What a site may share beside the messages of the method."""
-PER_SITE = ("path", "dataset", "dir", "label_column", "group")
+PER_SITE = ("path", "dataset", "dir", "label_column", "group", "seed")
 """Keys of ``[data]`` that every site sets for itself."""
 _ONE_MACHINE_ONLY = {
     "partition": "every site is one client",
@@ -118,6 +119,8 @@ class SiteOptions:
     models: tuple[str, ...] = ()
     """Models that the site trains; empty: all of fedtailor's. Your own must be named:
     ``package.module:function``."""
+    policy: SitePolicy = field(default_factory=SitePolicy)
+    """What the site answers at all."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="site")
@@ -192,6 +195,9 @@ def load_site(folder: Path) -> SiteOptions:
             details = {"path": str(path), "allowed": key, "got": "nothing"}
             raise ConfigError(message, key=f"site.{key}", **details)
 
+    # The policy is a table in the file.
+    policy = with_tuples(check_section("policy", values.get("policy", {})))
+    values = {**values, "policy": build(SitePolicy, policy, section="policy")}
     return build(SiteOptions, with_tuples(values), section="site")
 
 

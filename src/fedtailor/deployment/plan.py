@@ -54,11 +54,6 @@ class DeploymentPlan:
         """Number of sites that can take part in training."""
         return self.sites - self.new_sites
 
-    @property
-    def split_seed(self) -> int:
-        """By which the examples of a site are divided."""
-        return split_seed(self.config)
-
     @cached_property
     def method(self) -> TrainedMethod:
         """What the run trains."""
@@ -93,11 +88,6 @@ class DeploymentPlan:
     def digest(self) -> str:
         """SHA-256 of the plan."""
         return hashlib.sha256(self.raw).hexdigest()
-
-
-def split_seed(config: Config) -> int:
-    """Return the seed by which the examples of a site are divided."""
-    return config.seeds[0] if config.data.seed == "run" else config.data.seed
 
 
 def read_plan(raw: bytes) -> DeploymentPlan:

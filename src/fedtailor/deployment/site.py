@@ -18,19 +18,29 @@ from fedtailor.data.moments import LEAST_ROWS, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import WARNING
 from fedtailor.data.quantiles import count_cells, read_request
-from fedtailor.deployment.audit import Audit
+from fedtailor.deployment.audit import Audit, digest_of
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, read_plan
+from fedtailor.deployment.policy import study_settings
 from fedtailor.deployment.site_data import (
     describe_dataset,
     divide_site,
     options_of,
     read_dataset,
 )
+from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_run import SiteAnswer, SiteRun, reason_answer, shared_reason
 from fedtailor.deployment.site_verdict import add_verdict
-from fedtailor.deployment.wire import MOST_SITES, read_head, repeated, to_blob, whole, wrong
+from fedtailor.deployment.wire import (
+    MOST_SITES,
+    read_head,
+    refusal_in,
+    repeated,
+    to_blob,
+    whole,
+    wrong,
+)
 from fedtailor.experiment.config import make_config
 from fedtailor.simulation.programs import PersonalizeRequest
 
@@ -41,14 +51,16 @@ class DeployedSite:
     """One site: a folder with a ``site.toml``, its data, states, models and log."""
 
     def __init__(self, folder: Path) -> None:
-        """Read ``site.toml``.
+        """Read ``site.toml``, and what the site has answered before.
 
         Raises:
             ConfigError: the file is missing, or says something wrong.
+            DataError: the file of answers is damaged.
         """
         self.folder = folder
         self.options: SiteOptions = load_site(folder)
         self._audit = Audit(folder)
+        self._memory = SiteMemory(folder, self.options.policy)
         self._run: SiteRun | None = None
         self._last: tuple[Envelope, Envelope] | None = None
         """The last request and its answer: a request that comes twice gets the same answer."""
@@ -62,14 +74,15 @@ class DeployedSite:
             RunError: the log of what leaves the site cannot be written; then nothing leaves it.
         """
         sizes = {name: len(blob) for name, blob in request.blobs.items()}
-        self._audit.add("received", request, sizes)
+        plan = digest_of(request.blobs["plan"]) if "plan" in request.blobs else ""
+        self._audit.add("received", request, sizes, plan=plan)
         if self._last is not None and self._last[0] == request:
             answer = self._last[1]
             sizes = {"an answer, sent again": sum(map(len, answer.blobs.values()))}
         else:
             answer, sizes = self._answer_or_refuse(request)
 
-        self._audit.add("sent", answer, sizes)
+        self._audit.add("sent", answer, sizes, plan=plan, refused=refusal_in(answer.head) or "")
         return answer
 
     def judge(self) -> None:
@@ -162,56 +175,74 @@ class DeployedSite:
 
     def _columns(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say what the columns of the table hold, from the training examples."""
-        dataset, rows = self._training_rows(head)
-        assert dataset.raw is not None
-        record = summarize(dataset.x, dataset.raw, rows).to_record()
+        data = _data_options(head)
+
+        def summary() -> dict[str, Any]:
+            dataset, rows = self._training_rows(data)
+            assert dataset.raw is not None
+            return summarize(dataset.x, dataset.raw, rows).to_record()
+
+        record = self._memory.answer_once("columns", _reading(data), summary)
         sizes = {"medians and categories of columns": len(str(record))}
         return SiteAnswer({"columns": record}, sizes)
 
     def _quantiles(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say how many training cells of columns of numbers lie in some intervals."""
+        self.options.policy.check_counts()
         exchange, request = read_request(head.get("exchange"), head.get("columns"))
-        dataset, rows = self._training_rows(head)
-        assert dataset.raw is not None
-        counts = count_cells(dataset.x, dataset.raw, rows, exchange, request)
-        record = {name: column.to_record() for name, column in counts.items()}
+        data = _data_options(head)
+
+        def counts() -> dict[str, Any]:
+            dataset, rows = self._training_rows(data)
+            assert dataset.raw is not None
+            cells = count_cells(dataset.x, dataset.raw, rows, exchange, request)
+            return {name: column.to_record() for name, column in cells.items()}
+
+        kind = f"counts of columns, exchange {exchange}"
+        record = self._memory.answer_once(kind, [_reading(data), request], counts)
         sizes = {"counts of intervals of columns": len(str(record))}
         return SiteAnswer({"counts": record}, sizes)
 
-    def _training_rows(self, head: Mapping[str, Any]) -> tuple[Dataset, np.ndarray]:
+    def _training_rows(self, data: DataOptions) -> tuple[Dataset, np.ndarray]:
         """Return the table of the site as it was read, and its training rows.
 
         Raises:
-            DataError: the data are no table, or have too few training rows to say something of.
+            DataError: the data are no table, or a column has too few cells with a value.
         """
-        data = _data_options(head)
-        seed = head.get("seed")
-        if type(seed) is not int:
-            raise wrong("seed", "a whole number", seed)
-
         dataset = read_dataset(self.options, data, self.folder)
         if dataset.raw is None:
             message = "the server asks for columns, and the data are not a table."
             raise DataError(message, key="site.data")
 
+        count = len(dataset.y)
         positions = divide_site(
-            len(dataset.y), dataset.num_official_train, dataset.groups, data, seed
+            self._memory, data, count, dataset.num_official_train, dataset.groups
         )
-        _refuse_few(len(positions.train))
+        _refuse_few(len(positions.train), "training examples")
+
+        # A column may have far fewer values than there are examples.
+        for column in summarize(dataset.x, dataset.raw, positions.train).columns:
+            _refuse_few(column.count, f"cells with a value in the column {column.name!r}")
         return dataset, positions.train
 
     def _begin(self, request: Envelope) -> SiteAnswer:
         """Say how many examples there are, and their mean and deviation if these are asked for."""
-        prepared = self._run_of(request, request.head.get("client")).prepared
+        run = self._run_of(request, request.head.get("client"))
+        prepared = run.prepared
         counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
         head: dict[str, Any] = {"counts": counts}
         sizes = {"numbers of examples": 0}
 
         # Asked only if no mean is known: then it becomes that of the examples of all sites.
         if request.head.get("moments") is True:
-            _refuse_few(counts["train"])
-            moments = moments_of(prepared.site.x, prepared.positions.train)
-            head["moments"] = moments.to_record()
+
+            def moments() -> dict[str, Any]:
+                _refuse_few(counts["train"], "training examples")
+                if run.plan.inputs.columns is not None:
+                    self._training_rows(run.plan.config.data)
+                return moments_of(prepared.site.x, prepared.positions.train).to_record()
+
+            head["moments"] = self._memory.answer_once("means", prepared.digest, moments)
             sizes["mean and deviation of features"] = len(str(head["moments"]))
 
         return SiteAnswer(head, sizes)
@@ -234,6 +265,8 @@ class DeployedSite:
             raise wrong("plan", "the plan of the run", None)
 
         whole("client", client, MOST_SITES)
+        kind = str(request.head.get("kind"))
+        self._audit.tally.check(self.options.policy, kind, digest_of(raw))
 
         # Data and model stay in memory from request to request of a run.
         run = self._run
@@ -241,7 +274,8 @@ class DeployedSite:
             self._run = None
             plan = read_plan(raw)
             self._refuse_unknown(plan)
-            run = self._run = SiteRun(self.folder, self.options, plan, client)
+            self._refuse_against_policy(plan)
+            run = self._run = SiteRun(self.folder, self.options, self._memory, plan, client)
 
         return run
 
@@ -261,14 +295,29 @@ class DeployedSite:
                     message = f"its site.toml does not allow '{name}'. Allowed {key}: {listed}."
                     raise ConfigError(message, key=f"site.{key}", allowed=list(allowed), got=name)
 
+    def _refuse_against_policy(self, plan: DeploymentPlan) -> None:
+        """Refuse a plan outside of ``[policy]``, before any data are read."""
+        policy = self.options.policy
+        policy.check_study(study_settings(plan.config))
 
-def _refuse_few(count: int) -> None:
-    """Refuse to describe few training examples, because that would describe each of them."""
+        # The method and its messages decide what is done with the settings.
+        algorithm = plan.algorithm
+        policy.check_training(algorithm.training, plan.config.algorithm.options)
+        policy.check_messages(algorithm.messages(algorithm.bind(plan.task(0))))
+
+
+def _reading(data: DataOptions) -> dict[str, Any]:
+    """Return what of ``[data]`` decides what the cells of a table are."""
+    return {"missing": data.missing, "decimal": data.decimal, "values": data.missing_values}
+
+
+def _refuse_few(count: int, what: str) -> None:
+    """Refuse to describe few values, because that would describe each of them."""
     if 0 < count < LEAST_ROWS:
         message = (
-            f"the site has {count} training examples: means and medians of fewer than {LEAST_ROWS} "
-            "say too much about each of them. Give data.mean and data.std in federation.toml, or "
-            "leave the site out."
+            f"the site has {count} {what}: means and medians of fewer than {LEAST_ROWS} say too "
+            "much about each of them. Leave the column or the site out, or, of arrays and "
+            "pictures, give data.mean and data.std in federation.toml."
         )
         raise DataError(message, key="site.data", allowed=f"{LEAST_ROWS} or more", got=count)
 

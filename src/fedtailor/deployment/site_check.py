@@ -54,6 +54,7 @@ def check_site(folder: Path) -> Iterator[Check]:
     options = load_site(folder)
     shares = ", ".join(options.share) or "nothing"
     yield Check("site.toml", True, f"name {options.name}, shares {shares}")
+    yield Check("policy", True, " ".join(options.policy.describe()))
 
     steps: dict[str, Callable[[], str]] = {
         "data": lambda: _data(folder, options),

@@ -21,6 +21,7 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
+from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.serving.site_data import SiteData, load_one_site, load_site, options_written_as
 
 _OWN_OPTIONS = ("label_column", "group", "decimal")
@@ -86,19 +87,38 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def divide_site(
-    count: int, num_official_train: int, groups: np.ndarray | None, data: DataOptions, seed: int
+    memory: SiteMemory,
+    data: DataOptions,
+    count: int,
+    num_official_train: int,
+    groups: np.ndarray | None,
 ) -> ClientPositions:
-    """Return a site's training, validation and test examples, divided as in a simulation."""
-    return ClientSplitter(data, seed, num_official_train, groups).split(np.arange(count))
+    """Return a site's training, validation and test examples, divided as in a simulation.
+
+    Raises:
+        ConfigError: too few are left for a purpose.
+        DataError: they were divided in another way before.
+    """
+    splitter = ClientSplitter(data, memory.seed, num_official_train, groups)
+    positions = splitter.split(np.arange(count))
+
+    parts = {name: len(part) for name, part in positions._asdict().items()}
+    memory.keep_division(data, {**parts, "all": count})
+    return positions
 
 
 def prepare(
-    options: SiteOptions, data: DataOptions, inputs: InputSpecification, seed: int, folder: Path
+    options: SiteOptions,
+    data: DataOptions,
+    inputs: InputSpecification,
+    memory: SiteMemory,
+    folder: Path,
 ) -> PreparedData:
     """Read a site's data as inputs of the model, and divide them.
 
     Raises:
-        DataError: the data cannot be read, or do not fit the model.
+        ConfigError: the division leaves too few examples for a purpose.
+        DataError: the data cannot be read, do not fit the model, or were divided in another way.
     """
     own = options_of(options, data, folder)
     with _options_of_site_file():
@@ -110,7 +130,7 @@ def prepare(
             decimal=own.decimal,
         )
 
-    positions = divide_site(len(site.y), site.num_train, site.groups, data, seed)
+    positions = divide_site(memory, data, len(site.y), site.num_train, site.groups)
     return PreparedData(site, positions, _digest(site, positions))
 
 

@@ -22,6 +22,7 @@ from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.site_data import prepare
+from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_models import write_version
 from fedtailor.deployment.state import SiteState, Version, forget_old_runs
 from fedtailor.deployment.wire import Work, from_blob, wrong
@@ -65,11 +66,17 @@ class SiteRun:
     """A site in one run."""
 
     def __init__(
-        self, folder: Path, options: SiteOptions, plan: DeploymentPlan, client: int
+        self,
+        folder: Path,
+        options: SiteOptions,
+        memory: SiteMemory,
+        plan: DeploymentPlan,
+        client: int,
     ) -> None:
         """Read the site's data for a run.
 
         Raises:
+            ConfigError: the plan uses too few of the examples.
             DataError: the data cannot be read, are not those with which the run began, or the
                 number is not one of the plan.
         """
@@ -78,7 +85,8 @@ class SiteRun:
 
         self.plan = plan
         self.client = client
-        self.prepared = prepare(options, plan.config.data, plan.inputs, plan.split_seed, folder)
+        self.prepared = prepare(options, plan.config.data, plan.inputs, memory, folder)
+        memory.answer_once("examples as inputs of models", self.prepared.digest, lambda: True)
         self.modules = readable_modules(plan.algorithm)
         self._folder = folder
         self._options = options

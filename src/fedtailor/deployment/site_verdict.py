@@ -15,8 +15,8 @@ from fedtailor.core.engine import one_thread
 from fedtailor.core.federation import Federation
 from fedtailor.core.schedule import BASELINE_NAMES, split_baselines
 from fedtailor.deployment.options import SiteOptions
-from fedtailor.deployment.plan import split_seed
 from fedtailor.deployment.site_data import PreparedData, prepare
+from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_models import versions
 from fedtailor.deployment.site_run import SiteRun
 from fedtailor.experiment.baselines import Tables, add_baselines_of_one
@@ -61,8 +61,8 @@ def add_verdict(folder: Path, options: SiteOptions, run: SiteRun | None = None) 
     if run is not None and run.plan.run == origin["run"]:
         prepared = run.prepared
     else:
-        seed = split_seed(method.config)
-        prepared = prepare(options, method.config.data, method.inputs, seed, folder)
+        memory = SiteMemory(folder, options.policy)
+        prepared = prepare(options, method.config.data, method.inputs, memory, folder)
 
     problem = ""
     notes: list[str] = []

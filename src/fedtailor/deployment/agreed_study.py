@@ -1,0 +1,99 @@
+"""The policy of a site that allows one agreed study, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedtailor.core.atomic import write_whole
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.reading import read_file
+from fedtailor.core.task import Task
+from fedtailor.deployment.options import SITE_FILE, load_federation, load_site
+from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
+from fedtailor.deployment.policy import SitePolicy, study_settings
+from fedtailor.experiment.assembly import make_algorithm, resolved
+from fedtailor.experiment.config import Config
+from fedtailor.models import build_model
+
+_PLANS = 10
+"""Starts of a study, because a server may begin again before all sites have answered."""
+_REQUESTS = 4
+"""Of a round, at most: to train, to score, to make personal models, and one that is repeated."""
+_SECTION = re.compile(r"^\[policy\].*", re.MULTILINE | re.DOTALL)
+
+
+def allow_study(folder: Path, source: Path) -> SitePolicy:
+    """Write the policy that allows one study into ``site.toml``, and return it.
+
+    Args:
+        folder: of the site.
+        source: ``federation.toml`` of the study, or ``plan.json`` of an earlier run of it.
+
+    Raises:
+        ConfigError: the study names no model, or ``site.toml`` has its policy in one line.
+        DataError: the plan is damaged.
+    """
+    policy = _policy_for(_study(source), load_site(folder).policy)
+    text = (folder / SITE_FILE).read_text(encoding="utf-8")
+    rest, count = _SECTION.subn("", text)
+    if not count and re.search(r"^policy\b", text, re.MULTILINE):
+        message = f"'{folder / SITE_FILE}' has its policy in one line: write a section [policy]."
+        raise ConfigError(message, key="policy", allowed="[policy]", got="policy = {...}")
+
+    # What is as it is by default needs no line.
+    default = dataclasses.asdict(SitePolicy())
+    values = {
+        name: value for name, value in dataclasses.asdict(policy).items() if value != default[name]
+    }
+    write_whole(folder / SITE_FILE, rest.rstrip() + "\n\n" + tomli_w.dumps({"policy": values}))
+    return load_site(folder).policy
+
+
+def _study(source: Path) -> Config:
+    """Return the configuration of a study with the values that a plan of it has."""
+    if source.suffix == ".json":
+        return read_plan(read_file(source, limit=LARGEST_PLAN)).config
+
+    config = load_federation(source).config
+    if not config.model.name:
+        message = f"'{source}' names no model, so others would be allowed: set model.name."
+        raise ConfigError(message, key="model.name", path=str(source), allowed="a name", got="''")
+    return resolved(config, make_algorithm(config), model_name=config.model.name)
+
+
+def _policy_for(config: Config, policy: SitePolicy) -> SitePolicy:
+    """Return a policy with the ranges, fields and numbers that a study needs."""
+    algorithm = make_algorithm(config)
+    training = algorithm.training
+    amounts: dict[str, list[float]] = {"lr": [training.lr], "epochs": [], "steps": []}
+    amounts["steps" if training.steps else "epochs"].append(training.steps or training.epochs)
+    for name, value in config.algorithm.options.items():
+        kind = name.rpartition("_")[2]
+        if kind in amounts and value:
+            amounts[kind].append(value)
+
+    spans: dict[str, Any] = {name: (min(used), max(used)) for name, used in amounts.items() if used}
+    if training.batch_size:
+        spans["batch_size"] = (training.batch_size, training.batch_size)
+
+    # The names of the fields are those for every model.
+    task = Task(build_model("mlp", (2,), 2, {}), 2, (2,))
+    messages = algorithm.messages(algorithm.bind(task))
+    sent = [name for name, field in messages.items() if field.reduction != "none"]
+    single = [name for name in sent if messages[name].reduction == "each"]
+    return dataclasses.replace(
+        policy,
+        **spans,
+        whole_epochs=not training.steps and not training.drop_last,
+        plans=_PLANS,
+        rounds=_REQUESTS * config.schedule.rounds,
+        counts=config.data.numbers != "standard",
+        fields=tuple(sent),
+        single_fields=tuple(single),
+        study=study_settings(config),
+    )

@@ -1,0 +1,284 @@
+"""What a site answers at all: ``[policy]`` in ``site.toml``, and the check of a plan against it.
+
+A plan is checked before any data are read. What the check cannot see, such as the models that a
+server sends, stays a matter of trust: see ``docs/threat-model.md``. No torch, because ``site.toml``
+is read by several commands that only look at it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import Range, check_options, show
+
+if TYPE_CHECKING:
+    from fedtailor.core.message import Messages
+    from fedtailor.core.schedule import Training
+    from fedtailor.experiment.config import Config
+
+LARGEST_SEED = 2**32 - 1
+"""Of the division of a site's examples."""
+
+_SET_BY_SITES = ("path", "dataset", "dir", "label_column", "group", "seed", "test")
+_LEFT_TO_SITES = tuple(f"data.{key}" for key in _SET_BY_SITES)
+"""Keys of a plan that a site sets for itself, or that follow from its data."""
+_WITHOUT_TRAINING = ("engine.", "checkpoint.", "evaluation.")
+"""Sections of a plan that do not change how a site trains."""
+
+Span = Annotated[tuple[float, ...], Range(ge=0)]
+"""The smallest and the largest value that a plan may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePolicy:
+    """The ``[policy]`` section of ``site.toml``."""
+
+    split_seed: Annotated[int, Range(ge=0, le=LARGEST_SEED)] | Literal["secret"] = "secret"
+    """Seed by which the site divides its examples. secret: a random number that the site draws for
+    itself. With a number, a simulation with this ``data.seed`` divides them in the same way."""
+    least_examples: Annotated[int, Range(ge=1)] = 10
+    """Fewest training examples of a round, and test examples of a score, and cells with a value of
+    a column that is described."""
+    least_share: Annotated[float, Range(ge=0, le=1)] = 0.1
+    """Smallest share of all examples of the site that a round trains on."""
+    whole_epochs: bool = True
+    """Whether a round must use every training example equally often. Else two rounds can differ by
+    one example."""
+    batch_size: Span = (10, 10_000)
+    """Range of batch sizes; 0, all examples in one batch, is always allowed."""
+    epochs: Span = (1, 50)
+    """Range of epochs of a round."""
+    steps: Span = (1, 1000)
+    """Range of steps of a round."""
+    lr: Span = (1e-4, 1.0)
+    """Range of learning rates."""
+    plans_a_day: Annotated[int, Range(ge=1)] = 10
+    """Most plans a day."""
+    plans: Annotated[int, Range(ge=1)] = 100
+    """Most plans in all."""
+    rounds_a_day: Annotated[int, Range(ge=1)] = 2000
+    """Most answers a day to requests to train, to score or to make a personal model."""
+    rounds: Annotated[int, Range(ge=1)] = 20_000
+    """Most of them in all."""
+    purposes: Annotated[int, Range(ge=1)] = 1
+    """For how many purposes the site describes its data: ways to read and to encode them."""
+    counts: bool = False
+    """Whether the site says how many cells of a column lie in intervals, which ``data.numbers``
+    needs. Of few examples, this tells nearly which values there are."""
+    fields: tuple[str, ...] = ()
+    """Fields of messages that the site sends; empty: all."""
+    single_fields: tuple[str, ...] = ()
+    """Of these, fields of which the server uses the value of every single site, not a sum or mean
+    over sites."""
+    study: dict[str, Any] = field(default_factory=dict)
+    """Settings that a plan must have, by key, as ``fedtailor site policy --from`` writes them;
+    empty: any."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="policy")
+        for name in ("batch_size", "epochs", "steps", "lr"):
+            span = getattr(self, name)
+            if len(span) != 2 or span[0] > span[1]:
+                allowed = "the smallest and the largest value, such as [1, 5]"
+                message = f"policy.{name} must be {allowed}, got {show(list(span))}."
+                raise ConfigError(message, key=f"policy.{name}", allowed=allowed, got=list(span))
+
+    def describe(self) -> list[str]:
+        """Return what the policy means, in sentences."""
+        seed = "a secret number of this site"
+        if self.split_seed != "secret":
+            seed = f"the number {self.split_seed}, which others may know"
+
+        amount = "every training example equally often" if self.whole_epochs else "some examples"
+        counted = "counted in intervals" if self.counts else "not counted in intervals"
+        fields = ", ".join(self.fields) or "all"
+        single = ", ".join(self.single_fields) or "none"
+
+        sentences = [
+            f"Examples are divided into training, validation and test once, by {seed}.",
+            f"Its data are described for {self.purposes} purpose(s): the same question gets the "
+            f"same answer, another one gets none. Values of columns are {counted}.",
+            f"A round uses {amount}, at least {self.least_examples} and {self.least_share:.0%} of "
+            f"all; in batches of {_span(self.batch_size)} or of all, for {_span(self.epochs)} "
+            f"epochs, with learning rates of {_span(self.lr)}.",
+            f"At most {self.plans_a_day:,} plans a day and {self.plans:,} in all; "
+            f"{self.rounds_a_day:,} answers of rounds a day and {self.rounds:,} in all.",
+            f"Fields of messages that may be sent: {fields}; of these, fields that the server uses "
+            f"site by site, not as a mean or sum: {single}.",
+        ]
+        if self.study:
+            sentences.append(f"One study only: its {len(self.study)} settings must be as agreed.")
+        return sentences
+
+    def check_training(self, training: Training, options: Mapping[str, Any]) -> None:
+        """Check how a plan trains.
+
+        Args:
+            training: of the method, as it is used.
+            options: of the method, by name.
+
+        Raises:
+            ConfigError: a value is outside of what the policy allows.
+        """
+        if self.whole_epochs and training.steps:
+            raise _refusal("whole epochs only", f"the plan has training.steps = {training.steps}")
+        if self.whole_epochs and training.drop_last and training.batch_size:
+            raise _refusal("whole epochs only", "the plan has training.drop_last = true")
+
+        amount = "steps" if training.steps else "epochs"
+        self._check_range("training.lr", "lr", training.lr)
+        self._check_range(f"training.{amount}", amount, getattr(training, amount))
+        if training.batch_size:
+            self._check_range("training.batch_size", "batch_size", training.batch_size)
+
+        # Methods have parts with rates and amounts of their own; 0 switches a part off.
+        for name, value in options.items():
+            kind = name.rpartition("_")[2]
+            if kind in ("lr", "epochs", "steps") and value:
+                self._check_range(f"algorithm.{name}", kind, value)
+
+    def check_messages(self, messages: Messages) -> None:
+        """Check which fields the messages of a plan's method have.
+
+        Raises:
+            ConfigError: one is not allowed.
+        """
+        for name, declared in messages.items():
+            if declared.reduction == "none":
+                continue
+
+            problem = f"this method sends '{name}'"
+            if self.fields and name not in self.fields:
+                raise _refusal(f"the fields {', '.join(self.fields)} of messages", problem)
+            if declared.reduction == "each" and name not in self.single_fields:
+                named = ", ".join(self.single_fields) or "none"
+                allowed = f"these fields of which a server uses single values: {named}"
+                raise _refusal(allowed, problem)
+
+    def check_study(self, settings: Mapping[str, Any]) -> None:
+        """Check that a plan is the study that was agreed on, if there is one.
+
+        Args:
+            settings: of the plan, as :func:`study_settings` returns them.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        if not self.study:
+            return
+
+        for key in sorted({*self.study, *settings}):
+            agreed = self.study.get(key)
+            value = settings.get(key)
+            if value != agreed:
+                problem = f"this plan has {key} = {show(value)}"
+                raise _refusal(f"one study, with {key} = {show(agreed)}", problem)
+
+    def check_counts(self) -> None:
+        """Check that cells may be counted in intervals.
+
+        Raises:
+            ConfigError: they may not.
+        """
+        if not self.counts:
+            problem = "the plan has data.numbers, which needs them ('counts' in [policy])"
+            raise _refusal("no counts of values in intervals", problem)
+
+    def check_parts(self, parts: Mapping[str, int]) -> None:
+        """Check how many examples the division of a site leaves for each purpose.
+
+        Args:
+            parts: number of examples for training, validation and test (train, val, test), and all.
+
+        Raises:
+            ConfigError: too few are used to hide each of them among the others.
+        """
+        names = {"train": "training", "val": "validation", "test": "test"}
+        for part, name in names.items():
+            fewest = self.least_examples
+            if part == "train":
+                fewest = max(fewest, math.ceil(self.least_share * parts["all"]))
+            if 0 < parts[part] < fewest:
+                raise _refusal(f"{fewest} or more {name} examples", f"this plan uses {parts[part]}")
+
+    def _check_range(self, key: str, name: str, value: float) -> None:
+        low, high = getattr(self, name)
+        if not low <= value <= high:
+            raise _refusal(f"{key} from {low:g} to {high:g}", f"the plan has {value:g}")
+
+
+def study_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of a configuration, by key, that make a study what it is."""
+    from fedtailor.experiment.config import flatten, to_toml
+
+    settings = flatten(tomllib.loads(to_toml(config)))
+    return {
+        key: value
+        for key, value in settings.items()
+        if key not in _LEFT_TO_SITES and not key.startswith(_WITHOUT_TRAINING)
+    }
+
+
+class Tally:
+    """How much a site has answered: what its log says, by day."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._rounds: Counter[str] = Counter()
+
+    def count(self, line: Mapping[str, Any]) -> None:
+        """Count a line of the log, if it is an answer."""
+        kind = str(line.get("kind"))
+        if line.get("way") != "sent" or not line.get("plan") or line.get("refused"):
+            return
+
+        day = str(line.get("time"))[:10]
+        stage = _stage(kind)
+        self._plans[stage, day].add(str(line["plan"]))
+        self._rounds[day] += stage == "round"
+
+    def check(self, policy: SitePolicy, kind: str, plan: str) -> None:
+        """Check that a request may still be answered today.
+
+        Args:
+            policy: of the site.
+            kind: of the request.
+            plan: digest of its plan.
+
+        Raises:
+            ConfigError: the site has answered as much as it allows.
+        """
+        day = time.strftime("%Y-%m-%d")
+        stage = _stage(kind)
+        today = self._plans[stage, day]
+        ever = set().union(*(plans for key, plans in self._plans.items() if key[0] == stage))
+        if plan not in today and len(today) >= policy.plans_a_day:
+            raise _refusal(f"{policy.plans_a_day} plans a day", "this is one more")
+        if plan not in ever and len(ever) >= policy.plans:
+            raise _refusal(f"{policy.plans} plans in all", "this is one more")
+
+        if stage == "round" and self._rounds[day] >= policy.rounds_a_day:
+            raise _refusal(f"{policy.rounds_a_day} answers of rounds a day", "this is one more")
+        if stage == "round" and self._rounds.total() >= policy.rounds:
+            raise _refusal(f"{policy.rounds} answers of rounds in all", "this is one more")
+
+
+def _stage(kind: str) -> str:
+    """Return when a request comes: the plan of the first one lacks what its answers decide."""
+    return "begin" if kind == "begin" else "round"
+
+
+def _refusal(allowed: str, problem: str) -> ConfigError:
+    message = f"its policy allows {allowed}: {problem}."
+    return ConfigError(message, key="site.policy", allowed=allowed, got=problem)
+
+
+def _span(span: tuple[float, ...]) -> str:
+    return f"{span[0]:g} to {span[1]:g}"

@@ -1,0 +1,130 @@
+"""What a site remembers of its answers: its division, and what it has said of its data.
+
+The site divides its examples once, by a seed of its own, whatever a server asks for. Two answers
+about examples that differ by one would tell that one. For the same reason a question about the data
+is answered once, and the answer is read from the file when it is asked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import DataError
+from fedtailor.core.options import show
+from fedtailor.core.reading import read_object
+from fedtailor.data.options import DataOptions
+from fedtailor.deployment.policy import LARGEST_SEED, SitePolicy
+
+MEMORY_FILE = "answers.json"
+_DIVIDING = (
+    "fraction",
+    "subsampling",
+    "train_size",
+    "test",
+    "test_share",
+    "folds",
+    "fold",
+    "val_fraction",
+)
+"""Keys of ``[data]`` by which the examples of a site are divided."""
+
+
+class SiteMemory:
+    """The file ``answers.json`` of a site."""
+
+    def __init__(self, folder: Path, policy: SitePolicy) -> None:
+        """Read the file, which is made when something is first remembered.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        self._path = folder / MEMORY_FILE
+        self._policy = policy
+        self._record: dict[str, Any] = {"seed": None, "division": None, "answers": {}}
+        if self._path.exists():
+            self._record |= read_object(self._path, within=folder)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the division; a secret one is drawn when it is first needed."""
+        if self._policy.split_seed != "secret":
+            return self._policy.split_seed
+
+        if self._record["seed"] is None:
+            self._record["seed"] = secrets.randbelow(LARGEST_SEED + 1)
+        seed: int = self._record["seed"]
+        return seed
+
+    def keep_division(self, data: DataOptions, parts: Mapping[str, int]) -> None:
+        """Remember how the examples are divided, or check that they are divided as before.
+
+        Args:
+            data: by which they were divided.
+            parts: number of examples for training, validation and test (train, val, test), and all.
+
+        Raises:
+            ConfigError: a part is smaller than the policy allows.
+            DataError: the examples were divided in another way before.
+        """
+        # Without another word, a site tests on a share of its own examples.
+        division = {name: getattr(data, name) for name in _DIVIDING}
+        division |= {"test": "given" if data.test == "given" else "own", "seed": self.seed}
+        division["examples"] = dict(parts)
+        self._policy.check_parts(parts)
+
+        before = self._record["division"]
+        if before is None:
+            self._record["division"] = division
+            self._save()
+            return
+
+        for key, value in division.items():
+            if value != before.get(key):
+                raise _other_division(key, before.get(key), value)
+
+    def answer_once(self, kind: str, question: Any, compute: Callable[[], Any]) -> Any:
+        """Return the answer to a question about the data, computed when it is first asked.
+
+        Args:
+            kind: of the question.
+            question: all that the answer depends on, ready for JSON.
+            compute: returns the answer, ready for JSON.
+
+        Raises:
+            DataError: as many others of its kind were answered as the policy has purposes.
+        """
+        answers = self._record["answers"].setdefault(kind, {})
+        digest = hashlib.sha256(to_json(question).encode()).hexdigest()
+        if digest not in answers:
+            limit = self._policy.purposes
+            if len(answers) >= limit:
+                message = (
+                    f"this site describes its data for {limit} purpose(s), and was asked for "
+                    f"another one ({kind}). Ask it for the same as before, or ask its operator to "
+                    "raise 'purposes' in [policy] of its site.toml."
+                )
+                raise DataError(message, key="site.policy.purposes", allowed=limit, got="another")
+
+            answers[digest] = compute()
+            self._save()
+        return answers[digest]
+
+    def _save(self) -> None:
+        write_whole(self._path, to_json(self._record) + "\n")
+
+
+def _other_division(key: str, before: object, now: object) -> DataError:
+    """Return the error for a division that is not the one of before; a seed stays a secret."""
+    names = {"examples": "numbers of examples", "seed": "the seed of its policy"}
+    what = names.get(key, f"data.{key}")
+    values = "" if key == "seed" else f", {show(before)} then and {show(now)} now"
+    message = (
+        f"this site has divided its examples once, and keeps that: {what} would change{values}. "
+        f"Only its operator can begin anew, by removing {MEMORY_FILE}."
+    )
+    return DataError(message, key="site.policy", allowed=show(before), got=show(now))

@@ -1,0 +1,328 @@
+"""A server that was taken over asks what no honest one asks, to learn single examples of a site.
+
+Each attack recovers examples of a site that answers any plan. Here, the site has the policy that it
+has without a word in its ``site.toml``.
+"""
+
+import itertools
+import json
+import uuid
+from collections import Counter
+
+import numpy as np
+import pytest
+import tomli_w
+
+from fedtailor.core import rng
+from fedtailor.core.errors import RunError
+from fedtailor.data.columns import Column, Columns
+from fedtailor.data.input_specification import InputSpecification
+from fedtailor.deployment.agreed_study import allow_study
+from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.packing import pack_download
+from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
+from fedtailor.deployment.site import DeployedSite
+from fedtailor.deployment.wire import Work, from_blob, to_blob
+from fedtailor.experiment.assembly import make_algorithm
+from fedtailor.experiment.config import make_config
+from fedtailor.simulation.programs import TrainRequest
+from sites import World, assert_same_run, divide_digits, write_arrays
+
+ROWS = 60
+PICTURES, LABELS = divide_digits(("clinic",), rows=ROWS)["clinic"]
+TRAINED = int(0.8 * len(PICTURES))
+"""Of the pictures, by default."""
+MODULES = {"fedtailor"}
+
+
+class Server:
+    """A hostile server of one site, in a folder of a site with default options."""
+
+    def __init__(self, folder, kind="table", **policy):
+        """Write the site's data and options."""
+        self.kind = kind
+        self.questions = 0
+        self.refusals = []
+        if kind == "table":
+            generator = np.random.default_rng(3)
+            self.rows = generator.normal([60, 130, 5], [12, 20, 2], (ROWS, 3)).astype(np.float32)
+            lines = [f"{a},{b},{c},{'xy'[i % 2]}" for i, (a, b, c) in enumerate(self.rows)]
+            folder.joinpath("data.csv").write_text("\n".join(["a,b,c,label", *lines]) + "\n")
+        else:
+            write_arrays(folder / "data.csv" / "clinic", PICTURES, LABELS)
+            self.rows = PICTURES.reshape(len(PICTURES), -1) / np.float32(255)
+        options = {"name": "clinic", "data": "data.csv", "policy": policy}
+        (folder / "site.toml").write_text(tomli_w.dumps(options))
+        self.site = DeployedSite(folder)
+
+    def inputs(self):
+        """Return how examples become inputs: as they are."""
+        is_table = self.kind == "table"
+        names = "xy" if is_table else map(str, range(10))
+        columns = Columns(tuple(Column(name, "number") for name in "abc")) if is_table else None
+        return InputSpecification(
+            kind="table" if is_table else "images",
+            shape=(3,) if is_table else (1, 8, 8),
+            stored="float32" if is_table else "uint8",
+            white=1.0 if is_table else 255.0,
+            mean=np.zeros(1),
+            std=np.ones(1),
+            num_classes=2 if is_table else 10,
+            class_names=tuple(names),
+            columns=columns,
+        )
+
+    def plan(self, sites=1, **values):
+        """Return a plan with the given sections."""
+        sections = {
+            "algorithm": {"name": "fedavg"},
+            "model": {"name": "mlp"},
+            "engine": {"name": "reference"},
+            **values,
+        }
+        data = {"path": "each-site", **sections.get("data", {})}
+        config = make_config({**sections, "data": data})
+        return DeploymentPlan(config, self.inputs(), sites, 0, uuid.uuid4().hex)
+
+    def ask(self, head, blobs):
+        """Return the answer to a question; None if the site refuses."""
+        self.questions += 1
+        answer = self.site.answer(Envelope(head, blobs))
+        reason = answer.head.get("refused", answer.head.get("failed"))
+        if reason is None:
+            return answer
+        self.refusals.append(reason)
+        return None
+
+    def sums(self, plan, client=0):
+        """Return number and sum of the training rows."""
+        head = {"kind": "begin", "protocol": PROTOCOL, "client": client, "moments": True}
+        answer = self.ask(head, {"plan": plan.raw})
+        if answer is None:
+            return None
+        moments = answer.head["moments"]
+        return moments["count"], moments["count"] * np.array(moments["mean"])
+
+    def step(self, plan, round=1, client=0):
+        """Return the difference that a round makes in the weights and biases of the first layer."""
+        algorithm = make_algorithm(plan.config)
+        task = algorithm.bind(plan.task(client))
+        state = algorithm.init_server(task, rng.new_key(7, purpose="init"))
+        blob = to_blob(pack_download(state, algorithm.messages(task)), MODULES)
+        work = Work(TrainRequest(), plan.run, round, client, None, None)
+        answer = self.ask(work.to_head(), {"plan": plan.raw, "shared": blob})
+        if answer is None:
+            return None
+        values = from_blob(answer.blobs["out"], MODULES)["upload"]["values"]["model"]
+        return {name: (state.model[name] - values[name]).double() for name in values}
+
+    def count(self, candidates, tolerance=1e-3):
+        """Return how many rows of the site are among what was recovered."""
+        found = 0
+        scale = np.abs(self.rows).max(axis=0).clip(0.1)
+        for row in self.rows:
+            errors = [np.abs((row - other) / scale).max() for other in candidates]
+            found += bool(errors) and min(errors) < tolerance
+        return found
+
+
+def example_of(step):
+    """Return the example whose gradient a step has: weights and biases of a layer have one ratio.
+
+    A gradient of the first layer is the outer product of the example and the gradient of the biases
+    (Phong et al. 2018, "Privacy-preserving deep learning via additively homomorphic encryption").
+    """
+    biases = step["hidden.bias"]
+    unit = int(biases.abs().argmax())
+    return (step["hidden.weight"][unit] / biases[unit]).numpy()
+
+
+ONE_STEP = {"batch_size": 0, "epochs": 1, "lr": 1.0}
+"""Training of a round in one step: the update is the gradient."""
+
+
+def other_splits(server):
+    """Ask for sums of rows under many splits; two that differ by one row tell this row."""
+    for seed in itertools.count():
+        before = None
+        for size in range(ROWS, 9, -1):
+            data = {"test_share": 1 - size / ROWS, "seed": seed}
+            now = server.sums(server.plan(data=data))
+            if before and now and before[0] == now[0] + 1:
+                yield before[1] - now[1]
+            before = now
+            yield None
+
+
+def rounds_of_one(server):
+    """Have the site train on one example, another one for every seed."""
+    training = {**ONE_STEP, "batch_size": 1}
+    for seed in itertools.count():
+        step = server.step(server.plan(data={"train_size": 1, "seed": seed}, training=training))
+        yield example_of(step) if step else None
+
+
+def single_steps(server):
+    """Have the site train for one step on a batch of one, another example in every round."""
+    plan = server.plan(training={**ONE_STEP, "batch_size": 1, "steps": 1})
+    for round in itertools.count(1):
+        step = server.step(plan, round)
+        yield example_of(step) if step else None
+
+
+def all_but_one(server, plans):
+    """Subtract rounds without one example from a round with all: what is left is that example.
+
+    ``plans`` yields a plan, a round and a number of the site, in which a batch leaves one out.
+    """
+    whole = server.step(server.plan(training=ONE_STEP))
+    yield None
+    for plan, round, client in plans:
+        part = server.step(plan, round, client)
+        if whole and part:
+            one = {name: TRAINED * whole[name] - (TRAINED - 1) * part[name] for name in whole}
+            yield example_of(one)
+        else:
+            yield None
+
+
+def other_rounds(server):
+    """Leave out another example in every round."""
+    training = {**ONE_STEP, "batch_size": TRAINED - 1, "drop_last": True}
+    plan = server.plan(training=training)
+    return all_but_one(server, ((plan, round, 0) for round in itertools.count(1)))
+
+
+def other_sites(server):
+    """Ask the same site as if it were another one: its number decides which example is left out."""
+    training = {**ONE_STEP, "batch_size": TRAINED - 1, "drop_last": True}
+    plan = server.plan(sites=2000, training=training)
+    return all_but_one(server, ((plan, 1, client) for client in range(2000)))
+
+
+def other_trials(server):
+    """Vary what a sweep varies: here, the share of examples for validation."""
+    before = None
+    for seed in itertools.count():
+        for left_out in range(TRAINED - 10):
+            data = {"val_fraction": (left_out + 0.5) / TRAINED, "seed": seed}
+            now = server.step(server.plan(training=ONE_STEP, data=data))
+            size = TRAINED - left_out
+            if before and now:
+                yield example_of({k: (size + 1) * before[k] - size * now[k] for k in now})
+            before = now if left_out < TRAINED - 11 else None
+            yield None
+
+
+ATTACKS = {
+    "other splits": (other_splits, "table"),
+    "rounds of one": (rounds_of_one, "pictures"),
+    "single steps": (single_steps, "pictures"),
+    "other rounds": (other_rounds, "pictures"),
+    "other sites": (other_sites, "pictures"),
+    "other trials": (other_trials, "pictures"),
+}
+
+
+@pytest.mark.parametrize("questions", [12, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_example_is_recovered(tmp_path, attack, questions):
+    run, kind = ATTACKS[attack]
+    server = Server(tmp_path, kind)
+    candidates = []
+    for candidate in run(server):
+        if candidate is not None:
+            candidates.append(candidate)
+        if server.questions >= questions:
+            break
+
+    recovered = server.count(candidates)
+    print(f"{attack}: {recovered} of {len(server.rows)} after {server.questions} questions")
+    assert recovered == 0
+    assert len(server.refusals) >= server.questions - 1
+
+
+def cells(server, size):
+    """Return how often each value of the first column is told, of a split with ``size`` rows."""
+    data = {"path": "each-site", "numbers": "bins", "test_share": 1 - size / ROWS}
+    intervals = [0]
+    for exchange, width in enumerate((4096, 1024, 1024)):
+        head = {"kind": "quantiles", "data": data, "seed": 0, "exchange": exchange}
+        answer = server.ask({**head, "columns": {"a": intervals}}, {})
+        if answer is None:
+            return Counter()
+
+        # The parts with cells become the intervals of the next question.
+        record = answer.head["counts"]["a"]
+        intervals = [intervals[part // width] * width + part % width for part in record["parts"]]
+    return Counter(dict(zip(intervals, record["counts"], strict=True)))
+
+
+def test_cells_are_counted_by_consent_and_of_one_split(tmp_path):
+    refusing = Server(tmp_path)
+    assert not cells(refusing, ROWS) and len(refusing.refusals) == 1
+
+    # Two splits that differ by one row would tell its value.
+    server = Server(tmp_path, counts=True)
+    answers = [cells(server, size) for size in range(ROWS, ROWS - 4, -1)]
+    told = [before - after for before, after in itertools.pairwise(answers) if before and after]
+    assert answers[0].total() == ROWS
+    assert sum(difference.total() == 1 for difference in told) == 0
+
+
+def test_a_column_with_few_cells_is_not_described(tmp_path):
+    server = Server(tmp_path)
+    lines = [f"{'' if row % 8 else row},{row},{'xy'[row % 2]}" for row in range(ROWS)]
+    tmp_path.joinpath("data.csv").write_text("\n".join(["a,b,label", *lines]) + "\n")
+    data = {"path": "each-site"}
+    assert server.ask({"kind": "columns", "data": data, "seed": 0}, {}) is None
+    assert "cells with a value in the column 'a'" in server.refusals[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"training": {"batch_size": 9}}, "training.batch_size from 10"),
+        ({"training": {"epochs": 51}}, "training.epochs from 1 to 50"),
+        ({"training": {"lr": 1e-9}}, "training.lr from 0.0001 to 1"),
+        ({"algorithm": {"name": "pfedme", "inner_lr": 9.0}}, "algorithm.inner_lr"),
+        ({"algorithm": {"name": "fedpac"}}, "single values: none: this method sends 'head'"),
+        ({"data": {"train_size": 10}}, "13 or more training examples: this plan uses 10"),
+        ({"data": {"test_share": 0.05}}, "10 or more test examples: this plan uses 4"),
+    ],
+)
+def test_a_plan_outside_of_the_policy_is_refused_in_one_sentence(tmp_path, values, message):
+    server = Server(tmp_path, "pictures", least_share=0.2)
+    assert server.sums(server.plan(**values)) is None
+    (reason,) = server.refusals
+    assert message in reason
+
+    # The operator of the site reads the same, and of which plan.
+    line = json.loads(tmp_path.joinpath("audit.jsonl").read_text().splitlines()[-1])
+    assert line["refused"] == reason and len(line["plan"]) == 64
+
+
+def test_plans_are_counted_over_days_and_restarts(tmp_path):
+    server = Server(tmp_path, plans_a_day=3, plans=2, rounds=1)
+    plans = [server.plan() for _ in range(3)]
+    assert server.sums(plans[0]) and server.sums(plans[1]) and server.sums(plans[0])
+    server.site = DeployedSite(tmp_path)
+    assert server.sums(plans[2]) is None and "2 plans in all" in server.refusals[-1]
+    assert server.sums(plans[1])
+
+
+def test_a_site_runs_one_agreed_study_and_no_other(tmp_path):
+    world = World(tmp_path, names=("clinic",)).write(
+        lambda folder, name: write_arrays(folder, PICTURES, LABELS)
+    )
+    site = tmp_path / "sites" / "clinic"
+    (site / "site.toml").write_text('name = "clinic"\ndata = "data"\n[policy]\nsplit_seed = 42\n')
+    federation = tmp_path / "server" / "federation.toml"
+    allow_study(site, federation)
+    world.serve()
+    assert_same_run(world, world.simulate())
+
+    federation.write_text(federation.read_text().replace("batch_size = 16", "batch_size = 17"))
+    with pytest.raises(RunError, match=r"one study, with training.batch_size = 16: this plan has"):
+        world.serve(run="0002")
+    allow_study(site, tmp_path / "server" / "runs" / "0001" / "plan.json")
