@@ -332,7 +332,7 @@ def test_a_site_judges_its_model_as_a_simulation_and_sends_nothing_of_it(tmp_pat
 def test_a_model_is_judged_on_the_examples_with_which_it_was_made_only(clinic, caplog):
     x, y = DATA["clinic"]
     shutil.rmtree(clinic / "data" / "clinic")
-    write_arrays(clinic / "data" / "clinic", x[:-1], y[:-1])
+    write_arrays(clinic / "data" / "clinic", x[::-1], y[::-1])
     caplog.set_level(logging.INFO)
     DeployedSite(clinic).judge()
     assert "no verdict: the examples of this site are not those" in caplog.text
