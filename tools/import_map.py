@@ -38,7 +38,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"serving", "experiment", "simulation", "models", "data", "algorithms", "core"}
     ),
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
-    "serving": frozenset({"experiment", "simulation", "models", "data", "algorithms", "core"}),
+    "serving": frozenset(
+        {"experiment", "simulation", "models", "baselines", "data", "algorithms", "core"}
+    ),
     "report": frozenset({"experiment", "data"}) | TORCH_FREE,
     "experiment": frozenset({"simulation", "models", "data", "algorithms", "baselines", "core"}),
     "simulation": frozenset({"training", "core"}),

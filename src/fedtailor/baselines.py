@@ -70,6 +70,20 @@ class TrainedBaselines(NamedTuple):
     """The one that was best in a cross-validation on the training examples; None: there is none."""
     missing: dict[str, str]
     """Why a baseline could not be trained, by its name."""
+    model: dict[str, np.ndarray] | None = None
+    """The best one as arrays, if it was to be kept; see :func:`_to_arrays`."""
+
+
+class _Fitted(NamedTuple):
+    """A trained baseline."""
+
+    name: str
+    classifier: Any
+    """Of scikit-learn; None if the model is the frequencies of the classes."""
+    present: np.ndarray  # (present,)
+    """The classes of the training examples."""
+    shares: np.ndarray  # (present,)
+    """Their frequencies."""
 
 
 class _Candidate(NamedTuple):
@@ -88,6 +102,7 @@ def train_baselines(
     num_classes: int,
     seed: int,
     choose: bool = True,
+    keep: bool = False,
 ) -> TrainedBaselines:
     """Train baselines, and let them predict test examples, whose labels are not known here.
 
@@ -112,6 +127,7 @@ def train_baselines(
         num_classes: of the labels.
         seed: of what is drawn.
         choose: whether the best one is wanted; without it, only settings are compared.
+        keep: whether to return the best model.
     """
     from threadpoolctl import threadpool_limits
 
@@ -130,19 +146,22 @@ def train_baselines(
             usable, _drawn(training, _MOST_CHOSEN_ON, random), num_classes, seed, choose=choose
         )
         probabilities: dict[str, np.ndarray] = {}
+        models: dict[str, _Fitted] = {}
         examples = _drawn(training, MOST_EXAMPLES, random)
         for name in usable:
             candidate = _best_of(_candidates(name), losses)
             try:
-                predicted = _predict(
-                    candidate._replace(trees=100), examples, test, num_classes, seed
-                )
+                fitted = _fit(candidate._replace(trees=100), examples, seed)
+                predicted = _predict(fitted, test, num_classes)
             except ValueError as reason:  # of scikit-learn
                 reasons[name] = one_line(str(reason))
             else:
                 probabilities[name] = predicted.astype(np.float32)
+                models[name] = fitted
 
-    return TrainedBaselines(probabilities, _best_name(list(probabilities), losses), reasons)
+    best = _best_name(list(probabilities), losses)
+    model = _to_arrays(models[best]) if keep and best is not None else None
+    return TrainedBaselines(probabilities, best, reasons, model)
 
 
 def train_sites(
@@ -153,6 +172,7 @@ def train_sites(
     num_values: int,
     num_classes: int,
     seed: int,
+    keep: bool = False,
 ) -> Iterator[TrainedBaselines]:
     """Train the baselines of sites, each alone; yield them in the order of the sites.
 
@@ -164,12 +184,13 @@ def train_sites(
             processes, which take seconds to start and change no result.
         num_classes: of the labels.
         seed: of what is drawn.
+        keep: whether to return the best model of each.
     """
     from joblib import Parallel, delayed
 
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     processes = min(processors, num_sites) if num_values >= _PARALLEL_FROM else 1
-    train = partial(train_baselines, names, num_classes=num_classes, seed=seed)
+    train = partial(train_baselines, names, num_classes=num_classes, seed=seed, keep=keep)
     jobs = (delayed(train)(training, test) for training, test in sites)
     yield from Parallel(max(processes, 1), return_as="generator")(jobs)
 
@@ -234,7 +255,7 @@ def _cross_validate(
         part = training.take(rows)
         inputs = training.inputs.take(held_out)
         for candidate in candidates:
-            predicted = _predict(candidate, part, inputs, num_classes, seed)
+            predicted = _predict(_fit(candidate, part, seed), inputs, num_classes)
             mixed = (1 - _UNIFORM) * predicted + _UNIFORM / num_classes
             labels = training.labels[held_out]
             sums[candidate] -= float(np.log(mixed[np.arange(len(labels)), labels]).sum())
@@ -275,25 +296,143 @@ def _best_name(names: Sequence[str], losses: Mapping[_Candidate, float]) -> str 
     return min(names, key=lambda name: by_name.get(name, 0.0))
 
 
-def _predict(
-    candidate: _Candidate, training: LabeledInputs, inputs: Inputs, num_classes: int, seed: int
-) -> np.ndarray:
-    """Train a baseline, and return the probabilities (n, classes) that it gives inputs."""
-    probabilities = np.zeros((len(inputs.stored), num_classes))
+def _fit(candidate: _Candidate, training: LabeledInputs, seed: int) -> _Fitted:
+    """Train a baseline."""
     present, counts = np.unique(training.labels, return_counts=True)
+    shares = counts / counts.sum()
     if candidate.name == "majority" or len(present) == 1:
-        probabilities[:, present] = counts / counts.sum()
-        return probabilities
+        return _Fitted(candidate.name, None, present, shares)
 
-    # Trees take any scale; classes that the site does not have keep the probability 0.
-    is_linear = candidate.name == "logistic_regression"
-    values = training.inputs.scaled if is_linear else training.inputs.stored
-    model = _build(candidate, len(training.labels), seed).fit(values, training.labels)
-    if len(probabilities):
-        probabilities[:, present] = model.predict_proba(
-            inputs.scaled if is_linear else inputs.stored
-        )
+    # Trees take any scale.
+    values = _values(candidate.name, training.inputs)
+    classifier = _build(candidate, len(training.labels), seed).fit(values, training.labels)
+    return _Fitted(candidate.name, classifier, present, shares)
+
+
+def _values(name: str, inputs: Inputs) -> np.ndarray:
+    return inputs.scaled if name == "logistic_regression" else inputs.stored
+
+
+def _predict(fitted: _Fitted, inputs: Inputs, num_classes: int) -> np.ndarray:
+    """Return the probabilities (n, classes) that a baseline gives inputs."""
+    # Classes that the site does not have keep the probability 0.
+    probabilities = np.zeros((len(inputs.stored), num_classes))
+    if fitted.classifier is None:
+        probabilities[:, fitted.present] = fitted.shares
+    elif len(probabilities):
+        values = _values(fitted.name, inputs)
+        probabilities[:, fitted.present] = fitted.classifier.predict_proba(values)
     return probabilities
+
+
+def _to_arrays(fitted: _Fitted) -> dict[str, np.ndarray]:
+    """Return a model as arrays, so that it can be used without scikit-learn and stored as data.
+
+    Scores (n, present) are ``inputs @ weight.T + bias``, or the sum over all trees of ``value`` at
+    the leaf, plus ``bias``. A node sends an example to ``left`` if its ``feature`` is at most the
+    ``threshold``; a leaf sends it to itself, so after ``depth`` steps from ``roots`` all are there.
+    Scores are logits, those of a forest probabilities.
+    """
+    classifier = fitted.classifier
+    present = {"present": fitted.present.astype(np.int64)}
+    if classifier is None:
+        return {**present, "bias": np.log(fitted.shares)}
+
+    if fitted.name == "logistic_regression":
+        scaler = classifier[0]
+        regression = classifier[1]
+        weight = regression.coef_ / scaler.scale_
+        bias = regression.intercept_ - weight @ scaler.mean_
+
+        # Of two classes, the first one has the score 0.
+        if len(weight) == 1:
+            weight = np.concatenate([np.zeros_like(weight), weight])
+            bias = np.concatenate([np.zeros_like(bias), bias])
+        return {**present, "weight": weight.astype(float), "bias": bias.astype(float)}
+
+    if fitted.name == "random_forest":
+        trees = _trees_of_forest(classifier)
+        return {**present, **_join(trees), "bias": np.zeros(len(fitted.present))}
+
+    # Boosting: of two classes, one tree gives the score of the second one.
+    start = classifier._baseline_prediction.reshape(-1)
+    bias = np.zeros(len(fitted.present))
+    bias[-len(start) :] = start
+    return {**present, **_join(_trees_of_boosting(classifier, len(bias))), "bias": bias}
+
+
+def _trees_of_forest(classifier: Any) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the nodes of every tree of a random forest."""
+    for estimator in classifier.estimators_:
+        tree = estimator.tree_
+        value = tree.value[:, 0]
+        yield {
+            "feature": tree.feature,
+            "threshold": tree.threshold,
+            "left": tree.children_left,
+            "right": tree.children_right,
+            "value": value / value.sum(1, keepdims=True) / len(classifier.estimators_),
+        }
+
+
+def _trees_of_boosting(classifier: Any, num_present: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the nodes of every tree of gradient boosting.
+
+    scikit-learn has no public way to read them; a test compares the predictions.
+    """
+    for predictors in classifier._predictors:
+        for number, predictor in enumerate(predictors):
+            nodes = predictor.nodes
+            is_leaf = nodes["is_leaf"].astype(bool)
+            value = np.zeros((len(nodes), num_present))
+            value[:, number - len(predictors)] = np.where(is_leaf, nodes["value"], 0.0)
+            yield {
+                "feature": nodes["feature_idx"],
+                "threshold": nodes["num_threshold"],
+                "left": np.where(is_leaf, -1, nodes["left"].astype(np.int64)),
+                "right": np.where(is_leaf, -1, nodes["right"].astype(np.int64)),
+                "value": value,
+            }
+
+
+def _join(trees: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the nodes of all trees one after the other, with the numbers of their roots."""
+    parts: dict[str, list[np.ndarray]] = {}
+    roots = []
+    depth = 0
+    start = 0
+    for tree in trees:
+        numbers = np.arange(len(tree["left"]))
+        is_leaf = tree["left"] < 0
+        left = np.where(is_leaf, numbers, tree["left"])
+        right = np.where(is_leaf, numbers, tree["right"])
+        depth = max(depth, _depth(left, right))
+        joined = {
+            "feature": np.where(is_leaf, 0, tree["feature"]).astype(np.int64),
+            "threshold": np.where(is_leaf, 0.0, tree["threshold"]),
+            "left": left.astype(np.int64) + start,
+            "right": right.astype(np.int64) + start,
+            "value": tree["value"],
+        }
+        for name, array in joined.items():
+            parts.setdefault(name, []).append(array)
+        roots.append(start)
+        start += len(numbers)
+
+    arrays = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return {**arrays, "roots": np.array(roots), "depth": np.array([depth])}
+
+
+def _depth(left: np.ndarray, right: np.ndarray) -> int:
+    """Return after how many steps from node 0 every example is at a leaf."""
+    level = np.array([0])
+    depth = 0
+    while True:
+        inner = level[left[level] != level]
+        if not len(inner):
+            return depth
+        level = np.concatenate([left[inner], right[inner]])
+        depth += 1
 
 
 def _build(candidate: _Candidate, num_examples: int, seed: int) -> Any:

@@ -295,6 +295,7 @@ def write_tables(folder, name):
 
 def test_a_site_judges_its_model_as_a_simulation_and_sends_nothing_of_it(tmp_path, caplog):
     options = {"label_column": "diagnosis", "baselines": "logistic_regression, majority"}
+    options["fallback"] = "best"
     values = {**VALUES, "federation": {"rounds": 1}}
     world = World(tmp_path, names=("clinic", "office"), values=values, site=options)
     world.write(write_tables)
@@ -321,9 +322,13 @@ def test_a_site_judges_its_model_as_a_simulation_and_sends_nothing_of_it(tmp_pat
         (row,) = read_run(model).result["worth_it"]["sites"]
         simulated = read_run(simulation).result["worth_it"]["sites"][number]
         assert row["corrected_p_value"] == simulated["p_value"]
-        for key in ("examples", "own", "difference", "p_value", "auroc_difference"):
+        for key in ("examples", "own", "difference", "p_value", "other_differences"):
             assert row[key] == simulated[key], key
 
+    # It uses what it would use alone.
+    model = fedtailor.load(tmp_path / "sites" / "clinic" / "model").model("clinic")
+    assert model.card["algorithm"] in ("logistic_regression", "majority")
+    assert model.card["instead_of"] == "fedavg"
     assert (
         "not trained: logistic regression (all 32 training examples have one class" in caplog.text
     )

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 
 import fedtailor.baselines
 from fedtailor.baselines import Inputs, LabeledInputs, train_baselines
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.schedule import BASELINE_NAMES
 from fedtailor.experiment import baselines
 from fedtailor.experiment.assembly import assemble
@@ -17,11 +20,14 @@ from fedtailor.experiment.config import make_config
 from fedtailor.experiment.predictions import (
     BASELINES_FILE,
     CHOICES_FILE,
+    OWN_MODELS_FILE,
     PREDICTIONS_FILE,
     read_predictions,
 )
 from fedtailor.experiment.run import run
 from fedtailor.experiment.tracking import RunProgress
+from fedtailor.serving.own_model import OwnModule
+from fedtailor.serving.run import load
 
 SITES = ("east", "north", "west")
 
@@ -226,3 +232,54 @@ def test_a_finished_run_gets_other_baselines_and_verdicts_later(tmp_path, folds)
     assert verdicts("none") == ("accuracy", {"majority"})
     assert verdicts("logistic_regression") == ("accuracy", {"logistic_regression"})
     assert verdicts("logistic_regression", "auroc") == ("auroc", {"logistic_regression"})
+
+
+@pytest.mark.parametrize("num_present", [1, 2, 3])
+@pytest.mark.parametrize("name", BASELINE_NAMES)
+def test_a_model_that_is_kept_predicts_as_scikit_learn(name, num_present):
+    random = np.random.default_rng(0)
+    mean, std = np.array([1.0, -2.0]), np.array([3.0, 0.5])
+    stored = random.normal(mean, std, (120, 2)).astype(np.float32)
+    scaled = ((stored - mean.astype(np.float32)) / std.astype(np.float32)).astype(np.float32)
+    labels = (scaled.sum(1) > 0).astype(int) + (scaled[:, 0] > 1)
+    labels = np.minimum(labels, num_present - 1)
+    inputs = Inputs(scaled, stored)
+    trained = train_baselines(
+        (name,), LabeledInputs(inputs, labels), inputs, num_classes=3, seed=0, keep=True
+    )
+    if trained.model is None:  # a single class, and not the majority
+        assert num_present == 1 and name in trained.missing
+        return
+
+    specification = SimpleNamespace(kind="table", mean=mean, std=std, white=1.0, num_classes=3)
+    module = OwnModule(trained.model, specification)
+    predicted = module(torch.from_numpy(stored)).exp().numpy()
+    np.testing.assert_allclose(predicted, trained.probabilities[name], atol=1e-5)
+
+
+def test_a_site_uses_its_own_model_unless_the_personalized_one_is_better(table, tmp_path):
+    folder = tmp_path / "run"
+    config = settings(table, serve__fallback="best", evaluation__baselines="random_forest")
+    result = run(config, out=folder)
+    finished = load(folder)
+    dataset = assemble(config, 0).divided.dataset
+    tested = read_predictions(folder / BASELINES_FILE)
+    for row in result["worth_it"]["sites"]:
+        assert row["verdict"] != "better"
+        model = finished.model(row["site"])
+        assert model.card["algorithm"] == "random_forest"
+        expected = tested[row["client"]].probabilities["random_forest"]
+        rows = dataset.x[tested[row["client"]].positions]
+        np.testing.assert_allclose(model.predict_proba(rows), expected, atol=1e-6)
+
+    # Where it is clearly better, the personalized one is used.
+    path = folder / "result.json"
+    path.write_text(path.read_text().replace("no clear difference", "better"))
+    assert load(folder).model(SITES[0]).card["algorithm"] == "fedavg"
+
+    arrays = safetensors.numpy.load_file(folder / OWN_MODELS_FILE)
+    arrays["0/random_forest/left"] += 10**6
+    safetensors.numpy.save_file(arrays, folder / OWN_MODELS_FILE)
+    path.write_text(path.read_text().replace('"better"', '"worse"'))
+    with pytest.raises(DataError, match="left must lie between"):
+        load(folder).model(SITES[0])

@@ -119,6 +119,9 @@ def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources,
     where = f" in {out}" if out else ""
     facts = [counted(len(rows), "prediction") + where]
 
+    if model.card.get("instead_of"):
+        facts.append(_why_own(model))
+
     point = model.operating_point
     if point:
         facts.append(_how_classes_were_chosen(model, point))
@@ -151,6 +154,13 @@ def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources,
     return f"{'; '.join(facts)}."
 
 
+def _why_own(model: PersonalModel) -> str:
+    """Return which model predicts in place of the personalized one, and why."""
+    name = str(model.card["algorithm"]).replace("_", " ")
+    verdict = {"worse": "is worse"}.get(model.card["verdict"], "is not clearly better")
+    return f"by the site's own {name} (the model of {model.card['instead_of']} {verdict})"
+
+
 def _how_classes_were_chosen(model: PersonalModel, point: Mapping[str, Any]) -> str:
     """Return by which probability an input is positive, or why there is no threshold."""
     if point["log_odds"] is None:
@@ -170,6 +180,8 @@ def _how_to_know_unusual(model: PersonalModel) -> str:
 
 
 def _why_uncalibrated(model: PersonalModel) -> str:
+    if model.card.get("instead_of"):
+        return "the site's own models never are"
     if model.card.get("onboarded"):
         return "fedtailor onboard --validate calibrates them"
     return "the client had fewer than 30 validation examples"

@@ -201,6 +201,11 @@ def split_baselines(text: str) -> tuple[str, ...]:
     return tuple(name for name in BASELINE_NAMES if name in names)
 
 
+def names_of_baselines(text: str) -> tuple[str, ...]:
+    """Return the names of baselines in a text, where ``auto`` means all."""
+    return BASELINE_NAMES if text == "auto" else split_baselines(text)
+
+
 def spell_baselines(text: str, key: str) -> str:
     """Return a text with names of baselines as they are usually spelled.
 

@@ -197,7 +197,7 @@ def check_address(text: str) -> tuple[str, int]:
 def _from_experiment(experiment: Path, host: str, port: int) -> str:
     """Return ``federation.toml`` from an experiment file, without what each site sets itself."""
     values = read_settings(experiment)
-    for name in ("engine", "checkpoint"):
+    for name in ("engine", "checkpoint", "serve"):
         values.pop(name, None)
 
     data = values.get("data")

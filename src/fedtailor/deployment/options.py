@@ -113,6 +113,9 @@ class SiteOptions:
     baselines: str = "auto"
     """What the site would use alone, to which it compares its model: names with commas, ``none``,
     or ``auto``, which means all."""
+    fallback: Literal["personal", "best"] = "personal"
+    """Which model the site uses: ``serve.fallback`` of a simulation, for models made from now
+    on."""
     algorithms: tuple[str, ...] = ()
     """Methods that the site runs; empty: all of fedtailor's. Your own must be named:
     ``package.module:Class``."""
@@ -165,6 +168,10 @@ def load_federation(path: Path) -> FederationFile:
 
     # The data of a site stand for those of one client of a simulation.
     data = {key: value for key, value in data.items() if key not in PER_SITE}
+
+    if values.get("serve", {}).get("fallback", "personal") != "personal":
+        message = 'serve.fallback is the decision of every site: fallback = "best" in site.toml.'
+        raise ConfigError(message, key="serve.fallback", path=str(path), allowed="personal")
 
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtailor.core.engine import one_thread
 from fedtailor.core.federation import Federation
-from fedtailor.core.schedule import BASELINE_NAMES, split_baselines
+from fedtailor.core.schedule import names_of_baselines
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.site_data import PreparedData, prepare
 from fedtailor.deployment.site_memory import SiteMemory
@@ -25,7 +25,7 @@ from fedtailor.experiment.predictions import PREDICTIONS_FILE, predict_client, w
 from fedtailor.experiment.reader import RunRecords, read_run
 from fedtailor.experiment.site_rows import measure_name
 from fedtailor.experiment.worth_it import judge
-from fedtailor.serving.load import TrainedMethod, load_method, load_model
+from fedtailor.serving.load import TrainedMethod, load_method, load_personal
 from fedtailor.serving.site_data import federation_of_one
 
 _CLIENT = 0
@@ -71,7 +71,7 @@ def add_verdict(folder: Path, options: SiteOptions, run: SiteRun | None = None) 
     elif not len(prepared.positions.test):
         problem = "this site has no test examples"
     else:
-        notes = _write_files(records, method, prepared, _names(options))
+        notes = _write_files(records, method, prepared, options)
 
     measure = method.config.schedule.verdict
     folders = {method.config.seeds[0]: records.path}
@@ -109,19 +109,15 @@ def in_words(worth_it: Mapping[str, Any]) -> str:
     )
 
 
-def _names(options: SiteOptions) -> tuple[str, ...]:
-    return BASELINE_NAMES if options.baselines == "auto" else split_baselines(options.baselines)
-
-
 def _write_files(
-    records: RunRecords, method: TrainedMethod, prepared: PreparedData, names: tuple[str, ...]
+    records: RunRecords, method: TrainedMethod, prepared: PreparedData, options: SiteOptions
 ) -> list[str]:
     """Write what the model and the baselines say about the test examples.
 
     Returns:
         Sentences about baselines that could not be trained.
     """
-    model = load_model(records, str(records.split["client_names"][_CLIENT]))
+    model = load_personal(records, str(records.split["client_names"][_CLIENT]))
     number = int(model.card["number"])
     site = prepared.site
     federation = federation_of_one(
@@ -137,7 +133,7 @@ def _write_files(
         predictions = predict_client(method.algorithm, federation, number, models, site.groups)
 
     write_predictions(records.path / PREDICTIONS_FILE, {_CLIENT: predictions})
-    return _write_baselines(records.path, method, prepared, federation, names) if names else []
+    return _write_baselines(records.path, method, prepared, federation, options)
 
 
 def _write_baselines(
@@ -145,9 +141,13 @@ def _write_baselines(
     method: TrainedMethod,
     prepared: PreparedData,
     federation: Federation,
-    names: tuple[str, ...],
+    options: SiteOptions,
 ) -> list[str]:
     """Train the baselines of the site as a simulation does, and write what they say."""
+    names = names_of_baselines(options.baselines)
+    if not names:
+        return []
+
     site = prepared.site
     missing = add_baselines_of_one(
         path,
@@ -156,6 +156,7 @@ def _write_baselines(
         prepared.positions,
         num_classes=method.inputs.num_classes,
         seed=method.config.seeds[0],
+        keep=options.fallback == "best",
     )
 
     # One sentence for each reason.

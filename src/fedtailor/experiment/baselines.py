@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import save
 from torch import Tensor
 
 from fedtailor import baselines
@@ -21,7 +22,7 @@ from fedtailor.baselines import (
     train_baselines,
     train_sites,
 )
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.reading import read_file, read_object
 from fedtailor.core.schedule import BASELINE_NAMES
@@ -30,6 +31,7 @@ from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.predictions import (
     BASELINES_FILE,
     CHOICES_FILE,
+    OWN_MODELS_FILE,
     ClientPredictions,
     baseline_names,
     write_predictions,
@@ -82,6 +84,7 @@ def add_baselines_of_one(
     *,
     num_classes: int,
     seed: int,
+    keep: bool,
 ) -> dict[str, str]:
     """Train the baselines of the only client of a run folder, and write their files.
 
@@ -92,6 +95,7 @@ def add_baselines_of_one(
         positions: the division of its examples.
         num_classes: of the labels.
         seed: of the run.
+        keep: whether to write the best model, too.
 
     Returns:
         Why some could not be trained, by their names.
@@ -99,17 +103,50 @@ def add_baselines_of_one(
     Raises:
         RunError: a file cannot be written.
     """
-    trained = train_baselines(
-        tables.trainable(names),
-        tables.examples(np.concatenate([positions.train, positions.val])),
-        tables.inputs(positions.test),
+    trained = train_at(
+        names,
+        tables,
+        np.concatenate([positions.train, positions.val]),
+        positions.test,
         num_classes=num_classes,
         seed=seed,
+        keep=keep,
     )
     tests = {0: positions.test}
     _write(path, names, tables, tests, {0: trained}, None, key="")
     missing = {**tables.missing, **trained.missing}
     return {name: missing[name] for name in names if name in missing}
+
+
+def train_at(
+    names: Sequence[str],
+    tables: Tables,
+    training: np.ndarray,
+    test: np.ndarray,
+    *,
+    num_classes: int,
+    seed: int,
+    keep: bool,
+) -> TrainedBaselines:
+    """Train the baselines that suit the inputs; see :func:`fedtailor.baselines.train_baselines`.
+
+    Args:
+        names: of the baselines.
+        tables: the inputs.
+        training: the rows to train on.
+        test: the rows to predict.
+        num_classes: of the labels.
+        seed: of the run.
+        keep: whether to return the best model.
+    """
+    return train_baselines(
+        tables.trainable(names),
+        tables.examples(training),
+        tables.inputs(test),
+        num_classes=num_classes,
+        seed=seed,
+        keep=keep,
+    )
 
 
 class Tables(NamedTuple):
@@ -176,6 +213,7 @@ def _train_alone(
         num_values=num_values,
         num_classes=parts.divided.dataset.num_classes,
         seed=parts.config.seeds[0],
+        keep=parts.config.serve.fallback == "best",
     )
     for done, (client, site) in enumerate(zip(clients, trained, strict=True), 1):
         observer.prepare("training baselines at sites", done, len(clients))
@@ -233,6 +271,7 @@ def _write(
             )
 
     write_predictions(path / BASELINES_FILE, predictions)
+    write_own_models(path, sites)
     record: dict[str, Any] = {
         "key": key,
         "names": list(names),
@@ -242,6 +281,25 @@ def _write(
     if pooled is not None:
         record["pooled"] = {"missing": {**tables.missing, **pooled.missing}}
     write_whole(path / CHOICES_FILE, to_json(record, indent=2) + "\n")
+
+
+def write_own_models(path: Path, sites: Mapping[int, TrainedBaselines]) -> None:
+    """Write the best baselines that were kept into a run folder, by the numbers of the clients.
+
+    Without any, there is no file.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    tensors = {}
+    for client, site in sites.items():
+        for name, array in (site.model or {}).items():
+            tensors[f"{client}/{site.best}/{name}"] = np.ascontiguousarray(array)
+
+    if tensors:
+        write_whole(path / OWN_MODELS_FILE, save(tensors))
+    else:
+        discard(path / OWN_MODELS_FILE)
 
 
 def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
@@ -261,6 +319,9 @@ def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
         "seed": parts.config.seeds[0],
         "versions": [baselines.VERSION, sklearn.__version__, np.__version__],
     }
+    # Where models are to be kept, those of a run without them do not do.
+    if parts.config.serve.fallback == "best":
+        facts["seed_of_models"] = parts.config.seeds[0]
     return hashlib.sha256(to_json(facts).encode()).hexdigest()
 
 
@@ -275,6 +336,10 @@ def _copy(path: Path, key: str) -> bool:
         for choices in sorted(comparison.glob(f"{pattern}/{CHOICES_FILE}")):
             pair = _read_pair(choices.parent, key)
             if pair is not None:
+                models = choices.parent / OWN_MODELS_FILE
+                if models.is_file():
+                    raw = read_file(models, limit=_LARGEST, within=choices.parent)
+                    write_whole(path / OWN_MODELS_FILE, raw)
                 write_whole(path / BASELINES_FILE, pair[0])
                 write_whole(path / CHOICES_FILE, pair[1])
                 return True

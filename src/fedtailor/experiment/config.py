@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
 
@@ -120,6 +120,19 @@ class CheckpointOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The ``[serve]`` section."""
+
+    fallback: Annotated[Literal["personal", "best"], NoResult()] = "personal"
+    """Which model of a client is used after training: always the personalized one, or the best one:
+    the personalized one where its verdict is "better", else the best one that the site would use
+    alone. Does not change results."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="serve")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole experiment."""
 
@@ -136,6 +149,7 @@ class Config:
     """The sections ``[federation]`` and ``[evaluation]``."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
 
 
 _READ_BY_OTHERS = {"sweep": ": fedtailor sweep reads it.", "deploy": ": fedtailor serve reads it."}
@@ -150,6 +164,7 @@ SECTIONS = (
     "engine",
     "evaluation",
     "checkpoint",
+    "serve",
 )
 """The sections of a configuration, in the order in which they are written."""
 
@@ -159,6 +174,7 @@ _CLASSES: Mapping[str, type[Any]] = {
     "training": Training,
     "engine": EngineOptions,
     "checkpoint": CheckpointOptions,
+    "serve": ServeOptions,
 }
 """The sections whose keys are the fields of a dataclass."""
 
@@ -176,7 +192,7 @@ def option_annotations() -> dict[str, Any]:
     annotations |= of_section("training", _CLASSES["training"])
     annotations |= schedule_annotations()
     annotations["seeds"] = typing.get_type_hints(Config, include_extras=True)["seeds"]
-    for name in ("engine", "checkpoint"):
+    for name in ("engine", "checkpoint", "serve"):
         annotations |= of_section(name, _CLASSES[name])
 
     return annotations

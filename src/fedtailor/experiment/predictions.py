@@ -31,6 +31,8 @@ BASELINES_FILE = "baselines.safetensors"
 """Predictions of baselines for the same examples, in the same form."""
 CHOICES_FILE = "baselines.json"
 """Which baseline is the best at each site by its training examples, and why some are missing."""
+OWN_MODELS_FILE = "own_models.safetensors"
+"""The best baseline of each site as arrays, where ``serve.fallback`` may choose it."""
 MOST_CLIENTS = 30
 """Of a run whose clients are no sites, if single predictions are written."""
 MOST_PROBABILITIES = 2**24

@@ -78,7 +78,7 @@ def judge(
         return None
 
     rows = site_rows(trainings, names, measure)
-    return _as_record(rows, measure) if rows else None
+    return as_record(rows, measure) if rows else None
 
 
 def add_verdicts(result: Record, seeds: Mapping[int, Path], measure: Measure) -> None:
@@ -168,8 +168,8 @@ def sentence(record: Mapping[str, Any]) -> str:
     return f"worth it for {verdicts['better']} of {total} {sites}, {counts}"
 
 
-def _as_record(rows: Sequence[SiteRow], measure: Measure) -> Record:
-    """Return rows and their verdicts, ready for JSON."""
+def as_record(rows: Sequence[SiteRow], measure: Measure) -> Record:
+    """Return the rows of all sites and their verdicts, ready for JSON."""
     return {
         "verdicts": count_verdicts(rows),
         "measure": measure,

@@ -54,9 +54,9 @@ def export_model(
         The file of the model.
 
     Raises:
-        ConfigError: unknown format, the packages of the extra ``onnx`` are missing, or the model
-            holds features of examples and ``with_examples`` is not set, or the folder is that of a
-            run.
+        ConfigError: unknown format, the packages of the extra ``onnx`` are missing, the client does
+            not use its personal model, or that holds features of examples and ``with_examples`` is
+            not set, or the folder is that of a run.
         RunError: the model cannot be exported, or the files cannot be written.
 
     Example:
@@ -67,6 +67,7 @@ def export_model(
         '0.safetensors'
     """
     format = find_name("format", format, SUFFIXES, key="format")
+    _refuse_own_models(model)
     _refuse_examples(model, with_examples=with_examples)
     refuse_inside_run(folder)
     if format == "onnx":
@@ -96,6 +97,21 @@ def export_model(
 def card_path(path: Path) -> Path:
     """Return the file of the card of an exported model."""
     return path.with_name(f"{path.name}.json")
+
+
+def _refuse_own_models(model: PersonalModel) -> None:
+    """Check that a client uses its personal model.
+
+    Raises:
+        ConfigError: it uses what it would use alone, which has no graph.
+    """
+    if model.card.get("instead_of"):
+        name = str(model.card["algorithm"]).replace("_", " ")
+        message = (
+            f"client '{model.client}' uses its own {name} (serve.fallback = \"best\"), and only "
+            "personal models can be exported."
+        )
+        raise ConfigError(message, key="client", allowed="a personal model", got=name)
 
 
 def _refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:

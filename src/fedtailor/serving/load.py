@@ -18,6 +18,7 @@ from fedtailor.experiment.reader import RunRecords
 from fedtailor.models import build_model
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.module import PersonalModule
+from fedtailor.serving.own_model import own_model
 from fedtailor.simulation.checkpoint import readable_modules
 
 
@@ -49,7 +50,10 @@ def load_method(records: RunRecords) -> TrainedMethod:
 
 
 def load_model(records: RunRecords, client: str | int) -> PersonalModel:
-    """Return the personal model of a client of a run of one seed.
+    """Return the model that a client of a run of one seed uses.
+
+    It is its personal model. With ``serve.fallback = "best"``, it is what the client would use
+    alone where the personal model is not clearly better.
 
     Raises:
         ConfigError: the configuration of the run cannot be used here.
@@ -57,14 +61,33 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
     """
     raw, card = records.model_file(client)
     method = load_method(records)
+    _check_card(records, card, method)
+    instead = own_model(records, card, method.inputs)
+    if instead is not None:
+        return instead
+    return make_model(method, int(card["number"]), _decode(records, raw, card, method), card)
+
+
+def load_personal(records: RunRecords, client: str | int) -> PersonalModel:
+    """Return the personal model of a client of a run of one seed, whatever its verdict.
+
+    Raises:
+        ConfigError: the configuration of the run cannot be used here.
+        DataError: there is no such model, or a file is damaged.
+    """
+    raw, card = records.model_file(client)
+    method = load_method(records)
+    _check_card(records, card, method)
+    return make_model(method, int(card["number"]), _decode(records, raw, card, method), card)
+
+
+def _decode(records: RunRecords, raw: bytes, card: Mapping[str, Any], method: TrainedMethod) -> Any:
+    """Return a personal model from its file."""
     try:
-        personal = decode(raw, modules=readable_modules(method.algorithm))
+        return decode(raw, modules=readable_modules(method.algorithm))
     except DataError as reason:
         place = records.path / "models" / str(card.get("file"))
         raise damaged(place, reason.message) from reason
-
-    _check_card(records, card, method)
-    return make_model(method, int(card["number"]), personal, card)
 
 
 def _check_card(records: RunRecords, card: Mapping[str, Any], method: TrainedMethod) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedtailor.core.engine import one_thread
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.serving.inputs import to_stored
-from fedtailor.serving.module import PersonalModule
 
 _CHUNK_NUMBERS = 2_000_000
 """Input numbers of a batch, about: as many as in an evaluation, so that predictions have the same
@@ -26,13 +25,11 @@ class PersonalModel:
     has ``classes_``, ``predict`` and ``predict_proba``, and ``fit`` leaves it as it is.
     """
 
-    def __init__(
-        self, module: PersonalModule, inputs: InputSpecification, card: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, module: Any, inputs: InputSpecification, card: Mapping[str, Any]) -> None:
         """Use a module; :meth:`fedtailor.serving.run.Run.model` makes such objects.
 
         Args:
-            module: the model, in evaluation mode.
+            module: the model, in evaluation mode: a :class:`PersonalModule`, or a module like it.
             inputs: how examples become inputs.
             card: of the model.
         """
@@ -113,9 +110,7 @@ class PersonalModel:
     @property
     def scores_strangers(self) -> bool:
         """Whether the method has an :meth:`ood_score`."""
-        from fedtailor.core.algorithm import Algorithm
-
-        return type(self.module.algorithm).ood_score is not Algorithm.ood_score
+        return bool(self.module.scores_strangers)
 
     def logits(self, inputs: Any) -> np.ndarray:
         """Return logits or log-probabilities (n, classes), before calibration.

@@ -64,6 +64,11 @@ class PersonalModule(nn.Module):
         self.register_buffer("white", torch.tensor(inputs.white, dtype=dtype), persistent=False)
         self.eval()
 
+    @property
+    def scores_strangers(self) -> bool:
+        """Whether the method has an :meth:`ood_score`."""
+        return type(self.algorithm).ood_score is not Algorithm.ood_score
+
     def tree(self) -> Any:
         """Return the personal model as the algorithm made it."""
         return tree.rebuild(self._structure, (getattr(self, name) for name in self._names))

@@ -6,12 +6,29 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from fedtailor.baselines import TrainedBaselines
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.schedule import names_of_baselines
+from fedtailor.experiment.baselines import Tables, train_at, write_own_models
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import RunRecords, refuse_inside_run
+from fedtailor.experiment.site_rows import site_rows
+from fedtailor.experiment.worth_it import as_record
 from fedtailor.serving.model_folder import ClientModel, write_model_folder
-from fedtailor.serving.new_client import all_positions, load_finished_run, onboard
-from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
+from fedtailor.serving.new_client import (
+    FinishedRun,
+    all_positions,
+    load_finished_run,
+    onboard,
+)
+from fedtailor.serving.site_data import (
+    OF_COMMAND,
+    OF_RUN,
+    SiteData,
+    federation_of_one,
+    load_site,
+    options_written_as,
+)
 from fedtailor.serving.validate import cross_validate, summary
 
 
@@ -34,7 +51,8 @@ def onboard_site(
         out: the folder to write.
         name: of the site; empty: the name of the data.
         label_column: of a table; empty: the one of the run.
-        validate: whether to compare the model with others.
+        validate: whether to compare the model with others. With ``serve.fallback = "best"`` it is
+            compared in any case, and not used where it is not clearly better.
     """
     refuse_existing(out)
     refuse_inside_run(out)
@@ -43,6 +61,8 @@ def onboard_site(
 
     # A table needs the column of the groups in any case, because it is not a feature.
     options = method.config.data
+    chooses = method.config.serve.fallback == "best"
+    validate = validate or chooses
     needs_groups = validate or method.inputs.kind == "table"
     with options_written_as(OF_COMMAND, OF_RUN):
         site = load_site(
@@ -69,8 +89,16 @@ def onboard_site(
 
     # A temperature needs examples that the model was not made from.
     calibration: dict[str, Any] = {"examples": 0}
+    own: TrainedBaselines | None = None
     if validate:
-        validation = cross_validate(run, site)
+        tables = _tables(run, site) if chooses else None
+        validation = cross_validate(run, site, tables)
+        if tables is not None:
+            measure = method.config.schedule.verdict
+            rows = site_rows(validation.trainings, [name], measure)
+            result["worth_it"] = as_record(rows, measure)
+            own = _train_own(run, site, tables)
+
         result["validation"] = summary(validation)
         calibration = validation.calibration._asdict()
 
@@ -89,6 +117,37 @@ def onboard_site(
     )
     origin = {"onboarded": _origin(records)}
     write_model_folder(out, model, provenance=origin, result=result, card={"onboarded": True})
+    if own is not None:
+        write_own_models(out, {0: own})
+
+
+def _tables(run: FinishedRun, site: SiteData) -> Tables:
+    """Return the inputs of baselines at a new site."""
+    number = run.next_number
+    federation = federation_of_one(
+        site,
+        all_positions(site),
+        run.method.inputs,
+        run.method.task(number),
+        number,
+        run.population,
+    )
+    return Tables.of(site.x, site.y, site.groups, federation.x)
+
+
+def _train_own(run: FinishedRun, site: SiteData, tables: Tables) -> TrainedBaselines:
+    """Train what a new site would use alone, on all of its training examples."""
+    config = run.method.config
+    positions = all_positions(site)
+    return train_at(
+        names_of_baselines(config.schedule.baselines),
+        tables,
+        positions.train,
+        positions.test,
+        num_classes=run.method.inputs.num_classes,
+        seed=config.seeds[0],
+        keep=True,
+    )
 
 
 def _origin(records: RunRecords) -> dict[str, Any]:

@@ -232,7 +232,10 @@ class Run:
         return _table_of(self.clients)
 
     def model(self, client: str | int, *, seed: int | None = None) -> PersonalModel:
-        """Return the personal model of a client.
+        """Return the model that a client uses.
+
+        It is its personal model; with ``serve.fallback = "best"``, it is what the client would use
+        alone where the personal model is not clearly better.
 
         Args:
             client: its name, or its number.

@@ -13,10 +13,14 @@ from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
 from fedtailor.core.metrics import per_client
+from fedtailor.core.schedule import names_of_baselines
 from fedtailor.core.scores import score
 from fedtailor.data.folds import assign_folds
+from fedtailor.experiment.baselines import Tables, train_at
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.paired import effective_number, paired_interval
+from fedtailor.experiment.predictions import ClientPredictions
+from fedtailor.experiment.site_rows import PERSONALIZED, OwnModel, SeedPredictions
 from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
@@ -61,11 +65,16 @@ class CrossValidation(NamedTuple):
     """How many groups the examples come in, such as patients; None: they are not grouped."""
     candidates: list[Candidate]
     advice: str
+    trainings: list[SeedPredictions]
+    """What the onboarded model and the best baseline say about every fold, if these were asked
+    for."""
     calibration: Calibration
     """Of the onboarded model, from examples that it was not made from."""
 
 
-def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
+def cross_validate(
+    run: FinishedRun, site: SiteData, tables: Tables | None = None
+) -> CrossValidation:
     """Compare the three models that a site could use, by 5-fold cross-validation.
 
     The model of its own is trained on the site's data alone: as long as a client of the run, and
@@ -75,6 +84,7 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
     Args:
         run: which the site would join.
         site: its data; only the training examples are used.
+        tables: its inputs, if baselines are to be compared, too.
 
     Raises:
         DataError: there are fewer examples than folds.
@@ -96,6 +106,7 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
     logits: dict[str, Tensor] = {}
     strangeness = torch.zeros(len(labels), dtype=torch.float64)
     has_strangeness = False
+    trainings: list[SeedPredictions] = []
 
     for train, held_out in folds_of(site):
         onboarded = onboard(run, site, positions=train).personal
@@ -110,6 +121,9 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
             predicted = torch.from_numpy(model.logits(site.x[held_out]))
             rows = torch.from_numpy(held_out)
             logits.setdefault(candidate, empty)[rows] = predicted
+
+            if candidate == name and tables is not None:
+                trainings.append(_compared(run, tables, train, held_out, predicted))
 
             # The onboarded model is calibrated by examples that it has not seen.
             if candidate == name:
@@ -133,8 +147,44 @@ def cross_validate(run: FinishedRun, site: SiteData) -> CrossValidation:
         None if groups is None else int(groups.max()) + 1,
         candidates,
         _advice(candidates),
+        trainings,
         Calibration(len(labels), temperature, threshold),
     )
+
+
+def _compared(
+    run: FinishedRun, tables: Tables, train: np.ndarray, held_out: np.ndarray, logits: Tensor
+) -> SeedPredictions:
+    """Return what the onboarded model and the best baseline say about a fold.
+
+    Args:
+        run: which the site would join.
+        tables: the inputs of the site.
+        train: rows of the other folds.
+        held_out: rows of the fold.
+        logits: of the onboarded model for them.
+    """
+    config = run.method.config
+    trained = train_at(
+        names_of_baselines(config.schedule.baselines),
+        tables,
+        train,
+        held_out,
+        num_classes=run.method.inputs.num_classes,
+        seed=config.seeds[0],
+        keep=False,
+    )
+
+    def predictions(probabilities: np.ndarray) -> ClientPredictions:
+        groups = None if tables.groups is None else tables.groups[held_out]
+        of_model = {PERSONALIZED: probabilities}
+        return ClientPredictions(held_out, tables.labels[held_out], of_model, groups)
+
+    own = {}
+    if trained.best is not None:
+        own[0] = OwnModel(trained.best, predictions(trained.probabilities[trained.best]))
+    federated = {0: predictions(torch.softmax(logits, dim=1).numpy())}
+    return SeedPredictions(config.seeds[0], federated, own)
 
 
 def _alone(run: FinishedRun, site: SiteData) -> FinishedRun:

@@ -307,6 +307,15 @@ def show_onboarded(result: Mapping[str, Any]) -> None:
     if result.get("validation"):
         _show_validation(name, result["validation"])
 
+    if result.get("worth_it"):
+        method = str(result["algorithm"])
+        show_verdicts({method: result["worth_it"]}, method)
+        if result["worth_it"]["sites"][0]["verdict"] != "better":
+            say(
+                f"The model of {method} is not clearly better, so {name} uses what it would use "
+                'alone (serve.fallback = "best").'
+            )
+
     examples = f"{result['examples']} examples, {result['steps']} gradient steps"
     say(f"{name}: a model of {result['algorithm']} from {examples}.")
     if "metrics" in result:
