@@ -15,8 +15,11 @@ from fedtailor.core.message import tree_bytes
 from fedtailor.deployment import site_models
 from fedtailor.deployment.audit import Audit, broken_line, page
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance
+from fedtailor.deployment.options import DeployOptions
 from fedtailor.deployment.policy import SitePolicy
+from fedtailor.deployment.shared_verdicts import ask_verdicts
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
@@ -342,3 +345,35 @@ def test_a_model_is_judged_on_the_examples_with_which_it_was_made_only(clinic, c
     DeployedSite(clinic).judge()
     assert "no verdict: the examples of this site are not those" in caplog.text
     assert read_run(clinic / "model").result["worth_it"] is None
+
+
+def test_a_site_that_shares_its_verdict_sends_that_row_only(tmp_path):
+    values = {**VALUES, "federation": {"rounds": 1}}
+    own = {"label_column": "diagnosis", "share": ["verdict"], "baselines": "logistic_regression"}
+    world = World(tmp_path, names=("clinic", "hospital"), values=values, site=own)
+    shared = world.write(write_table).serve()["shared_verdicts"]
+    assert shared["verdicts"] == {"better": 0, "no clear difference": 2, "worse": 0}
+
+    names = ("own", "examples", "p_value", "difference", "low", "high")
+    for name, row in shared["sites"].items():
+        folder = tmp_path / "sites" / name
+        (kept,) = read_run(folder / "model").result["worth_it"]["sites"]
+        paired = kept["difference"]
+        expected = ["logistic_regression", kept["examples"], kept["p_value"], *paired.values()]
+        assert [row[key] for key in names] == expected
+        assert "| verdict of the site | 1 |" in page(folder, name, ("verdict",), SitePolicy())
+
+
+@pytest.mark.parametrize("change", [{"own": "<b>"}, {"p_value": 2.0}, {"low": "x"}, {"more": 1}])
+def test_a_lying_site_changes_its_own_row_only(change):
+    row = {"own": "majority", "examples": 9, "p_value": 0.03, "difference": 0.3}
+    row |= {"low": 0.1, "high": 0.5}
+    answers = [row, {**row, **change}, None]
+
+    def answer_of(verdict):
+        return lambda request: Envelope({**request.head, "verdict": verdict})
+
+    transport = FunctionTransport([answer_of(verdict) for verdict in answers])
+    exchange = Exchange(transport, DeployOptions())
+    shared = ask_verdicts(exchange, "run", ["a", "b", "c"], [0, 1, 2], "accuracy")
+    assert set(shared["sites"]) == {"a"} and shared["sites"]["a"]["verdict"] == "better"

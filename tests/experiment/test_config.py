@@ -92,6 +92,7 @@ def test_resolved_configurations_are_complete_and_stable():
         "baselines": "auto",
         "sensitivity": 0.0,
         "positive": "",
+        "verdict": "accuracy",
     }
     own = set(type(parts.algorithm).option_names())
     assert set(written["algorithm"]) == {"name", "preset"} | own

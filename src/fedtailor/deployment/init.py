@@ -72,7 +72,7 @@ name = {name}
 data = {data}
 # Where the server is.
 server = {server}
-# What the server may see beside the messages of the method: scores, metrics and errors.
+# What the server may see beside the messages of the method: scores, metrics, errors, verdict.
 share = ["scores", "metrics"]
 # Methods and models that run here; empty: all of fedtailor's own.
 algorithms = []

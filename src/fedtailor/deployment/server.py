@@ -33,6 +33,7 @@ from fedtailor.deployment.federation_folder import (
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, DeployOptions, load_federation
 from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
 from fedtailor.deployment.remote import RemoteClients
+from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.provenance import describe
@@ -170,7 +171,16 @@ def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, An
         # A round is on disk before the sites are asked for the next one.
         for report in reports:
             writer.add_round(report)
-        result = writer.finish(report)
+
+        members = agreement.members
+        verdicts = ask_verdicts(
+            exchange,
+            plan.run,
+            [member.name for member in members],
+            [number for number, member in enumerate(members) if SHARE in member.share],
+            schedule.verdict,
+        )
+        result = writer.finish(report, shared_verdicts=verdicts)
 
     write_whole(path / LEAVES_FILE, to_markdown(what_leaves_run(path)))
     return result

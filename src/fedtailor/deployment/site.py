@@ -23,6 +23,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, read_plan
 from fedtailor.deployment.policy import study_settings
+from fedtailor.deployment.shared_verdicts import SHARE, verdict_of
 from fedtailor.deployment.site_data import (
     describe_dataset,
     divide_site,
@@ -151,7 +152,18 @@ class DeployedSite:
             return self._quantiles(request.head)
         if kind == "begin":
             return self._begin(request)
+        if kind == SHARE:
+            return self._verdict(request.head)
         return self._work(request)
+
+    def _verdict(self, head: Mapping[str, Any]) -> SiteAnswer:
+        """Say what the site has found of its own model."""
+        if SHARE not in self.options.share:
+            raise ConfigError("this site does not share its verdict.", key="site.share", got=SHARE)
+
+        self.judge()
+        verdict = verdict_of(self.folder, str(head.get("run")))
+        return SiteAnswer({SHARE: verdict}, {"verdict of the site": len(str(verdict))})
 
     def _describe(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say which versions run here, and what the data are like."""

@@ -262,8 +262,15 @@ class RunWriter:
         """Write what models say about the single test examples of clients, by their numbers."""
         write_predictions(self.path / PREDICTIONS_FILE, clients)
 
-    def finish(self, last: RoundReport) -> dict[str, Any]:
-        """Write the result of a run after its last round, and its last checkpoint."""
+    def finish(
+        self, last: RoundReport, *, shared_verdicts: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Write the result of a run after its last round, and its last checkpoint.
+
+        Args:
+            last: the last round.
+            shared_verdicts: what real sites have said of their own models.
+        """
         self._note(_notes_on_end(last, self._plan), round=last.round)
         result = summary.result(last, self._plan.roster, self._plan.schedule)
         warning = chance_warning(result["chance"])
@@ -276,6 +283,8 @@ class RunWriter:
 
         result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record}
         result["seconds"]["total"] = self._seconds()
+        if shared_verdicts:
+            result["shared_verdicts"] = shared_verdicts
         if "sites" in result:
             from fedtailor.experiment.worth_it import add_verdicts
 

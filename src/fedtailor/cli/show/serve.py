@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.progress import make_progress
+from fedtailor.experiment.worth_it import sentence
 
 _LATE = 20.0
 """Seconds after which a site that has not answered is named."""
@@ -142,5 +143,25 @@ def show_finished(folder: str, result: Mapping[str, Any]) -> None:
         columns = ["site", "", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
         table(f"{result['algorithm']}, {result['rounds']} rounds", columns, rows, left=2)
 
+    shared = result.get("shared_verdicts")
+    if shared:
+        _show_verdicts(shared, len(result["sites"] or shared["sites"]))
+
     say(f"The run is in {shlex.quote(str(result['run']))}. Every site keeps its own model.")
     say(f"Another run: fedtailor serve {shlex.quote(folder)} --new")
+
+
+def _show_verdicts(shared: Mapping[str, Any], count: int) -> None:
+    """Print the verdicts of the sites that share theirs, out of so many."""
+    rows = []
+    for name, site in shared["sites"].items():
+        points = [f"{100 * site[key]:+.1f}" for key in ("difference", "low", "high")]
+        difference = f"{points[0]} ({points[1]} to {points[2]})"
+        own = site["own"].replace("_", " ")
+        rows.append([name, site["verdict"], difference, f"{site['examples']:,}", own])
+
+    columns = ["site", "verdict", "difference\n(95 % interval)", "test\nexamples"]
+    columns.append("best\nown model")
+    title = f"Is it worth it? What {len(rows)} of {count} sites share"
+    below = f"{sentence(shared)}. {shared['rule']}"
+    table(title, columns, rows, below=below, left=2)

@@ -1,0 +1,119 @@
+"""Verdicts that sites share with the server, where ``share`` in their ``site.toml`` says so.
+
+A site judges its own model at the end of a run (:mod:`fedtailor.deployment.site_verdict`). The
+server corrects the p-values for the number of sites that share theirs, by the rule of a simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from fedtailor.core.errors import DataError
+from fedtailor.core.schedule import BASELINE_NAMES, Measure
+from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.exchange import Exchange
+from fedtailor.deployment.site_models import versions
+from fedtailor.deployment.wire import repeated, whole, wrong
+from fedtailor.experiment.paired import holm
+from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.site_rows import LEVEL, Verdict, rule
+
+SHARE = "verdict"
+"""What ``share`` names."""
+_NUMBERS = {"difference": -1.0, "low": -1.0, "high": -1.0, "p_value": 0.0}
+"""Numbers of a verdict, at most 1, and their smallest values."""
+
+
+def verdict_of(folder: Path, run: str) -> dict[str, Any] | None:
+    """Return what a site shares of its verdict on the model of a run; None if it has none."""
+    existing = versions(folder)
+    records = read_run(existing[-1].path) if existing else None
+    if records is None or records.provenance.get("site", {}).get("run") != run:
+        return None
+
+    worth_it = (records.result or {}).get("worth_it")
+    if not worth_it or worth_it["sites"][0]["difference"] is None:
+        return None
+
+    (site,) = worth_it["sites"]
+    paired = {key: site["difference"][key] for key in ("difference", "low", "high")}
+    own = next(iter(site["own"]))
+    return {"own": own, "examples": site["examples"], "p_value": site["p_value"], **paired}
+
+
+def ask_verdicts(
+    exchange: Exchange, run: str, names: Sequence[str], sharing: Sequence[int], measure: Measure
+) -> dict[str, Any]:
+    """Ask sites for their verdicts, and return all of them, ready for JSON; empty without any.
+
+    Args:
+        exchange: with the sites.
+        run: the name of the run.
+        names: of all sites, by number.
+        sharing: the numbers of those that share their verdict.
+        measure: that all compare.
+    """
+    if not sharing:
+        return {}
+
+    heads = {client: {"kind": SHARE, "run": run, "client": client} for client in sharing}
+    rows: dict[int, dict[str, Any]] = {}
+
+    def accept(client: int, answer: Envelope) -> bool:
+        if not repeated(heads[client]).items() <= answer.head.items():
+            return False
+
+        # Whatever a site says, it changes its own row only.
+        try:
+            rows[client] = _check(answer.head.get("verdict"))
+        except DataError:
+            rows.pop(client, None)
+        return True
+
+    requests = {client: Envelope(heads[client], {}) for client in sharing}
+    exchange.ask(requests, needed=0, accept=accept)
+    if not rows:
+        return {}
+
+    clients = sorted(rows)
+    corrected = holm([rows[client]["p_value"] for client in clients])
+    sites = {}
+    for client, p_value in zip(clients, corrected, strict=True):
+        verdict: Verdict = "no clear difference"
+        if p_value < LEVEL:
+            verdict = "better" if rows[client]["difference"] > 0 else "worse"
+        row = {**rows[client], "corrected_p_value": p_value, "verdict": verdict}
+        sites[names[client]] = row
+
+    counts = Counter(site["verdict"] for site in sites.values())
+    return {
+        "verdicts": {verdict: counts[verdict] for verdict in get_args(Verdict)},
+        "measure": measure,
+        "rule": rule(measure, len(sites)),
+        "sites": sites,
+    }
+
+
+def _check(value: Any) -> dict[str, Any]:
+    """Return a verdict that a site sent.
+
+    Raises:
+        DataError: it is something else.
+    """
+    keys = {"own", "examples", *_NUMBERS}
+    if not isinstance(value, Mapping) or set(value) != keys or value["own"] not in BASELINE_NAMES:
+        raise wrong("verdict", "a verdict", value)
+
+    whole("verdict.examples", value["examples"], 2**53)
+    for name, smallest in _NUMBERS.items():
+        number = value[name]
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            raise wrong(f"verdict.{name}", "a number", number)
+        if not smallest <= number <= 1:
+            raise wrong(f"verdict.{name}", f"a number from {smallest:g} to 1", number)
+
+    return dict(value)
