@@ -155,19 +155,26 @@ class Once:
         return dict.fromkeys(requests, self.answer)
 
 
+class Tolerant:
+    """Notes nothing of what sites do."""
+
+    def note(self, client, stage, round, reason):
+        """Do nothing."""
+
+    def excluded(self):
+        """Return no site."""
+        return {}
+
+
 def ask(agreement, request, answer):
     """Return what the server reads from an answer of the first site."""
     stores = {name: {} for name in ("bases", "per_client", "best_bases", "best_per_client")}
-    shares = [frozenset(member.share) for member in agreement.members]
-    plan = agreement.plan
     clients = RemoteClients(
-        plan.algorithm,
-        agreement.roster(),
-        plan,
+        agreement,
         Once(answer),
-        shares=shares,
         needed=1,
         storage=stores.__getitem__,
+        conduct=Tolerant(),
     )
     ask_them = clients.train if isinstance(request, TrainRequest) else clients.personalize
     return list(ask_them(request, (), [0], 1))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedtailor.core.codec import decode, encode
+from fedtailor.deployment.conduct import allow
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.site import DeployedSite
@@ -172,7 +173,30 @@ def poked(value):
     return with_upload(change)
 
 
+LIES = {
+    "a million correct": changed(
+        lambda out: {
+            **out,
+            "scores": out["scores"]._replace(class_correct=out["scores"].class_correct + 1e9),
+        }
+    ),
+    "negative steps": changed(
+        lambda out: {**out, "metrics": {**out["metrics"], "steps": torch.tensor(-5)}}
+    ),
+    "a name of a metric that rewrites the screen": changed(
+        lambda out: {**out, "metrics": {"\x1b[2J": torch.tensor(1.0)}}
+    ),
+    "rows without bits": changed(
+        lambda out: {
+            **out,
+            "upload": {**out["upload"], "rows": {"body": torch.zeros(2**33, 0).byte()}},
+        }
+    ),
+}
+"""Answers to a request to train that no honest site gives, where scores are asked for."""
+
 BAD_ANSWERS = {
+    **LIES,
     "nan": poked(torch.nan),
     "infinite": poked(torch.inf),
     "huge": poked(1e35),
@@ -208,11 +232,17 @@ BAD_ANSWERS = {
 
 @pytest.mark.parametrize(
     "kind",
-    some(BAD_ANSWERS, {"nan", "cut", "another round"}),
+    some(BAD_ANSWERS, {"nan", "cut", "another round", "a million correct"}),
 )
 @pytest.mark.parametrize("name", some(METHODS, {"fedpac"}))
 def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):
-    world = world_of(tmp_path, name, federation={"rounds": 2}, deploy={**PATIENCE, "deadline": 0.1})
+    world = world_of(
+        tmp_path,
+        name,
+        federation={"rounds": 2},
+        evaluation={"every": 1, "personalized_every": 0},
+        deploy={**PATIENCE, "deadline": 0.1},
+    )
 
     def bad(site):
         def answer(request):
@@ -233,6 +263,48 @@ def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):
     assert {event["client"] for event in run.events if event["kind"] in ABSENCES} == {BAD}
     assert len([event for event in run.events if event["kind"] in ABSENCES]) == 2
     assert all("\x1b" not in event.get("reason", "") for event in run.events)
+
+
+def test_a_site_that_lies_three_times_is_asked_no_more_until_it_is_allowed(tmp_path):
+    world = world_of(tmp_path, "scaffold", federation={"rounds": 6}, evaluation={"every": 6})
+    asked = []
+
+    def lying(site):
+        def answer(request):
+            kind = request.head.get("kind")
+            if kind != "train":
+                return site.answer(request)
+
+            asked.append(request.head["round"])
+            if request.head["round"] == 5:
+                return site.answer(request)
+            return LIES["negative steps"](site.answer(request))
+
+        return answer
+
+    server = tmp_path / "server"
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        answers[BAD] = lying(sites[BAD])
+        plain = answers[0]
+
+        def first(request):
+            # The operator believes the site again while round 4 is done.
+            if request.head.get("kind") == "train" and request.head["round"] == 4:
+                assert allow(server, world.order[BAD]) == 3
+            return plain(request)
+
+        answers[0] = first
+        return Patient(answers)
+
+    world.serve(make)
+    run = assert_same_as_simulation(world)
+    events = [(event["round"], event["kind"]) for event in run.events if event["kind"] in ABSENCES]
+    assert asked == [1, 2, 3, 5, 6]
+    assert events == [(1, "failed"), (2, "failed"), (3, "failed"), (4, "absent"), (6, "failed")]
+    assert all("deploy allow" in e["reason"] for e in run.events if e["kind"] == "absent")
+    assert all(line["steps"] > 0 for line in run.rounds)
 
 
 def test_a_site_whose_method_fails_is_left_out_and_its_log_says_why(tmp_path, caplog):

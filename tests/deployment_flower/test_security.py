@@ -22,7 +22,9 @@ from fedtailor.deployment.keys import make_server_keys
 def answer(tmp_path):
     """Return a function that asks the gate, behind which nothing listens."""
     make_server_keys(tmp_path, [])
-    app = gate.make_gate("127.0.0.1:9", tmp_path / "ca.crt", Goodbyes(tmp_path / "away"))
+    keys = gate.Keys(tmp_path / "nodes.json")
+    goodbyes = Goodbyes(tmp_path / "away")
+    app = gate.Gate("127.0.0.1:9", tmp_path / "ca.crt", keys, goodbyes, gate.Room())
 
     def ask(path, method="POST"):
         async def once():

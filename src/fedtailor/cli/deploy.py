@@ -123,6 +123,28 @@ def remove(
         say(f"{name} is no longer registered.")
 
 
+@deploy_app.command("allow", cls=Command)
+def allow(
+    folder: ServerFolder,
+    name: SiteName,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Ask a site again that was excluded for what it has sent.
+
+    A server that is running asks it from the next round.
+    """
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.conduct import allow as allow_site
+    from fedtailor.deployment.federation_folder import FederationFolder
+
+    count = allow_site(FederationFolder(Path(folder)).path, name)
+    if json:
+        print_json({"allowed": name, "forgotten": count})
+    else:
+        say(f"{name} is asked again; {count} answers that could not be used are forgotten.")
+
+
 @deploy_app.command("sites", cls=Command)
 def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
     """List the registered sites, and when each was last heard of."""

@@ -10,7 +10,7 @@ is read back has the same bits, types and strides.
 
 Bytes may come from a stranger. Nothing in them is executed or imported: a NamedTuple is made only
 if it belongs to a module that the reader allows and that is loaded already, and the number of
-bytes, of leaves and of levels is limited.
+bytes, of leaves, of axes and of levels is limited, before anything is made of them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import DataError, one_line
+from fedtailor.core.reading import most_values
 
 CODEC_VERSION = 1
 """Of the form. A reader refuses other versions."""
 _METADATA = "fedtailor"
 """The key of the metadata; there is one only, because safetensors does not keep their order."""
-_LARGEST_HEADER = 100_000_000
-"""Bytes; safetensors has the same limit."""
+_VALUES_OF_LEAF = 32
+"""Values of JSON that describe a leaf beside its axes, and the containers around it."""
+_DAMAGES = (struct.error, AttributeError, KeyError, TypeError, ValueError)
+"""What reading a damaged header raises."""
 _ALIGNMENT = 64
 """Bytes. PyTorch aligns memory to it, and the last bit of a sum can depend on it."""
 
@@ -48,6 +51,10 @@ class Limits(NamedTuple):
     """Leaves, and other nodes of the tree without children."""
     depth: int = 32
     """Levels of the tree."""
+    header: int = 100_000_000
+    """Bytes of the names, shapes and structure; safetensors has the same limit."""
+    axes: int = 64
+    """Axes of a leaf; PyTorch allows no more in most of its operations."""
 
 
 LIMITS = Limits()
@@ -96,7 +103,7 @@ def decode(data: bytes, *, modules: Collection[str] = (), limits: Limits = LIMIT
     if len(data) > limits.size:
         raise _unreadable(f"{len(data)} bytes are more than {limits.size}")
 
-    structure = _read_structure(data)
+    structure = _read_structure(data, limits)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as reason:
@@ -295,23 +302,36 @@ class _Reader:
         return tuple.__new__(cls, children)
 
 
-def _read_structure(data: bytes) -> Any:
+def _read_structure(data: bytes, limits: Limits) -> Any:
     """Return the structure of the tree from the metadata of a safetensors file.
 
     Raises:
-        DataError: the file is damaged, or has none.
+        DataError: the file is damaged, has none, or names more or larger tensors than allowed.
     """
     try:
         # A file begins with the length of its header in 8 bytes; then follows the header, in JSON.
         (length,) = struct.unpack_from("<Q", data)
-        if length > _LARGEST_HEADER:
-            raise ValueError(length)
+        if length > limits.header:
+            raise _unreadable(f"its header has {length} bytes, more than {limits.header}")
 
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-        header = json.loads(metadata[_METADATA])
-        version = header["version"]
-        structure = header["tree"]
-    except (struct.error, ValueError, KeyError, TypeError, OverflowError, RecursionError) as reason:
+        # A leaf stands in the header and in the structure, with some values of its own.
+        raw = data[8 : 8 + length]
+        if most_values(raw) > (_VALUES_OF_LEAF + 2 * limits.axes) * limits.leaves:
+            raise _unreadable(f"it has more than {limits.leaves} leaves")
+
+        header = json.loads(raw)
+        description = json.loads(header.pop("__metadata__")[_METADATA])
+        _check_shapes(header, limits)
+        version = description["version"]
+        structure = description["tree"]
+    except (
+        struct.error,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as reason:
         raise _unreadable("it does not begin with the structure of a tree") from reason
 
     if version != CODEC_VERSION:
@@ -320,6 +340,17 @@ def _read_structure(data: bytes) -> Any:
         )
 
     return structure
+
+
+def _check_shapes(header: Mapping[str, Any], limits: Limits) -> None:
+    """Check the number of tensors and of their axes before any is made: views take their square."""
+    if len(header) > limits.leaves:
+        raise _unreadable(f"it has more than {limits.leaves} leaves")
+
+    for name, entry in header.items():
+        axes = len(entry["shape"])
+        if axes > limits.axes:
+            raise _unreadable(f"the tensor {name!r:.80} has {axes} axes, more than {limits.axes}")
 
 
 def _name_of(cls: type) -> str:
@@ -396,4 +427,4 @@ def _compact_leaf(leaf: Tensor) -> Tensor:
 
 
 def _unreadable(reason: str) -> DataError:
-    return DataError(f"not a tree of tensors: {reason}.")
+    return DataError(f"not a tree of tensors: {one_line(reason)}.")

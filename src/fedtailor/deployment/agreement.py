@@ -7,6 +7,7 @@ counts of intervals, means and deviations of tables; ``fedtailor site leaves`` c
 from __future__ import annotations
 
 import dataclasses
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from fedtailor.data.quantiles import Counts, Request, read_counts
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
+from fedtailor.deployment.limits import LARGEST_SHAPE, MOST_AXES, MOST_CLASSES, MOST_EXAMPLES
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
@@ -41,7 +43,6 @@ _SAME = ("kind", "shape", "stored", "white", "mean", "std")
 _LISTS = ("classes", "columns")
 """What it says as lists of names; tables alone have columns."""
 _HINTS = {"shape": " For pictures, set data.image_size and data.color in federation.toml."}
-_MOST_CLASSES = 100_000
 _LONGEST_WORD = 80
 _LONGEST_VALUE = 200
 
@@ -165,7 +166,11 @@ def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
     # An order that all sites have may mean something.
     if all(list(names) == list(sites[0]) for names in sites):
         return tuple(sites[0])
+
     names = {name for site in sites for name in site}
+    if len(names) > MOST_CLASSES:
+        message = f"the sites have {len(names)} classes together, more than {MOST_CLASSES}."
+        raise DataError(message, key="data.classes", allowed=MOST_CLASSES, got=len(names))
     if all(name.isdecimal() for name in names):
         return tuple(sorted(names, key=int))
     return tuple(sorted(names))
@@ -263,8 +268,23 @@ def _check_description(name: str, data: Any) -> None:
 
     classes = data["classes"]
     are_different = _are_names(classes) and len(set(classes)) == len(classes)
-    if not are_different or not 0 < len(classes) <= _MOST_CLASSES:
-        raise wrong("data.classes", "names of classes, all different", classes)
+    if not are_different or not 0 < len(classes) <= MOST_CLASSES:
+        raise wrong("data.classes", f"1 to {MOST_CLASSES} names, all different", classes)
+
+    # A model is built for examples of this shape.
+    shape = data["shape"]
+    are_sizes = isinstance(shape, list) and 0 < len(shape) <= MOST_AXES
+    are_sizes = are_sizes and all(type(size) is int and size > 0 for size in shape)
+    if not are_sizes or math.prod(shape) > LARGEST_SHAPE:
+        raise wrong("data.shape", f"sizes of at most {LARGEST_SHAPE} numbers", shape)
+
+    numbers = [data["white"]]
+    for key in ("mean", "std"):
+        if not isinstance(data[key], list) or len(data[key]) > LARGEST_SHAPE:
+            raise wrong(f"data.{key}", "a list of numbers", data[key])
+        numbers += data[key]
+    if not all(type(number) in (int, float) for number in numbers):
+        raise wrong("data", "numbers in white, mean and std", numbers)
 
 
 def _are_names(values: Any) -> bool:
@@ -421,10 +441,9 @@ def _member(site: Registered, described: Mapping[str, Any], counted: Mapping[str
     if not isinstance(counts, Mapping):
         raise wrong("counts", f"the numbers of examples of site '{site.name}'", counts)
 
-    # A count that is no exact float64 would change the weights of sites.
     numbers = []
     for part in ("train", "val", "test"):
-        numbers.append(whole(f"counts.{part}", counts.get(part), 2**53))
+        numbers.append(whole(f"counts.{part}", counts.get(part), MOST_EXAMPLES))
     build = _word(described.get("torch"))
     return Member(
         site.name, site.new, tuple(share), build, _word(described.get("capability")), *numbers

@@ -14,12 +14,14 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from fedtailor.core.errors import DataError
-
-LARGEST_HEAD = 8 * 1024**2
-"""Bytes of the JSON text of a frame."""
-LARGEST_FRAME = 2 * 1024**3 - 1
-"""Bytes of a whole frame, and so of one blob. Flower's protobuf messages end there too."""
+from fedtailor.core.errors import DataError, one_line
+from fedtailor.core.reading import most_values
+from fedtailor.deployment.limits import (
+    LARGEST_FRAME,
+    LARGEST_HEAD,
+    LONGEST_TEXT,
+    MOST_HEAD_VALUES,
+)
 
 _PREFIX = struct.Struct("<I")
 _CHUNK = 1024**2
@@ -104,16 +106,38 @@ def head_from_text(text: str | bytes) -> dict[str, Any]:
     """Return the head that a JSON text holds.
 
     Raises:
-        DataError: the text is not a JSON object, is too large, or names a key twice.
+        DataError: the text is not a JSON object, exceeds a limit, or names a key twice.
     """
-    if len(text) > LARGEST_HEAD:
-        raise _too_large(len(text))
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
+    if len(raw) > LARGEST_HEAD:
+        raise _too_large(len(raw))
+    if most_values(raw) > MOST_HEAD_VALUES:
+        message = f"the head of a message has more than {MOST_HEAD_VALUES} values"
+        raise DataError(message, key="head")
 
     try:
-        head = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        head = json.loads(raw, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the head of a message is not JSON: {error}", key="head") from error
+        reason = one_line(str(error))
+        raise DataError(f"the head of a message is not JSON: {reason}", key="head") from error
+
+    _check_texts(head)
     return _check_object(head)
+
+
+def _check_texts(head: Any) -> None:
+    """Check that no text of a head is long, since messages and pages show texts."""
+    values = [head]
+    while values:
+        value = values.pop()
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            message = f"a text in the head of a message has more than {LONGEST_TEXT} characters"
+            raise DataError(message, key="head", got=one_line(value)[:100])
+        if isinstance(value, dict):
+            values.extend(value)
+            values.extend(value.values())
+        elif isinstance(value, list):
+            values.extend(value)
 
 
 def check_blob(name: str, size: object) -> None:

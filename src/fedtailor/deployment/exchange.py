@@ -21,9 +21,9 @@ _RETURN = 60.0
 class SiteFailure(NamedTuple):
     """A request that got no usable reply."""
 
-    kind: Literal["unavailable", "failed"]
-    """``unavailable``: the site is not connected, or was lost. ``failed``: it answered, but not
-    with a message."""
+    kind: Literal["unavailable", "failed", "damaged"]
+    """``unavailable``: the site is not connected, or was lost. ``failed``: its programs gave no
+    answer. ``damaged``: it answered, but not with a message."""
     text: str
     """What happened, in one line."""
 
@@ -163,7 +163,7 @@ class Exchange:
         """Return whether a request was lost, and note why; a site that failed may still answer."""
         if isinstance(reply, SiteFailure):
             self.attendance.failures[client] = reply.text
-            if reply.kind == "failed":
+            if reply.kind != "unavailable":
                 failures.setdefault(client, reply)
             return True
 

@@ -29,7 +29,7 @@ from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.message import Each, Field, Mean, Messages, Sum, Upload, sent_rows
 from fedtailor.core.upload_checks import problem_with
 
-_VALUES = ("not finite", "range", "covariance")
+VALUE_PROBLEMS = ("not finite", "range", "covariance")
 """Kinds of problems with values. Such an upload can travel, and the server refuses it as a
 simulation does."""
 _SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -84,13 +84,13 @@ def _has_wrong_values(upload: Upload, messages: Messages) -> bool:
 
     # Wrong values of one field may hide a problem of another kind in another field.
     problems = [problem]
-    if problem.kind in _VALUES:
+    if problem.kind in VALUE_PROBLEMS:
         for name, entry in upload.items():
             other = problem_with({name: entry}, {name: messages[name]})
             problems += [] if other is None else [other]
 
     for problem in problems:
-        if problem.kind not in _VALUES:
+        if problem.kind not in VALUE_PROBLEMS:
             raise DataError(f"upload: {problem}.", key=problem.field or None)
 
     return True
@@ -231,6 +231,11 @@ def _to_bits(rows: Tensor) -> Tensor:
 def _from_bits(bits: Tensor, field: Field) -> Tensor:
     """Return the mask that was packed, which fits the leading axes of the leaves."""
     shape = next(iter(field.leaf_shapes().values()))[: bits.dim()]
+
+    # No bits of many rows would still become a mask of all of them.
+    if tuple(bits.shape[:-1]) != shape[:-1]:
+        raise ValueError(f"bits of shape {tuple(bits.shape)} for rows of shape {shape}")
+
     mask = np.unpackbits(bits.numpy(), axis=-1, count=shape[-1]) if shape else bits.numpy()
     if mask.shape != shape:
         raise ValueError(f"bits of shape {tuple(bits.shape)} for rows of shape {shape}")

@@ -22,7 +22,8 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, parse_json
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, specification_of
-from fedtailor.deployment.wire import MOST_SITES, whole
+from fedtailor.deployment.limits import MOST_SITES
+from fedtailor.deployment.wire import whole
 from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config, to_toml
 from fedtailor.serving.load import TrainedMethod

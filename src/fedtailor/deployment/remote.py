@@ -8,23 +8,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
-from fedtailor.core.errors import FedtailorError, one_line
-from fedtailor.core.federation import Roster
-from fedtailor.core.message import Messages
+from fedtailor.core.errors import DataError, FedtailorError, one_line
+from fedtailor.core.message import Messages, upload_bytes
 from fedtailor.core.reduction import Reduction
 from fedtailor.core.scores import Scores
-from fedtailor.core.upload_checks import Problem
+from fedtailor.core.upload_checks import Problem, problem_with
+from fedtailor.deployment.agreement import Agreement
+from fedtailor.deployment.conduct import Conduct
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
-from fedtailor.deployment.packing import pack_download, unpack_upload
-from fedtailor.deployment.plan import DeploymentPlan
+from fedtailor.deployment.limits import LONGEST_METRIC_NAME, MOST_STEPS
+from fedtailor.deployment.packing import VALUE_PROBLEMS, pack_download, unpack_upload
+from fedtailor.deployment.score_checks import check_scores
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import (
     Work,
-    check_scores,
     from_blob,
+    largest_answer,
     refusal_in,
     repeated,
     to_blob,
@@ -48,38 +49,37 @@ class RemoteClients:
 
     def __init__(
         self,
-        algorithm: Algorithm[Any, Any, Any],
-        roster: Roster,
-        plan: DeploymentPlan,
+        agreement: Agreement,
         exchange: Exchange,
         *,
-        shares: Sequence[frozenset[str]],
         needed: int,
         storage: Storage,
+        conduct: Conduct,
     ) -> None:
         """Start with sites that have not done anything yet, or with those of a run that is resumed.
 
         Args:
-            algorithm: what the sites run.
-            roster: who there is.
-            plan: what all agree on.
+            agreement: what all agree on, and what each site has said of itself.
             exchange: carries requests and answers.
-            shares: what each site shares beside the messages of the method.
             needed: sites without whose answers a round is not closed.
             storage: where ``bases``, ``per_client``, and what :meth:`remember` remembers of them,
                 are kept.
+            conduct: which sites have sent what cannot be used.
         """
         self.bases = storage("bases")
         self.per_client = storage("per_client")
         self._best_bases = storage("best_bases")
         self._best_per_client = storage("best_per_client")
-        self._plan = plan
+        self._plan = agreement.plan
+        self._members = agreement.members
         self._exchange = exchange
-        self._shares = shares
         self._needed = needed
-        self._num_classes = roster.common_task.num_classes
+        self._conduct = conduct
+        algorithm = self._plan.algorithm
+        task = agreement.roster().common_task
+        self._num_classes = task.num_classes
         self._modules = readable_modules(algorithm)
-        self._messages: Messages = algorithm.messages(algorithm.bind(roster.common_task))
+        self._messages: Messages = algorithm.messages(algorithm.bind(task))
         self._trained: dict[int, Version] = {}
         """The rounds that wait for :meth:`accept`."""
 
@@ -98,14 +98,12 @@ class RemoteClients:
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of some sites; their uploads come as they are."""
 
-        def read(answer: Envelope) -> TrainReply:
-            return self._train_reply(answer, round, request.attempt)
+        def read(client: int, answer: Envelope) -> TrainReply:
+            return self._train_reply(client, answer, request, round)
 
         # What a round leaves counts only once the server has accepted it.
         self._trained = {}
-        answers = self._ask(request, self._pack(shared), clients, round)
-        for client in clients:
-            reply = _read(answers.get(client), read)
+        for client, reply in self._replies(request, self._pack(shared), clients, round, read):
             if isinstance(reply, TrainReply) and reply.problem is None:
                 self._trained[client] = Version(round, request.attempt)
 
@@ -137,11 +135,15 @@ class RemoteClients:
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, Scores | Failure]]:
         """Score one model at the sites that share scores."""
+
+        def read(client: int, answer: Envelope) -> Scores:
+            scores = self._out(client, answer, {"scores"})["scores"]
+            return self._check_scores(client, scores, rank=request.rank)
+
         # The others would refuse.
-        sharing = [client for client in clients if "scores" in self._shares[client]]
-        answers = self._ask(request, to_blob(model, self._modules), sharing, round)
-        for client in sharing:
-            yield client, _read(answers.get(client), self._scores)
+        sharing = [client for client in clients if "scores" in self._members[client].share]
+        blob = to_blob(model, self._modules)
+        return self._replies(request, blob, sharing, round, read)
 
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int
@@ -153,9 +155,36 @@ class RemoteClients:
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
         """Have some sites make and score their personal models."""
-        answers = self._ask(request, self._pack(shared), clients, round)
+
+        def read(client: int, answer: Envelope) -> PersonalizeReply:
+            return self._personalize_reply(client, answer, request)
+
+        return self._replies(request, self._pack(shared), clients, round, read)
+
+    def _replies(
+        self,
+        request: Request,
+        shared: bytes,
+        clients: Sequence[int],
+        round: int,
+        read: Callable[[int, Envelope], Reply],
+    ) -> Iterator[tuple[int, Reply | Failure]]:
+        """Ask some sites, and yield what each has answered, or why that cannot be used.
+
+        No answer of a site raises an error here.
+        """
+        excluded = self._conduct.excluded()
+        asked = [client for client in clients if client not in excluded]
+        answers = self._ask(request, shared, asked, round)
         for client in clients:
-            yield client, _read(answers.get(client), self._personalize_reply)
+            if client in excluded:
+                yield client, Failure(NoAnswer(excluded[client]))
+                continue
+
+            reply, offence = _read(client, answers.get(client), read)
+            if offence:
+                self._conduct.note(client, request.name, round, offence)
+            yield client, reply
 
     def _pack(self, shared: Any) -> bytes:
         return to_blob(pack_download(shared, self._messages), self._modules)
@@ -195,74 +224,123 @@ class RemoteClients:
     def _version(bases: Mapping[int, Tensor], client: int) -> Version | None:
         return Version(*bases[client].tolist()) if client in bases else None
 
-    def _out(self, answer: Envelope, keys: set[str]) -> Mapping[str, Any]:
-        out = from_blob(answer.blobs.get("out", b""), self._modules)
+    def _out(self, client: int, answer: Envelope, keys: set[str]) -> Mapping[str, Any]:
+        member = self._members[client]
+        counts = (member.num_test, member.num_val)
+        size = largest_answer(self._messages, self._num_classes, counts)
+        out = from_blob(answer.blobs.get("out", b""), self._modules, size=size)
         if not isinstance(out, Mapping) or set(out) != keys:
             raise wrong("out", ", ".join(sorted(keys)), "something else")
         return out
 
-    def _train_reply(self, answer: Envelope, round: int, attempt: int) -> TrainReply:
-        problem = answer.head.get("problem")
-        if problem is not None:
-            if not isinstance(problem, str):
-                raise wrong("problem", "a text", problem)
-            return TrainReply(round, attempt, {}, {}, (), Problem("state", "", one_line(problem)))
+    def _train_reply(
+        self, client: int, answer: Envelope, request: TrainRequest, round: int
+    ) -> TrainReply:
+        problem = _problem_text(answer)
+        if problem:
+            flaw: Problem | None = Problem("state", "", problem)
+            return TrainReply(round, request.attempt, {}, {}, (), flaw)
 
         # Every part is checked by itself: whatever a site sends, its round alone is left out.
-        out = self._out(answer, {"upload", "metrics", "scores"})
+        out = self._out(client, answer, {"upload", "metrics", "scores"})
         upload = unpack_upload(out["upload"], self._messages)
         metrics = _numbers(out["metrics"])
         text = problem_with_numbers(metrics, "metric")
         flaw = Problem("metric", "", text) if text else None
 
-        # A site that shares no scores sends ().
+        # A site that shares no scores sends (), as all do where none are asked for.
         scores = out["scores"]
-        if not isinstance(scores, tuple) or len(scores):
-            scores = check_scores(scores, self._num_classes)
-        return TrainReply(round, attempt, upload, metrics, scores, flaw)
+        if scores != () or isinstance(scores, Scores):
+            if not request.evaluate:
+                raise DataError("the scores were not asked for.", key="scores")
+            scores = self._check_scores(client, scores, rank=request.rank)
 
-    def _personalize_reply(self, answer: Envelope) -> PersonalizeReply:
-        out = self._out(answer, {"scores", "diagnostics"})
+        flaw = problem_with(upload, self._messages, self._members[client].num_train) or flaw
+        num_bytes = upload_bytes(upload, self._messages) if flaw is None else 0
+        return TrainReply(round, request.attempt, upload, metrics, scores, flaw, num_bytes)
+
+    def _personalize_reply(
+        self, client: int, answer: Envelope, request: PersonalizeRequest
+    ) -> PersonalizeReply:
+        out = self._out(client, answer, {"scores", "diagnostics"})
         test_sets = out["scores"]
-        if not isinstance(test_sets, Mapping) or not set(test_sets) <= {"clients", "validation"}:
+        allowed = {"clients", "validation"} if request.validate else {"clients"}
+        if not isinstance(test_sets, Mapping) or not set(test_sets) <= allowed:
             raise wrong("scores", "scores by test set", "something else")
 
-        scores = {name: check_scores(test_sets[name], self._num_classes) for name in test_sets}
-        diagnostics = usable_numbers(_numbers(out["diagnostics"]))
-        problem = answer.head.get("problem", "")
-        if not isinstance(problem, str):
-            raise wrong("problem", "a text", problem)
-        return PersonalizeReply(scores, diagnostics, one_line(problem))
+        scores = {}
+        for name, value in test_sets.items():
+            is_validation = name == "validation"
+            scores[name] = self._check_scores(
+                client, value, rank=request.rank, validation=is_validation
+            )
 
-    def _scores(self, answer: Envelope) -> Scores:
-        return check_scores(self._out(answer, {"scores"})["scores"], self._num_classes)
+        diagnostics = usable_numbers(_numbers(out["diagnostics"]))
+        return PersonalizeReply(scores, diagnostics, _problem_text(answer))
+
+    def _check_scores(
+        self, client: int, scores: Any, *, rank: bool, validation: bool = False
+    ) -> Scores:
+        """Return scores if they can be those of the examples that the site has declared."""
+        member = self._members[client]
+        examples = member.num_val if validation else member.num_test
+        return check_scores(scores, self._num_classes, examples, rank=rank)
 
 
 def _read(
-    answer: Envelope | SiteFailure | None, read: Callable[[Envelope], Reply]
-) -> Reply | Failure:
-    """Return what an answer holds, or a failure; no answer of a site raises an error here."""
+    client: int,
+    answer: Envelope | SiteFailure | None,
+    read: Callable[[int, Envelope], Reply],
+) -> tuple[Reply | Failure, str]:
+    """Return what an answer holds, or a failure; and what no honest site sends, if it is that."""
     if answer is None:
-        return Failure(NoAnswer("no answer in time"))
+        return Failure(NoAnswer("no answer in time")), ""
     if isinstance(answer, SiteFailure):
-        return Failure(NoAnswer(one_line(answer.text)))
+        reason = one_line(answer.text)
+        return Failure(NoAnswer(reason)), reason if answer.kind == "damaged" else ""
 
-    reason = refusal_in(answer.head)
-    if reason is not None:
-        return Failure(ProgramError(f"the site says: {reason}"))
+    # Its own words: an honest site may be without memory, or without the data.
+    reason = refusal_in(answer.head) or ""
+    if reason:
+        return Failure(ProgramError(f"the site says: {reason}")), ""
 
     try:
-        return read(answer)
+        reply = read(client, answer)
     except FedtailorError as error:
-        return Failure(ProgramError(one_line(f"the answer cannot be used: {error.message}")))
+        reason = one_line(f"the answer cannot be used: {error.message}")
+        return Failure(ProgramError(reason)), reason
+
+    # Honest training can diverge; then its numbers are of no use, and nothing more is wrong.
+    problem = reply.problem if isinstance(reply, TrainReply) else None
+    if isinstance(problem, Problem) and problem.kind not in (*VALUE_PROBLEMS, "state"):
+        return reply, one_line(str(problem))
+    return reply, ""
+
+
+def _problem_text(answer: Envelope) -> str:
+    """Return what a site says is wrong with its work; empty: nothing."""
+    problem = answer.head.get("problem", "")
+    if not isinstance(problem, str):
+        raise wrong("problem", "a text", problem)
+    return one_line(problem)
 
 
 def _numbers(value: Any) -> dict[str, Tensor]:
-    """Return numbers by name.
+    """Return numbers by name; steps are counted, so they are a whole number from 0.
 
     Raises:
         DataError: it is something else.
     """
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, Mapping):
         raise wrong("metrics", "numbers by name", "something else")
+
+    for name in value:
+        is_name = isinstance(name, str) and len(name) <= LONGEST_METRIC_NAME
+        if not is_name or not name.isprintable():
+            allowed = f"names of at most {LONGEST_METRIC_NAME} printable characters"
+            raise wrong("metrics", allowed, "something else")
+
+    steps = value.get("steps", torch.zeros(()))
+    if steps.dim() == 0 and not (0 <= steps <= MOST_STEPS and steps == steps.round()):
+        raise wrong("steps", f"a whole number from 0 to {MOST_STEPS}", float(steps))
     return dict(value)

@@ -20,6 +20,7 @@ from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.split import ClientRecord, split_digest
 from fedtailor.deployment.agreement import Agreement, Member, agree
+from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
@@ -79,14 +80,16 @@ def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict
         names = [member.name for member in agreement.members]
         exchange = _exchange(folder, file.deploy, names, make_transport)
     else:
-        sites = FederationFolder(folder).sites()
+        # An excluded site could keep a run from beginning.
+        excluded = excluded_sites(folder)
+        sites = [site for site in FederationFolder(folder).sites() if site.name not in excluded]
         check_enough(sites)
         names = [site.name for site in sites]
         exchange = _exchange(folder, file.deploy, names, make_transport)
         agreement = agree(exchange, file, sites)
         _make_folder(run, agreement, text)
 
-    return _serve(run, agreement, exchange)
+    return _serve(run, agreement, exchange, Conduct(folder, run.name, names))
 
 
 def _exchange(
@@ -138,7 +141,9 @@ class _AttendanceNotes:
         write_attendance(self._folder, sites)
 
 
-def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, Any]:
+def _serve(
+    path: Path, agreement: Agreement, exchange: Exchange, conduct: Conduct
+) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     plan = agreement.plan
     schedule = plan.config.schedule
@@ -150,13 +155,11 @@ def _serve(path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, An
 
         # The round loop is that of a simulation; only its clients are elsewhere.
         clients = RemoteClients(
-            plan.algorithm,
-            roster,
-            plan,
+            agreement,
             exchange,
-            shares=[frozenset(member.share) for member in agreement.members],
             needed=max(schedule.fewest_uploads, schedule.participation.min_clients),
             storage=writer.storage,
+            conduct=conduct,
         )
         reports = federate(
             plan.algorithm,

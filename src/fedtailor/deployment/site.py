@@ -20,6 +20,7 @@ from fedtailor.data.own.read import WARNING
 from fedtailor.data.quantiles import count_cells, read_request
 from fedtailor.deployment.audit import Audit, digest_of
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.limits import MOST_SITES
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, read_plan
 from fedtailor.deployment.policy import study_settings
@@ -34,7 +35,6 @@ from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_run import SiteAnswer, SiteRun, reason_answer, shared_reason
 from fedtailor.deployment.site_verdict import add_verdict
 from fedtailor.deployment.wire import (
-    MOST_SITES,
     read_head,
     refusal_in,
     repeated,

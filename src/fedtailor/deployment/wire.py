@@ -8,17 +8,26 @@ trusts the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedtailor.core.codec import Limits, decode, encode
 from fedtailor.core.errors import DataError, one_line
+from fedtailor.core.message import Messages
 from fedtailor.core.options import show
-from fedtailor.core.scores import SCORE_BINS, Scores, score
+from fedtailor.core.scores import BINS, SCORE_BINS
+from fedtailor.deployment.limits import (
+    LARGEST_FRAME,
+    LARGEST_ROUND,
+    LARGEST_TREE_HEADER,
+    MOST_ATTEMPTS,
+    MOST_AXES,
+    MOST_EXTRA_BYTES,
+    MOST_LEAVES,
+    MOST_SITES,
+)
 from fedtailor.deployment.state import Version
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 
@@ -28,13 +37,8 @@ REQUESTS: Mapping[str, type[Any]] = {
     ScoreRequest.name: ScoreRequest,
 }
 """The requests of a round, by kind."""
-LARGEST_BLOB = 2**33
-"""Bytes of a tree."""
-MOST_SITES = 10**6
 _REPEATED = ("kind", "run", "round", "client", "attempt")
-_MOST_LEAVES = 2**14
-_MOST_ATTEMPTS = 10**4
-_LARGEST_ROUND = 10**9
+_TREE = Limits(size=LARGEST_FRAME, leaves=MOST_LEAVES, header=LARGEST_TREE_HEADER, axes=MOST_AXES)
 
 
 class Work(NamedTuple):
@@ -90,7 +94,7 @@ def read_head(head: Mapping[str, Any]) -> Work:
     return Work(
         request=_read_options(REQUESTS[kind], head.get("request")),
         run=run,
-        round=whole("round", head.get("round"), _LARGEST_ROUND),
+        round=whole("round", head.get("round"), LARGEST_ROUND),
         client=whole("client", head.get("client"), MOST_SITES),
         base=_version("base", head.get("base")),
         best=_version("best", head.get("best")),
@@ -106,7 +110,7 @@ def _read_options(cls: type[Any], options: Any) -> Request:
 
     for name, value in options.items():
         if name == "attempt":
-            whole("request.attempt", value, _MOST_ATTEMPTS)
+            whole("request.attempt", value, MOST_ATTEMPTS)
         elif type(value) is not bool:
             raise wrong(f"request.{name}", "true or false", value)
 
@@ -130,8 +134,8 @@ def _version(name: str, value: Any) -> Version | None:
         return None
     if not isinstance(value, list) or len(value) != 2:
         raise wrong(name, "a round and an attempt", value)
-    round = whole(name, value[0], _LARGEST_ROUND)
-    return Version(round, whole(name, value[1], _MOST_ATTEMPTS))
+    round = whole(name, value[0], LARGEST_ROUND)
+    return Version(round, whole(name, value[1], MOST_ATTEMPTS))
 
 
 def wrong(name: str, allowed: str, got: object) -> DataError:
@@ -143,61 +147,41 @@ def wrong(name: str, allowed: str, got: object) -> DataError:
 
 def to_blob(value: Any, modules: Collection[str]) -> bytes:
     """Return a tree as bytes."""
-    return encode(value, modules=modules, limits=Limits(LARGEST_BLOB, _MOST_LEAVES))
+    return encode(value, modules=modules, limits=_TREE)
 
 
-def from_blob(raw: bytes, modules: Collection[str]) -> Any:
+def from_blob(raw: bytes, modules: Collection[str], *, size: int = LARGEST_FRAME) -> Any:
     """Return the tree of a blob; see :func:`fedtailor.core.codec.decode`.
+
+    Args:
+        raw: the bytes.
+        modules: whose NamedTuples are allowed.
+        size: the most bytes.
 
     Raises:
         DataError: the bytes are not such a tree.
     """
-    return decode(raw, modules=modules, limits=Limits(LARGEST_BLOB, _MOST_LEAVES))
+    return decode(raw, modules=modules, limits=_TREE._replace(size=size))
 
 
-def check_scores(scores: Any, num_classes: int) -> Scores:
-    """Return the scores that a site sent.
+def largest_answer(messages: Messages, num_classes: int, sizes: Sequence[int]) -> int:
+    """Return the most bytes of an honest answer: what is declared, twice scores, and metrics.
 
-    Raises:
-        DataError: they cannot be used.
+    Args:
+        messages: the declaration of the method.
+        num_classes: of the federation.
+        sizes: how many test and validation examples the site has.
     """
-    if not isinstance(scores, Scores):
-        raise DataError("the scores are of another form.", key="scores")
+    numbers = 0
+    for field in messages.values():
+        if field.reduction != "none":
+            # A weight or a mask is at most as large as what it weighs.
+            numbers += 2 * sum(map(math.prod, field.leaf_shapes().values()))
 
-    # Those of no example have the shapes and types of all.
-    nothing = torch.zeros(0)
-    template = score(nothing.view(0, num_classes), nothing.long(), nothing, num_classes, rank=False)
-    for name in Scores._fields[:-1]:
-        expected = getattr(template, name)
-        value = getattr(scores, name)
-        is_tensor = isinstance(value, Tensor) and value.dtype == expected.dtype
-        if not is_tensor or value.shape != expected.shape:
-            shape = tuple(expected.shape)
-            raise DataError(f"the scores have no {name} of shape {shape}.", key="scores")
+    # Of every example and class, the histogram has at most a place and a count, in 8 bytes each.
+    scores = 0
+    for count in sizes:
+        cells = min(2 * num_classes * SCORE_BINS, num_classes * count)
+        scores += 8 * (num_classes**2 + 4 * num_classes + 3 * BINS + 1 + 2 * cells)
 
-        # An infinite loss is that of a prediction which is not a number.
-        is_possible = bool((value >= 0).all())
-        if not is_possible or (name != "loss_sum" and not bool(torch.isfinite(value).all())):
-            raise DataError(f"the scores have an impossible {name}.", key="scores")
-
-    _check_histogram(scores.histogram, num_classes)
-
-    # Counts of examples must agree with each other, or accuracy could exceed 1.
-    total = float(scores.class_total.sum())
-    has_too_many = bool((scores.class_correct > scores.class_total).any())
-    if has_too_many or float(scores.confusion.sum()) > total:
-        raise DataError("the scores count more examples than there are.", key="scores")
-
-    return scores
-
-
-def _check_histogram(histogram: Any, num_classes: int) -> None:
-    """Check a packed histogram (2, n): places in a table, and their values."""
-    is_tensor = isinstance(histogram, Tensor) and histogram.dtype == torch.int64
-    if not is_tensor or histogram.dim() != 2 or len(histogram) != 2:
-        raise DataError("the scores have no histogram.", key="scores")
-
-    if histogram.numel():
-        places = int(histogram[0].max())
-        if int(histogram.min()) < 0 or places >= 2 * num_classes * SCORE_BINS:
-            raise DataError("the scores have an impossible histogram.", key="scores")
+    return 8 * numbers + scores + LARGEST_TREE_HEADER + MOST_EXTRA_BYTES

@@ -27,6 +27,8 @@ from fedtailor.deployment.supervise import Ended, Supervisor
 
 _START_SECONDS = 90.0
 _COMMAND_SECONDS = 120.0
+_NODES = "nodes.json"
+"""The file in which the node of every registered key is noted; the gate reads it too."""
 _CONNECTION = "fedtailor"
 """The name of the connection in ``_SETTINGS``."""
 
@@ -137,7 +139,7 @@ class ServerProcesses:
         # Sites reach the gate, and never the SuperLink itself.
         command = [sys.executable, "-m", "fedtailor.deployment.flower.gate"]
         command += [self._host, str(self._port), self._address, str(self._keys)]
-        command.append(str(self._folder / GOODBYES_FILE))
+        command += [str(self._folder / _NODES), str(self._folder / GOODBYES_FILE)]
         self._supervisor.start("gate", command)
         reached = "127.0.0.1" if self._host in ("", "0.0.0.0", "::") else self._host
         self._wait_for_health("gate", f"{reached}:{self._port}")
@@ -152,7 +154,7 @@ class ServerProcesses:
         Raises:
             RunError: Flower refuses.
         """
-        path = self._folder / "nodes.json"
+        path = self._folder / _NODES
         noted: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
         listed = self._flwr("supernode", "list", _CONNECTION)["nodes"]
         registered = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}

@@ -118,7 +118,7 @@ class GridTransport:
         except httpx.HTTPError:
             raise
         except Exception as error:
-            failure = SiteFailure("failed", f"the reply is damaged: {describe_error(error)}")
+            failure = SiteFailure("damaged", f"the reply is damaged: {describe_error(error)}")
             return [(self._asked.pop(number), failure)]
 
     def _note(self, messages: list[Message]) -> list[tuple[int, Envelope | SiteFailure]]:
@@ -148,11 +148,11 @@ def _read(message: Message, node: int) -> Envelope | SiteFailure:
 
     if sender != node:
         text = f"the reply comes from another node: {sender} instead of {node}"
-        return SiteFailure("failed", text)
+        return SiteFailure("damaged", text)
 
     try:
         return unpack(message.content)
     except DataError as error:
-        return SiteFailure("failed", one_line(error.message))
+        return SiteFailure("damaged", one_line(error.message))
     except Exception as error:  # Flower's records are built from what the site sent
-        return SiteFailure("failed", f"the reply is damaged: {describe_error(error)}")
+        return SiteFailure("damaged", f"the reply is damaged: {describe_error(error)}")

@@ -1,0 +1,103 @@
+"""Sites that have sent what no honest site sends: after three times, they are asked no more.
+
+The file ``excluded.json`` of the server's folder says of each what it sent and when. There is none
+where everybody is honest, whatever fails. ``fedtailor deploy allow FOLDER SITE`` forgets what a
+site has done, also while the server runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import ConfigError, DataError, did_you_mean, one_line
+from fedtailor.core.reading import is_missing, read_object
+
+CONDUCT_FILE = "excluded.json"
+MOST_OFFENCES = 3
+"""After so many, a site is excluded."""
+
+
+class Conduct:
+    """What the sites of a run have done wrong."""
+
+    def __init__(self, folder: Path, run: str, names: Sequence[str]) -> None:
+        """Continue what is noted.
+
+        Args:
+            folder: of the server.
+            run: name of the run's folder.
+            names: of the sites, by number.
+        """
+        self._folder = folder
+        self._run = run
+        self._names = names
+
+    def note(self, client: int, stage: str, round: int, reason: str) -> None:
+        """Note what a site has sent. A round that is done again counts once."""
+        offences = read_offences(self._folder)
+        mine = offences.setdefault(self._names[client], [])
+        place = {"run": self._run, "round": round, "stage": stage}
+        if not any(place.items() <= offence.items() for offence in mine):
+            mine.append({**place, "reason": one_line(reason)})
+            write_offences(self._folder, offences)
+
+    def excluded(self) -> dict[int, str]:
+        """Return the excluded sites by number, each with the reason."""
+        reasons = excluded_sites(self._folder)
+        return {client: reasons[name] for client, name in enumerate(self._names) if name in reasons}
+
+
+def excluded_sites(folder: Path) -> dict[str, str]:
+    """Return the excluded sites by name, each with the reason in one sentence."""
+    reasons = {}
+    for name, offences in read_offences(folder).items():
+        if len(offences) >= MOST_OFFENCES:
+            last = str(offences[-1].get("reason", "")).rstrip(".")
+            reasons[name] = (
+                f"excluded after {len(offences)} answers that no honest site gives; the last: "
+                f"{last}. To ask it again: fedtailor deploy allow FOLDER {name}"
+            )
+
+    return reasons
+
+
+def allow(folder: Path, name: str) -> int:
+    """Forget what a site has done, and return how much that was.
+
+    Raises:
+        ConfigError: nothing is noted of it.
+    """
+    offences = read_offences(folder)
+    if name not in offences:
+        noted = ", ".join(sorted(offences)) or "none"
+        hint = did_you_mean(name, sorted(offences)) or "."
+        message = f"site '{name}' has sent nothing wrong{hint} Sites that have: {noted}."
+        raise ConfigError(message, key="name", allowed=noted, got=name)
+
+    removed = offences.pop(name)
+    write_offences(folder, offences)
+    return len(removed)
+
+
+def read_offences(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what is noted, by site.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        record = read_object(folder / CONDUCT_FILE, within=folder)
+    except DataError as error:
+        if is_missing(error):
+            return {}
+        raise
+
+    return {str(name): list(offences) for name, offences in record.items()}
+
+
+def write_offences(folder: Path, offences: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write what is noted."""
+    write_whole(folder / CONDUCT_FILE, to_json(offences, indent=2) + "\n")
