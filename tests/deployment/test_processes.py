@@ -153,7 +153,8 @@ def test_a_site_says_when_the_server_is_away(stand_in, site, tmp_path):
     [
         ("supernode", 1, "[SSL: CERTIFICATE_VERIFY_FAILED] no", "CA"),
         ("supernode", 1, "[code: 2004] Failed to activate SuperNode.", "not registered"),
-        ("supernode", -9, "", "supernode was killed by signal 9"),
+        ("supernode", -9, "Connection attempt failed", "supernode was killed by signal 9"),
+        ("supernode", 1, "Connection attempt failed\nConnection successful\nbad", "1: bad"),
         ("superlink", 3, "first\n\n\x1b[91mlast \x1b[0mwords\n\n", "code 3: last words"),
         ("resident", 4, "", "resident ended with code 4"),
     ],

@@ -245,7 +245,9 @@ class _RoundLoop:
         printed = self.processes.last_words()
         if self._app() is None:
             return f"{what} did not start within {_START:.0f} s ({printed})"
-        return f"{what} has ended without a result ({printed})"
+        return (
+            f"{what} was killed, as for lack of memory, or has ended without a result ({printed})"
+        )
 
     def _app(self) -> dict[str, Any] | None:
         """Return what the present process has written; None if it has not started yet."""

@@ -187,8 +187,10 @@ class ServerProcesses:
         return self._supervisor.watch()
 
     def last_words(self) -> str:
-        """Return the last line of the SuperExec, and so of the round loop, which it starts."""
-        return _last_line(self._supervisor.output("superexec"))
+        """Return the last problem that the SuperExec, which starts the round loop, has printed."""
+        lines = _COLORS.sub("", self._supervisor.output("superexec")).splitlines()
+        problems = [line for line in lines if not line.startswith("INFO")]
+        return _last_line("\n".join(problems))
 
     def stop(self) -> None:
         """End all programs and all that they started."""
@@ -297,9 +299,7 @@ class SiteProcesses:
 
     def problem(self) -> str | None:
         """Return why the site does not reach the server now; None if nothing is known."""
-        output = self._supervisor.output("supernode")
-        last = max(output.rfind(sign) for sign in _REACHES)
-        return _reason(output[max(last, 0) :])
+        return _reason_now(self._supervisor.output("supernode"))
 
     def is_connected(self) -> bool:
         """Tell whether the present SuperNode has been accepted by the server."""
@@ -316,8 +316,10 @@ class SiteProcesses:
 
 def explain(ended: Ended) -> str:
     """Say in one sentence why a process of a site or server ended."""
-    reason = _reason(ended.output) if ended.name == "supernode" else None
-    if reason is not None:
+    # A kill is not the doing of what was printed before it.
+    was_killed = ended.code < 0 and not ended.reason
+    reason = _reason_now(ended.output)
+    if ended.name == "supernode" and reason is not None and not was_killed:
         return reason
     if ended.reason:
         return f"{ended.name} {ended.reason}"
@@ -346,8 +348,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _reason(output: str) -> str | None:
-    return next((reason for sign, reason in _REASONS.items() if sign in output), None)
+def _reason_now(output: str) -> str | None:
+    """Return why a SuperNode does not reach the server, after it last did; None if unknown."""
+    last = max(output.rfind(sign) for sign in _REACHES)
+    now = output[max(last, 0) :]
+    return next((reason for sign, reason in _REASONS.items() if sign in now), None)
 
 
 def _write_programs(folder: Path) -> None:
