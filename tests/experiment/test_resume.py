@@ -10,7 +10,7 @@ import pytest
 import finished_runs
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, RunError
-from fedtailor.experiment.config import make_config
+from fedtailor.experiment.config import load_config, make_config
 from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.resume import refuse_other_configuration, with_first_choices
@@ -370,6 +370,31 @@ def test_a_run_does_not_go_on_with_other_data(folder):
     )
     progress = resumed(config(), "one")
     assert "torch 1.0 then" in progress.notes[1] and progress.rounds == [2, 3]
+
+
+def test_an_edited_configuration_is_not_taken_for_that_of_the_rounds_before(folder):
+    interrupted(config(training__lr=0.05), "one", after=2)
+    file = Path("one/experiment.toml")
+    text = file.read_text()
+    file.write_text(text.replace("\nlr = 0.05\n", "\nlr = 0.5\n"))
+    with pytest.raises(
+        ConfigError, match=r"training\.lr was 0\.05 when the run began, and is 0\.5"
+    ):
+        run(load_config(file), out="one")
+
+    # What changes no result may be another one.
+    file.write_text(text.replace("\nevery = 1\n", "\nevery = 2\n"))
+    assert resumed(load_config(file), "one").rounds == [2, 3]
+
+
+def test_an_edited_split_is_refused(folder):
+    interrupted(config(), "one", after=2)
+    file = Path("one/split.json")
+    split = json.loads(file.read_text())
+    split["clients"][1]["test"].pop()
+    file.write_text(json.dumps(split))
+    with pytest.raises(DataError, match=r"'one/split\.json' was edited: clients\[1\]"):
+        run(config(), out="one")
 
 
 def test_provenance_is_that_of_the_software_with_which_a_run_begins(folder):

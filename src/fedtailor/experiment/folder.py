@@ -35,6 +35,7 @@ from fedtailor.core.folders import LockedError, lock, this_process, whole_folder
 from fedtailor.core.reading import UnreadableError, is_missing, open_regular, read_lines
 from fedtailor.experiment.reader import CONFIG_FILE, SCHEMA_VERSION, State, read_result
 
+SPLIT_FILE = "split.json"
 _BLOCK = 2**20
 """Bytes of a file that are read at a time."""
 
@@ -245,7 +246,7 @@ class RunFolder:
 
     def write_split(self, split: Mapping[str, Any]) -> None:
         """Write ``split.json``: which client has which examples."""
-        write_whole(self.path / "split.json", to_json(split, compact=True) + "\n")
+        write_whole(self.path / SPLIT_FILE, to_json(split, compact=True) + "\n")
 
     def add_round(
         self,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.options import show
+from fedtailor.core.reading import read_object
+from fedtailor.data.split import SplitRecord
 from fedtailor.experiment.config import (
     Config,
     flatten,
@@ -17,8 +22,8 @@ from fedtailor.experiment.config import (
     load_config,
     to_toml,
 )
-from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.reader import holds_run
+from fedtailor.experiment.folder import SPLIT_FILE, refuse_existing
+from fedtailor.experiment.reader import CONFIG_FILE, holds_run, read_provenance
 
 _MOST_DIFFERENCES = 3
 
@@ -27,12 +32,44 @@ def begun_config(path: Path) -> Config | None:
     """Return the configuration of the run in a folder; None if it is empty or missing.
 
     Raises:
-        ConfigError: the folder holds something else, or its configuration cannot be read.
+        ConfigError: the folder holds something else, or its configuration cannot be read, or is not
+            that with which the run began.
     """
     if holds_run(path):
-        return load_config(path / "experiment.toml")
+        config = load_config(path / CONFIG_FILE)
+        _refuse_edited(config, path)
+        return config
+
     refuse_existing(path)
     return None
+
+
+def values_at_start(config: Config) -> dict[str, Any]:
+    """Return what is kept of a configuration beside it: the values that decide the results."""
+    # Seeds can be added, and data may move: their digest is compared.
+    ignored = {*keys_without_result(), "seeds", "data.path", "data.split"}
+    values = flatten(tomllib.loads(to_toml(config)))
+    return {key: value for key, value in values.items() if key not in ignored}
+
+
+def _refuse_edited(config: Config, path: Path) -> None:
+    """Check that a configuration has the values with which the run in its folder began."""
+    begun = read_provenance(path).get("config", {})
+    now = values_at_start(config)
+    for key, value in begun.items():
+        if now.get(key) == value:
+            continue
+
+        file = path / CONFIG_FILE
+        raise ConfigError(
+            f"'{file}' was edited: {key} was {show(value)} when the run began, and is "
+            f"{_show(now, key)} now. Change it back to resume the run. Another run with the new "
+            f"value: fedtailor run {shlex.quote(str(file))} --out FOLDER.",
+            key=key,
+            path=str(file),
+            allowed=value,
+            got=now.get(key),
+        )
 
 
 def with_first_choices(config: Config, begun: Config, path: Path) -> Config:
@@ -143,6 +180,40 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
                 allowed=before,
                 got=today,
             )
+
+
+def refuse_edited_split(split: SplitRecord, path: Path) -> None:
+    """Check that the split in a run folder, if it is there already, is the one of the run.
+
+    Raises:
+        DataError: it is not; the message names the key.
+    """
+    file = path / SPLIT_FILE
+    if not file.exists():
+        return
+
+    there = read_object(file, within=path)
+    for key, value in json.loads(to_json(split)).items():
+        if there.get(key) != value:
+            where = key + _first_difference(value, there.get(key))
+            raise DataError(
+                f"'{file}' was edited: {where} is not what the run began with. Change it back to "
+                "resume the run.",
+                key=where,
+                path=str(file),
+            )
+
+
+def _first_difference(expected: Any, got: Any) -> str:
+    """Return where two values differ first, as an index in brackets; empty if it is no list."""
+    if not isinstance(expected, list) or not isinstance(got, list):
+        return ""
+
+    for position, (one, other) in enumerate(zip(expected, got, strict=False)):
+        if one != other:
+            return f"[{position}]"
+
+    return f"[{min(len(expected), len(got))}]"
 
 
 def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -31,8 +31,10 @@ from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import fold_folder, holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
     begun_config,
+    refuse_edited_split,
     refuse_other_configuration,
     refuse_other_data,
+    values_at_start,
     with_first_choices,
 )
 from fedtailor.experiment.tracking import RunProgress, TrackedProgress, check_trackers
@@ -102,7 +104,7 @@ def run(
     resolved = dataclasses.replace(resolved, seeds=config.seeds)
     with all_done([first.engine.close]):
         if begun is None:
-            provenance = _describe_run(first, split)
+            provenance = _describe_run(first, split, resolved)
             RunFolder.create(path, config=to_toml(resolved), provenance=provenance)
         else:
             refuse_other_configuration(resolved, begun, path)
@@ -211,7 +213,7 @@ def _run_folds(first: PreparedRun, path: Path, watch: Watch, place: str) -> dict
     split = _whole_split(config, first)
     with all_done([first.engine.close]):
         if not holds_run(path):
-            provenance = _describe_run(first, split)
+            provenance = _describe_run(first, split, config)
             RunFolder.create(path, config=to_toml(config), provenance=provenance)
 
         result = _finished_result(path, path, first, split, watch.progress)
@@ -273,9 +275,9 @@ def run_seed(
         place: which of several runs it is, in words.
     """
     if not holds_run(path):
-        config = to_toml(prepared.config)
-        provenance = _describe_run(prepared, prepared.split)
-        RunFolder.create(path, config=config, provenance=provenance)
+        config = prepared.config
+        provenance = _describe_run(prepared, prepared.split, config)
+        RunFolder.create(path, config=to_toml(config), provenance=provenance)
 
     with all_done([prepared.engine.close]):
         # Nothing is left to do, unless the data is no longer what it was.
@@ -384,6 +386,7 @@ def _finished_result(
     if holds_run(single):
         now = _provenance_of_inputs(prepared, split)
         refuse_other_data(read_provenance(single), now, single)
+        refuse_edited_split(split, single)
 
     result = RunFolder(path).finished_result()
     if result is not None:
@@ -408,7 +411,7 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
         schedule=config.schedule,
         inputs=prepared.inputs,
         split=lambda: prepared.split,
-        provenance=_describe_run(prepared, prepared.split),
+        provenance=_describe_run(prepared, prepared.split, config),
         facts={
             "algorithm": config.algorithm.name,
             "dataset": dataset,
@@ -425,7 +428,7 @@ def _plan(prepared: PreparedRun, place: str) -> RunPlan:
     )
 
 
-def _describe_run(prepared: PreparedRun, split: SplitRecord) -> dict[str, Any]:
+def _describe_run(prepared: PreparedRun, split: SplitRecord, config: Config) -> dict[str, Any]:
     """Return where the result comes from: the provenance of a run with a split."""
     return {
         **describe(),
@@ -434,6 +437,7 @@ def _describe_run(prepared: PreparedRun, split: SplitRecord) -> dict[str, Any]:
         "engine": prepared.engine.name,
         "engine_choice": prepared.choice.reason,
         "device": str(prepared.device),
+        "config": values_at_start(config),
     }
 
 
