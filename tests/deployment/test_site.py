@@ -354,6 +354,7 @@ def test_a_site_that_shares_its_verdict_sends_that_row_only(tmp_path):
     shared = world.write(write_table).serve()["shared_verdicts"]
     assert shared["verdicts"] == {"better": 0, "no clear difference": 2, "worse": 0}
 
+    run = tmp_path / "server" / "runs" / "0001"
     names = ("own", "examples", "p_value", "difference", "low", "high")
     for name, row in shared["sites"].items():
         folder = tmp_path / "sites" / name
@@ -361,6 +362,7 @@ def test_a_site_that_shares_its_verdict_sends_that_row_only(tmp_path):
         paired = kept["difference"]
         expected = ["logistic_regression", kept["examples"], kept["p_value"], *paired.values()]
         assert [row[key] for key in names] == expected
+        assert "verdict" in {value["name"] for value in what_leaves_run(run)["sent"]}
         assert "| verdict of the site | 1 |" in page(folder, name, ("verdict",), SitePolicy())
 
 

@@ -25,7 +25,8 @@ class LeavingValue(NamedTuple):
 
     name: str
     when: str
-    """``setup``: before the first round; ``round``: in each; ``evaluation``; ``failure``."""
+    """``setup``: before the first round; ``round``: in each; ``evaluation``; ``failure``;
+    ``end`` of a run."""
     content: str
     """Its kind, as the method declares it, or what it is in words."""
     shape: str

@@ -155,7 +155,13 @@ def _across_sites(records: RunRecords) -> dict[str, Any]:
     }
     reported = {kind: ", ".join(sorted(names[kind])) or "none" for kind in names}
     record = _record(config, algorithm, task, inputs, reported)
-    return {**record, "sites": _sites(records, record["bytes"]["up"])}
+    sites = _sites(records, record["bytes"]["up"])
+    if any("verdict" in site["shares"] for site in sites):
+        content = "difference from the best own model, and its test"
+        verdict = LeavingValue("verdict", "end", content, "6 numbers", None, "each")
+        record["sent"].append({**verdict._asdict(), "single_sites": True})
+
+    return {**record, "sites": sites}
 
 
 def _sites(records: RunRecords, most_bytes: int) -> list[dict[str, Any]]:
