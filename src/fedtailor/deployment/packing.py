@@ -110,9 +110,15 @@ def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
         DataError: it has another form than a packed upload of this declaration.
     """
     try:
+        if not isinstance(packed, Mapping):
+            raise TypeError("it is no mapping")
+
         values = packed["values"]
         weights = packed["weights"]
         rows = packed["rows"]
+        if not all(isinstance(part, Mapping) for part in (values, weights, rows)):
+            raise TypeError("its parts are no mappings")
+
         upload: dict[str, Mean | Sum | Each] = {}
         for name, value in values.items():
             upload[name] = _unpacked_entry(name, messages[name], value, weights, rows)

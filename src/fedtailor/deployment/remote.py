@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
-from fedtailor.core.errors import DataError, FedtailorError, one_line
+from fedtailor.core.errors import DataError, FedtailorError, describe_error, one_line
 from fedtailor.core.message import Messages, upload_bytes
 from fedtailor.core.reduction import Reduction
 from fedtailor.core.scores import Scores
@@ -309,6 +309,9 @@ def _read(
     except FedtailorError as error:
         reason = one_line(f"the answer cannot be used: {error.message}")
         return Failure(ProgramError(reason)), reason
+    except Exception as error:  # what no check has foreseen must not end a run
+        reason = f"the answer cannot be used: unexpected {describe_error(error)}"
+        return Failure(ProgramError(reason)), reason
 
     # Honest training can diverge; then its numbers are of no use, and nothing more is wrong.
     problem = reply.problem if isinstance(reply, TrainReply) else None
@@ -341,6 +344,7 @@ def _numbers(value: Any) -> dict[str, Tensor]:
             raise wrong("metrics", allowed, "something else")
 
     steps = value.get("steps", torch.zeros(()))
-    if steps.dim() == 0 and not (0 <= steps <= MOST_STEPS and steps == steps.round()):
-        raise wrong("steps", f"a whole number from 0 to {MOST_STEPS}", float(steps))
+    is_number = isinstance(steps, Tensor) and steps.dim() == 0
+    if not is_number or not 0 <= float(steps) <= MOST_STEPS or not float(steps).is_integer():
+        raise wrong("steps", f"a whole number from 0 to {MOST_STEPS}", "something else")
     return dict(value)
