@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contract.cases import FULL, build, cases, oracle, small_federation, stacked
+from contract.cases import ALGORITHMS, FULL, build, cases, oracle, small_federation, stacked
+from federations import make_federation
 from fedtailor.core import tree
+from fedtailor.core.task import Task
+from fedtailor.models import build_model
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
@@ -41,6 +44,15 @@ def test_stacked_clients_agree_with_the_loop(algorithm, model, block):
 def _headings(report):
     """Return the descriptions of a report's evaluations."""
     return [(e.point, e.adaptation, e.group, e.ids) for e in report.evaluations]
+
+
+def test_stacked_clients_and_threads_agree_on_series():
+    task = Task(build_model("series_cnn", (2, 10), 3), 3, (2, 10))
+    federation = make_federation(task, sizes=(2, 5), new_sizes=())
+    for algorithm in ALGORITHMS if FULL else ("pfedfda",):
+        alone = run(build(algorithm), Reference(), federation)
+        assert_close_runs(alone, run(build(algorithm), Batched(32), federation))
+        assert_same_runs(alone, run(build(algorithm), Workers(2), federation))
 
 
 IRRELEVANT = ("threads", "order", "random state", "test labels")

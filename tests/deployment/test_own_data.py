@@ -1,6 +1,7 @@
 """Sites with their own folders of pictures, tables with text and empty cells, and arrays: as a
 simulation of them."""
 
+import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
@@ -74,6 +75,28 @@ def test_tables(tmp_path, site, data):
     assert served.columns == inputs.columns
     assert served.mean.tolist() == inputs.mean.tolist()
     assert served.std.tolist() == inputs.std.tolist()
+
+
+def write_series(folder, name):
+    generator = np.random.default_rng(len(name))
+    y = np.arange(30) % 10
+    x = y[:, None, None] + generator.normal(len(name), 2, (30, 12, 2))
+    write_arrays(folder, x, y)
+
+
+@pytest.mark.slow
+def test_series(tmp_path):
+    world = world_of(tmp_path, write_series, data={"kind": "series"})
+    world.serve()
+    simulated = world.simulate()
+    assert_same_run(world, simulated)
+    inputs = read_input_specification(tmp_path / "server" / "runs" / "0001")
+    assert (inputs.kind, inputs.shape, inputs.mean.shape) == ("series", (2, 12), (2,))
+    assert inputs.mean.tolist() == read_input_specification(simulated).mean.tolist()
+
+
+def test_sites_with_arrays_that_can_be_series_ask_for_the_kind(tmp_path):
+    refused(tmp_path, write_series, r'say kind = "series" in \[data\] of the server')
 
 
 def test_a_site_with_few_rows_does_not_say_its_means(tmp_path):

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from fedtailor.data.columns import Columns, RawTable
 
 
+InputKind = Literal["images", "series", "table"]
+"""What examples are: pictures, series over time, or rows of features."""
+_KINDS: Mapping[int, InputKind] = {2: "table", 3: "series", 4: "images"}
+"""By the number of axes of all examples together."""
+
+
 class Annotations(NamedTuple):
     """What a partition may use of examples; None if the data set lacks it."""
 
@@ -50,8 +56,9 @@ class Dataset:
     """
 
     name: str
-    x: np.ndarray  # (rows, height, width, channels), uint8 or float32; or (rows, features), float32
-    """Images as stored, or tables of numbers."""
+    x: np.ndarray
+    """Images as stored, (rows, height, width, channels), uint8 or float32; series, (rows, times,
+    channels), float32; or tables of numbers, (rows, features), float32."""
     y: np.ndarray  # (rows,), int64
     """Labels, 0 to ``num_classes`` - 1."""
     num_classes: int
@@ -110,8 +117,16 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of an example at the input of a model: (channels, height, width) or (features,)."""
+        """Shape of an example at the input of a model.
+
+        It is (channels, height, width), (channels, times) or (features,).
+        """
         return (self.x.shape[-1], *self.x.shape[1:-1])
+
+    @property
+    def kind(self) -> InputKind:
+        """What the examples are, by their shape."""
+        return _KINDS[self.x.ndim]
 
     @property
     def annotations(self) -> Annotations:
@@ -144,8 +159,11 @@ class Dataset:
 
     def _check_examples(self) -> None:
         shape = self.x.shape
-        if len(shape) not in (2, 4) or 0 in shape:
-            allowed = "of shape (rows, height, width, channels) or (rows, features), not empty"
+        if len(shape) not in _KINDS or 0 in shape:
+            allowed = (
+                "of shape (rows, height, width, channels), (rows, times, channels) or (rows, "
+                "features), not empty"
+            )
             raise self._refuse("examples", allowed, shape)
         if self.x.dtype not in (np.uint8, np.float32):
             raise self._refuse("examples", "of type uint8 or float32", self.x.dtype)

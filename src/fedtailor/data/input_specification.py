@@ -20,7 +20,7 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.data.build import DividedData
-from fedtailor.data.dataset import Normalization
+from fedtailor.data.dataset import InputKind, Normalization
 
 if TYPE_CHECKING:
     from fedtailor.data.cell_rules import CellRules
@@ -33,8 +33,9 @@ _TENSORS = "inputs.safetensors"
 _LARGEST = 2**28
 """Bytes of the file of mean and deviation."""
 _MOST_CLASSES = 100_000
+_AXES: Mapping[str, int] = {"images": 3, "series": 2, "table": 1}
+"""Of one input, by kind."""
 
-Kind = Literal["images", "table"]
 Color = Literal["auto", "gray", "rgb"]
 
 
@@ -42,12 +43,13 @@ Color = Literal["auto", "gray", "rgb"]
 class InputSpecification:
     """How examples become inputs of a model: a value p becomes ``(p / white - mean) / std``.
 
-    Images are stored as (height, width, channels), and a model takes (channels, height, width).
+    Images are stored as (height, width, channels), and a model takes (channels, height, width);
+    series as (times, channels), and a model takes (channels, times).
     """
 
-    kind: Kind
+    kind: InputKind
     shape: tuple[int, ...]
-    """Of one input of a model: (channels, height, width), or (features,)."""
+    """Of one input of a model: (channels, height, width), (channels, times) or (features,)."""
     stored: Literal["uint8", "float32"]
     """The type of the training data."""
     white: float
@@ -114,7 +116,7 @@ def input_specification(divided: DividedData, normalize: Normalization) -> Input
     dataset = divided.dataset
     options = divided.division.options
     return InputSpecification(
-        kind="images" if dataset.x.ndim == 4 else "table",
+        kind=dataset.kind,
         shape=dataset.input_shape,
         stored="uint8" if dataset.x.dtype == np.uint8 else "float32",
         white=dataset.white,
@@ -212,7 +214,7 @@ def specification_of(
         cells = CellRules.from_record(cells)
 
     inputs = InputSpecification(
-        kind=_one_of(record["kind"], get_args(Kind)),
+        kind=_one_of(record["kind"], get_args(InputKind)),
         shape=tuple(_whole(size, 2**31) for size in record["shape"]),
         stored=_one_of(record["stored"], ("uint8", "float32")),
         white=_number(record["white"]),
@@ -246,7 +248,7 @@ def _check_shapes(inputs: InputSpecification) -> None:
         if (num_features,) != inputs.shape:
             raise ValueError(f"{num_features} features of columns for the shape {inputs.shape}")
 
-    if len(inputs.shape) != (3 if inputs.kind == "images" else 1):
+    if len(inputs.shape) != _AXES[inputs.kind]:
         raise ValueError(f"the shape of {inputs.kind} is {inputs.shape}")
 
     # One value for all channels, or one for each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,9 @@ from fedtailor.data.partitions import parse_partition
 
 if TYPE_CHECKING:
     from fedtailor.data.cell_rules import CellRules
+    from fedtailor.data.dataset import InputKind
 
+ArrayKind = Literal["auto", "pictures", "series", "features"]
 TestPolicy = Literal["own", "given", "by_label", "by_subclass", "complete"]
 
 
@@ -68,6 +71,9 @@ class DataOptions:
     thousands; auto: what all numbers with a comma in a column can be."""
     missing_values: dict[str, Any] = field(default_factory=dict)
     """Your own tables: values that mean a missing one, by column, such as {chol = [0]}."""
+    kind: ArrayKind = "auto"
+    """Your own arrays: what ``x`` holds. auto: features if it has two axes, else pictures. An array
+    (rows, a, b) must say it, unless it holds bytes, or neither a nor b is twice the other."""
     image_size: Annotated[int, Range(ge=0, le=1024)] = 0
     """Your own images: they are resized to a square of this side; 0: no resizing, all images must
     have one size."""
@@ -130,7 +136,7 @@ class DataOptions:
     normalize: Literal["auto", "dataset", "training"] = "auto"
     """Mean and standard deviation that normalize values: those of the ``dataset``, or of all
     ``training`` examples;
-    auto: training for tables of numbers, dataset for images."""
+    auto: training for tables of numbers and series, dataset for images."""
     mean: tuple[float, ...] = ()
     """Means of pixels scaled to [0, 1] that replace those of the data set: one, or one per
     channel."""
@@ -149,9 +155,11 @@ class DataOptions:
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42
     """Seed of partition, split and corruptions; "run": the seed of the run."""
 
-    def standardizes(self, *, is_table: bool) -> bool:
+    def standardizes(self, kind: InputKind) -> bool:
         """Return whether mean and deviation of the training examples normalize values."""
-        by_training = self.normalize == "training" or (self.normalize == "auto" and is_table)
+        # Tables and series have units of their own; all pictures have a white.
+        by_default = self.normalize == "auto" and kind != "images"
+        by_training = self.normalize == "training" or by_default
         return by_training and not self.mean and not self.std
 
     def num_kept(self, num_train: int) -> int:
@@ -304,6 +312,13 @@ DIVIDING = (
 """Options that divide the data; a split file replaces them."""
 
 
+KIND_OF: Mapping[ArrayKind, InputKind] = {
+    "pictures": "images",
+    "series": "series",
+    "features": "table",
+}
+"""What examples are, by ``data.kind``."""
+
 _OWN = (
     "label_column",
     "group",
@@ -311,6 +326,7 @@ _OWN = (
     "numbers",
     "decimal",
     "missing_values",
+    "kind",
     "image_size",
     "color",
 )

@@ -44,10 +44,9 @@ def setup_messages(inputs: InputSpecification, options: DataOptions) -> list[Set
         fields += _of_columns(inputs.columns, options)
 
     # Mean and deviation of all training examples are merged from those of the sites.
-    is_table = inputs.kind == "table"
-    if options.standardizes(is_table=is_table):
+    if options.standardizes(inputs.kind):
         width = inputs.shape[0]
-        values = "every feature" if is_table else "every channel"
+        values = "every feature" if inputs.kind == "table" else "every channel"
         content = f"how many values of {values} its training examples have"
         fields.append(SetupField("count", content, (1,)))
         content = f"the mean over its training examples of {values}"

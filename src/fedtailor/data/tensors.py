@@ -14,7 +14,7 @@ from fedtailor.data.dataset import Dataset, Normalization
 def to_federation(
     divided: DividedData, task: Task, normalize: Normalization | None = None
 ) -> Federation:
-    """Return the federation; images are normalized when they are used, tables at once.
+    """Return the federation; images are normalized when they are used, all others at once.
 
     Args:
         divided: the data.
@@ -43,14 +43,14 @@ def to_federation(
 def normalization(divided: DividedData) -> Normalization:
     """Return the mean and standard deviation by which values are normalized.
 
-    With ``normalize = "training"``, and for tables unless the options say otherwise, they are those
-    of the training examples of all clients that are not new, per channel or feature; a constant
-    feature gets the deviation 1. They are merged from those of every client
+    With ``normalize = "training"``, and for tables and series unless the options say otherwise,
+    they are those of the training examples of all clients that are not new, per channel or feature;
+    a constant feature gets the deviation 1. They are merged from those of every client
     (:mod:`fedtailor.data.moments`), as real sites would do it.
     """
     dataset = divided.dataset
     not_new = divided.positions[: len(divided.positions) - divided.num_new]
-    by_training = divided.division.options.standardizes(is_table=dataset.x.ndim == 2)
+    by_training = divided.division.options.standardizes(dataset.kind)
     if not by_training or not any(len(client.train) for client in not_new):
         return dataset.normalize
 
@@ -63,13 +63,19 @@ def normalization(divided: DividedData) -> Normalization:
 def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
     """Return the examples as a tensor, and the scale to apply later.
 
-    Images are (rows, channels, height, width).
+    Images are (rows, channels, height, width), series (rows, channels, times).
     """
     mean = torch.tensor(normalize.mean)
     std = torch.tensor(normalize.std)
-    if dataset.x.ndim == 4:
+    if dataset.kind == "images":
         scale = torch.stack([torch.full_like(mean, dataset.white), mean, std])
         return torch.from_numpy(dataset.x).permute(0, 3, 1, 2), scale
 
     values = torch.tensor(dataset.x, dtype=torch.get_default_dtype())
-    return values.div_(dataset.white).sub_(mean).div_(std), UNSCALED
+    values.div_(dataset.white).sub_(mean).div_(std)
+    return channels_first(values) if dataset.kind == "series" else values, UNSCALED
+
+
+def channels_first(series: Tensor) -> Tensor:
+    """Return series (n, times, channels) as models take them, (n, channels, times)."""
+    return series.transpose(1, 2).contiguous()

@@ -138,7 +138,7 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     plan = _plan(config, inputs, sites)
 
     # With the plan, sites count their examples, and say their means if these are needed.
-    standardizes = config.data.standardizes(is_table=inputs.kind == "table")
+    standardizes = config.data.standardizes(inputs.kind)
     counts = questions.ask("begin", {"moments": standardizes}, plan=plan)
     members = list(map(_member, sites, descriptions, counts))
 
@@ -381,7 +381,7 @@ def _inputs(
     std = list(config.data.std) or description["std"]
 
     # Those of all examples are known only after the sites were asked for them.
-    if config.data.standardizes(is_table=kind == "table"):
+    if config.data.standardizes(kind):
         mean = [0.0]
         std = [1.0]
 

@@ -74,7 +74,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return what all sites must agree on, ready for JSON; it says nothing of single examples."""
     raw = dataset.raw
     return {
-        "kind": "images" if dataset.x.ndim == 4 else "table",
+        "kind": dataset.kind,
         "shape": list(dataset.input_shape),
         "stored": "uint8" if dataset.x.dtype == np.uint8 else "float32",
         "white": dataset.white,

@@ -40,7 +40,7 @@ from fedtailor.experiment.reader import COMPARISON_FILE
 from fedtailor.experiment.tracking import RunProgress
 
 MOST_VALUES = 4_096
-"""Of a picture, for logistic regression."""
+"""Of a picture or series, for logistic regression."""
 _LARGEST = 2**31
 _OF_PICTURES = ("majority", "logistic_regression")
 _DEPTH = 3
@@ -169,10 +169,13 @@ class Tables(NamedTuple):
         # Logistic regression standardizes its inputs, so pictures can stay as they are stored.
         flat = stored.reshape(len(stored), -1)
         size = flat.shape[1]
-        alone = "pictures: the method 'local' trains the network of the federation at each site."
+        alone = (
+            "pictures and series: the method 'local' trains the network of the federation at each "
+            "site."
+        )
         missing = {name: alone for name in BASELINE_NAMES if name not in _OF_PICTURES}
         if size > MOST_VALUES:
-            reason = f"a picture has {size:,} numbers; at most {MOST_VALUES:,}."
+            reason = f"an example has {size:,} numbers; at most {MOST_VALUES:,}."
             missing["logistic_regression"] = reason
         return cls(flat, flat, labels, groups, missing)
 
@@ -308,7 +311,7 @@ def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
 
     dataset = parts.divided.dataset
     digest = hashlib.sha256()
-    for array in (dataset.x, parts.federation.x.numpy() if dataset.x.ndim == 2 else dataset.y):
+    for array in (dataset.x, parts.federation.x.numpy() if dataset.kind == "table" else dataset.y):
         digest.update(np.ascontiguousarray(array).data)
 
     facts = {

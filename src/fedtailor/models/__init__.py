@@ -21,7 +21,7 @@ class ModelEntry(NamedTuple):
     description: str
     module: str
     """Module of this package with the function ``NAME(input_shape, num_classes, **options)``."""
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     """Shape of the inputs that the model was designed for."""
 
 
@@ -65,6 +65,11 @@ MODELS: Mapping[str, ModelEntry] = {
         "ResNet-18 with group normalization, 512 features, for 64 x 64 images (FedLDA)",
         "resnet",
         (3, 64, 64),
+    ),
+    "series_cnn": ModelEntry(
+        "three convolutions over time, 64 features, for series of any length",
+        "series",
+        (6, 128),
     ),
     "wideresnet16": ModelEntry(
         "WideResNet-16-2, 128 features, for 32 x 32 images (FedLDA; option norm: group, batch)",
@@ -166,15 +171,21 @@ def _check_options(function: Callable[..., Any], target: str, options: Mapping[s
 def default_model(input_shape: tuple[int, ...]) -> str:
     """Return the name of the default model for inputs of a shape.
 
-    Images of at least 32 x 32 pixels get ``cifar_cnn``, images of at least 12 x 12 pixels
-    ``emnist_cnn``, and all other inputs ``mlp``.
+    Series get ``series_cnn``, images of at least 32 x 32 pixels ``cifar_cnn``, images of at least
+    12 x 12 pixels ``emnist_cnn``, and all other inputs ``mlp``.
 
     Example:
         >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((64,))
         ('cifar_cnn', 'emnist_cnn', 'mlp')
+        >>> default_model((6, 100))
+        'series_cnn'
     """
+    if len(input_shape) == 2:
+        return "series_cnn"
+
     if len(input_shape) != 3:
         return "mlp"
+
     smaller_side = min(input_shape[1:])
     if smaller_side >= 32:
         return "cifar_cnn"

@@ -168,6 +168,10 @@ def _meaning(inputs: InputSpecification) -> str:
     if inputs.kind == "table":
         return "features as in the training tables, not normalized; the graph normalizes them"
 
+    if inputs.kind == "series":
+        channels, times = inputs.shape
+        return f"series of {times} times with {channels} channels; the graph normalizes them"
+
     channels, height, width = inputs.shape
     colors = {1: "gray", 3: "RGB"}.get(channels, f"{channels} channels")
     sentence = f"images of {width} x {height} pixels, {colors}, {inputs.white:g} is white"

@@ -24,7 +24,7 @@ PICTURE_WHITE = 255.0
 def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """Return inputs as an array of stored values.
 
-    Images are (n, height, width, channels), tables (n, features).
+    Images are (n, height, width, channels), series (n, times, channels), tables (n, features).
 
     Args:
         inputs: an array or a tensor of one example or several; a picture of Pillow, a path of a
@@ -36,6 +36,8 @@ def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """
     if specification.kind == "table":
         return _to_table(inputs, specification)
+    if specification.kind == "series":
+        return _to_series(_to_array(inputs), specification)
     if _is_picture(inputs):
         inputs = [inputs]
     if isinstance(inputs, list | tuple) and inputs and all(_is_picture(one) for one in inputs):
@@ -100,11 +102,7 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
         what = "cells" if are_cells else "features"
         raise _refuse(f"rows of {features} {what}", f"an array of shape {array.shape}")
 
-    # A number too large for float32 becomes infinite, which is refused next.
-    with np.errstate(over="ignore"):
-        values: np.ndarray = array.astype(np.float32)
-
-    _refuse_not_finite(values)
+    values = _finite(array)
     if columns is not None and are_cells:
         return columns.encode(dict(zip(columns.names, values.T, strict=True))).x
     return values
@@ -122,6 +120,36 @@ def features_of(table: LikeTable) -> np.ndarray:
         message = f"{where}{problem.message}"
         raise DataError(message, key="inputs", path=problem.path, got=problem.kind)
     return table.x
+
+
+def _to_series(array: np.ndarray, specification: InputSpecification) -> np.ndarray:
+    """Return series (n, times, channels), float32, from one series or several."""
+    channels, times = specification.shape
+    shape = array.shape
+    if channels == 1 and shape[-1:] == (times,):
+        array = array[..., None]
+    if array.shape == (times, channels):
+        array = array[None]
+
+    if array.ndim != 3 or array.shape[1:] != (times, channels):
+        allowed = f"series of {times} times and {channels} channels, as (n, times, channels)"
+        raise _refuse(allowed, f"an array of shape {shape}")
+
+    return _finite(array)
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    """Return numbers as float32.
+
+    Raises:
+        DataError: one of them is not finite as such.
+    """
+    # A number too large for float32 becomes infinite, which is refused next.
+    with np.errstate(over="ignore"):
+        values: np.ndarray = array.astype(np.float32)
+
+    _refuse_not_finite(values)
+    return values
 
 
 def _to_images(array: np.ndarray, specification: InputSpecification) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.engine import one_thread
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.tensors import channels_first
 from fedtailor.serving.inputs import to_stored
 
 _CHUNK_NUMBERS = 2_000_000
@@ -223,10 +224,16 @@ class PersonalModel:
 def batches(stored: np.ndarray) -> Iterator[Tensor]:
     """Yield stored values in the batches of an evaluation; one is empty if there are no examples.
 
-    Images are (n, channels, height, width), with channels last in memory.
+    Images are (n, channels, height, width), with channels last in memory; series are (n, channels,
+    times).
     """
     # Tables have few numbers an example, and pictures many: both get batches of bounded memory.
     size = max(50, min(1000, _CHUNK_NUMBERS // max(stored[:1].size, 1)))
     for start in range(0, max(len(stored), 1), size):
         part = torch.from_numpy(np.array(stored[start : start + size]))
-        yield part.permute(0, 3, 1, 2) if part.dim() == 4 else part
+        if part.dim() == 4:
+            yield part.permute(0, 3, 1, 2)
+        elif part.dim() == 3:
+            yield channels_first(part)
+        else:
+            yield part

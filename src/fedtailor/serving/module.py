@@ -17,9 +17,10 @@ from fedtailor.data.input_specification import InputSpecification
 class PersonalModule(nn.Module):
     """A personal model with its preprocessing inside, in evaluation mode.
 
-    Its input are values as they are stored: images (n, channels, height, width), or tables (n,
-    features). Its output are logits or log-probabilities (n, classes). All tensors of the model are
-    buffers, named by their paths, such as ``model_head_weight``.
+    Its input are values as they are stored: images (n, channels, height, width), series (n,
+    channels, times), or tables (n, features). Its output are logits or log-probabilities (n,
+    classes). All tensors of the model are buffers, named by their paths, such as
+    ``model_head_weight``.
     """
 
     white: Tensor
@@ -54,9 +55,9 @@ class PersonalModule(nn.Module):
             self.register_buffer(name, leaf.detach())
             self._names.append(name)
 
-        # Of every channel of images, or of every feature of tables.
+        # Of every channel of images and series, or of every feature of tables.
         dtype = torch.get_default_dtype()
-        axes = (1, 1) if inputs.kind == "images" else ()
+        axes = (1,) * (len(inputs.shape) - 1)
         for name, values in (("mean", inputs.mean), ("std", inputs.std)):
             numbers = torch.tensor(values.tolist(), dtype=dtype).view(-1, *axes)
             self.register_buffer(name, numbers, persistent=False)

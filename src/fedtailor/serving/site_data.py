@@ -19,7 +19,7 @@ from fedtailor.data.columns import Decimal
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.options import DataOptions
+from fedtailor.data.options import KIND_OF, DataOptions
 from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.patterns import reworded
 from fedtailor.data.own.read import load_own
@@ -37,7 +37,7 @@ OF_RUN = "data.{key} = {value} in the run"
 class SiteData(NamedTuple):
     """Examples as stored, and their labels in the classes of the model; training examples first."""
 
-    x: np.ndarray  # (n, height, width, channels) or (n, features)
+    x: np.ndarray  # (n, height, width, channels), (n, times, channels) or (n, features)
     y: np.ndarray  # (n,), int64
     num_train: int
     """The examples after these are test examples, which came as such."""
@@ -73,14 +73,17 @@ def load_site(
         DataError: the data cannot be read, is of several sites, has other classes, or does not fit
             the model.
     """
-    # Pictures are read with the channels and the size that the model takes.
-    color = "auto" if inputs.kind == "table" else {1: "gray", 3: "rgb"}.get(inputs.shape[0], "auto")
+    # Pictures are read with the channels and the size that the model takes, arrays as its kind.
+    colors = {1: "gray", 3: "rgb"} if inputs.kind == "images" else {}
+    color = colors.get(inputs.shape[0], "auto")
+    kind = next(name for name, kind in KIND_OF.items() if kind == inputs.kind)
     rules = inputs.cells
     if decimal != "auto":
         rules = dataclasses.replace(rules or CellRules(), decimal=decimal)
 
     options = DataOptions(
         path=path,
+        kind=kind,
         image_size=inputs.image_size,
         color=cast(Any, color),
         label_column=label_column,
@@ -173,7 +176,7 @@ def _stored(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
         message = f"'{path}' holds inputs of shape {shape}; the model takes {inputs.shape}."
         raise DataError(message, key="data", path=path, allowed=inputs.shape, got=shape)
 
-    if inputs.kind == "table":
+    if inputs.kind != "images":
         return dataset.x.astype(np.float32)
 
     # Whole numbers cannot be scaled.

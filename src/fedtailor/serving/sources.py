@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,12 @@ from fedtailor.serving.inputs import features_of, read_picture, to_stored
 
 BATCH = 500
 """Pictures that are in memory at the same time."""
+_OTHERS: Mapping[str, str] = {
+    "images": "pictures",
+    "series": "arrays of series",
+    "table": "arrays without names of columns",
+}
+"""What a model without columns takes, by the kind of its inputs."""
 _LARGEST = 2**32
 """Bytes of a file of arrays."""
 
@@ -142,8 +148,8 @@ class Sources:
             self._pictures.append((tree.path(file), name))
 
     def _refuse_pictures(self, path: Path) -> None:
-        if self._inputs.kind == "table":
-            allowed = "tables of features"
+        if self._inputs.kind != "images":
+            allowed = "tables of features" if self._inputs.kind == "table" else _OTHERS["series"]
             message = f"the model takes {allowed}, not pictures ('{path}')."
             raise DataError(message, key="path", allowed=allowed)
 
@@ -193,8 +199,7 @@ class Sources:
         """Yield the rows of a table; they are named by the file and their line."""
         columns = self._inputs.columns
         if columns is None:
-            is_table = self._inputs.kind == "table"
-            allowed = "arrays without names of columns" if is_table else "pictures"
+            allowed = _OTHERS[self._inputs.kind]
             message = f"the model takes {allowed}, not tables ('{path}')."
             raise DataError(message, key="path", path=str(path), allowed=allowed)
 

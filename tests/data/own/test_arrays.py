@@ -301,3 +301,45 @@ def test_many_numbers_with_few_examples_each_are_refused_as_a_likely_regression(
     names = np.array([f"class {number}" for number in range(40)])
     save(tmp_path, "a", x=x, y=np.arange(40), class_names=names)
     assert read(tmp_path)[0].num_classes == 40
+
+
+SERIES = np.random.default_rng(0).normal(5, 3, (4, 12, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "shape"),
+    [
+        (SERIES, "series", (3, 12)),
+        (SERIES[..., 0], "series", (1, 12)),
+        (SERIES, "features", (36,)),
+        (SERIES, "pictures", (1, 12, 3)),
+        (np.abs(SERIES).astype(np.uint8), "auto", (1, 12, 3)),
+        (SERIES[:, :4], "auto", (1, 4, 3)),
+    ],
+)
+def test_the_kind_says_what_arrays_hold(tmp_path, x, kind, shape):
+    save(tmp_path, "a", x=x, y=Y)
+    dataset, findings = read(tmp_path, kind=kind)
+    assert dataset.input_shape == shape and not findings.has_errors
+    np.testing.assert_array_equal(dataset.x.ravel(), x.astype(dataset.x.dtype).ravel())
+    standardizes = DataOptions().standardizes(dataset.kind)
+    assert standardizes == (kind in ("series", "features"))
+
+
+def test_arrays_that_can_be_series_or_pictures_ask_once(tmp_path):
+    for site in "ab":
+        save(tmp_path, site, x=SERIES, y=Y)
+
+    dataset, findings = read(tmp_path)
+    assert dataset is None and kinds(findings) == [("error", "unclear_kind", "a/train.npz")]
+    assert [sum(site.train.values()) for site in findings.sites] == [4, 4]
+    message = findings.errors[0].message
+    assert "data.kind=series" in message and "data.kind=pictures" in message
+
+
+def test_series_of_other_shapes_are_pointed_out(tmp_path):
+    save(tmp_path, "a", x=SERIES.transpose(0, 2, 1), y=Y)
+    assert kinds(read(tmp_path, kind="series")[1]) == [("warning", "axes_unusual", "a/train.npz")]
+
+    save(tmp_path, "a", x=SERIES[..., None], y=Y)
+    assert kinds(read(tmp_path, kind="series")[1]) == [("error", "wrong_shape", "a/train.npz")]

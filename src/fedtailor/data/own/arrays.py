@@ -12,7 +12,7 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import read_bytes
-from fedtailor.data.options import DataOptions
+from fedtailor.data.options import ArrayKind, DataOptions
 from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
@@ -26,12 +26,26 @@ from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
 from fedtailor.data.own.labels import find_regression
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.npz import read_archive
-from fedtailor.data.own.patterns import MAX_CLASSES
+from fedtailor.data.own.patterns import MAX_CLASSES, option_text
 
 _ARRAYS = ("x", "y", "class_names")
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, ...] = ("train", "test")
+
+_SHAPES: Mapping[str, str] = {
+    "pictures": "(rows, height, width) or (rows, height, width, channels)",
+    "series": "(rows, times) or (rows, times, channels)",
+    "features": "(rows, features)",
+}
+"""Of ``x``, by ``data.kind``."""
+_AXES: Mapping[str, tuple[int, ...]] = {
+    "auto": (2, 3, 4),
+    "pictures": (3, 4),
+    "series": (2, 3),
+    "features": (2, 3, 4),
+}
+"""Numbers of axes of ``x``, by ``data.kind``; those of features are put into one row."""
 
 
 class SiteArrays(NamedTuple):
@@ -41,7 +55,7 @@ class SiteArrays(NamedTuple):
     """The site and its file."""
     part: Part
     x: np.ndarray
-    """(rows, height, width), (rows, height, width, channels) or (rows, features), numbers."""
+    """Pictures, series or features, numbers; :func:`read_npz_sites` says which shapes."""
     y: np.ndarray  # (rows,), numbers
 
     @property
@@ -68,13 +82,14 @@ def read_npz_sites(
 ) -> Dataset | None:
     """Read the arrays ``x``, ``y`` and perhaps ``class_names`` of every site.
 
-    ``x`` is (rows, height, width), (rows, height, width, channels) or (rows, features), numbers;
-    ``y`` is (rows,), whole numbers from 0.
+    ``x`` holds numbers: pictures (rows, height, width) or (rows, height, width, channels), features
+    (rows, features), or, with ``data.kind = "series"``, series (rows, times, channels). ``y`` is
+    (rows,), whole numbers from 0.
 
     Args:
         folder: the data's folder; problems name files relative to it.
         sites: name of each site and its files: ``train``, ``test``, or both.
-        options: none changes the result; options for image files give a warning.
+        options: ``kind`` says what ``x`` holds; options for image files give a warning.
         findings: problems, sites and notes are added to it.
 
     Returns:
@@ -185,7 +200,7 @@ def combine_arrays(
     counts of all labels that could be read are added to ``findings`` in any case.
     """
     refuse_groups(options, findings)
-    usable = _keep_usable(parts, len(class_names) or MAX_CLASSES)
+    usable = _keep_usable(parts, len(class_names) or MAX_CLASSES, options.kind)
     if not usable:
         findings.sites.extend(Site(site) for site in site_names)
         findings.add_empty()
@@ -204,10 +219,13 @@ def combine_arrays(
     findings.sites.extend(examples.count_sites(site_names, names))
 
     first = usable[0]
+    if options.kind == "auto":
+        _ask_for_kind(parts)
+
     # Every part gets its own problem, so that one look tells all files to mend.
     checks = [_check_finite(part) for part in usable]
     checks += [part.place.check(_find_difference(part, first)) for part in usable]
-    scale = _find_scale(usable) if all(checks) else None
+    scale = None if findings.has_errors or not all(checks) else _find_scale(usable)
     if scale is None or findings.has_errors:
         return None
 
@@ -233,10 +251,12 @@ def combine_arrays(
     )
 
 
-def _keep_usable(parts: Sequence[SiteArrays], most_classes: int) -> list[SiteArrays]:
+def _keep_usable(
+    parts: Sequence[SiteArrays], most_classes: int, kind: ArrayKind
+) -> list[SiteArrays]:
     """Return the arrays with examples that can be used, converted; add what is wrong with others.
 
-    Images get channels last, and labels become int64.
+    Images have four axes then, series three, features two: channels come last. Labels are int64.
     """
     filled = [part for part in parts if part.x.size or part.y.size]
     with_examples = {part.place.site for part in filled}
@@ -247,11 +267,15 @@ def _keep_usable(parts: Sequence[SiteArrays], most_classes: int) -> list[SiteArr
 
     usable = []
     for part in filled:
-        if not part.place.check(_find_wrong_arrays(part, most_classes)):
+        if not part.place.check(_find_wrong_arrays(part, most_classes, kind)):
             continue
 
         x = part.x
-        if x.ndim == 3:
+        if kind == "features":
+            x = x.reshape(len(x), -1)
+        elif kind == "series":
+            x = x.reshape(len(x), x.shape[1], -1)
+        elif x.ndim == 3:
             x = x[..., None]
         elif x.ndim == 4 and _find_channels(x.shape) == 1:
             x = np.moveaxis(x, 1, 3)
@@ -265,7 +289,7 @@ def _keep_usable(parts: Sequence[SiteArrays], most_classes: int) -> list[SiteArr
     return usable
 
 
-def _find_wrong_arrays(part: SiteArrays, most_classes: int) -> Iterator[Finding]:
+def _find_wrong_arrays(part: SiteArrays, most_classes: int, kind: ArrayKind) -> Iterator[Finding]:
     """Yield what is wrong with the shapes, types and labels of a part."""
     x = part.x
     y = part.y
@@ -286,16 +310,15 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int) -> Iterator[Finding]
         yield Finding("wrong_shape", message)
 
     # True and false are numbers in a table, but no pixels.
-    if x.dtype.kind not in ("buif" if x.ndim == 2 else "uif"):
+    are_features = kind == "features" or x.ndim == 2
+    if x.dtype.kind not in ("buif" if are_features else "uif"):
         message = f"Expected x of whole numbers or floats, got type {x.dtype}."
         yield Finding("wrong_type", message)
 
-    if 0 in x.shape[1:] or x.ndim not in (2, 3, 4):
-        message = (
-            "Expected x of shape (rows, height, width), (rows, height, width, channels) or (rows, "
-            f"features), got {x.shape}."
-        )
-        yield Finding("wrong_shape", message)
+    if 0 in x.shape[1:] or x.ndim not in _AXES[kind]:
+        shapes = _SHAPES if kind == "auto" else {kind: _SHAPES[kind]}
+        allowed = [f"{shape} for {name}" for name, shape in shapes.items()]
+        yield Finding("wrong_shape", f"Expected x of shape {', '.join(allowed)}; got {x.shape}.")
 
     if y.dtype.kind not in "buif":
         message = f"Expected labels y of whole numbers, got type {y.dtype}; names go into"
@@ -310,19 +333,48 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int) -> Iterator[Finding]
         )
         yield Finding("float_label", message, row)
 
-    for kind, is_wrong in (("negative_label", y < 0), ("label_out_of_range", y >= most_classes)):
+    for problem, is_wrong in (("negative_label", y < 0), ("label_out_of_range", y >= most_classes)):
         if is_wrong.any():
             row = int(is_wrong.argmax())
             message = f"Labels must be from 0 to {most_classes - 1}, got {y[row]} at index {row}."
-            yield Finding(kind, message, row)
+            yield Finding(problem, message, row)
 
-    if x.ndim == 4 and _find_channels(x.shape) is None:
+    if not are_features and x.ndim == 4 and _find_channels(x.shape) is None:
         message = f"The channels of images of shape {x.shape} are unclear: store them in the last"
         yield Finding("wrong_shape", f"{message} axis.")
+
+    if kind == "series" and x.ndim == 3 and x.shape[1] < x.shape[2]:
+        message = (
+            f"Series of {x.shape[1]} times with {x.shape[2]} channels: expected (rows, times, "
+            "channels); if the channels come first, store x.transpose(0, 2, 1)."
+        )
+        yield Finding("axes_unusual", message)
 
     if y.dtype.kind == "f":
         message = "Labels are whole numbers stored as floats; they are converted."
         yield Finding("labels_as_floats", message)
+
+
+def _ask_for_kind(parts: Sequence[SiteArrays]) -> None:
+    """Add an error to the first arrays that can be pictures or series.
+
+    Bytes are pictures, and so is what is about square; else only the user knows.
+    """
+    for part in parts:
+        if part.x.ndim != 3 or part.x.dtype == np.uint8:
+            continue
+
+        times, channels = part.shape
+        if max(part.shape) < 2 * min(part.shape):
+            continue
+
+        message = (
+            f"x of shape {part.x.shape} can be series of {times} times with "
+            f"{counted(channels, 'channel')}, or pictures of {times} x {channels} pixels: say "
+            f"{option_text('kind', 'series')} or {option_text('kind', 'pictures')}."
+        )
+        part.place.add("unclear_kind", message)
+        return
 
 
 def _find_channels(shape: tuple[int, ...]) -> int | None:
@@ -390,13 +442,13 @@ def _number_classes(parts: Sequence[SiteArrays], findings: Findings) -> tuple[st
 def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
     """Return the scale of all examples; None, with the problem added, if none fits.
 
-    * Tables: float32, as they are.
+    * Features and series: float32, as they are.
     * Images of whole numbers, none above 255: uint8, and 255 is white. None above 65,535: float32,
       and 65,535 is white. A warning is added if the largest value is far from white.
     * Images of floats within [0, 1]: float32, and 1 is white. Other floats are used as they are,
       with a warning.
     """
-    if parts[0].x.ndim == 2:
+    if parts[0].x.ndim < 4:
         return _Scale(np.float32, 1.0, AS_THEY_ARE)
 
     # All sites have one scale; the file with the extreme value gets the problem.
@@ -409,8 +461,14 @@ def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
         if low >= 0 and high <= 1:
             return _Scale(np.float32, 1.0, Normalization())
 
-        message = f"Images hold floats from {low:g} to {high:g}, not within [0, 1]: they are used"
-        place.add("values_unscaled", f"{message} as they are.")
+        message = (
+            f"Images hold floats from {low:g} to {high:g}, not within [0, 1]: they are used as "
+            "they are."
+        )
+        if parts[0].shape[-1] == 1:
+            message += f" If they are series, say {option_text('kind', 'series')}."
+
+        place.add("values_unscaled", message)
         return _Scale(np.float32, 1.0, AS_THEY_ARE)
 
     if low < 0 or high > 65535:

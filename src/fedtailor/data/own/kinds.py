@@ -138,7 +138,9 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "class_names_differ": "`class_names` that differ between files",
             "too_large": "more than 2 GiB of arrays and tables, or 32 GiB of images",
             "wrong_return": "functions that return something else",
-            "wrong_shape": "arrays of neither images nor features, or with other rows than `y`",
+            "unclear_kind": "arrays of three axes that can be pictures or series",
+            "wrong_kind": "data of another kind than `data.kind` says",
+            "wrong_shape": "arrays of a shape that `data.kind` has not, or other rows than `y`",
             "negative_label": "labels below 0",
             "label_out_of_range": "labels beyond the class names, or above 9,999",
             "shape_differs": "examples of another shape than those of the first site",
@@ -151,6 +153,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "warning": {
             "unused_array": "arrays besides `x`, `y` and `class_names`",
             "unused_label": "numbers below the largest label without examples",
+            "axes_unusual": "series with fewer times than channels",
             "labels_as_floats": "labels that are whole numbers stored as floats",
             "values_unscaled": (
                 "images of floats that are not within [0, 1], which are used as they are"

@@ -12,7 +12,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
-from fedtailor.data.options import DataOptions
+from fedtailor.data.options import KIND_OF, DataOptions
 from fedtailor.data.own.examples import Examples, one_source
 from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
 from fedtailor.data.own.groups import groups_of_paths
@@ -48,7 +48,7 @@ def read_own(path: str, options: DataOptions, report: Report = to_nobody) -> Own
 
     Args:
         path: ``data.path``; see :data:`fedtailor.data.own.layout.LAYOUTS`.
-        options: only label_column, group, missing, image_size and color are used here.
+        options: only those of your own data are used here.
         report: is told how many pictures have been read.
 
     Returns:
@@ -117,6 +117,9 @@ def _read(
         findings.add("unusable", error.message, path=error.path or "")
         dataset = None
 
+    if dataset is not None and options.kind != "auto" and dataset.kind != KIND_OF[options.kind]:
+        _refuse_kind(dataset, options, findings)
+
     # Also after an error: users mend all problems of a folder at once.
     if not is_scored_only:
         cross_check(findings, layout.classes)
@@ -134,6 +137,16 @@ def _read(
     )
 
     return OwnData(safe, findings)
+
+
+def _refuse_kind(dataset: Dataset, options: DataOptions, findings: Findings) -> None:
+    """Add that the data are of another kind than the options say."""
+    there = next(name for name, kind in KIND_OF.items() if kind == dataset.kind)
+    message = f"data.kind = {options.kind!r}, but the data are {there}."
+    if options.kind == "series":
+        message += " Series come as arrays (rows, times, channels)."
+
+    findings.add("wrong_kind", message)
 
 
 def _dispatch(

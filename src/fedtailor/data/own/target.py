@@ -32,7 +32,7 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
     Args:
         name: ``package.module:function``; the module is in an installed package or the current
             folder.
-        options: none changes the result; options for image files give a warning.
+        options: ``kind`` says what arrays hold; options for image files give a warning.
         findings: problems, sites and notes are added to it.
 
     Returns:
@@ -88,7 +88,7 @@ def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
     examples.report_duplicates(lambda row: f"{name}:{row}", findings)
     # Other scales are the user's own choice.
     has_usual_scale = dataset.white in (255, 65535) and dataset.normalize == Normalization()
-    if dataset.x.ndim == 4 and has_usual_scale:
+    if dataset.kind == "images" and has_usual_scale:
         warn_if_dark(float(dataset.x.max()), dataset.white, findings)
 
 
