@@ -167,6 +167,9 @@ class Dataset:
             raise self._refuse("examples", allowed, shape)
         if self.x.dtype not in (np.uint8, np.float32):
             raise self._refuse("examples", "of type uint8 or float32", self.x.dtype)
+        if self.kind == "series" and self.x.dtype == np.uint8:
+            allowed = "series of type float32, or pictures with their channels in a fourth axis"
+            raise self._refuse("examples", allowed, f"uint8 of shape {shape}")
         if len(self.y) != len(self.x):
             raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
 
