@@ -286,3 +286,18 @@ def test_a_site_uses_its_own_model_unless_the_personalized_one_is_better(table, 
     path.write_text(path.read_text().replace('"better"', '"worse"'))
     with pytest.raises(DataError, match="left must lie between"):
         load(folder).model(SITES[0])
+
+
+def test_clients_without_names_choose_too(tmp_path):
+    values = {"data": {"clients": 2}, "federation": {"rounds": 1}, "serve": {"fallback": "best"}}
+    values["evaluation"] = {"baselines": "logistic_regression"}
+    config = make_config(values)
+    run(config, out=tmp_path / "run")
+    tested = read_predictions(tmp_path / "run" / BASELINES_FILE)[0]
+    model = load(tmp_path / "run").model(0)
+    assert model.card["algorithm"] == "logistic_regression"  # after one round
+
+    # Pictures, whose channels come first in a module and last in a baseline.
+    pictures = assemble(config, 0).divided.dataset.x[tested.positions]
+    expected = tested.probabilities["logistic_regression"]
+    np.testing.assert_allclose(model.predict_proba(pictures), expected, atol=1e-6)
