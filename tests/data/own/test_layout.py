@@ -8,7 +8,14 @@ import pytest
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own import walk
 from fedtailor.data.own.findings import Findings
-from fedtailor.data.own.layout import LAYOUTS, recognize
+from fedtailor.data.own.layout import (
+    ARRAYS,
+    LAYOUTS,
+    ONE_TABLE,
+    SITE_ARRAYS,
+    SITE_TABLES,
+    recognize,
+)
 from fedtailor.data.own.read import read_own
 
 
@@ -108,21 +115,29 @@ def test_arrays_and_tables(folder, make):
     make.table(folder, "A")
     make.table(folder, "B2")
     found, findings = layout_of(folder)
-    assert found.words == LAYOUTS[5] and [site for site, _ in found.tables] == ["A", "B2"]
+    assert found.words == SITE_TABLES and [site for site, _ in found.tables] == ["A", "B2"]
     assert findings.notes == ["40 images of the folder will be read if a table names them."]
     one, _ = layout_of(folder / "A.csv")
-    assert one.words == LAYOUTS[6] and [site for site, _ in one.tables] == [""]
+    assert one.words == ONE_TABLE and [site for site, _ in one.tables] == [""]
     arrays = folder.parent / "arrays"
     for part in ("train", "test"):
         make.arrays(arrays, "A", part)
     (arrays / "B").mkdir()
     found, _ = layout_of(arrays)
-    assert found.words == LAYOUTS[4] and [
+    assert found.words == SITE_ARRAYS and [
         (site, sorted(files)) for site, files in found.arrays
     ] == [("A", ["test", "train"])]
     dataset, findings = read_own(str(arrays), DataOptions())
     assert dataset.num_official_train == 12 and len(dataset.y) == 24
     assert findings.counts["skipped", "empty_site"] == 1
+
+
+def test_arrays_of_one_site_need_no_folder_of_the_site(folder, make):
+    make.arrays(folder, "A")
+    make.arrays(folder, "A", "test")
+    dataset, findings = read_own(str(folder / "A"), DataOptions())
+    assert findings.layout == ARRAYS
+    assert dataset.domains is None and dataset.num_official_train == 12 and len(dataset.y) == 24
 
 
 def test_a_function_is_recognized_by_its_form(folder):

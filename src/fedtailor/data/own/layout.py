@@ -35,6 +35,7 @@ SITE_PART_CLASS = "SITE/{train,test}/CLASS/image"
 CLASS = "CLASS/image"
 PART_CLASS = "{train,test}/CLASS/image"
 SITE_ARRAYS = "SITE/{train,test}.npz"
+ARRAYS = "{train,test}.npz"
 SITE_TABLES = "SITE.csv or SITE.parquet"
 ONE_TABLE = "one .csv or .parquet file"
 FUNCTION = "package.module:function"
@@ -45,6 +46,7 @@ LAYOUTS = (
     CLASS,
     PART_CLASS,
     SITE_ARRAYS,
+    ARRAYS,
     SITE_TABLES,
     ONE_TABLE,
     FUNCTION,
@@ -90,7 +92,7 @@ class FolderLayout:
     pictures: Sequence[Picture] = ()
     """Image files, training images first, each part sorted by site, class and name."""
     arrays: Sequence[tuple[str, dict[str, Path]]] = ()
-    """Each site and its files by part."""
+    """Each site and its files by part; the site is empty if the folder holds the files itself."""
     tables: Sequence[tuple[str, Path]] = ()
     """Each site and its file; the site is empty if there is only one file."""
     target: str = ""
@@ -203,7 +205,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
 
     # Each kind of file at its own depth; what is nowhere is told as a stray file.
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
-    arrays = [file for file in tree.files if len(file.folders) == 1 and _part_of_npz(file)]
+    arrays = [file for file in tree.files if len(file.folders) < 2 and _part_of_npz(file)]
     images = [file for file in tree.files if file.suffix in SUFFIXES]
     others = sorted(set(tree.files).difference(tables, arrays, images))
     dicom = find_dicom([tree.path(file) for file in others])
@@ -226,7 +228,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
     # Arrays come before images: a folder may hold previews of them.
     if arrays:
         _leave_out([*images, *others], findings)
-        return _of_arrays(layout, tree, arrays)
+        return _of_arrays(layout, tree, arrays, findings)
 
     _leave_out(others, findings)
     return _of_images(layout, tree, images, findings)
@@ -265,8 +267,15 @@ def _of_tables(layout: FolderLayout, tree: Tree, files: Sequence[File]) -> Folde
     return replace(layout, words=SITE_TABLES, sites=sites, tables=tables)
 
 
-def _of_arrays(layout: FolderLayout, tree: Tree, files: Sequence[File]) -> FolderLayout:
-    """Return the layout of a folder with one folder of arrays per site."""
+def _of_arrays(
+    layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
+) -> FolderLayout:
+    """Return the layout of a folder with one folder of arrays per site, or with arrays itself."""
+    at_top = {_part_of_npz(file): tree.path(file) for file in files if not file.folders}
+    if at_top:
+        _leave_out([file for file in files if file.folders], findings)
+        return replace(layout, words=ARRAYS, arrays=[("", at_top)])
+
     sites = _top_folders(tree)
     _check_distinct(sites)
     arrays: dict[str, dict[str, Path]] = {}
