@@ -65,6 +65,7 @@ ELSEWHERE = ("demo", "predict", "evaluate", "onboard", "export", "deploy", "site
 def is_runnable(line):
     """Return whether a command has no placeholder, and needs no data beside those of a clone."""
     has_placeholder = "[" in line or "package.module" in line
+    has_placeholder |= "server/" in line
     has_placeholder |= bool(re.search(r"\b(RUN|[A-Z]{4,})\b", line))
     return not has_placeholder and "cifar10" not in line and line.split()[1] not in ELSEWHERE
 
@@ -134,7 +135,9 @@ def shortened(arguments, *, is_in_readme):
         return [*arguments, *(["--dry-run"] if "--dry-run" not in arguments else [])]
 
     is_divided = {"--data", "--split"} & set(arguments)  # the clients are given
-    for option, value in (("--rounds", "1"), ("--seeds", "0"), ("--clients", "5")):
+    arguments = [*arguments, "--set", "evaluation.baselines='majority'"]
+    shorter = (("--rounds", "1"), ("--seeds", "0"), ("--clients", "5"), ("--folds", "2"))
+    for option, value in shorter:
         if option in arguments:
             arguments[arguments.index(option) + 1] = value
         elif option == "--rounds" or (option == "--clients" and not is_divided):
@@ -170,6 +173,19 @@ def run_example(folder):
     )
 
 
+def test_the_commands_on_a_run_are_understood(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    texts = [block for page in PAGES for block in blocks(page, "console")]
+    lines = [line.removeprefix(".venv/bin/") for text in texts for line in text.splitlines()]
+    on_a_run = re.compile(r"fedtailor (predict|evaluate|onboard|export) (?!.*(\[|RUN))")
+    lines = [line for line in lines if on_a_run.match(line)]
+    assert len(lines) > 6
+    for line in lines:
+        # There is no such run here; another mistake would be one of usage.
+        assert main(shlex.split(line, comments=True)[1:]) == 4, (line, capsys.readouterr().err)
+
+
+@pytest.mark.slow
 def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_example(tmp_path)

@@ -75,7 +75,7 @@ from fedtailor.algorithms.fedavg import FedAvg
 @pytest.mark.parametrize(
     "algorithm",
     [
-        FedAvg,
+        pytest.param(FedAvg, marks=pytest.mark.slow),  # the example of its docstring
         pytest.param(FedAvgFT(finetune_epochs=1), marks=pytest.mark.slow),
         pytest.param("pfedfda", marks=pytest.mark.slow),
     ],

@@ -113,11 +113,11 @@ def test_robust_means_have_the_same_bits(robust):
     compare(method, "reference", data=data, robust=robust, robust_share=0.2, personalized_every=0)
 
 
-def test_adam_and_clients_that_miss_rounds_have_the_same_bits():
+@pytest.mark.parametrize("engine", quick(ENGINES, "batched"))
+def test_adam_and_clients_that_miss_rounds_have_the_same_bits(engine):
     training = replace(both.TRAINING, optimizer="adam", clip_norm=0.0)
     plan = Participation(plan="fixed", count=2, full_last_round=False)
-    for engine in ENGINES:
-        compare("scaffold", engine, training=training, participation=plan)
+    compare("scaffold", engine, training=training, participation=plan)
 
 
 def test_a_tensor_that_an_algorithm_makes_on_the_cpu_fails_its_client_by_name():
@@ -141,6 +141,7 @@ def test_a_tensor_that_an_algorithm_makes_on_the_cpu_fails_its_client_by_name():
         )
 
 
+@pytest.mark.slow
 def test_the_complete_test_part_has_the_same_bits():
     data = both.federation()
     compare(
@@ -150,6 +151,7 @@ def test_the_complete_test_part_has_the_same_bits():
     )
 
 
+@pytest.mark.slow
 def test_clients_whose_states_were_in_files_have_the_same_bits(tmp_path):
     runs = []
     for device in (HOST, DEVICE):

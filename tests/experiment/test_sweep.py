@@ -128,7 +128,7 @@ def sites_config(monkeypatch, folder, *, permuted):
     (folder / f"{name}.py").write_text(SITES.format(permuted=permuted))
     monkeypatch.syspath_prepend(folder)
     data = {"path": f"{name}:sites", "val_fraction": 0.4, "normalize": "training"}
-    return make_config({**SMALL, "data": data})
+    return make_config({**SMALL, "data": data, "evaluation": {"baselines": "none"}})
 
 
 @pytest.mark.parametrize(

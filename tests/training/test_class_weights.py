@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
+from contract.cases import build, quick
 from fedtailor import toolkit as ft
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError
@@ -105,17 +106,23 @@ def _descend(w, x, y, factors, training):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_method_uses_them_on_every_engine(name, float64):
-    algorithm = load_algorithm(name)(training=Training(lr=0.05, epochs=1, batch_size=8))
-    training = replace(algorithm.training, class_weights="balanced")
-    weighted = replace(algorithm, training=training)
-    federation = make_federation(perceptron())
-    alone = run(weighted, Reference(), federation)
-    assert_close_runs(alone, run(weighted, Batched(3), federation))
-
-    plain = run(algorithm, Reference(), federation)
+def test_every_method_uses_them(name, float64):
+    plain = build(name)
+    weighted = replace(plain, training=replace(plain.training, class_weights="balanced"))
+    federation = make_federation(perceptron(), (9, 14), ())
+    runs = [run(algorithm, Reference(), federation, rounds=1) for algorithm in (plain, weighted)]
     with pytest.raises(AssertionError):
-        assert_close_runs(alone, plain)
+        assert_close_runs(*runs)
+
+
+@pytest.mark.parametrize("name", quick(ALGORITHMS, "fedavg", "pfedfda", "moon"))
+def test_stacked_clients_use_them_too(name, float64):
+    algorithm = build(name)
+    training = replace(algorithm.training, class_weights="balanced")
+    algorithm = replace(algorithm, training=training)
+    federation = make_federation(perceptron())
+    engines = (Reference(), Batched(3))
+    assert_close_runs(*(run(algorithm, engine, federation, rounds=1) for engine in engines))
 
 
 def test_a_method_without_a_cross_entropy_refuses():

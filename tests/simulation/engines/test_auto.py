@@ -97,8 +97,10 @@ def test_named_engines_are_taken_as_they_are():
     assert (choice.engine.name, choice.reason) == ("reference", "")
 
 
-def test_a_run_says_what_was_chosen_and_writes_the_engine(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines_build, "_WORTH_A_START", 0)
+@pytest.mark.parametrize("engine", ["workers", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_run_says_what_was_chosen_and_writes_the_engine(engine, tmp_path, monkeypatch):
+    if engine == "processes":
+        monkeypatch.setattr(engines_build, "_WORTH_A_START", 0)
     config = make_config(
         {
             "data": {"clients": 3},
@@ -109,7 +111,7 @@ def test_a_run_says_what_was_chosen_and_writes_the_engine(tmp_path, monkeypatch)
     )
     parts = assemble(config, 0)
     result = run_seed(parts, tmp_path / "run", RunProgress())
-    assert parts.config.engine.name == result["engine"] == "processes"
+    assert parts.config.engine.name == result["engine"] == engine
     provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
     assert provenance["engine_choice"] == parts.choice.reason
 

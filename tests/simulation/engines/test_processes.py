@@ -188,14 +188,13 @@ def test_an_output_that_cannot_be_sent_is_a_failure(pool):
     assert [int(outputs[0]), int(outputs[2])] == [0, 2]
 
 
-def test_a_client_whose_process_dies_fails_alone():
-    with Processes(1) as engine:
-        outputs = engine.map(programs.deadly, data(torch.ones(2)), [job(n) for n in range(5)])
-        reason = outputs.pop(2).reason
-        assert str(reason).startswith(
-            "the process of this client was ended by signal 9 (SIGKILL), possibly because"
-        )
-        assert [int(output) for output in outputs] == [0, 1, 3, 4]
+def test_a_client_whose_process_dies_fails_alone(pool):
+    outputs = pool.map(programs.deadly, data(torch.ones(2)), [job(n) for n in range(5)])
+    reason = outputs.pop(2).reason
+    assert str(reason).startswith(
+        "the process of this client was ended by signal 9 (SIGKILL), possibly because"
+    )
+    assert [int(output) for output in outputs] == [0, 1, 3, 4]
 
 
 @pytest.mark.slow
