@@ -142,7 +142,10 @@ def _read(
 def _refuse_kind(dataset: Dataset, options: DataOptions, findings: Findings) -> None:
     """Add that the data are of another kind than the options say."""
     there = next(name for name, kind in KIND_OF.items() if kind == dataset.kind)
-    message = f"data.kind = {options.kind!r}, but the data are {there}."
+    message = (
+        f"Expected {options.kind} (data.kind), but the data are {there} of shape "
+        f"{dataset.x.shape[1:]}."
+    )
     if options.kind == "series":
         message += " Series come as arrays (rows, times, channels)."
 
