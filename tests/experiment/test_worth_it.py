@@ -163,7 +163,7 @@ def write_folder(path, predictions, *, best=None, baselines=None, names=("Oslo",
 def test_the_own_model_is_the_chosen_baseline_or_local_or_the_majority(tmp_path):
     federated = {number: client(LABELS, personalized=[0]) for number in range(2)}
     baselines = {
-        0: client(LABELS, forest=[1, 2], boosting=[0, 1, 2]),
+        0: client(LABELS, forest=[1, 2], boosting=[0, 1, 2], pooled_boosting=[7]),
         1: client(LABELS, forest=[1, 2]),
     }
     folder = write_folder(
@@ -171,6 +171,7 @@ def test_the_own_model_is_the_chosen_baseline_or_local_or_the_majority(tmp_path)
     )
     oslo, porto = judge({0: folder})["sites"]
     assert oslo["own"] == {"boosting": 1} and oslo["scores"]["own"]["accuracy"] == 0.925
+    assert oslo["scores"]["pooled"]["accuracy"] == 0.975 and "pooled" not in porto["scores"]
     assert porto["own"] == {"majority": 1} and porto["scores"]["own"]["accuracy"] == 0.5
     assert porto["verdict"] == "better" and porto["scores"]["own"]["auroc"] == 0.5
 

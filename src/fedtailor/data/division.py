@@ -189,7 +189,7 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
 
     # Clients have names if they are sites.
     names: tuple[str, ...] = ()
-    notes = _notes(dataset, positions)
+    notes: list[str] = []
     if partition.name == "natural":
         sites = np.unique(cast(np.ndarray, annotations.domains)).tolist()
         names = tuple(dataset.domain_names[site] for site in sites[:clients])
@@ -211,6 +211,8 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         new = ", ".join(names[-options.new_clients :])
         notes.append(f"New clients, which never take part in training: {new}.")
 
+    # They call clients by the numbers that these have in the end.
+    notes = [*_notes(dataset, positions), *notes]
     return Division(
         dataset=dataset,
         positions=positions,

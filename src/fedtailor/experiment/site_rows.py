@@ -33,6 +33,8 @@ OWN = "own"
 """What the site would use alone."""
 GLOBAL = "global"
 PERSONALIZED = "personalized"
+POOLED = "pooled"
+"""The own kind of model on the data of all sites in one place, which only a simulation has."""
 MAJORITY = "majority"
 """A model that predicts the most frequent class of the site's test examples."""
 
@@ -64,7 +66,7 @@ class OwnModel(NamedTuple):
 
     name: str
     predictions: ClientPredictions
-    """Of this model only."""
+    """Of this model, and of the ``pooled`` one if there is one."""
 
 
 class SeedPredictions(NamedTuple):
@@ -109,7 +111,7 @@ class SiteRow:
     own: Mapping[str, int]
     """In how many trainings which model is the own one, the most frequent first."""
     scores: Mapping[str, ModelScores]
-    """By ``own``, ``global`` (if there is one) and ``personalized``."""
+    """By ``own``, ``personalized``, and ``global`` and ``pooled`` if there are such models."""
     difference: Paired | None
     """Of the personalized model from the own one, by the measure that decides; None if the site has
     no AUROC, because its examples have one class."""
@@ -247,7 +249,7 @@ def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
 
     shared = set.intersection(*(set(part.probabilities) for part in parts))
     probabilities = {}
-    for model in (OWN, GLOBAL, PERSONALIZED):
+    for model in (OWN, GLOBAL, PERSONALIZED, POOLED):
         if model in shared or model == OWN:
             majority = np.bincount(labels[first]).argmax()
             arrays = [_of_model(part, model, int(majority)) for part in parts]
@@ -277,11 +279,15 @@ def _part(training: SeedPredictions, client: int) -> ClientPredictions | None:
     both = np.intersect1d(federated.positions, other.positions, return_indices=True)
     rows, other_rows = both[1:]
     probabilities = {name: array[rows] for name, array in federated.probabilities.items()}
-    (own_probabilities,) = other.probabilities.values()
+    own_probabilities = dict(other.probabilities)
+    pooled = own_probabilities.pop(POOLED, None)
+    if pooled is not None:
+        probabilities[POOLED] = pooled[other_rows]
+    (probabilities[OWN],) = (array[other_rows] for array in own_probabilities.values())
     return ClientPredictions(
         positions=federated.positions[rows],
         labels=federated.labels[rows],
-        probabilities={**probabilities, OWN: own_probabilities[other_rows]},
+        probabilities=probabilities,
         groups=None if federated.groups is None else federated.groups[rows],
     )
 

@@ -18,6 +18,7 @@ from fedtailor.experiment.predictions import (
 )
 from fedtailor.experiment.site_rows import (
     PERSONALIZED,
+    POOLED,
     OwnModel,
     Paired,
     SeedPredictions,
@@ -144,8 +145,11 @@ def _local_models(place: Path) -> dict[int, OwnModel]:
 
 
 def _only(name: str, model: str, content: ClientPredictions) -> OwnModel:
-    """Return one of the models that have predicted."""
+    """Return one of the models that have predicted, and its pooled kind."""
     probabilities = {model: content.probabilities[model]}
+    pooled = content.probabilities.get(f"pooled_{model}")
+    if pooled is not None:
+        probabilities[POOLED] = pooled
     return OwnModel(name, ClientPredictions(content.positions, content.labels, probabilities))
 
 

@@ -17,6 +17,7 @@ from fedtailor.experiment.site_rows import (
     MEASURES,
     OWN,
     PERSONALIZED,
+    POOLED,
     Measure,
     Verdict,
     measure_name,
@@ -203,6 +204,8 @@ def _verdicts(
     columns = ["site", "verdict", "difference (95 % interval)", "test examples"]
     columns += [*(["groups"] if has_groups else []), "majority class", "best own model"]
     measure = record["measure"]
+    if any(POOLED in site["scores"] for site in sites):
+        models[POOLED] = "pooled"
     columns += [f"{name} {measure_name(measure)}" for name in models.values()]
 
     rows: list[Sequence[Cell]] = []
@@ -240,6 +243,11 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
         sentences.append("local: the method of this name, which trains at each site alone.")
     if MAJORITY in used:
         sentences.append("majority: a model that always says the most frequent class.")
+    if any(POOLED in site["scores"] for site in sites):
+        sentences.append(
+            "pooled: the own kind of model on the data of all sites in one place, which is not "
+            "allowed in reality."
+        )
     if any(len(site["own"]) > 1 for site in sites):
         sentences.append("(3 of 5): in so many trainings, as seeds and folds choose anew.")
 
