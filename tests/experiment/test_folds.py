@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
+from fedtailor.experiment.folds import FinishedFold, operating_points
 from fedtailor.experiment.predictions import PREDICTIONS_FILE, read_predictions
 from fedtailor.experiment.reader import fold_folder, read_run
 from fedtailor.experiment.run import count_unfinished, run
@@ -217,3 +218,17 @@ def test_a_site_without_test_examples_in_a_fold_is_tested_in_the_others(tmp_path
     assert [len(content.labels) for content in joint.values()] == [4, 4, 40]
     notes = " ".join(read_run(Path(tmp_path / "run")).provenance["notes"])
     assert "1 of 3 at Oslo, which has 4 examples" in notes
+
+
+def test_operating_points_of_folds_count_the_tests_of_all_that_have_a_threshold():
+    point = {"sensitivity": 0.9, "positives": 12, "problem": "", "probability": 0.4, "log_odds": -1}
+    counts = {"positives": 10, "found": 9, "negatives": 20, "rejected": 15}
+    too_few = {**point, "positives": 4, "probability": None, "problem": "too few", "test": None}
+    points = [{**point, "test": counts}, too_few, {**point, "test": counts}]
+    folds = [
+        FinishedFold({"operating_points": {"Oslo": of_fold}}, [], None, {}) for of_fold in points
+    ]
+    joint = operating_points(folds)["Oslo"]
+    assert joint["test"] == {name: 2 * count for name, count in counts.items()}
+    assert (joint["folds"], joint["positives"], joint["problem"]) == (2, 4, "too few")
+    assert joint["probability"] is None

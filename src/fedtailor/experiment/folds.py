@@ -104,6 +104,9 @@ def join_folds(
     facts |= {"split_sha256": split["split_sha256"], "folds": len(folds)}
     joint = summary.result(report, roster, schedule)
     result = {"run": str(folder.path), **facts, **joint, **_totals(folds)}
+    points = operating_points(folds)
+    if points:
+        result["operating_points"] = points
     if "sites" in result:
         from fedtailor.experiment.worth_it import add_verdicts
 
@@ -147,6 +150,29 @@ def _mean_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             by_labels.setdefault(labels, []).append(evaluation)
 
     return [summary.average(same) for same in by_labels.values()]
+
+
+def operating_points(folds: Sequence[FinishedFold]) -> dict[str, Any]:
+    """Return what the thresholds of all folds reach together on test examples, by client.
+
+    Every fold has a threshold of its own, so there is no threshold of all.
+    """
+    joint: dict[str, Any] = {}
+    for fold in folds:
+        for name, point in fold.result.get("operating_points", {}).items():
+            start = {**point, "probability": None, "log_odds": None, "test": None, "folds": 0}
+            record = joint.setdefault(name, start)
+            record["positives"] = min(record["positives"], point["positives"])
+            record["problem"] = record["problem"] or point["problem"]
+            if point["probability"] is None:
+                continue
+
+            record["folds"] += 1
+            if point["test"] is not None:
+                sums = record["test"] or dict.fromkeys(point["test"], 0)
+                record["test"] = {key: sums[key] + count for key, count in point["test"].items()}
+
+    return joint
 
 
 def _totals(folds: Sequence[FinishedFold]) -> dict[str, Any]:

@@ -180,6 +180,8 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
 
         chosen = point["probability"]
         threshold = "not chosen" if chosen is None else f"{chosen:.3g}"
+        if "folds" in point:
+            threshold = f"of {point['folds']} folds"
         rows.append([shortened(name), f"{point['positives']}", threshold, *shares])
 
     below = (
@@ -187,6 +189,8 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
         "The threshold is chosen on the validation examples of that class; sensitivity and "
         "specificity (in %) are on test examples."
     )
+    if any("folds" in point for point in points.values()):
+        below += " Each fold has its own threshold; the fewest validation examples of a fold count."
     problems = {point["problem"] for point in points.values()} - {""}
     if problems:
         below += f" Not chosen: {'; '.join(sorted(problems))}. Then the most probable class counts."
