@@ -45,6 +45,11 @@ from fedtailor.deployment.wire import (
 from fedtailor.experiment.config import make_config
 from fedtailor.simulation.programs import PersonalizeRequest
 
+_IN_THE_DATA = "data.path"
+"""Key of errors about what single cells or files of the data hold."""
+_SPARE_WAYS = 2
+"""Ways to read cells that a server may try beside those that it has a purpose for."""
+
 log = logging.getLogger("fedtailor.site")
 
 
@@ -113,7 +118,7 @@ class DeployedSite:
             return envelope, sizes
         except FedtailorError as error:
             log.error("refused: %s", error)
-            refusal = reason_answer("refused", self._without_paths(error.message))
+            refusal = reason_answer("refused", self._told(error))
         except Exception as error:  # such as too little memory
             log.exception("failed")
             refusal = reason_answer("failed", shared_reason(error, self.options))
@@ -135,8 +140,15 @@ class DeployedSite:
         sizes = {**answer.sizes, "structure of the answer": structure}
         return Envelope(head, {"out": blob}), sizes
 
-    def _without_paths(self, text: str) -> str:
-        """Return a reason without the places of this site's files, which stay its own business."""
+    def _told(self, error: FedtailorError) -> str:
+        """Return a reason without the places of this site's files, which stay its own business.
+
+        What is wrong with single cells or files says what they hold, so the server may not know.
+        """
+        if error.key == _IN_THE_DATA and "errors" not in self.options.share:
+            return "its data cannot be read in this way; the log of the site says more."
+
+        text = error.message
         data = options_of(self.options, DataOptions(path="each-site"), self.folder).path
         for path, name in ((data, "the data"), (str(self.folder), "the site's folder")):
             text = text.replace(f"'{path}'", name).replace(path, name)
@@ -172,7 +184,7 @@ class DeployedSite:
             if head.get(what) != here:
                 raise other_version(what, here, head.get(what))
 
-        dataset = read_dataset(self.options, _data_options(head), self.folder)
+        dataset = read_dataset(self.options, self._reading(_data_options(head)), self.folder)
         for note in dataset.notes:
             if note.startswith(WARNING):
                 log.warning("%s", note)
@@ -187,14 +199,14 @@ class DeployedSite:
 
     def _columns(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say what the columns of the table hold, from the training examples."""
-        data = _data_options(head)
+        data = self._reading(_data_options(head))
 
         def summary() -> dict[str, Any]:
             dataset, rows = self._training_rows(data)
             assert dataset.raw is not None
             return summarize(dataset.x, dataset.raw, rows).to_record()
 
-        record = self._memory.answer_once("columns", _reading(data), summary)
+        record = self._memory.answer_once("columns", _way_to_read(data), summary)
         sizes = {"medians and categories of columns": len(str(record))}
         return SiteAnswer({"columns": record}, sizes)
 
@@ -202,7 +214,7 @@ class DeployedSite:
         """Say how many training cells of columns of numbers lie in some intervals."""
         self.options.policy.check_counts()
         exchange, request = read_request(head.get("exchange"), head.get("columns"))
-        data = _data_options(head)
+        data = self._reading(_data_options(head))
 
         def counts() -> dict[str, Any]:
             dataset, rows = self._training_rows(data)
@@ -211,9 +223,22 @@ class DeployedSite:
             return {name: column.to_record() for name, column in cells.items()}
 
         kind = f"counts of columns, exchange {exchange}"
-        record = self._memory.answer_once(kind, [_reading(data), request], counts)
+        record = self._memory.answer_once(kind, [_way_to_read(data), request], counts)
         sizes = {"counts of intervals of columns": len(str(record))}
         return SiteAnswer({"counts": record}, sizes)
+
+    def _reading(self, data: DataOptions) -> DataOptions:
+        """Return ``[data]`` if its way to read cells is one of few.
+
+        Whether cells can be read in a way tells something of them: which values are there, if
+        certain ones are declared missing and missing ones are refused.
+
+        Raises:
+            DataError: other ways have been tried.
+        """
+        way = _way_to_read(data)
+        self._memory.answer_once("ways to read cells", way, lambda: True, spare=_SPARE_WAYS)
+        return data
 
     def _training_rows(self, data: DataOptions) -> tuple[Dataset, np.ndarray]:
         """Return the table of the site as it was read, and its training rows.
@@ -311,6 +336,9 @@ class DeployedSite:
         """Refuse a plan outside of ``[policy]``, before any data are read."""
         policy = self.options.policy
         policy.check_study(study_settings(plan.config))
+        rules = self._reading(plan.config.data).cell_rules
+        if plan.inputs.cells != rules:
+            raise wrong("inputs.cells", "the rules of the section data", "others")
 
         # The method and its messages decide what is done with the settings.
         algorithm = plan.algorithm
@@ -318,7 +346,7 @@ class DeployedSite:
         policy.check_messages(algorithm.messages(algorithm.bind(plan.task(0))))
 
 
-def _reading(data: DataOptions) -> dict[str, Any]:
+def _way_to_read(data: DataOptions) -> dict[str, Any]:
     """Return what of ``[data]`` decides what the cells of a table are."""
     return {"missing": data.missing, "decimal": data.decimal, "values": data.missing_values}
 

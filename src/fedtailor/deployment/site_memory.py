@@ -87,13 +87,16 @@ class SiteMemory:
             if value != before.get(key):
                 raise _other_division(key, before.get(key), value)
 
-    def answer_once(self, kind: str, question: Any, compute: Callable[[], Any]) -> Any:
+    def answer_once(
+        self, kind: str, question: Any, compute: Callable[[], Any], *, spare: int = 0
+    ) -> Any:
         """Return the answer to a question about the data, computed when it is first asked.
 
         Args:
             kind: of the question.
             question: all that the answer depends on, ready for JSON.
             compute: returns the answer, ready for JSON.
+            spare: how many questions are answered beside one for each purpose.
 
         Raises:
             DataError: as many others of its kind were answered as the policy has purposes.
@@ -102,7 +105,7 @@ class SiteMemory:
         digest = hashlib.sha256(to_json(question).encode()).hexdigest()
         if digest not in answers:
             limit = self._policy.purposes
-            if len(answers) >= limit:
+            if len(answers) >= limit + spare:
                 message = (
                     f"this site describes its data for {limit} purpose(s), and was asked for "
                     f"another one ({kind}). Ask it for the same as before, or ask its operator to "
