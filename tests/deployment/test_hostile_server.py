@@ -18,6 +18,7 @@ from fedtailor.core import rng
 from fedtailor.core.errors import RunError
 from fedtailor.data.columns import Column, Columns
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.options import DataOptions
 from fedtailor.deployment.agreed_study import allow_study
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.packing import pack_download
@@ -271,13 +272,19 @@ def test_cells_are_counted_by_consent_and_of_one_split(tmp_path):
     assert sum(difference.total() == 1 for difference in told) == 0
 
 
-def test_a_column_with_few_cells_is_not_described(tmp_path):
+def test_a_column_with_few_cells_is_answered_as_empty(tmp_path):
+    """Also in means of features: a cell among medians would stand out."""
     server = Server(tmp_path)
-    lines = [f"{'' if row % 8 else row},{row},{'xy'[row % 2]}" for row in range(ROWS)]
+    lines = [f"{'' if row % 8 else 1000 + row},{row},{'xy'[row % 2]}" for row in range(ROWS)]
     tmp_path.joinpath("data.csv").write_text("\n".join(["a,b,label", *lines]) + "\n")
     data = {"path": "each-site"}
-    assert server.ask({"kind": "columns", "data": data, "seed": 0}, {}) is None
-    assert "cells with a value in the column 'a'" in server.refusals[0]
+    answer = server.ask({"kind": "columns", "data": data, "seed": 0}, {})
+    first, second = answer.head["columns"]["columns"]
+    assert (first["name"], first["count"], first["median"]) == ("a", 0, 0.0)
+    assert second["count"] > 10
+
+    dataset, rows = server.site._training_rows(DataOptions(path="each-site"))
+    assert np.isnan(dataset.x[rows, 0]).all() and not np.isnan(dataset.x[rows, 1]).any()
 
 
 @pytest.mark.parametrize(

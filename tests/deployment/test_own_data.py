@@ -96,7 +96,9 @@ def test_series(tmp_path):
 
 
 def test_sites_with_arrays_that_can_be_series_ask_for_the_kind(tmp_path):
-    refused(tmp_path, write_series, r'say kind = "series" in \[data\] of the server')
+    """The server learns it only from sites that share texts of errors."""
+    site = {"share": ["scores", "errors"]}
+    refused(tmp_path, write_series, r'say kind = "series" in \[data\] of the server', site=site)
 
 
 def test_a_site_with_few_rows_does_not_say_its_means(tmp_path):

@@ -44,8 +44,7 @@ class SitePolicy:
     """Seed by which the site divides its examples. secret: a random number that the site draws for
     itself. With a number, a simulation with this ``data.seed`` divides them in the same way."""
     least_examples: Annotated[int, Range(ge=1)] = 10
-    """Fewest training examples of a round, and test examples of a score, and cells with a value of
-    a column that is described."""
+    """Fewest training examples of a round, and fewest test examples of a score."""
     least_share: Annotated[float, Range(ge=0, le=1)] = 0.1
     """Smallest share of all examples of the site that a round trains on."""
     whole_epochs: bool = True

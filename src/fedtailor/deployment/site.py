@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedtailor import __version__
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, describe_error
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.encoding import encode_like
 from fedtailor.data.moments import LEAST_ROWS, moments_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import WARNING
@@ -241,10 +243,12 @@ class DeployedSite:
         return data
 
     def _training_rows(self, data: DataOptions) -> tuple[Dataset, np.ndarray]:
-        """Return the table of the site as it was read, and its training rows.
+        """Return the table of the site for answers about its columns, and its training rows.
+
+        A column with few cells with a value is empty in it, because an answer would tell them.
 
         Raises:
-            DataError: the data are no table, or a column has too few cells with a value.
+            DataError: the data are no table, or there are too few rows.
         """
         dataset = read_dataset(self.options, data, self.folder)
         if dataset.raw is None:
@@ -258,8 +262,17 @@ class DeployedSite:
         _refuse_few(len(positions.train), "training examples")
 
         # A column may have far fewer values than there are examples.
-        for column in summarize(dataset.x, dataset.raw, positions.train).columns:
-            _refuse_few(column.count, f"cells with a value in the column {column.name!r}")
+        columns = summarize(dataset.x, dataset.raw, positions.train).columns
+        few = [place for place, column in enumerate(columns) if 0 < column.count < LEAST_ROWS]
+        if few:
+            names = ", ".join(repr(columns[place].name) for place in few)
+            log.warning(
+                "columns with fewer than %s values are answered as empty: %s", LEAST_ROWS, names
+            )
+            x = dataset.x.copy()
+            x[:, few] = np.nan
+            dataset = replace(dataset, x=x)
+
         return dataset, positions.train
 
     def _begin(self, request: Envelope) -> SiteAnswer:
@@ -275,9 +288,11 @@ class DeployedSite:
 
             def moments() -> dict[str, Any]:
                 _refuse_few(counts["train"], "training examples")
+                x = prepared.site.x
                 if run.plan.inputs.columns is not None:
-                    self._training_rows(run.plan.config.data)
-                return moments_of(prepared.site.x, prepared.positions.train).to_record()
+                    dataset, _ = self._training_rows(run.plan.config.data)
+                    x = encode_like(dataset, run.plan.inputs.columns)
+                return moments_of(x, prepared.positions.train).to_record()
 
             head["moments"] = self._memory.answer_once("means", prepared.digest, moments)
             sizes["mean and deviation of features"] = len(str(head["moments"]))
@@ -356,7 +371,7 @@ def _refuse_few(count: int, what: str) -> None:
     if 0 < count < LEAST_ROWS:
         message = (
             f"the site has {count} {what}: means and medians of fewer than {LEAST_ROWS} say too "
-            "much about each of them. Leave the column or the site out, or, of arrays and "
+            "much about each of them. Leave the site out, or, of arrays and "
             "pictures, give data.mean and data.std in federation.toml."
         )
         raise DataError(message, key="site.data", allowed=f"{LEAST_ROWS} or more", got=count)
