@@ -145,7 +145,7 @@ def test_evaluate_scores_labelled_data(here, tmp_path, capsys):
     (tmp_path / "one.csv").write_text("diagnosis,patient,sex,sugar,age\nill,1,female,9,40\n")
     command = ["evaluate", TABLES, "--client", "Mayo", str(tmp_path / "one.csv")]
     assert main([*command, "--label-column", "diagnosis"]) == 0
-    assert "No AUROC: all examples are of ill" in " ".join(capsys.readouterr().out.split())
+    assert "No AUROC: all examples are of 'ill'" in " ".join(capsys.readouterr().out.split())
 
 
 def test_export_writes_the_models_of_all_clients(here, tmp_path, capsys):

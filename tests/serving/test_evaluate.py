@@ -64,7 +64,13 @@ def test_one_class_alone_has_no_area(shelf):
     x, y = examples[0]
     record = run.model(0).evaluate(x[y == "dark"], y[y == "dark"])
     assert record["metrics"]["auroc"]["value"] is None
-    assert set(record["missing"]) == {"auroc", "specificity", "sensitivity"}
+    assert set(record["missing"]) == {
+        "auroc",
+        "specificity of 'dark'",
+        "sensitivity of 'bright'",
+        "comparison",
+    }
+    assert record["comparison"] is None, "the accuracy of one class is no accuracy of all"
     assert record["by_class"]["0"]["sensitivity"] is None
 
 

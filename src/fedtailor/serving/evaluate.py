@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.core.metrics import CLIENT_METRICS, per_client
 from fedtailor.core.scores import Scores, confusion, score
-from fedtailor.data.own.names import inert, listed
+from fedtailor.data.own.names import inert, listed, show
 from fedtailor.experiment.estimates import (
     NORMAL_975,
     Interval,
@@ -93,6 +93,16 @@ def evaluate(
 
     point = card.get("calibration", {}).get("operating_point")
     at_training = _at_training(card.get("scores", {}), point)
+    missing = _missing(figures)
+    comparison = None
+    if "comparison" not in missing:
+        comparison = _comparison(
+            at_training.get("accuracy"),
+            card.get("num_test", 0),
+            float(right.mean()),
+            independent * len(right),
+        )
+
     for name, metric in metrics.items():
         metric["at_training"] = at_training.get(name)
 
@@ -103,15 +113,10 @@ def evaluate(
         "examples": len(right),
         "groups": None if group_numbers is None else int(group_numbers.max()) + 1,
         "metrics": metrics,
-        "missing": _missing(figures),
+        "missing": missing,
         "by_class": figures,
         "confusion": confusion(scores),
-        "comparison": _comparison(
-            at_training.get("accuracy"),
-            card.get("num_test", 0),
-            float(right.mean()),
-            independent * len(right),
-        ),
+        "comparison": comparison,
     }
 
 
@@ -148,10 +153,12 @@ def _missing(classes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     absent = [entry["class"] for entry in classes.values() if not entry["positives"]]
     missing = {}
     if len(present) == 1:
-        missing["auroc"] = f"all examples are of {present[0]}, and it compares two classes"
-        missing["specificity"] = f"of {present[0]}, because no example is of another class"
+        name = show(present[0])
+        missing["auroc"] = f"all examples are of {name}, and it compares two classes"
+        missing[f"specificity of {name}"] = "no example is of another class"
+        missing["comparison"] = f"the accuracy of {name} alone is no accuracy of all classes"
     if absent:
-        missing["sensitivity"] = f"of {listed(absent)}, because there are no such examples"
+        missing[f"sensitivity of {listed(absent)}"] = "no example is of such a class"
 
     return missing
 

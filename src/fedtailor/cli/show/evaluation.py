@@ -10,7 +10,12 @@ from fedtailor.core.metrics import METRICS
 from fedtailor.data.own.names import counted
 
 _MOST_CLASSES = 50
-_TITLES = {"ece": "ECE %", "ece_calibrated": "ECE after calibration %", "auroc": "AUROC"}
+_TITLES = {
+    "ece": "ECE %",
+    "ece_calibrated": "ECE after calibration %",
+    "auroc": "AUROC",
+    "comparison": "comparison with training",
+}
 
 
 def show_evaluation(record: Mapping[str, Any]) -> None:
@@ -29,8 +34,11 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 
     title = f"{record['algorithm']}, the model of {record['client']}: {examples}"
     columns = ["metric", "value", "95 % interval", "at training"]
-    sentences = [_comparison(record["comparison"]), _threshold(record)]
-    for name, reason in record["missing"].items():
+    missing = record["missing"]
+    sentences = [_threshold(record)]
+    if "comparison" not in missing:
+        sentences.insert(0, _comparison(record["comparison"]))
+    for name, reason in missing.items():
         sentences.append(f"No {_TITLES.get(name, name)}: {reason}.")
 
     table(title, columns, rows, below=" ".join(filter(None, sentences)))

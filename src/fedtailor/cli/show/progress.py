@@ -191,7 +191,8 @@ class PlainProgress(RunProgress):
 
         self._notes.add(text)
         if len(self._notes) < _MOST_NOTES:
-            self.line(f"note: {text}")
+            is_warning = text.startswith("Warning: ")
+            self.line(f"warning: {text[9:]}" if is_warning else f"note: {text}")
         elif len(self._notes) == _MOST_NOTES:
             self.line("note: more in events.jsonl of the run's folder")
 

@@ -176,7 +176,7 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
         shares = []
         for right, examples in (("found", "positives"), ("rejected", "negatives")):
             count = test.get(examples, 0)
-            shares.append(f"{percent(test[right] / count)} of {count}" if count else "-")
+            shares.append(f"{percent(test[right] / count)} % of {count}" if count else "-")
 
         chosen = point["probability"]
         threshold = "not chosen" if chosen is None else f"{chosen:.3g}"
@@ -187,7 +187,7 @@ def _show_operating_points(result: Mapping[str, Any]) -> None:
     below = (
         f"An input is of class {shortened(result['positive_class'])} from this probability on. "
         "The threshold is chosen on the validation examples of that class; sensitivity and "
-        "specificity (in %) are on test examples."
+        "specificity are on test examples."
     )
     if any("folds" in point for point in points.values()):
         below += " Each fold has its own threshold; the fewest validation examples of a fold count."
