@@ -184,6 +184,11 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, server):
     server.register(keys)
     assert len(json.loads((folder / "registered.json").read_text())) == 2
 
+    # A site that was removed cannot connect any more.
+    server.register({"a": "key of a"})
+    assert list(json.loads((folder / "nodes.json").read_text())) == ["key of a"]
+    assert list(json.loads((folder / "registered.json").read_text()).values()) == ["key of a\n"]
+
 
 def test_refusals_of_flower_are_errors_with_their_reasons(tmp_path, stand_in, server):
     stand_in('print(\'{"success": false, "error-message": "no such app"}\')')

@@ -151,6 +151,8 @@ class ServerProcesses:
     def register(self, keys: Mapping[str, str]) -> dict[str, int]:
         """Register the public keys of new sites, and return the node ids of all sites by name.
 
+        Keys of sites that were removed are registered no more.
+
         Raises:
             RunError: Flower refuses.
         """
@@ -160,7 +162,12 @@ class ServerProcesses:
         registered = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
 
         # The database may be a new one, and a registration can be interrupted before it is noted.
-        nodes = {text: node for text, node in noted.items() if node in registered}
+        nodes = {}
+        for text in keys.values():
+            if noted.get(text) in registered:
+                nodes[text] = noted[text]
+
+        write_whole(path, json.dumps(nodes))
         for node in registered - set(nodes.values()):
             self._flwr("supernode", "unregister", str(node), _CONNECTION)
 
