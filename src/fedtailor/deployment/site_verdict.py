@@ -19,7 +19,7 @@ from fedtailor.deployment.site_data import PreparedData, prepare
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_models import versions
 from fedtailor.deployment.site_run import SiteRun
-from fedtailor.experiment.baselines import Tables, add_baselines_of_one
+from fedtailor.experiment.baselines import InputTables, add_baselines_of_one
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.predictions import PREDICTIONS_FILE, predict_client, write_predictions
 from fedtailor.experiment.reader import RunRecords, read_run
@@ -152,7 +152,7 @@ def _write_baselines(
     missing = add_baselines_of_one(
         path,
         names,
-        Tables.of(site.x, site.y, site.groups, federation.x),
+        InputTables.of(site.x, site.y, site.groups, federation.x),
         prepared.positions,
         num_classes=method.inputs.num_classes,
         seed=method.config.seeds[0],

@@ -69,7 +69,7 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
         return
 
     dataset = parts.divided.dataset
-    tables = Tables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
+    tables = InputTables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
     sites = dict(_train_alone(parts, tables, names, observer))
     pooled = _train_pooled(parts, tables, names)
     tests = {client: parts.divided.positions[client].test for client in sites}
@@ -79,7 +79,7 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
 def add_baselines_of_one(
     path: Path,
     names: Sequence[str],
-    tables: Tables,
+    tables: InputTables,
     positions: ClientPositions,
     *,
     num_classes: int,
@@ -120,7 +120,7 @@ def add_baselines_of_one(
 
 def train_at(
     names: Sequence[str],
-    tables: Tables,
+    tables: InputTables,
     training: np.ndarray,
     test: np.ndarray,
     *,
@@ -149,7 +149,7 @@ def train_at(
     )
 
 
-class Tables(NamedTuple):
+class InputTables(NamedTuple):
     """The inputs of all examples, and what stands against some baselines."""
 
     scaled: np.ndarray  # (rows, features)
@@ -161,7 +161,7 @@ class Tables(NamedTuple):
     @classmethod
     def of(
         cls, stored: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, scaled: Tensor
-    ) -> Tables:
+    ) -> InputTables:
         """Return the inputs of examples, as they are stored and as networks get them."""
         if stored.ndim == 2:
             return cls(scaled.numpy(), stored, labels, groups, {})
@@ -194,7 +194,7 @@ class Tables(NamedTuple):
 
 
 def _train_alone(
-    parts: PreparedRun, tables: Tables, names: tuple[str, ...], observer: RunProgress
+    parts: PreparedRun, tables: InputTables, names: tuple[str, ...], observer: RunProgress
 ) -> Iterator[tuple[int, TrainedBaselines]]:
     """Yield every client with test examples, and its own baselines."""
     clients = []
@@ -223,7 +223,9 @@ def _train_alone(
         yield client, site
 
 
-def _train_pooled(parts: PreparedRun, tables: Tables, names: tuple[str, ...]) -> TrainedBaselines:
+def _train_pooled(
+    parts: PreparedRun, tables: InputTables, names: tuple[str, ...]
+) -> TrainedBaselines:
     """Train on the examples of all clients in one place, which reality does not allow.
 
     New clients give no examples, as in the run.
@@ -244,7 +246,7 @@ def _train_pooled(parts: PreparedRun, tables: Tables, names: tuple[str, ...]) ->
 def _write(
     path: Path,
     names: Sequence[str],
-    tables: Tables,
+    tables: InputTables,
     tests: Mapping[int, np.ndarray],
     sites: Mapping[int, TrainedBaselines],
     pooled: TrainedBaselines | None,

@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor.baselines import TrainedBaselines
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.schedule import names_of_baselines
-from fedtailor.experiment.baselines import Tables, train_at, write_own_models
+from fedtailor.experiment.baselines import InputTables, train_at, write_own_models
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import RunRecords, refuse_inside_run
 from fedtailor.experiment.site_rows import site_rows
@@ -121,7 +121,7 @@ def onboard_site(
         write_own_models(out, {0: own})
 
 
-def _tables(run: FinishedRun, site: SiteData) -> Tables:
+def _tables(run: FinishedRun, site: SiteData) -> InputTables:
     """Return the inputs of baselines at a new site."""
     number = run.next_number
     federation = federation_of_one(
@@ -132,10 +132,10 @@ def _tables(run: FinishedRun, site: SiteData) -> Tables:
         number,
         run.population,
     )
-    return Tables.of(site.x, site.y, site.groups, federation.x)
+    return InputTables.of(site.x, site.y, site.groups, federation.x)
 
 
-def _train_own(run: FinishedRun, site: SiteData, tables: Tables) -> TrainedBaselines:
+def _train_own(run: FinishedRun, site: SiteData, tables: InputTables) -> TrainedBaselines:
     """Train what a new site would use alone, on all of its training examples."""
     config = run.method.config
     positions = all_positions(site)

@@ -16,7 +16,7 @@ from fedtailor.core.metrics import per_client
 from fedtailor.core.schedule import names_of_baselines
 from fedtailor.core.scores import score
 from fedtailor.data.folds import assign_folds
-from fedtailor.experiment.baselines import Tables, train_at
+from fedtailor.experiment.baselines import InputTables, train_at
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.paired import effective_number, paired_interval
 from fedtailor.experiment.predictions import ClientPredictions
@@ -73,7 +73,7 @@ class CrossValidation(NamedTuple):
 
 
 def cross_validate(
-    run: FinishedRun, site: SiteData, tables: Tables | None = None
+    run: FinishedRun, site: SiteData, tables: InputTables | None = None
 ) -> CrossValidation:
     """Compare the three models that a site could use, by 5-fold cross-validation.
 
@@ -153,7 +153,7 @@ def cross_validate(
 
 
 def _compared(
-    run: FinishedRun, tables: Tables, train: np.ndarray, held_out: np.ndarray, logits: Tensor
+    run: FinishedRun, tables: InputTables, train: np.ndarray, held_out: np.ndarray, logits: Tensor
 ) -> SeedPredictions:
     """Return what the onboarded model and the best baseline say about a fold.
 
