@@ -206,7 +206,7 @@ def _verdicts(
     measure = record["measure"]
     if any(POOLED in site["scores"] for site in sites):
         models[POOLED] = "pooled"
-    columns += [f"{name} {measure_name(measure)}" for name in models.values()]
+    columns += [f"{name} {_SHORT_NAMES[measure]}" for name in models.values()]
 
     rows: list[Sequence[Cell]] = []
     for site in sites:
