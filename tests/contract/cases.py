@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from federations import TASKS, make_federation
 from fedtailor import algorithms
@@ -112,9 +113,14 @@ def quick(values, *names):
     ]
 
 
-@cache
 def small_federation(model):
-    """Return the uneven federation of a kind of model."""
+    """Return the uneven federation of a kind of model, in the dtype of the test that asks."""
+    return _small_federation(model, torch.get_default_dtype())
+
+
+@cache
+def _small_federation(model, dtype):
+    """Make a federation once for each dtype: tests of both run in one process, in any order."""
     return make_federation(TASKS[model]())
 
 

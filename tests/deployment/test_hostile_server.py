@@ -226,11 +226,10 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("questions", [12, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_no_example_is_recovered(tmp_path, attack, questions):
+def recovered_by(attack, folder, questions, **policy):
+    """Return how many examples a server recovers with so many questions, and the server."""
     run, kind = ATTACKS[attack]
-    server = Server(tmp_path, kind)
+    server = Server(folder, kind, **policy)
     candidates = []
     for candidate in run(server):
         if candidate is not None:
@@ -238,10 +237,23 @@ def test_no_example_is_recovered(tmp_path, attack, questions):
         if server.questions >= questions:
             break
 
-    recovered = server.count(candidates)
+    return server.count(candidates), server
+
+
+@pytest.mark.parametrize("questions", [12, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_example_is_recovered(tmp_path, attack, questions):
+    recovered, server = recovered_by(attack, tmp_path, questions)
     print(f"{attack}: {recovered} of {len(server.rows)} after {server.questions} questions")
     assert recovered == 0
     assert server.refusals
+
+
+@pytest.mark.parametrize("attack", ["single steps", "other rounds", "other sites"])
+def test_the_attacks_recover_examples_of_a_site_that_allows_them(tmp_path, attack):
+    """Else the test above could not fail."""
+    recovered, server = recovered_by(attack, tmp_path, 12, whole_epochs=False, batch_size=[1, 100])
+    assert recovered > 0 and not server.refusals
 
 
 def cells(server, size):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from fedtailor.deployment.options import DeployOptions
 from fedtailor.deployment.policy import SitePolicy
 from fedtailor.deployment.shared_verdicts import ask_verdicts
 from fedtailor.deployment.site import DeployedSite
+from fedtailor.deployment.site_memory import MEMORY_FILE, SiteMemory
 from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.predictions import read_predictions
@@ -345,6 +347,17 @@ def test_a_model_is_judged_on_the_examples_with_which_it_was_made_only(clinic, c
     DeployedSite(clinic).judge()
     assert "no verdict: the examples of this site are not those" in caplog.text
     assert read_run(clinic / "model").result["worth_it"] is None
+
+
+def test_a_verdict_is_on_the_division_that_the_site_keeps(clinic):
+    """A site that begins anew draws one secret seed, also if a verdict is due first."""
+    site = DeployedSite(clinic)
+    (clinic / MEMORY_FILE).unlink()
+    site._memory = SiteMemory(clinic, replace(site.options.policy, split_seed="secret"))
+    site.judge()
+
+    kept = json.loads((clinic / MEMORY_FILE).read_text())
+    assert kept["seed"] == kept["division"]["seed"] == site._memory.seed
 
 
 def test_a_site_that_shares_its_verdict_sends_that_row_only(tmp_path):

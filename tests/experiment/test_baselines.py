@@ -253,9 +253,40 @@ def test_a_model_that_is_kept_predicts_as_scikit_learn(name, num_present):
         return
 
     specification = SimpleNamespace(kind="table", mean=mean, std=std, white=1.0, num_classes=3)
-    module = OwnModule(trained.model, specification)
+    module = OwnModule(name, trained.model, specification)
     predicted = module(torch.from_numpy(stored)).exp().numpy()
     np.testing.assert_allclose(predicted, trained.probabilities[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["random_forest", "gradient_boosting"])
+def test_trees_of_two_equally_large_classes_are_those_of_their_kind(name):
+    """Boosting begins at the log-odds of the classes, which are 0 here, as the scores of a forest
+    do."""
+    values = np.random.default_rng(0).normal(size=(120, 2)).astype(np.float32)
+    labels = (np.argsort(np.argsort(values.sum(1))) >= 60).astype(int)
+    inputs = Inputs(values, values)
+    trained = train_baselines(
+        (name,), LabeledInputs(inputs, labels), inputs, num_classes=2, seed=0, keep=True
+    )
+    specification = SimpleNamespace(kind="table", num_classes=2)
+    predicted = OwnModule(name, trained.model, specification)(torch.from_numpy(values)).exp()
+    np.testing.assert_allclose(predicted.numpy(), trained.probabilities[name], atol=1e-5)
+
+
+def test_the_own_model_of_series_gets_them_as_it_was_trained():
+    series = np.random.default_rng(0).normal(size=(40, 6, 2)).astype(np.float32)
+    flat = series.reshape(40, -1)
+    labels = (flat[:, 1] > 0).astype(int)
+    inputs = Inputs(flat, flat)
+    names = ("logistic_regression",)
+    trained = train_baselines(
+        names, LabeledInputs(inputs, labels), inputs, num_classes=2, seed=0, keep=True
+    )
+    module = OwnModule(names[0], trained.model, SimpleNamespace(kind="series", num_classes=2))
+
+    # Networks take (n, channels, times).
+    predicted = module(torch.from_numpy(series).transpose(1, 2)).exp().numpy()
+    np.testing.assert_allclose(predicted, trained.probabilities[names[0]], atol=1e-5)
 
 
 def test_a_site_uses_its_own_model_unless_the_personalized_one_is_better(table, tmp_path):

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -26,7 +25,6 @@ from simulation.engines.programs import (
     leave_an_alarm,
     leave_another_rounding,
     leave_modes,
-    leave_the_default_device,
 )
 
 ONLY_PROCESSES = ("reference", "workers", "batched")
@@ -60,6 +58,8 @@ class Round(NamedTuple):
 
 
 FAULTS: dict[str, Fault] = {}
+RETURNED = []
+"""Tensors that the faulty client returned and still has."""
 
 
 def fault(outcome, name=None, not_in=()):
@@ -83,6 +83,11 @@ class BadClient(FedRep):
         update = super().local_update(task, download, state, data, key)
         if bool((key.client == FAULTY) & (key.round == ROUND)):
             return FAULTS[self.kind].act(Round(update, task, download, state, data, key))
+
+        if RETURNED and bool(key.round > ROUND):
+            for tensor in RETURNED:
+                tensor.fill_(float("nan"))
+            RETURNED.clear()
         return update
 
 
@@ -416,22 +421,16 @@ fault("harmless", "writes to the memory of its examples")(
 )
 
 
-@fault("harmless", "changes what it returned later")
+@fault("harmless", "changes what it returned in the next round")
 def change_later(round):
-    """Leave a thread that writes to the upload and the state once they are at the server."""
+    """Keep the upload, the state and the broadcast, to write to them when they are long at the
+    server."""
     update = copied(round.update)
-    targets = [
+    RETURNED[:] = [
         first(update.upload["body"].value),
         first(update.state),
         first(round.download.shared),
     ]
-
-    def spoil():
-        time.sleep(0.01)
-        for target in targets:
-            target.fill_(float("nan"))
-
-    threading.Thread(target=spoil, daemon=True).start()
     return update
 
 
@@ -453,7 +452,6 @@ fault("harmless", "seeds PyTorch")(doing(lambda round: torch.manual_seed(0)))
 fault("harmless", "seeds NumPy")(doing(lambda round: np.random.seed(0)))
 fault("harmless", "seeds Python")(doing(lambda round: random.seed(0)))
 fault("harmless", "leaves modes open")(doing(lambda round: leave_modes()))
-fault("failed", "makes another device the default")(doing(lambda round: leave_the_default_device()))
 fault("harmless", "leaves an alarm", not_in=("workers",))(doing(lambda round: leave_an_alarm()))
 # In threads, these stay for the clients that follow.
 fault("harmless", "leaves a timer", not_in=ONLY_PROCESSES)(doing(lambda round: leave_a_timer()))

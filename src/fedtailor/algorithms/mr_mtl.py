@@ -68,13 +68,11 @@ class MRMTL(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     ) -> ft.ClientUpdate:
         """Train the client's model, held near the mean."""
         trained = self._train(task, state.model, download.shared.model, data, key)
+        was_trained = torch.where(trained.steps > 0, 1.0, state.trained)
+        new_state = ClientState(trained.params, was_trained)
+
         upload = {"model": ft.Mean(trained.params, torch.ones(()))}
-        return ft.ClientUpdate(
-            ClientState(trained.params, torch.ones(())),
-            upload,
-            personal=trained.params,
-            metrics=trained.metrics,
-        )
+        return ft.ClientUpdate(new_state, upload, personal=trained.params, metrics=trained.metrics)
 
     def global_model(self, task: ft.Task, server: ft.ModelState) -> ft.Params:
         """Return the mean."""

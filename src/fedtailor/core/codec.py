@@ -36,7 +36,7 @@ _METADATA = "fedtailor"
 """The key of the metadata; there is one only, because safetensors does not keep their order."""
 _VALUES_OF_LEAF = 32
 """Values of JSON that describe a leaf beside its axes, and the containers around it."""
-_DAMAGES = (struct.error, AttributeError, KeyError, TypeError, ValueError)
+_DAMAGES = (struct.error, AttributeError, KeyError, TypeError, ValueError, RecursionError)
 """What reading a damaged header raises."""
 _ALIGNMENT = 64
 """Bytes. PyTorch aligns memory to it, and the last bit of a sum can depend on it."""
@@ -324,14 +324,7 @@ def _read_structure(data: bytes, limits: Limits) -> Any:
         _check_shapes(header, limits)
         version = description["version"]
         structure = description["tree"]
-    except (
-        struct.error,
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as reason:
+    except _DAMAGES as reason:
         raise _unreadable("it does not begin with the structure of a tree") from reason
 
     if version != CODEC_VERSION:

@@ -94,6 +94,8 @@ class ClientError(RunError):
 
 LONGEST_REASON = 500
 """Characters of a reason that a run records."""
+WARNING = "Warning: "
+"""The beginning of a note on what makes results mislead."""
 
 
 def printable(text: str) -> str:

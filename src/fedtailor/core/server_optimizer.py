@@ -124,15 +124,12 @@ class ServerOptimizer:
 
 def make_server_optimizer(
     algorithm: Algorithm[Any, Any, Any], task: Task, schedule: Schedule
-) -> ServerOptimizer | None:
-    """Return the server optimizer of a run; None where the server takes means as they are.
+) -> ServerOptimizer:
+    """Return the server optimizer that a schedule names, which is not ``none``.
 
     Raises:
         ConfigError: the server of the method averages no model, or has an arithmetic of its own.
     """
-    if schedule.server_optimizer == "none":
-        return None
-
     messages = algorithm.messages(task)
     reason = ""
     if type(algorithm).aggregate is not Algorithm.aggregate:

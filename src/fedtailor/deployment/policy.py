@@ -1,8 +1,9 @@
 """What a site answers at all: ``[policy]`` in ``site.toml``, and the check of a plan against it.
 
-A plan is checked before any data are read. What the check cannot see, such as the models that a
-server sends, stays a matter of trust: see ``docs/threat-model.md``. No torch, because ``site.toml``
-is read by several commands that only look at it.
+Ranges, fields, study and numbers of plans are checked before any data are read, the sizes of parts
+before any answer. What the checks cannot see, such as the models that a server sends, stays a
+matter of trust: see ``docs/threat-model.md``. No torch, because ``site.toml`` is read by several
+commands that only look at it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_options, show
+from fedtailor.data.own.names import counted
 
 if TYPE_CHECKING:
     from fedtailor.core.message import Messages
@@ -95,15 +97,17 @@ class SitePolicy:
         if self.split_seed != "secret":
             seed = f"the number {self.split_seed}, which others may know"
 
-        amount = "every training example equally often" if self.whole_epochs else "some examples"
-        counted = "counted in intervals" if self.counts else "not counted in intervals"
+        amount = "every training example equally often"
+        if not self.whole_epochs:
+            amount = "training examples, perhaps some of them more often than others"
+        intervals = "counted in intervals" if self.counts else "not counted in intervals"
         fields = ", ".join(self.fields) or "all"
         single = ", ".join(self.single_fields) or "none"
 
         sentences = [
             f"Examples are divided into training, validation and test once, by {seed}.",
-            f"Its data are described for {self.purposes} purpose(s): the same question gets the "
-            f"same answer, another one gets none. Values of columns are {counted}.",
+            f"Its data are described for {counted(self.purposes, 'purpose')}: the same question "
+            f"gets the same answer, another one gets none. Values of columns are {intervals}.",
             f"A round uses {amount}, at least {self.least_examples} and {self.least_share:.0%} of "
             f"all; in batches of {_span(self.batch_size)} or of all, for {_span(self.epochs)} "
             f"epochs, with learning rates of {_span(self.lr)}.",

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError, describe_error
+from fedtailor.core.errors import WARNING, ConfigError, DataError, FedtailorError, describe_error
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.encoding import encode_like
 from fedtailor.data.moments import LEAST_ROWS, moments_of
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.read import WARNING
 from fedtailor.data.quantiles import count_cells, read_request
 from fedtailor.deployment.audit import Audit, digest_of
 from fedtailor.deployment.envelope import Envelope
@@ -104,7 +103,7 @@ class DeployedSite:
         # Whatever happens, it is tried once for each model, and once after a start.
         self._is_judged = True
         try:
-            sentence = add_verdict(self.folder, self.options, self._run)
+            sentence = add_verdict(self.folder, self.options, self._memory, self._run)
         except Exception as error:
             log.error("no verdict: %s", describe_error(error))
         else:

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
-from fedtailor.core.errors import DataError, FedtailorError, RunError
+from fedtailor.core.errors import WARNING, DataError, FedtailorError, RunError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.read import WARNING
 from fedtailor.deployment.audit import broken_line
 from fedtailor.deployment.flower.processes import require_flower
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address

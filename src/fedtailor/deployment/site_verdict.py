@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtailor.core.engine import one_thread
 from fedtailor.core.federation import Federation
+from fedtailor.core.metrics import METRICS
 from fedtailor.core.schedule import names_of_baselines
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.site_data import PreparedData, prepare
@@ -32,12 +33,13 @@ _CLIENT = 0
 """The number of the site in the folder of its model, which has one client."""
 
 
-def add_verdict(folder: Path, options: SiteOptions, run: SiteRun | None = None) -> str:
+def add_verdict(folder: Path, options: SiteOptions, memory: SiteMemory, run: SiteRun | None) -> str:
     """Judge the newest model of a site, if that was not done yet, and return what came out.
 
     Args:
         folder: of the site.
         options: of the site.
+        memory: of the site: a second one could draw another division.
         run: the one of which the data are in memory, if any.
 
     Returns:
@@ -61,7 +63,6 @@ def add_verdict(folder: Path, options: SiteOptions, run: SiteRun | None = None) 
     if run is not None and run.plan.run == origin["run"]:
         prepared = run.prepared
     else:
-        memory = SiteMemory(folder, options.policy)
         prepared = prepare(options, method.config.data, method.inputs, memory, folder)
 
     problem = ""
@@ -99,13 +100,21 @@ def in_words(worth_it: Mapping[str, Any]) -> str:
     if site["difference"] is None:  # of AUROC
         return f"{start}: all {site['examples']} test examples have one class."
 
-    scores = [100 * site["scores"][model][measure] for model in ("personalized", "own")]
-    points = [100 * site["difference"][key] for key in ("difference", "low", "high")]
+    scores = [site["scores"][model][measure] for model in ("personalized", "own")]
+    differences = [site["difference"][key] for key in ("difference", "low", "high")]
+    if METRICS[measure].in_percent:
+        values = [f"{100 * score:.1f} %" for score in scores]
+        points = [f"{100 * difference:+.1f}" for difference in differences]
+        points[0] += " points"
+    else:
+        values = [f"{score:.3f}" for score in scores]
+        points = [f"{difference:+.3f}" for difference in differences]
+
     return (
-        f"{start}: {measure_name(measure)} {scores[0]:.1f} % against {scores[1]:.1f} %, difference "
-        f"{points[0]:+.1f} points (95 % interval {points[1]:+.1f} to {points[2]:+.1f}), p = "
-        f"{site['p_value']:.2g}, {site['examples']} test examples. One site is judged alone, so "
-        "nothing is corrected for the number of sites."
+        f"{start}: {measure_name(measure)} {values[0]} against {values[1]}, difference {points[0]} "
+        f"(95 % interval {points[1]} to {points[2]}), p = {site['p_value']:.2g}, "
+        f"{site['examples']} test examples. One site is judged alone, so nothing is corrected for "
+        "the number of sites."
     )
 
 

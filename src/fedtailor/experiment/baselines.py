@@ -326,7 +326,7 @@ def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
     }
     # Where models are to be kept, those of a run without them do not do.
     if parts.config.serve.fallback == "best":
-        facts["seed_of_models"] = parts.config.seeds[0]
+        facts["keeps_models"] = True
     return hashlib.sha256(to_json(facts).encode()).hexdigest()
 
 

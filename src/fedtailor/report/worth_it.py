@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from fedtailor.core.errors import printable
+from fedtailor.core.metrics import METRICS
 from fedtailor.data.own.names import inert
 from fedtailor.experiment.site_rows import (
     GLOBAL,
@@ -36,7 +37,6 @@ _MOSTLY_ONE_CLASS = 0.8
 _LOCAL = "local"
 """The method that trains at each site alone."""
 _UNCLEAR: Verdict = "no clear difference"
-_SHORT_NAMES = {"accuracy": "accuracy", "balanced_accuracy": "balanced", "auroc": "AUROC"}
 _MODELS = {OWN: "own", GLOBAL: "global", PERSONALIZED: "personalized"}
 _QUANTILES = {"10 %": 0.1, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "90 %": 0.9}
 Record = Mapping[str, Any]
@@ -206,11 +206,11 @@ def _verdicts(
     measure = record["measure"]
     if any(POOLED in site["scores"] for site in sites):
         models[POOLED] = "pooled"
-    columns += [f"{name} {_SHORT_NAMES[measure]}" for name in models.values()]
+    columns += [f"{name} {_short_name(measure)}" for name in models.values()]
 
     rows: list[Sequence[Cell]] = []
     for site in sites:
-        cells = [_name(site), site["verdict"], _with_interval(site["difference"], measure)]
+        cells = [_name(site), site["verdict"], with_interval(site["difference"], measure)]
         cells.append(f"{site['examples']:,}")
         if has_groups:
             cells.append(NOTHING if site["groups"] is None else f"{site['groups']:,}")
@@ -232,7 +232,7 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
     """Return what the columns are."""
     used = {name for site in sites for name in site["own"]}
     measure = record["measure"]
-    unit = "" if measure == "auroc" else ", in points"
+    unit = ", in points" if METRICS[measure].in_percent else ""
     sentences = [
         f"difference: {measure_name(measure)} of the personalized model minus that of the best own "
         f"model, on the same examples{unit}."
@@ -289,15 +289,15 @@ def _other_scores(record: Record, method: str) -> ReportTable:
     models = _shown_models(sites)
     columns = ["site"]
     for measure in others:
-        columns += [f"{name} {_SHORT_NAMES[measure]}" for name in models.values()]
-        columns.append(f"{_SHORT_NAMES[measure]} difference")
+        columns += [f"{name} {_short_name(measure)}" for name in models.values()]
+        columns.append(f"{_short_name(measure)} difference")
 
     rows: list[Sequence[Cell]] = []
     for site in sites:
         cells = [_name(site)]
         for measure in others:
             cells += [_score(site, model, measure) for model in models]
-            cells.append(_with_interval(site["other_differences"][measure], measure))
+            cells.append(with_interval(site["other_differences"][measure], measure))
 
         cells += [show_p_value(site["p_value"]), show_p_value(site["corrected_p_value"])]
         rows.append(cells)
@@ -319,7 +319,7 @@ def _distribution(record: Record, *, title: str, conclusion: str) -> ReportTable
     import numpy as np
 
     measure = record["measure"]
-    in_percent = measure != "auroc"
+    in_percent = METRICS[measure].in_percent
     rows: list[Sequence[Cell]] = []
     for verdict in ("all", *get_args(Verdict)):
         chosen = [site for site in record["sites"] if verdict in ("all", site["verdict"])]
@@ -371,23 +371,33 @@ def _difference(site: Record) -> float:
 
 def _score(site: Record, model: str, measure: Measure) -> str:
     value = site["scores"].get(model, {}).get(measure)
-    return NOTHING if value is None else round_figure(value, in_percent=measure != "auroc")
+    return NOTHING if value is None else show_measure(value, measure)
 
 
 def _percent(value: float) -> str:
     return round_figure(value, in_percent=True)
 
 
+def _short_name(measure: Measure) -> str:
+    """Return a measure as the heading of a column has it."""
+    return METRICS[measure].heading or measure_name(measure)
+
+
 def _with_unit(measure: Measure) -> str:
-    return "AUROC" if measure == "auroc" else f"{measure_name(measure)} in %"
+    name = measure_name(measure)
+    return f"{name} in %" if METRICS[measure].in_percent else name
 
 
-def _with_interval(paired: Record | None, measure: Measure) -> str:
+def show_measure(value: float, measure: Measure, *, signed: bool = False) -> str:
+    """Return a value of a measure as tables show it: in percent, or with three places."""
+    return round_figure(value, METRICS[measure].in_percent, signed=signed)
+
+
+def with_interval(paired: Record | None, measure: Measure) -> str:
     """Return a difference with its interval in brackets."""
     if paired is None:
         return NOTHING
 
     names = ("difference", "low", "high")
-    in_percent = measure != "auroc"
-    texts = [round_figure(paired[name], in_percent, signed=True) for name in names]
+    texts = [show_measure(paired[name], measure, signed=True) for name in names]
     return f"{texts[0]} ({texts[1]} to {texts[2]})"

@@ -59,13 +59,8 @@ def load_model(records: RunRecords, client: str | int) -> PersonalModel:
         ConfigError: the configuration of the run cannot be used here.
         DataError: there is no such model, or a file is damaged.
     """
-    raw, card = records.model_file(client)
-    method = load_method(records)
-    _check_card(records, card, method)
-    instead = own_model(records, card, method.inputs)
-    if instead is not None:
-        return instead
-    return make_model(method, int(card["number"]), _decode(records, raw, card, method), card)
+    personal = load_personal(records, client)
+    return own_model(records, personal.card, personal.inputs) or personal
 
 
 def load_personal(records: RunRecords, client: str | int) -> PersonalModel:
@@ -77,17 +72,14 @@ def load_personal(records: RunRecords, client: str | int) -> PersonalModel:
     """
     raw, card = records.model_file(client)
     method = load_method(records)
-    _check_card(records, card, method)
-    return make_model(method, int(card["number"]), _decode(records, raw, card, method), card)
-
-
-def _decode(records: RunRecords, raw: bytes, card: Mapping[str, Any], method: TrainedMethod) -> Any:
-    """Return a personal model from its file."""
     try:
-        return decode(raw, modules=readable_modules(method.algorithm))
+        personal = decode(raw, modules=readable_modules(method.algorithm))
     except DataError as reason:
         place = records.path / "models" / str(card.get("file"))
         raise damaged(place, reason.message) from reason
+
+    _check_card(records, card, method)
+    return make_model(method, int(card["number"]), personal, card)
 
 
 def _check_card(records: RunRecords, card: Mapping[str, Any], method: TrainedMethod) -> None:
@@ -123,7 +115,7 @@ def _is_point(calibration: Mapping[str, Any]) -> bool:
     numbers = [point.get(name) for name in ("log_odds", "probability")]
     is_chosen = all(isinstance(number, int | float) for number in numbers)
     is_left_out = numbers == [None, None] and isinstance(point.get("problem"), str)
-    is_known = point.get("positive", 1) in (0, 1)
+    is_known = point.get("positive") in (0, 1)
     is_wanted = is_known and isinstance(point.get("sensitivity"), int | float)
     return is_wanted and (is_chosen or is_left_out)
 

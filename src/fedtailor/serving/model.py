@@ -144,7 +144,7 @@ class PersonalModel:
     @property
     def positive_class(self) -> str:
         """The class that an operating point is for, where there is one."""
-        return str(self.classes_[self.operating_point.get("positive", 1)])
+        return str(self.classes_[self.operating_point["positive"]])
 
     def classify(self, logits: Tensor) -> Tensor:
         """Return the numbers of the classes (n,) that logits (n, classes) mean.
@@ -157,7 +157,7 @@ class PersonalModel:
 
         from fedtailor.simulation.operating_point import classify
 
-        return classify(logits, float(threshold), self.operating_point.get("positive", 1))
+        return classify(logits, float(threshold), self.operating_point["positive"])
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities (n, classes) of logits, with the fitted temperature."""

@@ -35,19 +35,22 @@ class OwnModule(nn.Module):
 
     scores_strangers = False
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], inputs: InputSpecification) -> None:
-        """Use arrays that :func:`_check` has checked."""
+    def __init__(
+        self, name: str, arrays: Mapping[str, np.ndarray], inputs: InputSpecification
+    ) -> None:
+        """Use the arrays of a baseline that :func:`_check` has checked."""
         super().__init__()
         self._inputs = inputs
         self._arrays = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        self._is_forest = "roots" in arrays and not arrays["bias"].any()
+        # A forest that has seen one class only has frequencies in place of trees.
+        self._is_forest = name == "random_forest" and "roots" in arrays
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logarithms of the probabilities of stored values."""
-        # As the baselines of a run get them: tables, or pictures with the channels last.
-        if x.dim() == 4:
-            x = x.permute(0, 2, 3, 1).flatten(1)
+        # As the baselines of a run get them: tables, or pictures and series with channels last.
+        if x.dim() > 2:
+            x = x.movedim(1, -1).flatten(1)
 
         scores = self._arrays["bias"] + self._sums(x)
         if self._is_forest:
@@ -128,7 +131,7 @@ def own_model(
         "scores": dict(row["scores"]["own"]),
         "calibration": {"examples": 0},
     }
-    return PersonalModel(OwnModule(arrays, inputs), inputs, card)
+    return PersonalModel(OwnModule(name, arrays, inputs), inputs, card)
 
 
 def _number_in_split(records: RunRecords, personal: Mapping[str, Any]) -> int:

@@ -91,7 +91,7 @@ def _threshold(record: Mapping[str, Any]) -> str:
     if point is None:
         return ""
 
-    name = record["by_class"][str(point.get("positive", 1))]["class"]
+    name = record["by_class"][str(point["positive"])]["class"]
     if point["log_odds"] is None:
         return f"Classes are the most probable ones, as of predict ({point['problem']})."
 

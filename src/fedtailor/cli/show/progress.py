@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedtailor.cli.show.console import duration, percent, say
-from fedtailor.core.errors import printable
+from fedtailor.core.errors import WARNING, printable
 from fedtailor.experiment.tracking import RunProgress
 
 _SECONDS_BETWEEN = 5.0
@@ -191,8 +191,8 @@ class PlainProgress(RunProgress):
 
         self._notes.add(text)
         if len(self._notes) < _MOST_NOTES:
-            is_warning = text.startswith("Warning: ")
-            self.line(f"warning: {text[9:]}" if is_warning else f"note: {text}")
+            kind = "warning" if text.startswith(WARNING) else "note"
+            self.line(f"{kind}: {text.removeprefix(WARNING)}")
         elif len(self._notes) == _MOST_NOTES:
             self.line("note: more in events.jsonl of the run's folder")
 

@@ -153,10 +153,11 @@ def show_finished(folder: str, result: Mapping[str, Any]) -> None:
 
 def _show_verdicts(shared: Mapping[str, Any], count: int) -> None:
     """Print the verdicts of the sites that share theirs, out of so many."""
+    from fedtailor.report.worth_it import with_interval
+
     rows = []
     for name, site in shared["sites"].items():
-        points = [f"{100 * site[key]:+.1f}" for key in ("difference", "low", "high")]
-        difference = f"{points[0]} ({points[1]} to {points[2]})"
+        difference = with_interval(site, shared["measure"])
         own = site["own"].replace("_", " ")
         rows.append([name, site["verdict"], difference, f"{site['examples']:,}", own])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import WARNING, DataError
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
 
-WARNING = "Warning: "
-"""The beginning of a note on what makes results mislead."""
 
 _TOLD_BY_RUNS = (
     *("unit_differs", "value_means_missing", "empty_at_site", "many_numbers", "few_examples"),
