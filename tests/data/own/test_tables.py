@@ -15,6 +15,7 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
 from fedtailor.data.columns import Column
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own import cells
 from fedtailor.data.own.findings import FindingPlace, Findings
 from fedtailor.data.own.read import load_own, read_own
 from fedtailor.data.own.table import read_header
@@ -322,6 +323,16 @@ def test_text_far_down_in_a_column_of_numbers_is_found(tmp_path, monkeypatch):
     np.testing.assert_array_equal(dataset.x[498:, 0], [498, 499, np.nan, 7.5, np.nan])
     _, findings = read(write(tmp_path / "d", a=column([*numbers, "high"])))
     assert errors(findings) == [("too_many_categories", "a.csv:505")]
+
+
+def test_a_wide_table_costs_one_reading_of_every_cell(monkeypatch):
+    read = []
+    monkeypatch.setattr(cells, "number_or_none", lambda text: read.append(text) or float(text))
+    column = cells.Cells()
+    for row in range(40):
+        column.add([f"{row}.5"])
+    assert column.text_at is None and column.num_filled == len(column.numbers) == 40
+    assert len(read) == 40
 
 
 def test_hostile_names_of_columns_and_categories_are_made_safe(tmp_path):

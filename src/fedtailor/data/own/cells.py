@@ -15,7 +15,6 @@ from fedtailor.data.own.findings import FindingPlace
 from fedtailor.data.own.kinds import SEVERAL_LABELS
 from fedtailor.data.own.names import counted, show
 from fedtailor.data.own.patterns import (
-    MISSING_AMONG_NUMBERS,
     category_in,
     cell_of,
     number_in,
@@ -44,12 +43,27 @@ def first_at(is_wrong: np.ndarray) -> At | None:
     return At(int(rows[0]), num_rows=len(rows)) if len(rows) else None
 
 
-class _Codes(dict[str, int]):
-    """A number for every text, in the order of appearance."""
+class _Texts(dict[str, int]):
+    """The different texts of a column, numbered in the order of appearance; each is read once."""
+
+    def __init__(self) -> None:
+        self.numbers = array("d")
+        """The number in every text; NaN in those below."""
+        self.words: list[int] = []
+        """The positions of those that are text."""
+        self.gaps: list[int] = []
+        """The positions of those that mean an empty cell among numbers."""
 
     def __missing__(self, text: str) -> int:
         code = len(self)
         self[text] = code
+        number = number_or_none(text)
+        if number is None:
+            self.words.append(code)
+        elif number != number:
+            self.gaps.append(code)
+
+        self.numbers.append(float("nan") if number is None else number)
         return code
 
 
@@ -76,7 +90,7 @@ class Cells:
         self.is_typed = False
         """Whether the file itself says that these are numbers, so that nobody wrote a comma."""
         self._rewrite = rewrite
-        self._texts = _Codes()
+        self._texts = _Texts()
         self._codes = array("i")
         self._numbers: array[float] | None = None
         self._filled = 0
@@ -111,7 +125,9 @@ class Cells:
         cells = cls()
         cells.is_typed = True
         cells._numbers = array("f", _as_float32(values).tobytes())
-        cells._texts.update((cell_of(value), 0) for value in values[:1].tolist())
+        for value in values[:1].tolist():
+            cells._texts[cell_of(value)]
+
         return cells
 
     @classmethod
@@ -133,11 +149,8 @@ class Cells:
             self._add_numbers(list(texts))
             return
 
-        # One dictionary look-up a cell; only new texts can exceed the limit.
-        before = len(self._texts)
         self._codes.extend(map(self._texts.__getitem__, texts))
-        if len(self._texts) > before:
-            self._drop_texts()
+        self._drop_texts()
 
     def _read(self, cells: Iterable[str]) -> Iterable[str]:
         texts = map(str.strip, cells)
@@ -145,7 +158,7 @@ class Cells:
 
     def _drop_texts(self) -> None:
         """Keep only the numbers, if there are too many texts or if all are numbers."""
-        most = MAX_CATEGORIES if self.text_at is None else MAX_TEXTS
+        most = MAX_TEXTS if self._texts.words else MAX_CATEGORIES
         if self.keeps_texts or len(self._texts) <= most:
             return
 
@@ -201,9 +214,7 @@ class Cells:
         if self._numbers is not None:
             return np.frombuffer(self._numbers, dtype=np.float32)
 
-        # As floats, None is NaN.
-        values = np.array([number_or_none(text) for text in self._texts], dtype=np.float64)
-        return np.asarray(_as_float32(values)[self.codes])
+        return np.asarray(_as_float32(np.frombuffer(self._texts.numbers))[self.codes])
 
     @property
     def missing_words(self) -> Counter[str]:
@@ -211,9 +222,9 @@ class Cells:
         if self._numbers is not None:
             return self._words
 
-        counts = np.bincount(self.codes, minlength=len(self._texts)).tolist()
-        pairs = zip(self._texts, counts, strict=True)
-        return Counter({t: count for t, count in pairs if t and t.lower() in MISSING_AMONG_NUMBERS})
+        counts = np.bincount(self.codes, minlength=len(self._texts))
+        texts = self.texts
+        return Counter({texts[code]: int(counts[code]) for code in self._texts.gaps if texts[code]})
 
     @property
     def num_filled(self) -> int:
@@ -221,21 +232,21 @@ class Cells:
         if self._numbers is not None:
             return self._filled
 
-        is_filled = np.array([category_in(text) != "" for text in self._texts], dtype=bool)
-        return int(is_filled[self.codes].sum())
+        texts = self.texts
+        empty = [code for code in self._texts.gaps if not category_in(texts[code])]
+        return int(np.isin(self.codes, empty, invert=True).sum())
 
     @property
     def text_at(self) -> At | None:
         """The first row whose cell is text, and how many are; None if all are numbers or empty."""
-        if self._numbers is not None:
-            return self._text_at
-
-        return self.at(lambda text: number_or_none(text) is None)
+        return self._text_at if self._numbers is not None else self._at(self._texts.words)
 
     def at(self, is_wrong: Callable[[str], bool]) -> At | None:
         """Return the first row with such a text, and how many have one; None if there is none."""
-        wrong = np.array([is_wrong(text) for text in self._texts], dtype=bool)
-        at = first_at(wrong[self.codes]) if wrong.any() else None
+        return self._at([code for text, code in self._texts.items() if is_wrong(text)])
+
+    def _at(self, positions: Sequence[int]) -> At | None:
+        at = first_at(np.isin(self.codes, positions)) if positions else None
         return at and at._replace(text=self.texts[self.codes[at.row]])
 
 

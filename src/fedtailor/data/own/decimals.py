@@ -63,10 +63,10 @@ def find_meanings(table: Table, names: Iterable[str], rules: CellRules) -> dict[
 
 
 def _possible_meanings(cells: Cells, rules: CellRules) -> list[Meaning]:
-    texts = [text for text in cells.texts if number_or_none(text) is None]
-    if not texts:
+    if cells.text_at is None:
         return []
 
+    texts = [text for text in cells.texts if number_or_none(text) is None]
     meanings: list[Meaning] = []
     if rules.decimal != "point" and all(matches(DECIMAL_COMMA, text) for text in texts):
         meanings.append("comma")

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 
 from fedtailor.data.own.names import safe_name
 
@@ -103,7 +102,6 @@ def is_number(text: str) -> bool:
     return True
 
 
-@lru_cache(2**14)  # the checks of a column ask for the same cells, one after the other
 def number_or_none(cell: str) -> float | None:
     """Return the number in a cell: NaN for an empty one, None for text.
 

@@ -114,6 +114,9 @@ def _find_code(code: float, filled: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 def _find_units(name: str, filled: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     """Yield every site whose values are those of the others times a factor between units."""
+    if len(filled) < 2:
+        return
+
     quantiles = {}
     for site, cells in filled.items():
         if len(cells) >= _FEWEST and len(np.unique(cells)) >= _FEWEST:
