@@ -24,9 +24,9 @@ VERSION = 2
 FEWEST_EXAMPLES = 10
 """Training examples without which only the majority class is of use."""
 MOST_EXAMPLES = 50_000
-"""Training examples of a model; of more, so many are drawn."""
+"""Most training examples of a model; of more, some are drawn."""
 _MOST_CHOSEN_ON = 5_000
-"""Training examples on which settings and models are compared; of more, so many are drawn."""
+"""Most training examples on which settings and models are compared; of more, some are drawn."""
 _MOST_OF_TREE = 10_000
 """Examples of one tree of a forest."""
 _FOLDS = 3
@@ -217,7 +217,7 @@ def _reasons_against(names: Sequence[str], training: LabeledInputs) -> dict[str,
 
 
 def _drawn(training: LabeledInputs, limit: int, random: np.random.Generator) -> LabeledInputs:
-    """Return at most so many examples."""
+    """Return at most ``limit`` examples."""
     count = len(training.labels)
     if count <= limit:
         return training

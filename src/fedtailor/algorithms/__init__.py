@@ -83,7 +83,7 @@ ALGORITHMS = {
     "fedpac": Entry(
         "fedtailor.algorithms.fedpac:FedPAC",
         "Xu et al. 2023",
-        "shared body with features aligned by class, heads combined anew for every client",
+        "shared body with features aligned by class, a new combination of heads for every client",
     ),
     "fedper": Entry(
         "fedtailor.algorithms.fedper:FedPer",
@@ -201,7 +201,7 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
 
 
 def problem_with(cls: Any) -> str:
-    """Return why something is no class of an algorithm that can be run, or nothing."""
+    """Return why something is not the class of an algorithm that can run, or an empty string."""
     from fedtailor.core.algorithm import Algorithm
 
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):

@@ -2,7 +2,7 @@
 
 Everything is computed in float64. The matrices of a stack do not influence each other. A constant
 factor of a matrix changes nothing. If several mixtures are equally good, the result lies in the
-middle of them, whatever the order of the rows.
+middle of them, for any order of the rows.
 """
 
 from __future__ import annotations

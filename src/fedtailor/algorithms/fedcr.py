@@ -31,7 +31,7 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   (``likelihood``).
 * A prediction averages the samples' logits in C, their probabilities in P (``prediction``). The
   noise is drawn once per personal model and is the same for all examples, so that a model predicts
-  the same twice (C: drawn for each example anew).
+  the same twice (C: drawn for every example).
 * What P writes as Sigma is the standard deviation softplus(raw) where it draws, as in C, and its
   square elsewhere.
 * N(0, 1) enters the product once, as in P's Algorithm 2 and in C; eq. 9 literally has it once per

@@ -13,7 +13,7 @@ all with weight n_i: one number more than FedAvg. Where all clients take as many
 FedAvg.
 
 Deviations: none in the equations. Weight decay and clipping are part of the gradients whose sum a
-client's change is. The change of Adam is no sum of gradients, so clients train by SGD, whatever
+client's change is. The change of Adam is not a sum of gradients, so clients train by SGD, whatever
 ``training.optimizer`` says. Buffers of batch normalization are averaged.
 """
 
@@ -28,7 +28,7 @@ from fedtailor import toolkit as ft
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """Return |a_i|: how often the gradients of so many steps count in the change of the model.
+    """Return |a_i|: how often the gradients of these steps count in the change of the model.
 
     >>> float(effective_steps(torch.tensor(2), 0.5))
     2.5

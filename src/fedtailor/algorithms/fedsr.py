@@ -29,7 +29,7 @@ Deviations (P: paper, R: released code, F: FedCR's port; presets ``reference`` =
   change its sign.
 * Training draws one sample, predictions draw 20 and average their probabilities, as in R (F: 15 and
   30). The noise of predictions is a constant that all models and examples share, so that a model
-  predicts the same twice (R: drawn anew). Accuracy depends on it: on the digits, its standard
+  predicts the same twice (R: drawn each time). Accuracy depends on it: on the digits, its standard
   deviation over constants of 20 samples was about 0.03.
 * Tuning trains the head alone (F: the Gaussian layer too), by cross-entropy of samples; the other
   terms do not depend on the head. Features are cached unless ``training`` augments. A new client is

@@ -6,7 +6,7 @@ rounds the others trained.
 Deviations: clients train in every round; the experiments of pFedFDA train a client only in the
 rounds in which it is drawn (``federation.train`` = "cohort"). The number of gradient steps differs
 accordingly and is recorded. A client that never took part trains as much as the others on average,
-in one phase (momentum does not start anew each round).
+in one phase (momentum is not reset in each round).
 """
 
 from __future__ import annotations

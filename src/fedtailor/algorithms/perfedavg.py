@@ -24,7 +24,7 @@ Deviations:
   are disjoint. Where they run out the step continues in the next epoch, so that small clients train
   too (in popular code they never do). The metric ``steps`` counts batches; the Hessian-free variant
   takes two gradients on every third.
-* All steps are plain SGD, as in the paper, whatever the optimizer of ``[training]``.
+* All steps are plain SGD, as in the paper, for any optimizer of ``[training]``.
 * Adaptation takes an epoch over the training examples, which Zhu et al. 2023 (pFedVEM) found better
   than the paper's single step; the paper's is ``adapt_steps`` = 1. (Code in early comparisons
   adapts to test examples.)

@@ -16,7 +16,7 @@ Messages: down and up ``mean`` (mu of p, and buffers) and ``raw`` (rho of p), of
 stays at a client.
 
 Deviations (P: paper; U: the unofficial port of github.com/AllenBeau/pFedBayes):
-* Steps are Adam's, as in P's experiments; moments start anew each round. Of ``training`` only the
+* Steps are Adam's, as in P's experiments; moments are reset in each round. Of ``training`` only the
   amount counts.
 * The likelihood is scaled to all n_i examples, and clients weigh the same. U does otherwise, with 5
   steps of q a batch.

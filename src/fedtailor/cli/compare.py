@@ -157,7 +157,7 @@ def _with_varying_split(settings: Config, *, is_named: bool) -> Config:
     if options.split:
         say(f"{constant}: all seeds have the split of '{options.split}'.")
     elif options.seed == "run":
-        say(f"{varies}: every seed divides the data anew.")
+        say(f"{varies}: every seed divides the data again.")
     elif is_named:
         say(f"{constant}: all seeds have one split (data.seed = {options.seed}).")
     else:
@@ -171,7 +171,7 @@ def _with_varying_split(settings: Config, *, is_named: bool) -> Config:
             say(f"{constant}: with {examples:,} test examples, all seeds have one split.")
         else:
             say(
-                f"{varies}: with {examples:,} test examples, every seed divides the data anew "
+                f"{varies}: with {examples:,} test examples, every seed divides the data again "
                 f"(--set data.seed={options.seed}: one split for all)."
             )
             return dataclasses.replace(settings, data=dataclasses.replace(options, seed="run"))

@@ -31,7 +31,7 @@ _PARTS: dict[TrainedPart, str] = {
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Gradient steps on a client's training data: so many epochs, steps or rounds.
+    """Gradient steps on a client's training data: a number of epochs, steps or rounds.
 
     None at all if all three are 0, as in ``FineTuning()``.
 

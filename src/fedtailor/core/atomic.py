@@ -19,7 +19,7 @@ _LONGEST_NAME = 120
 
 
 def safe_name(name: str) -> str:
-    """Return a file name for any text: what is no letter, digit or ``_-.~`` is percent-encoded.
+    """Return a file name for any text: what is not a letter, digit or ``_-.~`` is percent-encoded.
 
     >>> safe_name("../etc")
     '%2E.%2Fetc'
@@ -39,7 +39,7 @@ def to_json(value: Any, *, indent: int | None = None, compact: bool = False) -> 
     Args:
         value: numbers, texts, truth values, None, and lists and tables of them.
         indent: blanks before the values of a table, one line each; None: all in one line.
-        compact: whether there is no blank after a comma or colon.
+        compact: whether to leave out the blank after a comma or colon.
     """
     separators = (",", ":") if compact else None
     try:

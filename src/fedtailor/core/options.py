@@ -87,7 +87,7 @@ class AtZero:
 class NoResult:
     """Marks, in an annotation, an option that changes no result, such as a number of threads.
 
-    A run is resumed whatever it is, and it has no part in the name of a run folder.
+    A run can be resumed with another value, and it is not part of the name of a run folder.
     """
 
 
@@ -221,7 +221,7 @@ def _as_choice(value: Any, kinds: Iterable[Any]) -> Any:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Return whether ``value`` is of one plain kind; a bool is no number."""
+    """Return whether ``value`` is of one plain kind; a bool is not a number."""
     if kind is Any:
         return True
     if get_origin(kind) is Literal:

@@ -82,7 +82,7 @@ def read_file(path: Path, *, limit: int, within: Path | None = None) -> bytes:
 
     Raises:
         UnreadableError: the file is missing or cannot be read.
-        DataError: it is no regular file, too long, or lies outside the folder.
+        DataError: it is not a regular file, too long, or lies outside the folder.
     """
     with open_regular(path, within=within) as file:
         size = os.fstat(file.fileno()).st_size

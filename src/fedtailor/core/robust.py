@@ -9,7 +9,7 @@ were not sent, do not count.
   and averaged by their weights. Norm bounding: Sun et al. 2019, "Can you really backdoor federated
   learning?", arXiv:1911.07963; the median as the bound needs no option.
 * ``median``, ``trimmed_mean``: entry by entry, the median of the clients, or the mean without a
-  share of the largest and of the smallest values. Each client counts once, whatever its weight. Yin
+  share of the largest and of the smallest values. Each client counts once, without its weight. Yin
   et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", ICML.
 * ``krum``: a share of the clients is left out: those whose whole upload is farthest from the
   uploads nearest to it. The others are averaged by their weights. Multi-Krum: Blanchard et al.

@@ -277,7 +277,7 @@ class Schedule:
     """Which round gives the final models: the last one, or the one whose personalized models have
     the best mean accuracy on the clients' validation examples (the first of equal ones)."""
     patience: Annotated[int, Range(ge=0)] = 0
-    """The run stops after so many evaluations of personalized models in a row whose mean accuracy
+    """The run stops after this many evaluations of personalized models in a row whose mean accuracy
     on validation examples is not better than before; 0: it does not stop."""
     baselines: Annotated[
         str,
@@ -527,7 +527,7 @@ class Training:
     """The ``[training]`` section: how a client trains. An algorithm may override fields."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """Optimizer; its state starts anew in every phase."""
+    """Optimizer; its state is reset in every phase."""
     lr: Annotated[float, Range(gt=0)] = 0.01
     """Learning rate."""
     momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0

@@ -266,7 +266,7 @@ class ClassShares(NamedTuple):
 def by_class(scores: Scores) -> list[ClassShares]:
     """Return the counts behind sensitivity and specificity of every class.
 
-    NaN is no prediction, so it is wrong.
+    NaN is not a prediction, so it counts as wrong.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0]])

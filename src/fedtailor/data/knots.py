@@ -21,7 +21,7 @@ _NORMAL_SCORES = np.linspace(-2.5, 2.5, 21)
 
 
 def num_bins(count: int) -> int:
-    """Return the number of bins of a column with so many values.
+    """Return the number of bins of a column from its number of values.
 
     Example:
         >>> num_bins(300), num_bins(5000)

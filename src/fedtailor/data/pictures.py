@@ -38,7 +38,7 @@ def read_pictures(
         files: the data set's files.
         paths: files, in the order of the rows.
         side: height and width of the result.
-        formats: names of formats that Pillow may try, whatever the name of the file.
+        formats: names of formats that Pillow may try, for any name of the file.
         fit: crops or resizes an image.
 
     Returns:

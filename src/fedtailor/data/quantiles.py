@@ -3,7 +3,7 @@
 All 32-bit floats in their order are divided into intervals, the same for all data. Sites count
 their values in each, and the counts add up. Where an interval holds many values and a quantile, the
 next exchange divides it further. Counts are whole numbers, so the quantiles have the same bits
-whatever the number and order of sites, and a sum of encrypted counts would do.
+for any number and order of sites, and a sum of encrypted counts would do.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fedtailor.core.reading import is_missing, read_object
 
 CONDUCT_FILE = "excluded.json"
 MOST_OFFENCES = 3
-"""After so many, a site is excluded."""
+"""After this many, a site is excluded."""
 
 
 class Conduct:

@@ -180,7 +180,7 @@ def _check_private(folder: Path) -> None:
     """Make a folder that only this user may enter, or check that it is one."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()  # not what a link of somebody else leads to
+        status = folder.lstat()  # not what another user's link leads to
     except OSError as error:
         message = f"cannot make the folder of the site's socket: {error.strerror}"
         raise RunError(message, path=str(folder)) from error

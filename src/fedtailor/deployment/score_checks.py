@@ -17,7 +17,7 @@ _LARGEST_LOSS = 1e39
 
 
 def check_scores(scores: Any, num_classes: int, examples: int, *, rank: bool) -> Scores:
-    """Return the scores that a site sent, if they can be those of so many examples.
+    """Return the scores that a site sent, if they can be those of its examples.
 
     A site can still say that its model is better or worse than it is; but it cannot count more
     than its own examples, and no number contradicts another.
@@ -73,7 +73,7 @@ def _check_form(scores: Scores, num_classes: int) -> None:
 
 
 def _check_counts(scores: Scores, examples: int) -> None:
-    """Check that the counts are of so many examples, and agree with each other."""
+    """Check that the counts add up to the number of examples, and agree with each other."""
     _require(float(scores.class_total.sum()) == examples, "number of examples")
     _require(float(scores.bin_count.sum()) == examples, "number of examples by confidence")
 

@@ -128,6 +128,6 @@ def _other_division(key: str, before: object, now: object) -> DataError:
     values = "" if key == "seed" else f", {show(before)} then and {show(now)} now"
     message = (
         f"this site has divided its examples once, and keeps that: {what} would change{values}. "
-        f"Only its operator can begin anew, by removing {MEMORY_FILE}."
+        f"Only its operator can start again, by removing {MEMORY_FILE}."
     )
     return DataError(message, key="site.policy", allowed=show(before), got=show(now))

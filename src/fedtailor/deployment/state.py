@@ -24,7 +24,7 @@ _NAME = re.compile(r"round-(\d{6,9})-(\d{2,4})-([0-9a-f]{16})\.safetensors")
 _LARGEST = 2**33
 """Bytes of a state."""
 _SPARE = 4
-"""States that are kept whatever the server says."""
+"""States that are kept, even if the server says otherwise."""
 _RUNS = 3
 """Runs of which states are kept."""
 

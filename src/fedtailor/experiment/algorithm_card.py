@@ -119,7 +119,7 @@ def sent_by_method(algorithm: Algorithm[Any, Any, Any], task: Task) -> list[Leav
 
         shape = shape_of(field)
         numbers = field.scalars()
-        if field.rows:  # a site sends at most so many
+        if field.rows:  # a site sends at most this many
             shape += f", {field.rows} of the rows"
             numbers = numbers * field.rows // _all_rows(field)
 

@@ -45,7 +45,7 @@ def read_method(text: str) -> AlgorithmOptions:
 
         options[key] = parse_value(value)
 
-    # A preset is no option of the method, but is written like one.
+    # A preset is not an option of the method, but is written like one.
     preset = {"preset": options.pop("preset")} if "preset" in options else {}
     return AlgorithmOptions(name=name.strip(), options=options, **preset)
 

@@ -357,7 +357,7 @@ def _refuse_unused_options(names: Sequence[str], space: Space) -> None:
         if owners and option not in allowed:
             hint = did_you_mean(option, allowed) or "."
             whose = " or ".join(dict.fromkeys(owners))
-            message = f"sweep.values.{key}: '{option}' is no option of {whose}{hint}"
+            message = f"sweep.values.{key}: '{option}' is not an option of {whose}{hint}"
             raise ConfigError(message, key=f"sweep.values.{key}", allowed=allowed, got=option)
 
 

@@ -166,7 +166,7 @@ def _read_range(key: str, text: str) -> BaseDistribution:
         message = f"sweep.values.{key}: unknown range '{kind}'{hint} Known: {', '.join(_RANGES)}."
         raise ConfigError(message, key=f"sweep.values.{key}", allowed=list(_RANGES), got=kind)
 
-    # A half is no number of epochs.
+    # A half is not a number of epochs.
     number: type[int] | type[float] = int if kind == "integers" else float
     try:
         low = number(form.group(2))

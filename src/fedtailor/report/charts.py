@@ -143,7 +143,7 @@ class Dot(NamedTuple):
 
 
 def inline(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:
-    """Return rows as data of a chart, whatever their number."""
+    """Return any number of rows as data of a chart."""
     return alt.InlineData(values=list(rows))
 
 

@@ -49,7 +49,7 @@ _SPECIAL = {
     "Ł": r"\L{}",
     "ı": r"\i{}",
 }
-"""Characters, and what stands for them in every LaTeX, whatever the encodings of its text and
+"""Characters, and what stands for them in every LaTeX, for all encodings of its text and
 fonts."""
 _ACCENTS = {
     "\u0300": "`",

@@ -21,7 +21,7 @@ RESAMPLES = 10_000
 MOST_EXACT = 50
 """Clients that differ, up to which the Wilcoxon test counts all signs of the ranks."""
 DECIMALS = 12
-"""Differences that agree to so many decimal places are ties: shares of equal examples need not be
+"""Differences that agree to this many decimal places are ties: shares of equal examples need not be
 equal floats."""
 _BLOCK = 2**20
 """Values that are resampled at a time."""

@@ -249,7 +249,7 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
             "allowed in reality."
         )
     if any(len(site["own"]) > 1 for site in sites):
-        sentences.append("(3 of 5): in so many trainings, as seeds and folds choose anew.")
+        sentences.append("(3 of 5): chosen in 3 of 5 trainings, by seed and fold.")
 
     sentences.append(record["rule"])
     sentences += _puzzles(record, sites)

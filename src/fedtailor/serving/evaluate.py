@@ -156,7 +156,7 @@ def _missing(classes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         name = show(present[0])
         missing["auroc"] = f"all examples are of {name}, and it compares two classes"
         missing[f"specificity of {name}"] = "no example is of another class"
-        missing["comparison"] = f"the accuracy of {name} alone is no accuracy of all classes"
+        missing["comparison"] = f"the accuracy of {name} alone is not the accuracy of all classes"
     if absent:
         missing[f"sensitivity of {listed(absent)}"] = "no example is of such a class"
 

@@ -130,7 +130,7 @@ def _refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
 
 
 def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
-    """Return what somebody who has only the exported file must know."""
+    """Return what the user of an exported file must know."""
     inputs = model.inputs
     outputs: Any = "none: the file holds the tensors of the model only"
     if format != "safetensors":

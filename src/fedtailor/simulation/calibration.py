@@ -138,7 +138,7 @@ def score_threshold(scores: Tensor) -> float | None:
     It is the k-th smallest of n scores, k = ceil(0.95 (n + 1)): the conformal quantile (Vovk,
     Gammerman and Shafer 2005, Algorithmic Learning in a Random World). Of ordinary inputs, which
     come from where the n examples came from, a share of (n + 1 - k) / (n + 1) lies above it on
-    average, whatever the distribution: at most 5 %. With fewer than 19 scores there is no such k.
+    average, for any distribution: at most 5 %. With fewer than 19 scores there is no such k.
     Then it is the largest score, and the share is 1 / (n + 1): 9 % for 10 scores.
 
     Args:

@@ -49,7 +49,7 @@ def choose_threshold(
 
     It is the k-th smallest log-odds of the n positive validation examples, k = floor((1 -
     sensitivity) (n + 1)): a further positive example lies below it with a probability of at most k
-    / (n + 1), whatever the distribution (the conformal quantile; Vovk, Gammerman and Shafer 2005,
+    / (n + 1), for any distribution (the conformal quantile; Vovk, Gammerman and Shafer 2005,
     Algorithmic Learning in a Random World). So the sensitivity is reached on average over such
     choices; on few examples, that of one choice may be lower. There is no such k for too few
     examples, and none is chosen for fewer than 10.

@@ -94,7 +94,7 @@ def problem_with_personal(personal: Any) -> str:
 def refuse_too_few(
     report: RoundReport, usable: int, clients: int, needed: int, roster: Roster
 ) -> NoReturn:
-    """Raise because too few of so many clients did usable work in all attempts at a round."""
+    """Raise because too few clients did usable work in all attempts at a round."""
     # One example says more than a count.
     kinds = ("absent", "failed", "quarantine")
     event = next((event for event in report.events if event["kind"] in kinds), None)
@@ -127,7 +127,7 @@ def _ends(leaf: Tensor) -> tuple[Tensor, ...]:
 def refuse_total_failure(
     failed: Sequence[tuple[int, Failure]], count: int, stage: str, round: int, roster: Roster
 ) -> None:
-    """Raise if all of so many clients failed: then the program is at fault, not a client."""
+    """Raise if all clients failed: then the program is at fault, not a client."""
     if failed and len(failed) == count:
         client, first = failed[0]
         message = f"every client failed, this one with {describe(first)}"

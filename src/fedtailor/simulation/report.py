@@ -101,7 +101,7 @@ class RoundReport:
     round: int
     cohort: list[int]
     state: RunState
-    """The state of the run: before the round while the round goes on, after it once it is over."""
+    """The state of the run: before the round while the round runs, after it once it is over."""
     attempt: int = 0
     """How often the round was attempted before without success: the cohort is that of the last
     attempt."""
@@ -157,7 +157,7 @@ def add_problem(report: RoundReport, client: int, problem: Problem) -> None:
 
 
 def too_few(usable: int, clients: int, needed: int) -> str:
-    """Return in words that too few of so many clients did usable work.
+    """Return in words that too few clients did usable work.
 
     >>> too_few(1, 4, 2), too_few(0, 4, 1)
     ('only 1 of 4 clients did usable work; 2 are needed', 'none of 4 clients did usable work')

@@ -37,7 +37,7 @@ class ClassMoments(NamedTuple):
 def smooth_prior(
     class_counts: Real[Tensor, "classes"], smoothing: float = 1e-4
 ) -> Float64[Tensor, "classes"]:
-    """Return class frequencies in which no class is impossible.
+    """Return class frequencies that are all above zero.
 
     They are ``(n_c / n + smoothing) / (1 + C smoothing)``. Without any examples all classes are
     equally likely.

@@ -96,7 +96,7 @@ def record(function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -
     Args:
         function: without side effects; every tensor that changes between replays is one of
             ``inputs``.
-        inputs: tensors whose memory stays where it is, whatever values it holds.
+        inputs: tensors whose memory stays where it is, while its values change.
 
     Raises:
         CannotRecord: the function reads values on the host, writes to memory that it did not make,

@@ -152,7 +152,7 @@ def show_finished(folder: str, result: Mapping[str, Any]) -> None:
 
 
 def _show_verdicts(shared: Mapping[str, Any], count: int) -> None:
-    """Print the verdicts of the sites that share theirs, out of so many."""
+    """Print the verdicts of the sites that share theirs, out of ``count``."""
     from fedtailor.report.worth_it import with_interval
 
     rows = []

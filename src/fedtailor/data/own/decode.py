@@ -19,7 +19,7 @@ from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.walk import USE_INSTEAD_OF_DICOM, is_dicom
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""The supported formats, whatever the name of the file; none of them runs another program."""
+"""The supported formats, recognized by content, not by name; none of them runs another program."""
 
 MAX_PIXELS = 50_000_000
 """Larger images are refused before they are decoded: a file of a few kilobytes can fill the

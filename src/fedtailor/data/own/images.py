@@ -140,7 +140,7 @@ def read_pictures(
             white = 65535.0 if "16-bit" in decoded.traits else 255.0
             peaks[white] = max(peaks.get(white, 0), decoded.peak)
             digests[where.path] = decoded.file_digest
-            # Duplicates are found by their pixels, whatever the file format.
+            # Duplicates are found by their pixels, in all file formats.
             contents.append(_digest(decoded.pixels))
             decoded_files.append(where)
             try:

@@ -123,7 +123,7 @@ def number_or_none(cell: str) -> float | None:
 def category_in(cell: str) -> str:
     """Return the name of the category in a cell, safe to print; empty for an empty cell.
 
-    Numbers have one spelling, whatever the table: ``1``, ``1.0`` and ``01`` are the same.
+    Numbers have one spelling in all tables: ``1``, ``1.0`` and ``01`` are the same.
 
     >>> [category_in(cell) for cell in (" 1.0 ", "Male", "N/A", "none", "TRUE")]
     ['1', 'Male', '', 'none', 'true']

@@ -1,4 +1,4 @@
-"""The reader of a user's own data: one data set and the findings, whatever the layout."""
+"""The reader of a user's own data: one data set and the findings, for every layout."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _read_images(
     _skip_empty_sites(layout, {file.site for file in where}, findings)
     site_names = sorted(layout.sites) or [""]
     labels = {name: number for number, name in enumerate(class_names)}
-    # Classes and sites are numbered in the order of their names, whatever the file system.
+    # Classes and sites are numbered in the order of their names, on every file system.
     numbers = {name: number for number, name in enumerate(site_names)}
     examples = Examples(
         x=read.x,

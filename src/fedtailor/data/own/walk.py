@@ -108,7 +108,7 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
         _place(parts, findings).add("unreadable_folder", message)
         return
 
-    # What operating systems and editors leave behind is no data of the user.
+    # What operating systems and editors leave behind is not data of the user.
     visible = [
         entry
         for entry in entries

@@ -349,7 +349,7 @@ async def _limited(request: Request, size: int, seconds: float) -> AsyncIterator
 
     Raises:
         _TooLargeError: it has more bytes than ``size``.
-        TimeoutError: it has not come within so many seconds.
+        TimeoutError: it has not come within this time.
     """
     # What is announced is refused before it comes.
     announced = request.headers.get("content-length", "0")

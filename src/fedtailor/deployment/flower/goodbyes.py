@@ -28,7 +28,7 @@ class Goodbyes:
         try:
             record = read_object(self._path, within=self._path.parent)
             return {int(node): float(since) for node, since in record.items()}
-        except (DataError, ValueError, TypeError):  # there is none yet, or somebody has edited it
+        except (DataError, ValueError, TypeError):  # there is none yet, or it was edited
             return {}
 
     def note(self, node: int, *, is_here: bool) -> None:

@@ -270,7 +270,7 @@ def _matmul_precision() -> str:
 
 
 def run_job(program: Program, common: Any, job: Job, runner: StepRunner = PLAIN) -> Any:
-    """Run one client's program; whatever it raises becomes a :class:`Failure`.
+    """Run one client's program; any exception becomes a :class:`Failure`.
 
     Args:
         program: what the client runs.
@@ -308,7 +308,7 @@ def run_one_by_one(program: Program, common: Any, jobs: Sequence[Job]) -> list[A
 
 
 def contained(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that belongs to one client; whatever it raises becomes a :class:`Failure`."""
+    """Call a function that belongs to one client; any exception becomes a :class:`Failure`."""
     settings = Settings.current()
     try:
         with thread_restored():

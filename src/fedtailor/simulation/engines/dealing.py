@@ -36,7 +36,7 @@ class Deck:
         return self._num_waiting
 
     def take(self, most: int) -> list[int]:
-        """Return the positions of a block of at most so many jobs, with the largest in it."""
+        """Return the positions of a block of at most ``most`` jobs, with the largest in it."""
         *_, block = heapq.heappop(self._blocks)
         self._num_waiting -= len(block)
         while len(block) > most:

@@ -60,7 +60,7 @@ def require_ray() -> None:
         ConfigError: it is not.
     """
     package = importlib.util.find_spec("ray")
-    if package is None or package.origin is None:  # a folder of this name is no package
+    if package is None or package.origin is None:  # a folder of this name is not a package
         raise ConfigError(
             f"engine 'ray' needs the package ray: {install_command('ray')}.",
             key="engine.name",
