@@ -100,7 +100,7 @@ def test_progress_cannot_be_used_to_write_to_the_terminal(terminal, monkeypatch,
         line("\x1b]0;owned\x07", 5_000_000, 10_000_000)
         line("unpacking it", 1234, 0)
     err = capsys.readouterr().err
-    assert "\x1b]0" not in err and "\x07" not in err and "1,234 files" in err
+    assert "\x1b]0" not in err and "\x07" not in err and "unpacking it" in err
     assert ("5.0 MB of 10.0 MB, 50 %" in err) or terminal, (
         "a line that changes may have shown the last state only"
     )

@@ -6,7 +6,6 @@ connection breaks, which is much for archives of 160 MB to 37 GB.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -15,8 +14,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,15 +23,13 @@ from urllib3.exceptions import HTTPError
 
 from fedtailor.core.errors import DataError, find_name
 from fedtailor.data.datasets import DATASETS, PublishedFile
-from fedtailor.data.files import Report, damaged, to_nobody
+from fedtailor.data.files import Report, to_nobody
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each retry; the count starts again when a try gets further than all before it."""
 
 _TIMEOUT = (15.0, 60.0)  # seconds to connect, and to wait for bytes
 _CHUNK = 2**18
-_UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""Of a name that is too long, or of a file that another member needs as a folder."""
 
 
 def fetch(name: str, folder: Path, *, progress: Report = to_nobody) -> list[Path]:
@@ -45,7 +41,7 @@ def fetch(name: str, folder: Path, *, progress: Report = to_nobody) -> list[Path
     Args:
         name: in :data:`fedtailor.data.datasets.DATASETS`.
         folder: the data folder.
-        progress: is told the bytes of each download, and the files unpacked from an archive.
+        progress: is told the bytes of each download, and when an archive is unpacked.
 
     Returns:
         The files of the data set; none if it needs no files.
@@ -70,8 +66,10 @@ def fetch(name: str, folder: Path, *, progress: Report = to_nobody) -> list[Path
     for published in entry.downloads:
         try:
             _fetch_one(published, folder, progress)
-        except OSError as reason:
-            raise _cannot_write(folder / published.path, reason) from reason
+        except OSError as reason:  # of the disk: the server's are caught below
+            path = reason.filename or folder / published.path
+            message = f"cannot write '{path}': {reason.strerror or reason}."
+            raise DataError(message, path=str(path)) from reason
 
         paths += [path for path in _present_files(published, folder) if path is not None]
 
@@ -148,10 +146,6 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-class _Retry(requests.RequestException):
-    """A server's answer that is unusable now and may be usable at the next try."""
-
-
 def transfer(url: str, part: Path, report: Callable[[int, int], None]) -> None:
     """Download a file; resume after the bytes in ``part`` if the server supports it.
 
@@ -189,11 +183,20 @@ def _transfer_once(url: str, part: Path, report: Callable[[int, int], None]) -> 
         headers["Range"] = f"bytes={have}-"
 
     with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
-        done, total = _start_and_total(response, part, have)
-        report(done, total)
-        if done == total > 0:
+        status = response.status_code
+        if status == 416:  # there is no rest, and the checksum says whether the part is right
             return
+        if status in (408, 425, 429) or status >= 500:
+            raise requests.RequestException(f"the server answered {status} {response.reason}")
+        if status not in (200, 206):
+            message = f"{url}: the server answered {status} {response.reason}; "
+            raise DataError(f"{message}the file may have moved.", path=url, got=status)
 
+        # 206: the rest of the file; 200: all of it.
+        done = have if status == 206 else 0
+        length = int(response.headers.get("Content-Length", 0))
+        total = done + length if length else 0
+        report(done, total)
         with part.open("ab" if done else "wb") as file:
             for chunk in response.raw.stream(_CHUNK, decode_content=False):
                 file.write(chunk)
@@ -201,82 +204,7 @@ def _transfer_once(url: str, part: Path, report: Callable[[int, int], None]) -> 
                 report(done, total)
 
     if total and done != total:
-        raise _Retry(f"the connection closed after {done} of {total} bytes")
-
-
-def _start_and_total(response: requests.Response, part: Path, have: int) -> tuple[int, int]:
-    """Return the position at which the answer starts, and the bytes of the file (0: unknown)."""
-    status = response.status_code
-    if status == 200:
-        length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdecimal() else 0
-
-    # The rest of the file; 416: there is none, the part may be complete.
-    if status in (206, 416):
-        content_range = response.headers.get("Content-Range", "")
-        places = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+)", content_range)
-        if places and int(places[1] or places[2]) == have:
-            return have, int(places[2])
-
-        part.unlink()  # it is longer than the file, or the server would start elsewhere
-        raise _Retry(f"the server answered {status} to a request for the rest")
-
-    if status in (408, 425, 429) or status >= 500:
-        raise _Retry(f"the server answered {status} {response.reason}")
-
-    message = f"{response.url}: the server answered {status} {response.reason}; "
-    raise DataError(f"{message}the file may have moved.", path=response.url, got=status)
-
-
-def unpack(archive: Path, published: PublishedFile, folder: Path, progress: Report) -> None:
-    """Unpack an archive beside its place, then move the files there, replacing existing ones.
-
-    The checksum says that the archive is the published one. All the same, Python's filter for
-    archives of data refuses names that lead out of the folder.
-
-    Raises:
-        DataError: the archive is damaged, or lacks a file that it should give.
-        OSError: a file cannot be written.
-    """
-    target = folder / published.into
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target) as name:
-        unpacked = Path(name)
-        try:
-            for files, _ in enumerate(_extract(archive, published.unpack, unpacked), 1):
-                progress(f"unpacking {archive.name}", files, 0)
-        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as reason:
-            raise damaged(archive, "an intact archive of plain files", reason) from reason
-        except OSError as reason:
-            if reason.errno not in _UNUSABLE_NAMES:
-                raise
-            raise damaged(archive, "names that files can have here", reason) from reason
-
-        # A file in `gives` says that all are there, so those are moved last.
-        root = unpacked / published.strip
-        expected = {folder / place for place in published.gives}
-        places = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-        places.sort(key=lambda place: target / place in expected)
-        absent = expected.difference(target / place for place in places)
-        if absent:
-            raise damaged(archive, f"the file '{min(absent)}'", "none")
-
-        for place in places:
-            (target / place).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(root / place, target / place)
-
-
-def _extract(archive: Path, kind: str, unpacked: Path) -> Iterator[None]:
-    """Unpack the members of an archive, one a step."""
-    if kind == "tar":
-        with tarfile.open(archive, "r|*") as tar:
-            for info in tar:
-                tar.extract(info, unpacked, filter="data")
-                yield
-    else:
-        with zipfile.ZipFile(archive) as packed:
-            for name in packed.namelist():
-                packed.extract(name, unpacked)
-                yield
+        raise requests.RequestException(f"the connection closed after {done} of {total} bytes")
 
 
 def _broken(url: str, part: Path, reason: Exception) -> DataError:
@@ -287,23 +215,37 @@ def _broken(url: str, part: Path, reason: Exception) -> DataError:
         root = root.__context__
 
     text = re.sub(r"<[^>]*>:? ?", "", str(root)) or type(root).__name__
-    host = urlsplit(url).netloc
     message = (
-        f"{host} cannot be reached or does not answer ({text}). "
-        f"Without a network, put {url} into '{part.parent}'."
+        f"{urlsplit(url).netloc} cannot be reached or does not answer ({text}), after "
+        f"{_size(part):,} bytes. Run the same command again to resume the download; without a "
+        f"network, put {url} into '{part.parent}'."
     )
-    if have := _size(part):
-        message = (
-            f"the connection to {host} broke ({text}) after {have:,} bytes. "
-            "Run the same command again to resume the download."
-        )
-
     return DataError(message, path=url, got=text)
 
 
-def _cannot_write(path: Path, reason: OSError) -> DataError:
-    """Return the error for a full disk, or a folder that cannot be written."""
-    message = f"cannot write '{reason.filename or path}': {reason.strerror or reason}."
-    if reason.errno == errno.ENOSPC:
-        message += " Free some space and run the same command again to resume the download."
-    return DataError(message, path=str(path))
+def unpack(archive: Path, published: PublishedFile, folder: Path, progress: Report) -> None:
+    """Unpack an archive beside its place, then move the files there, replacing existing ones.
+
+    Its checksum says that it is the published one.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    target = folder / published.into
+    progress(f"unpacking {archive.name}", 0, 0)
+    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target) as name:
+        if published.unpack == "tar":
+            with tarfile.open(archive) as tar:
+                tar.extractall(name, filter="data")
+        else:
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(name)
+
+        # A file in `gives` says that all are there, so those are moved last.
+        root = Path(name) / published.strip
+        expected = {folder / place for place in published.gives}
+        places = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+        places.sort(key=lambda place: target / place in expected)
+        for place in places:
+            (target / place).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(root / place, target / place)

@@ -216,7 +216,7 @@ class FetchLine(CountLine):
     def describe(self, what: str, done: int, total: int) -> str:
         """Return how much of a file there is."""
         if what.startswith("unpacking "):
-            return f"{what}: {done:,} files"
+            return what
         if not total:
             return f"{what}: {size(done)}"
 

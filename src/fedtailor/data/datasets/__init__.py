@@ -94,13 +94,14 @@ _SYN_DIGITS_PLACE = (
 )
 
 
-def _idx(url: str, folder: str, *files: tuple[str, str, int]) -> tuple[PublishedFile, ...]:
-    """Return the files of MNIST or Fashion-MNIST, each from its name, SHA-256 and bytes."""
+def _idx(url: str, folder: str, *files: tuple[str, str]) -> tuple[PublishedFile, ...]:
+    """Return the files of MNIST or Fashion-MNIST, each from its name and SHA-256."""
     published = []
-    for name, checksum, size in files:
+    for name, checksum in files:
         file = f"{name}-ubyte.gz"
-        path = f"{folder}/raw/{file}"
-        published.append(PublishedFile(f"{url}/{file}", path, f"sha256:{checksum}", size))
+        published.append(
+            PublishedFile(f"{url}/{file}", f"{folder}/raw/{file}", f"sha256:{checksum}")
+        )
 
     return tuple(published)
 
@@ -108,50 +109,18 @@ def _idx(url: str, folder: str, *files: tuple[str, str, int]) -> tuple[Published
 _MNIST = _idx(
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "MNIST",
-    (
-        "train-images-idx3",
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        9_912_422,
-    ),
-    (
-        "train-labels-idx1",
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        28_881,
-    ),
-    (
-        "t10k-images-idx3",
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        1_648_877,
-    ),
-    (
-        "t10k-labels-idx1",
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        4_542,
-    ),
+    ("train-images-idx3", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    ("train-labels-idx1", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    ("t10k-images-idx3", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    ("t10k-labels-idx1", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 )
 _FASHION_MNIST = _idx(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     "FashionMNIST",
-    (
-        "train-images-idx3",
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        26_421_880,
-    ),
-    (
-        "train-labels-idx1",
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        29_515,
-    ),
-    (
-        "t10k-images-idx3",
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        4_422_102,
-    ),
-    (
-        "t10k-labels-idx1",
-        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        5_148,
-    ),
+    ("train-images-idx3", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    ("train-labels-idx1", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    ("t10k-images-idx3", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    ("t10k-labels-idx1", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
 )
 _SVHN = (
     PublishedFile(
