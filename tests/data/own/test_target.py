@@ -137,8 +137,8 @@ def test_an_interruption_is_not_held_up(read: Reader) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "dark"),
     [
-        ("np.uint8", "", ["dark_8_bit"]),
-        ("np.float32", ", white=65535.0", ["dark_16_bit"]),
+        ("np.uint8", "", ["dark_images"]),
+        ("np.float32", ", white=65535.0", ["dark_images"]),
         ("np.uint8", ", white=16.0", []),
         ("np.uint8", ", normalize=Normalization((0.01,), (0.02,))", []),
     ],

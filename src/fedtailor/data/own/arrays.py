@@ -199,7 +199,7 @@ def combine_arrays(
     Without ``class_names`` the classes are named by their numbers, from 0 to the largest label. The
     counts of all labels that could be read are added to ``findings`` in any case.
     """
-    refuse_groups(options, findings)
+    check_options(options, findings)
     usable = _keep_usable(parts, len(class_names) or MAX_CLASSES, options.kind)
     if not usable:
         findings.sites.extend(Site(site) for site in site_names)
@@ -229,7 +229,6 @@ def combine_arrays(
     if scale is None or findings.has_errors:
         return None
 
-    _warn_of_options(first.shape, options, findings)
     x = np.concatenate([part.x.astype(scale.kind, copy=False) for part in usable])
     examples = replace(examples, x=x)
     ends = np.cumsum(lengths)
@@ -494,34 +493,25 @@ def warn_if_dark(peak: float, white: float, findings: Findings) -> None:
     if 4 * (peak + 1) > white + 1:
         return
 
-    bits = 8 if white == 255 else 16
     message = (
-        f"The largest value of all {bits}-bit images is {peak:g}, and {white:g} is white: all "
-        "images are nearly black, and most of their contrast is lost. Scale the values so that "
-        f'white is {white:g}, or set data.normalize = "training".'
+        f"The largest value of all images is {peak:g}, and {white:g} is white: all images are "
+        "nearly black, and most of their contrast is lost. Scale the values so that white is "
+        f'{white:g}, or set data.normalize = "training".'
     )
-    findings.add(f"dark_{bits}_bit", message)
+    findings.add("dark_images", message)
 
 
-def refuse_groups(options: DataOptions, findings: Findings) -> None:
-    """Add an error if there is an option for groups, which arrays do not have."""
+def check_options(options: DataOptions, findings: Findings) -> None:
+    """Add an error if there is an option for groups, and warn of options for image files."""
+    for name, default in (("image_size", 0), ("color", "auto")):
+        value = getattr(options, name)
+        if value != default:
+            message = f"data.{name} = {value!r} is for image files; arrays stay as they are."
+            findings.add("option_unused", message)
+
     if options.group:
         message = (
             f"data.group = {show(options.group)} is for tables and folders of images. For arrays, "
             "let a function return a Dataset with groups."
         )
         findings.add("option_unused", message, severity="error")
-
-
-def _warn_of_options(shape: tuple[int, ...], options: DataOptions, findings: Findings) -> None:
-    """Warn of options for image files, which have no effect on arrays."""
-    size = options.image_size
-    if size and shape[:2] != (size, size):
-        message = f"data.image_size = {size} is for image files; arrays keep shape {shape}."
-        findings.add("option_unused", message)
-
-    if options.color != "auto":
-        message = (
-            f"data.color = {options.color!r} is for image files; arrays keep {shape[-1]} channels."
-        )
-        findings.add("option_unused", message)

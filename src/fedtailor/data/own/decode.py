@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import warnings
@@ -14,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedtailor.data.files import MAX_BYTES
+from fedtailor.core.errors import DataError
+from fedtailor.data.files import read_bytes
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.walk import USE_INSTEAD_OF_DICOM, is_dicom
 
@@ -27,15 +27,6 @@ memory."""
 
 _ORIENTATION = 0x0112  # the EXIF field
 _WIDE = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
-_CONVERTED = {
-    "1": "1-bit",
-    "P": "palette",
-    "PA": "palette",
-    "CMYK": "CMYK",
-    "YCbCr": "YCbCr",
-    "LAB": "LAB",
-    "HSV": "HSV",
-}
 
 
 class Decoded(NamedTuple):
@@ -43,10 +34,12 @@ class Decoded(NamedTuple):
 
     pixels: np.ndarray  # (height, width, 1 or 3), uint8
     traits: tuple[str, ...]
-    """Conversions that were made, such as ``CMYK`` or ``turned``."""
+    """Conversions that were made, as the end of a sentence about images."""
     peak: int
     """The largest value, of a 16-bit image as it is stored."""
-    file_digest: str
+    white: float = 255.0
+    """The value of white on the same scale."""
+    file_digest: str = ""
     """SHA-256 of the file."""
 
 
@@ -77,12 +70,18 @@ def decode(path: Path) -> Decoded:
         Unusable: the image cannot be read; the exception has the kind of the problem and a
             sentence.
     """
-    raw = _read(path)
+    sources: dict[str, str] = {}
+    try:
+        raw = read_bytes(path, sources, folder=path.parent)
+    except DataError as error:
+        raise Unusable("unreadable_file", error.message) from error
+
+    if not raw:
+        raise Unusable("empty_file", "The file has 0 bytes.")
     if is_dicom(raw):
         raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}")
     with _decoding(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-        pixels, traits, peak = _convert(image)
-    return Decoded(pixels, traits, peak, hashlib.sha256(raw).hexdigest())
+        return _convert(image)._replace(file_digest=sources[path.name])
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:
@@ -94,7 +93,7 @@ def from_pillow(image: Image.Image) -> np.ndarray:
         Unusable: the picture cannot be read.
     """
     with _decoding():
-        return _convert(image)[0]
+        return _convert(image).pixels
 
 
 @contextmanager
@@ -120,45 +119,27 @@ def _decoding() -> Iterator[None]:
         raise Unusable(kind, message) from error
 
 
-def _read(path: Path) -> bytes:
-    """Return the bytes of a file."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            message = f"The file has {size} bytes; at most {MAX_BYTES} are read."
-            raise Unusable("image_too_large", message)
-
-        raw = path.read_bytes()
-    except OSError as error:
-        message = f"The file cannot be read: {error.strerror or error}."
-        raise Unusable("unreadable_file", message) from error
-
-    if not raw:
-        raise Unusable("empty_file", "The file has 0 bytes.")
-    return raw
-
-
 def _bomb(size: str) -> Unusable:
     return Unusable(
         "image_too_large", f"The image has {size} pixels; at most {MAX_PIXELS} are read."
     )
 
 
-def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
-    """Return pixels (height, width, 1 or 3), conversions, and the largest value."""
+def _convert(image: Image.Image) -> Decoded:
+    """Return an image as gray or RGB, 8 bits, upright."""
     width, height = image.size
     if width * height > MAX_PIXELS:  # before anything is decoded
         raise _bomb(f"{width} x {height}")
 
-    turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-    # A file of format MPO has a preview beside the photograph.
-    several = getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
-    image.load()
     traits = []
-    if turned:
-        traits.append("turned")
-    if several:
-        traits.append("several frames")
+    if image.getexif().get(_ORIENTATION, 1) in range(2, 9):
+        traits.append("turned upright by the EXIF orientation")
+
+    # A file of format MPO has a preview beside the photograph.
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        traits.append("with several frames, of which only the first was read")
+
+    image.load()
 
     # Photographs of phones are stored as the sensor saw them.
     upright = ImageOps.exif_transpose(image)
@@ -168,16 +149,16 @@ def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
 
     if upright.mode in _WIDE:
         pixels, peak = _from_16_bits(upright)
-        return pixels, (*traits, "16-bit"), peak
+        return Decoded(pixels, (*traits, "with 16 bits, divided by 257"), peak, 65535.0)
 
-    if upright.mode in _CONVERTED:
-        traits.append(_CONVERTED[upright.mode])
+    if upright.mode not in ("L", "LA", "RGB", "RGBA"):
+        traits.append(f"of Pillow's mode {upright.mode}, converted to gray or RGB")
 
     if upright.has_transparency_data:
         # A fully opaque layer changes nothing, so it is not told.
         layer = upright.convert("RGBA")
         if layer.getchannel("A").getextrema() != (255, 255):
-            traits.append("transparent")
+            traits.append("with transparent pixels, on a black background")
 
         upright = Image.alpha_composite(
             Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer
@@ -191,7 +172,7 @@ def _convert(image: Image.Image) -> tuple[np.ndarray, tuple[str, ...], int]:
     elif (pixels[..., :1] == pixels[..., 1:]).all():  # gray, stored as color
         pixels = pixels[..., :1]
 
-    return pixels, tuple(traits), int(pixels.max())
+    return Decoded(pixels, tuple(traits), int(pixels.max()))
 
 
 def _from_16_bits(image: Image.Image) -> tuple[np.ndarray, int]:

@@ -137,8 +137,7 @@ def read_pictures(
 
             traits.update(decoded.traits)
             # Nearly black images are judged over all files, not one by one.
-            white = 65535.0 if "16-bit" in decoded.traits else 255.0
-            peaks[white] = max(peaks.get(white, 0), decoded.peak)
+            peaks[decoded.white] = max(peaks.get(decoded.white, 0), decoded.peak)
             digests[where.path] = decoded.file_digest
             # Duplicates are found by their pixels, in all file formats.
             contents.append(_digest(decoded.pixels))
@@ -231,27 +230,9 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
     return False
 
 
-_MEANING: Mapping[str, str] = {
-    "turned": "turned upright by the EXIF orientation",
-    "several frames": "with several frames, of which only the first was read",
-    "1-bit": "with 1 bit, converted to 0 or 255",
-    "16-bit": "with 16 bits, divided by 257",
-    "palette": "with a palette, converted to RGB",
-    "transparent": "with transparent pixels, on a black background",
-    "CMYK": "converted from CMYK to RGB",
-    "YCbCr": "converted from YCbCr to RGB",
-    "LAB": "converted from LAB to RGB",
-    "HSV": "converted from HSV to RGB",
-}
-
-
 def _notes(stack: _Stack, traits: Mapping[str, int]) -> list[str]:
     """Return notes on the conversion of the images."""
-    notes = []
-    for trait, meaning in _MEANING.items():
-        if traits.get(trait):
-            notes.append(f"{counted(traits[trait], 'image')} {meaning}.")
-
+    notes = [f"{counted(count, 'image')} {trait}." for trait, count in sorted(traits.items())]
     if stack.side and stack.sizes:
         named = [f"{width} x {height}" for width, height in sorted(stack.sizes)]
         sizes = named[0]

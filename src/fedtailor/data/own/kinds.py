@@ -49,9 +49,8 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "misplaced_file": "images at another depth than most",
             "not_a_file": "pipes, sockets or devices",
             "symlink_outside": "links out of the folder",
-            "symlink_loop": "links to themselves, or to a folder that contains them",
             "symlink_folder": "links to a folder that is read in its own place",
-            "broken_symlink": "broken links",
+            "broken_symlink": "broken links, and links to themselves",
         },
         "warning": {
             "non_utf8_name": "names that are not UTF-8",
@@ -84,9 +83,6 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
                 "sites that are tested on a class in which only other sites have training examples"
             ),
             "class_at_one_site": "sites with classes that no other site has",
-            "unsafe_name": (
-                "names of sites or classes with control or HTML characters, or like a formula"
-            ),
             "similar_names": "names that differ only by case, spaces or Unicode form",
             "mixed_labels": "label columns with both numbers and text",
             "many_numbers": "more than 30 whole numbers as labels",
@@ -106,8 +102,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "unsupported_image": "images of floats, negative values or more than 16 bits",
         },
         "warning": {
-            "dark_8_bit": "nearly black 8-bit images: the largest value of all is below 64",
-            "dark_16_bit": "nearly black 16-bit images: the largest value is below a quarter",
+            "dark_images": "nearly black images: no value of any is above a quarter of white",
         },
     },
     "Duplicates": {

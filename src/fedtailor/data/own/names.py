@@ -94,16 +94,3 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
         groups[unicodedata.normalize("NFKC", folded).strip()].append(name)
 
     return [group for group in groups.values() if len(group) > 1]
-
-
-def reasons_for_care(name: str) -> list[str]:
-    """Return why a name after :func:`safe_name` needs care in outputs; usually nothing."""
-    reasons = []
-    if "\\x" in name or "\\u" in name:
-        reasons.append("has control characters or bytes that are not UTF-8 (written as escapes)")
-    if any(character in name for character in "<>&\"'"):
-        reasons.append("has HTML characters")
-    if is_formula(name):
-        reasons.append("begins like a formula")
-
-    return reasons

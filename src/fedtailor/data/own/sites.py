@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from fedtailor.data.own.findings import Finding, Findings, Site
-from fedtailor.data.own.names import counted, listed, reasons_for_care, show
+from fedtailor.data.own.names import counted, listed, show
 
 FEW = 20
 """Sites with fewer training examples get a warning."""
@@ -63,15 +63,8 @@ def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
 
     # Names are used as they are, so that results can be found by them; outputs escape them.
     site_names = [site.name for site in findings.sites if site.name]
-    for name in site_names:
-        _warn_of_name(f"Site {show(name)}", name, findings, site=name)
-
-    all_classes = sorted({*classes, *class_names})
-    for name in all_classes:
-        _warn_of_name(f"Class {show(name)}", name, findings)
-
     findings.warn_of_similar_names("Site names", site_names)
-    findings.warn_of_similar_names("Class names", all_classes)
+    findings.warn_of_similar_names("Class names", sorted({*classes, *class_names}))
 
 
 def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
@@ -107,10 +100,3 @@ def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
     if alone and sites.count > 1:
         message = f"Only site {show(site.name)} has examples of {listed(alone)}."
         yield Finding("class_at_one_site", message)
-
-
-def _warn_of_name(title: str, name: str, findings: Findings, site: str = "") -> None:
-    reasons = reasons_for_care(name)
-    if reasons:
-        message = f"{title} {' and '.join(reasons)}; it is used, and escaped in all outputs."
-        findings.add("unsafe_name", message, site=site)

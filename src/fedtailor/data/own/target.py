@@ -11,7 +11,7 @@ from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.arrays import Part, SiteArrays, combine_arrays, refuse_groups, warn_if_dark
+from fedtailor.data.own.arrays import Part, SiteArrays, check_options, combine_arrays, warn_if_dark
 from fedtailor.data.own.examples import Examples, check_groups
 from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings
 from fedtailor.data.own.names import safe_name, show
@@ -46,7 +46,7 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
     if isinstance(returned, Dataset):
         _check_dataset(returned, name, findings)
         if returned.groups is None:
-            refuse_groups(options, findings)
+            check_options(options, findings)
 
         return returned if check_groups(returned, findings) else None
 

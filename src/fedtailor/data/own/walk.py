@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import stat
@@ -173,21 +172,13 @@ def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
     """Return kind and message of the problem if a link must not be followed."""
     try:
         target = link.resolve(strict=True)
-    except RuntimeError:  # before Python 3.13
-        return "symlink_loop", "This link leads to itself."
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return "symlink_loop", "This link leads to itself."
-
-        return "broken_symlink", "This link is broken."
+    except (OSError, RuntimeError):
+        return "broken_symlink", "This link leads nowhere, or to itself."
 
     # A link must not make files public that are not in the folder.
     if not target.is_relative_to(folder):
         message = "This link leads out of the data's folder and is not followed; copy its target."
         return "symlink_outside", message
-
-    if link.is_relative_to(target):
-        return "symlink_loop", "This link leads to a folder that contains it."
 
     if target.is_dir():
         message = "This link leads to a folder of the data, which is read in its own place."
