@@ -231,14 +231,8 @@ def combine_arrays(
 
     x = np.concatenate([part.x.astype(scale.kind, copy=False) for part in usable])
     examples = replace(examples, x=x)
-    ends = np.cumsum(lengths)
-
-    def name_of(row: int) -> str:
-        number = int(np.searchsorted(ends, row, side="right"))
-        part = usable[number]
-        return f"{part.place.site}/{part.part}:{row - int(ends[number]) + lengths[number]}"
-
-    examples.report_duplicates(name_of, findings)
+    files = [(f"{part.place.site}/{part.part}", range(len(part.y))) for part in usable]
+    examples.report_duplicates(files, findings)
     return examples.to_dataset(
         name,
         site_names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,13 +52,24 @@ class Examples:
         group = None if self.group is None else self.group[rows]
         return Examples(x, self.y[rows], self.site[rows], self.is_test[rows], group)
 
-    def report_duplicates(self, name_of: Callable[[int], str], findings: Findings) -> None:
+    def report_duplicates(
+        self, files: Sequence[tuple[str, Sequence[int]]], findings: Findings
+    ) -> None:
         """Add a warning for every kind of duplicates, with their number and the first.
 
         Args:
-            name_of: returns the name of a row in messages.
+            files: of the rows, in their order: name, and the number of every row in it.
             findings: the problems are added to it.
         """
+
+        def name_of(row: int) -> str:
+            for name, numbers in files:
+                if row < len(numbers):
+                    return show(f"{name}:{numbers[row]}")
+                row -= len(numbers)
+
+            raise IndexError(row)
+
         if len(self.x) > MAX_ROWS:
             findings.note(f"Duplicates were not searched for: there are more than {MAX_ROWS} rows.")
             return
@@ -68,8 +79,8 @@ class Examples:
             alike = np.flatnonzero(duplicates.kinds == number)
             pairs = []
             for row in alike[:_FEW]:
-                other = show(name_of(int(duplicates.rows[row])))
-                pairs.append(f"{other} as {show(name_of(int(duplicates.firsts[row])))}")
+                other = name_of(int(duplicates.rows[row]))
+                pairs.append(f"{other} as {name_of(int(duplicates.firsts[row]))}")
 
             kind = DUPLICATE_KINDS[number]
             message = (

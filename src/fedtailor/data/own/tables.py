@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +34,6 @@ from fedtailor.data.own.like import TrainingTables, check_names, check_texts, na
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label
 from fedtailor.data.own.table import Sought, read_table
-
-Test = Callable[[str], bool]
 
 _UNITS = 2
 """Columns of numbers whose first cell alone is text, from which on it is one of a second header."""
@@ -165,7 +163,9 @@ def read_tables(
     if columns is None:
         check_features(features, findings, refuses_missing=options.missing == "refuse")
     else:
-        _check_like(usable, columns)
+        for site_table in usable:
+            check_names(site_table.table, columns, site_table.roles)
+            check_texts(site_table.table, columns)
 
     if classes is None or examples is None or findings.has_errors:
         findings.add_empty()
@@ -191,10 +191,11 @@ def read_tables(
         return None
 
     examples = dataclasses.replace(examples, x=joined.x)
-    examples.report_duplicates(_namer([site_table.table for site_table in usable]), findings)
+    tables = [site_table.table for site_table in usable]
+    examples.report_duplicates([(table.place.path, table.lines) for table in tables], findings)
     unused = tuple(name for name in first.table.names if name in first.roles)
-    decimals = {site_table.table.place.site: site_table.table.decimal for site_table in usable}
-    if not any(decimal != "auto" for decimal in decimals.values()):
+    decimals = {table.place.site: table.decimal for table in tables}
+    if set(decimals.values()) == {"auto"}:
         decimals = {}
 
     return examples.to_dataset(
@@ -286,18 +287,6 @@ def _features_of(site_tables: Sequence[_SiteTable]) -> dict[str, list[Table]]:
     return features
 
 
-def _namer(tables: Sequence[Table]) -> Callable[[int], str]:
-    """Return a function that names a row of all tables by its file and line."""
-    ends = np.cumsum([len(table.lines) for table in tables])
-
-    def name_of(row: int) -> str:
-        number = int(np.searchsorted(ends, row, side="right"))
-        table = tables[number]
-        return f"{table.place.path}:{table.lines[row - int(ends[number])]}"
-
-    return name_of
-
-
 def _sought(label: str, group: str, rules: CellRules | None, columns: Columns | None) -> Sought:
     """Return what is known of the columns; ``columns`` are those of the data in training."""
     categories = set() if columns is None else names_of_texts(columns)
@@ -314,13 +303,6 @@ def _sought(label: str, group: str, rules: CellRules | None, columns: Columns | 
         may_hold_numbers=lambda name: not is_text(name),
         rules=rules or CellRules(),
     )
-
-
-def _check_like(site_tables: Sequence[_SiteTable], columns: Columns) -> None:
-    """Add what is unlike the data in training."""
-    for site_table in site_tables:
-        check_names(site_table.table, columns, site_table.roles)
-        check_texts(site_table.table, columns)
 
 
 def _read_files(
@@ -348,8 +330,8 @@ def _check_table(site_table: _SiteTable) -> bool:
     What is wrong with any of its cells is added, once for each column.
     """
     table = site_table.table
-    roles = [finding.kind for finding in _find_wrong_roles(site_table)]
-    for finding in _find_wrong_roles(site_table):
+    wrong_roles = list(_find_wrong_roles(site_table))
+    for finding in wrong_roles:
         table.place.add(*finding)
 
     if site_table.has_second_header:
@@ -365,39 +347,34 @@ def _check_table(site_table: _SiteTable) -> bool:
     table.check_rows()
     table.check_types([name for name in table.names if name in used], site_table.label)
     table.check_numbers(name for name in site_table.features if name not in table.refused)
-    checks = [_check_role(table, *role) for role in _texts_without_meaning(site_table)]
-    errors = {"missing_label_column", "missing_group_column"}
-    return all(checks) and not errors.intersection(roles)
+    errors = ("missing_label_column", "missing_group_column")
+    has_roles = not any(finding.kind in errors for finding in wrong_roles)
+    return _check_roles(site_table) and has_roles
 
 
-def _texts_without_meaning(site_table: _SiteTable) -> Iterator[tuple[str, str, str, Test]]:
-    """Yield the columns with a role: kind of a problem, name, what it is, and which texts."""
-    if site_table.label:
-        is_missing = partial(_is_word, MISSING_LABELS)
-        yield "missing_label", site_table.label, "no label", is_missing
+def _check_roles(site_table: _SiteTable) -> bool:
+    """Return whether the cells of label, group and split can be used; add their first wrong ones.
 
-    if site_table.group:
-        is_missing = partial(_is_word, MISSING_WORDS)
-        yield "missing_group", site_table.group, "no group", is_missing
+    That a column is missing is told by the names of the columns.
+    """
+    table = site_table.table
+    # Whether the words are those that are wrong, or those that are right.
+    split_words = "another value than train or test"
+    rules = (
+        ("missing_label", site_table.label, "no label", MISSING_LABELS, True),
+        ("missing_group", site_table.group, "no group", MISSING_WORDS, True),
+        ("wrong_split", site_table.split, split_words, ("train", "test"), False),
+    )
+    checks = []
+    for kind, name, what, words, are_wrong in rules:
+        if name in table.refused:
+            checks.append(False)
+        elif name in table.columns:
+            cells = table.columns[name]
+            wrong = {text for text in cells.texts if (text.lower() in words) == are_wrong}
+            checks.append(table.check_cells(kind, name, what, cells.at(wrong.__contains__)))
 
-    if site_table.split:
-        what = "another value than train or test"
-        yield "wrong_split", "split", what, lambda text: not _is_word(("train", "test"), text)
-
-
-def _is_word(words: Sequence[str], text: str) -> bool:
-    return text.lower() in words
-
-
-def _check_role(table: Table, kind: str, name: str, what: str, is_wrong: Test) -> bool:
-    """Return whether the column of a role can be used; add its first wrong cell."""
-    if name in table.refused:
-        return False
-
-    if name not in table.columns:
-        return True  # which is reported by the names of the columns
-
-    return table.check_cells(kind, name, what, table.columns[name].at(is_wrong))
+    return all(checks)
 
 
 def _find_wrong_roles(site_table: _SiteTable) -> Iterator[Finding]:

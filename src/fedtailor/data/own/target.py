@@ -85,7 +85,7 @@ def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
     for note in dataset.notes:
         findings.note(note)
 
-    examples.report_duplicates(lambda row: f"{name}:{row}", findings)
+    examples.report_duplicates([(name, range(len(rows)))], findings)
     # Other scales are the user's own choice.
     has_usual_scale = dataset.white in (255, 65535) and dataset.normalize == Normalization()
     if dataset.kind == "images" and has_usual_scale:
