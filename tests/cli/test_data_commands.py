@@ -138,14 +138,6 @@ def test_partition_writes_a_split_that_can_be_read(data, folder):
     )
 
 
-@pytest.mark.parametrize("option", ["data.new_clients=1", "data.val_fraction=0.5"])
-def test_what_a_folder_cannot_hold_is_not_lost_in_silence(data, folder, option):
-    code, out, err = data(
-        "partition", "--partition", "iid", "--clients", "3", "--set", option, "--out", "split"
-    )
-    assert (code, out) == (3, "") and "split.json can" in err and not list(folder.iterdir())
-
-
 def write_pictures(folder, rows=40):
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -306,53 +298,14 @@ def test_the_hint_after_partition_is_a_command_for_the_same_data(data, folder):
     assert command[8:] == ["--set", "data.mean=[0.5]", "--set", "data.std=[0.25]"]
 
 
-@pytest.mark.parametrize("name", ["foo.txt", "split.json.gz"])
+@pytest.mark.parametrize("name", ["foo.txt", "split", "split.json.gz"])
 def test_another_ending_of_out_is_refused(data, folder, name):
     code, out, err = data("partition", "--partition", "iid", "--out", name)
     assert (code, out) == (3, "") and name in err and not list(folder.iterdir())
 
 
-def test_a_split_is_written_to_a_file_or_a_folder(data, folder):
-    options = ["--partition", "iid", "--clients", "2", "--out"]
-    assert data("partition", *options, "split.JSON")[0] == 0
-    assert len(read_split(folder / "split.JSON")["clients"]) == 2
-    assert data("partition", *options, "split")[0] == 0
-    names = sorted(path.name for path in (folder / "split").iterdir())
-    assert names == ["client_0.npz", "client_1.npz"]
-
-
-def test_plot(data, folder):
+@pytest.mark.parametrize("kind", ["bubbles", "sizes"])
+def test_plot(data, folder, kind):
     options = ["--clients", "3", "--partition", "iid", "--out", "a.svg"]
-    assert as_json(data("plot", "bubbles", *options, "--json")) == {
-        "plot": "bubbles",
-        "out": "a.svg",
-    }
+    assert as_json(data("plot", kind, *options, "--json")) == {"plot": kind, "out": "a.svg"}
     assert (folder / "a.svg").read_text().startswith("<svg")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "divisions"),
-    [(["--data", "own"], 1), (["--partition", "iid", "--clients", "2"], 20)],
-    ids=["natural", "iid"],
-)
-def test_a_plot_of_sizes_draws_a_fixed_division_once(
-    data, folder, monkeypatch, arguments, divisions
-):
-    from fedtailor.data import division
-    from fedtailor.report.page import files
-
-    for name in ("north", "south"):
-        write_site(folder / "own", name)
-
-    divide = division.divide
-    seeds = []
-
-    def watched_divide(options, **more):
-        made = divide(options, **more)
-        seeds.append(made.seed)
-        return made
-
-    monkeypatch.setattr(division, "divide", watched_divide)
-    monkeypatch.setattr(files, "write_figure", lambda picture, path: None)
-    assert data("plot", "sizes", *arguments, "--out", "a.svg")[0] == 0
-    assert seeds == list(range(42, 42 + divisions))

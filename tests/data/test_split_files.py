@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.split import ClientPositions, split_digest, to_records
-from fedtailor.data.split_files import read_split_file, write_npz_split
+from fedtailor.data.split_files import read_split_file
 
 ROWS = 30
 
@@ -153,38 +153,6 @@ def test_a_folder_is_read_in_the_order_of_numbers(tmp_path: Path, dataset: Datas
         for c in range(12)
     ]
     assert same(rows, expected) and num_new == 0 and names == ()
-
-
-def test_a_written_folder_is_read_back(
-    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
-) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()  # empty: allowed
-    rows = [client._replace(val=client.val[:0]) for client in rows]
-    write_npz_split(folder, rows)
-    read, *_ = read_split_file(folder, dataset)
-    assert same(read, rows)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(DataError, match="empty"):
-        write_npz_split(folder, rows)
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot write"):
-        write_npz_split(tmp_path / "file" / "out", rows)
-
-
-def test_what_a_folder_cannot_hold_is_refused_before_writing(
-    tmp_path: Path, rows: list[ClientPositions]
-) -> None:
-    plain = [client._replace(val=client.val[:0]) for client in rows]
-    cases: list[tuple[list[ClientPositions], dict[str, Any], str]] = [
-        (rows, {}, "validation"),
-        (plain, {"num_new": 2}, "new clients"),
-        (plain, {"test": "by_label"}, "by_label"),
-    ]
-    for clients, options, message in cases:
-        with pytest.raises(ConfigError, match=message):
-            write_npz_split(tmp_path / "out", clients, **options)
-    assert not list(tmp_path.iterdir())
 
 
 def object_array(path: Path) -> None:

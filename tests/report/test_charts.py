@@ -192,24 +192,15 @@ def test_more_than_a_page_holds_is_left_out_and_said():
     assert len(figure.table.rows) == 130 and figure.panels[0].min_width >= 1000
 
 
-def test_histograms_share_bins_and_each_sums_to_one():
-    sizes = np.random.default_rng(0).geometric(1 / 500, (30, 10))
-    figure = data_plots.sizes({"iid": np.full((3, 10), 500), "skewed": sizes})
-    assert [panel.title for panel in figure.panels] == ["iid", "skewed"]
-    assert figure.table.rows[0] == ["iid", 30, 500, 500, 500, 500, 500]
-    bins = []
-    for panel in figure.panels:
-        (rows,) = rows_of(panel.chart)
-        assert sum(row["share"] for row in rows) == pytest.approx(1)
-        bins.append(panel.chart.to_dict()["encoding"]["x"]["bin"])
-    assert bins[0] == bins[1] and bins[0]["extent"] == [0, sizes.max()]
-
-
-def test_few_clients_get_a_bar_each():
+def test_a_bar_for_every_client():
     figure = data_plots.size_bars([5, 0, 9], ["north", "south", "east"])
     assert figure.table.rows == [("north", 5), ("south", 0), ("east", 9)]
-    scale = figure.panels[0].chart.to_dict()["layer"][0]["encoding"]["y"]["scale"]
-    assert scale["domain"] == ["north", "south", "east"]
+    (rows,) = rows_of(figure.panels[0].chart)
+    assert [(row["name"], row["value"]) for row in rows] == [
+        ("east", 9),
+        ("north", 5),
+        ("south", 0),
+    ]
 
 
 def pixels_of(picture):

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 data_app = make_app()
 
 PLOTS = ("bubbles", "sizes", "corruptions")
-_DIVISIONS_OF_A_PLOT = 20
 _DIVISION_KEYS = ("data.dataset", "data.path", "data.dir", "data.partition", "data.clients")
 """What the options of ``partition`` and ``plot`` set."""
 
@@ -188,7 +187,7 @@ def partition(
         str,
         typer.Option(
             metavar="PATH",
-            help="File to write, NAME.json, or folder for client_*.npz; for fedtailor run --split.",
+            help="File to write, NAME.json, for fedtailor run --split.",
         ),
     ] = "",
     named: Named = NOTHING_NAMED,
@@ -204,12 +203,10 @@ def partition(
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
     from fedtailor.data.division import divide
-    from fedtailor.data.split_files import write_npz_split
 
     # What can be refused is refused before anything is read.
-    ending = Path(out).suffix
-    if ending and ending.lower() != ".json":
-        allowed = "a name that ends in .json, or has no ending for a folder of client_*.npz"
+    if out and Path(out).suffix.lower() != ".json":
+        allowed = "a name that ends in .json"
         message = f"--out must be {allowed}, got '{out}'."
         raise ConfigError(message, key="out", allowed=allowed, got=out)
 
@@ -221,10 +218,8 @@ def partition(
 
     # The record also says under which corruption each client's images are.
     split = split_record(division, _conditions(division, options))
-    if ending:
+    if out:
         write_whole(Path(out), to_json(split) + "\n")
-    elif out:
-        write_npz_split(Path(out), division.positions, num_new=division.num_new, test=division.test)
 
     record = describe_division(division, split)
     record["notes"] = division.notes
@@ -257,8 +252,8 @@ def plot(
 ) -> None:
     """Draw a picture of the data.
 
-    bubbles: examples per client and class. sizes: training examples per client, over 20 divisions.
-    corruptions: images under every corruption.
+    bubbles: examples per client and class. sizes: training examples per client. corruptions: images
+    under every corruption.
     """
     from fedtailor.cli.show.console import say
 
@@ -364,10 +359,6 @@ def _run_command(out: str, values: dict[str, Any], assignments: Sequence[str]) -
 
 def _draw(kind: str, options: DataOptions) -> Figure:
     """Return a picture of the data as a run with seed 0 has it."""
-    import dataclasses
-
-    import numpy as np
-
     from fedtailor.cli.show.progress import CountLine
     from fedtailor.data import data_folder
     from fedtailor.data.division import divide
@@ -395,18 +386,6 @@ def _draw(kind: str, options: DataOptions) -> Figure:
             counts, client_names=division.client_names, class_names=dataset.class_names, title=title
         )
 
-    # A division that chance does not change is drawn once, by the names of its clients if they fit.
-    same_for_every_seed = options.split or (is_natural and not options.subset)
     sizes = [len(client.train) for client in division.positions]
-    if same_for_every_seed and len(sizes) <= data_plots.MOST_SIZE_BARS:
-        title = f"{dataset.name}: training examples, {label}"
-        return data_plots.size_bars(sizes, division.client_names, title=title)
-
-    divisions = 1 if same_for_every_seed else _DIVISIONS_OF_A_PLOT
-    for seed in range(division.seed + 1, division.seed + divisions):
-        other = divide(dataclasses.replace(options, seed=seed), run_seed=0, dataset=dataset)
-        sizes += [len(client.train) for client in other.positions]
-
-    over = "1 division" if divisions == 1 else f"{divisions} divisions"
-    title = f"{dataset.name}: training examples of a client, {over}"
-    return data_plots.sizes({label: np.array(sizes)}, title=title)
+    title = f"{dataset.name}: training examples, {label}"
+    return data_plots.size_bars(sizes, division.client_names, title=title)

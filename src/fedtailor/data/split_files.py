@@ -1,4 +1,4 @@
-"""Splits in files: our own ``split.json``, and folders of ``client_*.npz`` of pFedFDA's release.
+"""Splits read from files: our own ``split.json``, and folders of pFedFDA's release.
 
 The release (McLaughlin and Su, NeurIPS 2024, https://github.com/cj-mclaughlin/pFedFDA) writes one
 NumPy archive per client, ``client_0.npz`` and so on, with two arrays ``train`` and ``test``:
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, RunError
-from fedtailor.core.folders import whole_folder
+from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
@@ -105,59 +103,6 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
         conditions=tuple(conditions),
         notes=[],
     )
-
-
-def write_npz_split(
-    folder: Path,
-    positions: Sequence[ClientPositions],
-    *,
-    num_new: int = 0,
-    test: TestPolicy = "own",
-) -> None:
-    """Write a folder of ``client_*.npz`` that the release of pFedFDA can read; it appears whole.
-
-    Args:
-        folder: the folder to make.
-        positions: the clients' examples.
-        num_new: how many of the last clients are new.
-        test: how test examples were chosen.
-
-    Raises:
-        ConfigError: the split has something that the format cannot hold.
-        DataError: the folder exists and is not empty; it is never overwritten.
-        RunError: the folder cannot be written.
-    """
-    # The release knows training and test examples of one client, and nothing else.
-    lost = []
-    if num_new:
-        lost.append(f"new clients (there are {num_new})")
-    if any(len(client.val) for client in positions):
-        lost.append("validation examples")
-    if test not in ("own", "given"):
-        lost.append(f"test examples that clients share (data.test = '{test}')")
-
-    if lost:
-        raise ConfigError(
-            f"'{folder}': a folder of client_*.npz cannot hold {' and '.join(lost)}; "
-            "a file split.json can.",
-            key="out",
-            path=str(folder),
-            allowed="a name that ends in .json",
-            got=str(folder),
-        )
-
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if folder.is_symlink() or not is_free:
-        raise refuse_split(folder, "a folder that does not exist, or is empty", "one that exists")
-
-    try:
-        with whole_folder(folder) as unfinished:
-            for number, client in enumerate(positions):
-                path = unfinished / f"client_{number}.npz"
-                np.savez(path, train=client.train, test=client.test)
-    except OSError as reason:
-        message = f"cannot write '{folder}': {reason.strerror or reason}."
-        raise RunError(message, path=str(folder)) from reason
 
 
 def _read_folder(folder: Path, num_rows: int) -> list[ClientPositions]:

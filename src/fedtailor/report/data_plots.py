@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING
 import altair as alt
 import numpy as np
 
-from fedtailor.report.charts import (
-    INK,
-    MAIN,
-    Chart,
-    CurvePoint,
-    inline,
-    labels,
-    named_bars,
-    tooltip,
-)
+from fedtailor.report import charts
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, visible
 
 if TYPE_CHECKING:
@@ -29,15 +20,12 @@ if TYPE_CHECKING:
 
 MOST_BUBBLES = 100
 """Clients and classes of a partition; of more, the first ones are drawn."""
-MOST_SIZE_BARS = 50
-"""Most clients for which :func:`size_bars` is readable."""
 
 _BUBBLE_ROW = 24
 _NARROWEST_BUBBLE = 11
 """Pixels from one bubble to the next, down and at least across."""
 _LARGEST_BUBBLE = 0.55
 """Radius of the largest bubble, as a share of the pixels to the next one."""
-_MOST_BINS = 60
 _IMAGE = 64
 """Least height of an image on a sheet, in pixels; smaller ones are enlarged by a whole factor."""
 _GAP = 4
@@ -101,10 +89,10 @@ def bubbles(
     )
 
 
-def _bubble_chart(counts: np.ndarray, clients: list[str], classes: list[str]) -> Chart:
+def _bubble_chart(counts: np.ndarray, clients: list[str], classes: list[str]) -> charts.Chart:
     """Draw the bubbles of a table (clients, classes)."""
-    client_labels = labels(clients)
-    class_labels = labels(classes)
+    client_labels = charts.labels(clients)
+    class_labels = charts.labels(classes)
     rows = [
         {
             "client": client_labels[client],
@@ -126,25 +114,25 @@ def _bubble_chart(counts: np.ndarray, clients: list[str], classes: list[str]) ->
         legend=alt.Legend(title="examples", format=",d", values=_round_numbers(most), columns=4),
     )
     tips = [
-        tooltip("client name", "client"),
-        tooltip("class name", "class"),
-        tooltip("examples", "examples", ",d"),
+        charts.tooltip("client name", "client"),
+        charts.tooltip("class name", "class"),
+        charts.tooltip("examples", "examples", ",d"),
     ]
     turned = _name_axis(clients, 0 if clients[0].isdecimal() else -40)
     across = alt.X("client:N", title="client", axis=turned, scale=_in_order(clients))
     down = alt.Y("class:N", title="class", axis=_name_axis(classes), scale=_in_order(classes))
-    chart = alt.Chart(inline(rows), height=_BUBBLE_ROW * len(classes))
+    chart = alt.Chart(charts.inline(rows), height=_BUBBLE_ROW * len(classes))
 
     # The thin line keeps a single example visible beside a thousand.
-    marks = chart.mark_circle(color=MAIN, opacity=0.7, stroke=MAIN, strokeWidth=0.8)
-    bubbles: Chart = marks.encode(x=across, y=down, size=size, tooltip=tips)
+    marks = chart.mark_circle(color=charts.MAIN, opacity=0.7, stroke=charts.MAIN, strokeWidth=0.8)
+    bubbles: charts.Chart = marks.encode(x=across, y=down, size=size, tooltip=tips)
 
     return bubbles
 
 
 def _in_order(names: Sequence[str]) -> alt.Scale:
     """Return a scale of names in their order. They are data: a sort would need an expression."""
-    return alt.Scale(type="point", domain=labels(names), padding=0.5)
+    return alt.Scale(type="point", domain=charts.labels(names), padding=0.5)
 
 
 def _name_axis(names: Sequence[str], angle: int = 0) -> alt.Axis:
@@ -155,7 +143,7 @@ def _name_axis(names: Sequence[str], angle: int = 0) -> alt.Axis:
         labelLimit=130,
         labelOverlap=all(name.isdecimal() for name in names),
         labelSeparation=5,
-        labelColor=INK,
+        labelColor=charts.INK,
         labelAngle=angle,
     )
 
@@ -169,65 +157,10 @@ def _round_numbers(largest: int) -> list[int]:
     return [*smaller[-3:], largest]
 
 
-def sizes(samples: Mapping[str, np.ndarray], *, title: str = "Local training-set sizes") -> Figure:
-    """Draw one histogram per partition over the same sizes (pFedVEM, 2023, Figures 3 to 6).
-
-    Args:
-        samples: sizes by the name of the partition, in arrays of any shape, such as (seeds,
-            clients).
-        title: title of the figure.
-    """
-    # All panels have the same bins, so that their shapes can be compared.
-    every = np.concatenate([np.ravel(sample) for sample in samples.values()])
-    smallest = int(every.min())
-    largest = int(every.max())
-    start = 0 if smallest < largest / 2 else smallest
-    bins = alt.Bin(extent=[start, max(largest, start + 1)], maxbins=_MOST_BINS, minstep=1)
-
-    panels = []
-    rows: list[list[Cell]] = []
-    for name, sample in samples.items():
-        values = np.ravel(sample)
-        low, median, high = np.percentile(values, [5, 50, 95]).tolist()
-        rows.append([name, len(values), int(values.min()), low, median, high, int(values.max())])
-        summary = f"median {median:,.0f}, 90 % of clients from {low:,.0f} to {high:,.0f}"
-        panels.append(Panel(chart=_histogram(values, bins), title=name, subtitle=summary))
-
-    columns = ["partition", "clients", "smallest", "5 %", "median", "95 %", "largest"]
-    return Figure(
-        name="sizes",
-        title=title,
-        caption="The share of clients by the number of their training examples.",
-        panels=panels,
-        table=ReportTable(columns=columns, rows=rows),
-    )
-
-
-def _histogram(values: np.ndarray, bins: alt.Bin) -> Chart:
-    """Draw the shares of values in bins."""
-    rows = [{"size": size, "share": 1 / len(values)} for size in values.tolist()]
-    share = "share of clients"
-    tips = [
-        alt.Tooltip("size:Q", bin=bins, title="training examples"),
-        alt.Tooltip("sum(share):Q", format=".1%", title=share),
-    ]
-    chart: Chart = (
-        alt.Chart(inline(rows), height=130)
-        .mark_bar(color=MAIN, opacity=0.75)
-        .encode(
-            x=alt.X("size:Q", bin=bins, title="training examples of a client"),
-            y=alt.Y("sum(share):Q", title=share, axis=alt.Axis(format="%", tickCount=4)),
-            tooltip=tips,
-        )
-    )
-
-    return chart
-
-
 def size_bars(
     counts: Sequence[int], names: Sequence[str] = (), *, title: str = "Local training-set sizes"
 ) -> Figure:
-    """Draw one bar per client, with its number of training examples.
+    """Draw a bar per client, the largest first, with its number of training examples.
 
     Args:
         counts: number of training examples of each client.
@@ -235,11 +168,8 @@ def size_bars(
         title: title of the figure.
     """
     clients = list(names) or [str(number) for number in range(len(counts))]
-    points = {}
-    for name, count in zip(clients, counts, strict=True):
-        points[name] = CurvePoint(0, int(count), int(count), int(count))
-
-    chart = named_bars(points, "training examples", what="client", number_format=",d")
+    bars = [(name, float(count)) for name, count in zip(clients, counts, strict=True)]
+    chart = charts.sorted_bars(bars, "training examples", number_format=",d")
     table = ReportTable(
         columns=["client", "training examples"], rows=[*zip(clients, map(int, counts), strict=True)]
     )
@@ -316,9 +246,9 @@ def _image_panel(by_kind: Mapping[str, Mapping[str, np.ndarray]], number: int) -
     x = alt.X("severity:O", axis=axis, scale=alt.Scale(domain=severities))
     y = alt.Y("kind:N", title=None, scale=alt.Scale(domain=list(by_kind)))
     chart = alt.Chart(
-        inline(rows), width=across, height=(factor * height + _GAP) * len(by_kind)
+        charts.inline(rows), width=across, height=(factor * height + _GAP) * len(by_kind)
     ).mark_image(width=factor * width, height=factor * height)
-    chart = chart.encode(x=x, y=y, url="url:N", tooltip=[tooltip("kind", "corruption")])
+    chart = chart.encode(x=x, y=y, url="url:N", tooltip=[charts.tooltip("kind", "corruption")])
 
     return Panel(chart=chart, title=f"Image {number + 1}", min_width=across)
 

@@ -38,34 +38,12 @@ _SPECIAL = {
     "–": r"\textendash{}",
     "—": r"\textemdash{}",
     "…": r"\ldots{}",
-    "ß": r"\ss{}",
-    "æ": r"\ae{}",
-    "Æ": r"\AE{}",
-    "œ": r"\oe{}",
-    "Œ": r"\OE{}",
-    "ø": r"\o{}",
-    "Ø": r"\O{}",
-    "ł": r"\l{}",
-    "Ł": r"\L{}",
-    "ı": r"\i{}",
 }
 """Characters, and what stands for them in every LaTeX, for all encodings of its text and
 fonts."""
-_ACCENTS = {
-    "\u0300": "`",
-    "\u0301": "'",
-    "\u0302": "^",
-    "\u0303": "~",
-    "\u0304": "=",
-    "\u0306": "u",
-    "\u0307": ".",
-    "\u0308": '"',
-    "\u030a": "r",
-    "\u030b": "H",
-    "\u030c": "v",
-    "\u0327": "c",
-}
-"""Combining accents, and the commands for them."""
+_LETTERS = "ßæÆœŒøØłŁı"
+_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
+"""Letters, and accents of others, that every LaTeX since 2018 knows as they are (UTF-8)."""
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 
 
@@ -77,8 +55,8 @@ def to_latex(comparison: Comparison) -> str:
     LaTeX may not know are written by their number, as ``[U+4E2D]``.
     """
     lines = [r"% needs \usepackage{booktabs}"]
-    lines += [f"% warning: {_ascii(sentence)}" for sentence in comparison.warnings]
-    lines += [f"% note: {_ascii(sentence)}" for sentence in comparison.notes]
+    lines += [f"% warning: {printable(sentence)}" for sentence in comparison.warnings]
+    lines += [f"% note: {printable(sentence)}" for sentence in comparison.notes]
     for table in tables_of(comparison):
         lines += _table(table)
     return "\n".join(lines) + "\n"
@@ -88,7 +66,7 @@ def escape_latex(text: str) -> str:
     r"""Return text that LaTeX prints as it is.
 
     >>> escape_latex("50 % of a_b, Café")
-    "50 \\% of a\\_b, Caf\\'{e}"
+    '50 \\% of a\\_b, Café'
     """
     return "".join(map(_character, unicodedata.normalize("NFC", printable(text))))
 
@@ -98,12 +76,10 @@ def _character(character: str) -> str:
     if character in _SPECIAL:
         return _SPECIAL[character]
 
-    if character.isascii():
-        return character
-
     parts = unicodedata.normalize("NFD", character)
-    if len(parts) == 2 and parts[0].isascii() and parts[1] in _ACCENTS:
-        return f"\\{_ACCENTS[parts[1]]}{{{parts[0]}}}"
+    is_accented = parts[0].isascii() and all(accent in _ACCENTS for accent in parts[1:])
+    if is_accented or character in _LETTERS:
+        return character
 
     return f"{{[}}U+{ord(character):04X}{{]}}"
 
@@ -144,8 +120,3 @@ def _row(cells: list[str]) -> str:
 def _number(cell: Cell) -> str:
     """Return a cell of numbers, with a true minus; a dash if there is none."""
     return "--" if cell == NOTHING else _MINUS.sub("$-$", escape_latex(str(cell)))
-
-
-def _ascii(text: str) -> str:
-    """Return a line of a comment in characters that every LaTeX can read."""
-    return printable(text).encode("ascii", "backslashreplace").decode()

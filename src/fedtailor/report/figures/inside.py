@@ -7,17 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from fedtailor.report.charts import (
-    INK,
-    MAIN,
-    Chart,
-    Dot,
-    dots,
-    inline,
-    labels,
-    logarithmic,
-    tooltip,
-)
+from fedtailor.report import charts
 from fedtailor.report.figures.clients import bars_by_client
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, visible
 from fedtailor.report.records import MethodRecords, Unit, mean_by_unit, unit_names
@@ -73,11 +63,13 @@ def _beta_figure(
         panels.append(Panel(chart=_strips(strips, "beta"), title="By corruption"))
         caption += " Every dot is a client, the dark line a mean."
 
-    points = [Dot(names[unit], sizes[unit], values[unit]) for unit in values if sizes[unit] > 0]
+    points = [
+        charts.Dot(names[unit], sizes[unit], values[unit]) for unit in values if sizes[unit] > 0
+    ]
     if points:
         scale = alt.Scale(domain=[min(0, *values.values()), max(1, *values.values())])
-        x = logarithmic("x:Q", "training examples of the client")
-        chart = dots(points, x, alt.Y("y:Q", title="beta", scale=scale), number_format=".3f")
+        x = charts.logarithmic("x:Q", "training examples of the client")
+        chart = charts.dots(points, x, alt.Y("y:Q", title="beta", scale=scale), number_format=".3f")
         panels.append(Panel(chart=chart, title="By local data size"))
 
     rows: list[list[Cell]] = [
@@ -94,7 +86,7 @@ def _beta_figure(
     )
 
 
-def _strips(values: Sequence[tuple[str, str, float]], quantity: str) -> Chart:
+def _strips(values: Sequence[tuple[str, str, float]], quantity: str) -> charts.Chart:
     """Draw a strip of dots for every group, with a line at the mean of the group.
 
     Args:
@@ -102,23 +94,25 @@ def _strips(values: Sequence[tuple[str, str, float]], quantity: str) -> Chart:
         quantity: title of the horizontal axis.
     """
     groups = sorted({group for group, _, _ in values}, key=lambda group: (group != _CLEAN, group))
-    shown = dict(zip(groups, labels(groups), strict=True))
+    shown = dict(zip(groups, charts.labels(groups), strict=True))
     rows = [
         {"group": shown[group], "name": visible(name), "value": value}
         for group, name, value in values
     ]
-    axis = alt.Axis(title=None, grid=True, labelColor=INK)
+    axis = alt.Axis(title=None, grid=True, labelColor=charts.INK)
     y = alt.Y("group:N", axis=axis, scale=alt.Scale(domain=list(shown.values())))
     x = alt.X("value:Q", title=quantity, scale=alt.Scale(zero=False))
     tips = [
-        tooltip("name", "client"),
-        tooltip("group", "corruption"),
-        tooltip("value", quantity, ".3f"),
+        charts.tooltip("name", "client"),
+        charts.tooltip("group", "corruption"),
+        charts.tooltip("value", quantity, ".3f"),
     ]
 
-    base = alt.Chart(inline(rows), height=24 * len(groups)).encode(y=y)
-    marks = base.mark_circle(color=MAIN, opacity=0.6, size=50).encode(x=x, tooltip=tips)
-    means = base.mark_tick(color=INK, thickness=2).encode(x=alt.X("mean(value):Q", title=quantity))
+    base = alt.Chart(charts.inline(rows), height=24 * len(groups)).encode(y=y)
+    marks = base.mark_circle(color=charts.MAIN, opacity=0.6, size=50).encode(x=x, tooltip=tips)
+    means = base.mark_tick(color=charts.INK, thickness=2).encode(
+        x=alt.X("mean(value):Q", title=quantity)
+    )
 
     return alt.LayerChart(layer=[marks, means])
 

@@ -9,17 +9,7 @@ from typing import Any
 import altair as alt
 
 from fedtailor.experiment.site_rows import measure_name
-from fedtailor.report.charts import (
-    CONTRAST,
-    INK,
-    MAIN,
-    QUIET,
-    Chart,
-    inline,
-    labels,
-    sorted_bars,
-    tooltip,
-)
+from fedtailor.report import charts
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, Section, percent, visible
 from fedtailor.report.records import MethodRecords
 from fedtailor.report.worth_it import (
@@ -30,7 +20,7 @@ from fedtailor.report.worth_it import (
     worth_it_tables,
 )
 
-_COLORS = {"better": MAIN, "no clear difference": QUIET, "worse": CONTRAST}
+_COLORS = {"better": charts.MAIN, "no clear difference": charts.QUIET, "worse": charts.CONTRAST}
 Record = Mapping[str, Any]
 
 
@@ -64,7 +54,7 @@ def _figure(record: Record, method: str) -> Figure:
         caption += "The lines are 95 % intervals, and colors are verdicts."
     else:
         bars = [(str(site["site"]), 100 * site["difference"]["difference"]) for site in sites]
-        chart = sorted_bars(bars, "points", number_format="+.1f", by_sign=True)
+        chart = charts.sorted_bars(bars, "points", number_format="+.1f", by_sign=True)
         caption += "Every bar is a site, sorted."
 
     rows: list[list[Cell]] = []
@@ -82,10 +72,10 @@ def _figure(record: Record, method: str) -> Figure:
     )
 
 
-def _intervals(sites: Sequence[Record]) -> Chart:
+def _intervals(sites: Sequence[Record]) -> charts.Chart:
     """Draw the difference and the interval of every site, one below the other."""
     names = [str(site["site"]) for site in sites]
-    drawn = labels(names)
+    drawn = charts.labels(names)
     rows = []
     for name, label, site in zip(names, drawn, sites, strict=True):
         paired = {key: percent(value) for key, value in site["difference"].items()}
@@ -93,22 +83,22 @@ def _intervals(sites: Sequence[Record]) -> Chart:
         rows.append(row | {"examples": site["examples"]})
 
     scale = alt.Scale(domain=list(_COLORS), range=list(_COLORS.values()))
-    base = alt.Chart(inline(rows), height=28 * len(rows)).encode(
+    base = alt.Chart(charts.inline(rows), height=28 * len(rows)).encode(
         y=alt.Y("label:N", scale=alt.Scale(domain=drawn), axis=_names_axis()),
         color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, columns=3)),
         tooltip=[
-            tooltip("name", "site"),
-            tooltip("examples", "test examples", "d"),
-            tooltip("difference", "difference, points", "+.1f"),
-            tooltip("low", "from", "+.1f"),
-            tooltip("high", "to", "+.1f"),
-            tooltip("verdict", "verdict"),
+            charts.tooltip("name", "site"),
+            charts.tooltip("examples", "test examples", "d"),
+            charts.tooltip("difference", "difference, points", "+.1f"),
+            charts.tooltip("low", "from", "+.1f"),
+            charts.tooltip("high", "to", "+.1f"),
+            charts.tooltip("verdict", "verdict"),
         ],
     )
     title = "points: better to the right"
     axis = alt.Axis(tickCount=5, grid=True)
     low = alt.X("low:Q", title=title, axis=axis, scale=alt.Scale(zero=True, nice=5))
-    nothing = alt.Chart(inline([{}])).mark_rule(color=INK, strokeDash=[4, 3])
+    nothing = alt.Chart(charts.inline([{}])).mark_rule(color=charts.INK, strokeDash=[4, 3])
     zero = nothing.encode(x=alt.datum(0))
     interval = base.mark_rule(strokeWidth=2).encode(x=low, x2="high:Q")
     point = base.mark_circle(size=90, opacity=1).encode(x=alt.X("difference:Q", title=title))
@@ -116,4 +106,4 @@ def _intervals(sites: Sequence[Record]) -> Chart:
 
 
 def _names_axis() -> alt.Axis:
-    return alt.Axis(title=None, labelLimit=110, labelColor=INK)
+    return alt.Axis(title=None, labelLimit=110, labelColor=charts.INK)
