@@ -102,7 +102,7 @@ def test_several_seeds(folder, capsys):
     assert run.clients[0] == {"seed": 0, **run.seeds[0].clients[0]}
     assert len(run.clients) == 2 * len(run.seeds[0].clients)
     assert run.model(3, seed=1)[1] == run.seeds[1].model(3)[1] != run.seeds[0].model(3, seed=0)[1]
-    for seed, got in ((None, "none"), (2, "2")):
+    for seed, got in ((None, "None"), (2, "2")):
         with pytest.raises(
             fedtailor.FedtailorError, match=rf"one of those that 'two' holds \(0, 1\), got {got}\."
         ):

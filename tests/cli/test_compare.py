@@ -238,7 +238,7 @@ def test_mistakes_are_told_at_once(arguments, code, message, tmp_path, monkeypat
 def test_another_kind_of_folder_is_refused(tmp_path, capsys):
     (tmp_path / "comparison.json").write_text('{"kind": "sweep", "runs": []}')
     assert compare("-a", "fedavg", "-a", "ditto", "--out", str(tmp_path)) == 3
-    assert "holds a sweep, not a comparison" in capsys.readouterr().err
+    assert "which holds a sweep" in capsys.readouterr().err
     assert main(["resume", str(tmp_path)]) == 3
 
 

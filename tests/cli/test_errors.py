@@ -33,7 +33,7 @@ BAD = [
     (
         ["list"],
         USAGE,
-        "say what to list: algorithms, datasets, models, partitions, engines, metrics.",
+        "Known: algorithms, datasets, engines, metrics, models, partitions.",
     ),
     (["list", "algorithmz"], USAGE, "algorithms"),
     (["run", "-a", "fedavg", "-a", "local"], USAGE, "--algorithm is given 2 times; give it once."),
@@ -59,7 +59,7 @@ BAD = [
     (["run", "--partition", "dirichelt(alpha=1)"], CONFIG, "dirichlet"),
     (setting("algorithm.preset=papre"), CONFIG, "paper"),
     (setting("trainig.lr=0.1"), CONFIG, "training"),
-    (setting("training.learning_rate=0.1"), CONFIG, "training.learning_rate"),
+    (setting("training.learning_rate=0.1"), CONFIG, "unknown option 'learning_rate' of training"),
     (setting("algorithm.cov_rigde=1"), CONFIG, "cov_ridge"),
     (
         setting("algorithm.nme=fedavg"),
@@ -71,7 +71,7 @@ BAD = [
     (
         setting("model.hidden=5"),
         CONFIG,
-        "unknown option 'model.hidden'. Options of model: name, others, options.",
+        "unknown option 'hidden' of model. Known: name, others, options.",
     ),
     (setting("rounds=3"), CONFIG, "did you mean 'federation.rounds'?"),
     (["run", "-a", "fedprox", "--set", "penalty=1"], CONFIG, "did you mean 'algorithm.penalty'?"),
@@ -144,7 +144,7 @@ BAD = [
     (
         ["run", "--partition", "dirichlet(alhpa=1)"],
         CONFIG,
-        "did you mean 'alpha'? Options of dirichlet: alpha",
+        "did you mean 'alpha'? Known: alpha",
     ),
     # files and data
     (["run", "missing.toml"], CONFIG, "missing.toml"),

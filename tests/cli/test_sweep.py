@@ -117,7 +117,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["sweep"], 3, "nothing to try"),
+        (["sweep"], 3, "what to try"),
         (["sweep", "missing.toml"], 3, "missing.toml"),
         (["sweep", "sweep.toml", "--values", "training.lr"], 3, "an assignment must be"),
         (

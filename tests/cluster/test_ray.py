@@ -436,10 +436,8 @@ def test_a_cluster_that_exists_a_wrong_token_and_no_free_cpu(tmp_path):
         text, _ = answer_of(head.address, tmp_path / "token")
         assert text == "[0, 1]"
         text, seconds = answer_of(head.address, tmp_path / "other")
-        assert text.startswith(
-            f"engine.ray_address: the Ray cluster at '{head.address}' did not let this process in"
-        )
-        assert "its token is missing or wrong" in text and seconds < ENOUGH
+        assert text.startswith("engine.ray_address: ") and head.address in text
+        assert "token" in text and seconds < ENOUGH
         command = [sys.executable, "-c", HOLD, head.address]
         environment = environment_of(tmp_path / "token")
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
@@ -514,10 +512,8 @@ def test_a_cluster_with_another_version_of_ray_is_refused(tmp_path):
     try:
         head.wait()
         text, seconds = answer_of(head.address, tmp_path / "token")
-        assert text.startswith(
-            f"engine.ray_address: the Ray cluster at '{head.address}' runs Ray 9."
-        )
-        assert "but this process has Ray" in text and seconds < ENOUGH
+        assert text.startswith("engine.ray_address: ") and head.address in text
+        assert "Ray: 9." in text and seconds < ENOUGH
     finally:
         head.stop()
 
@@ -545,9 +541,7 @@ def test_data_that_arrive_changed_are_refused(pool, monkeypatch):
 def test_an_address_without_a_cluster():
     address = f"127.0.0.1:{free_port()}"
     start = time.perf_counter()
-    with pytest.raises(
-        ConfigError, match=f"no Ray cluster answers at '{address}': .*refused.*'ray start --head'"
-    ):
+    with pytest.raises(ConfigError, match=f"got '{address}'.*refused.*'ray start --head'"):
         Cluster(address, 0)._join(None)
     assert time.perf_counter() - start < ENOUGH
 
@@ -556,7 +550,7 @@ def test_an_address_without_a_cluster():
 def test_an_address_that_is_none(address):
     with pytest.raises(ConfigError) as caught:
         Cluster(address, 0)._join(None)
-    assert caught.value.key == "engine.ray_address" and caught.value.got == address
+    assert caught.value.key == "engine.ray_address" and caught.value.got == repr(address)
 
 
 def test_another_processor_is_noted_once():
@@ -571,6 +565,6 @@ def test_more_actors_than_processors_are_refused(pool):
     pool.map(programs.deadly, data(torch.ones(2)), [job(0)])
     with pytest.raises(
         ConfigError,
-        match=r"engine\.workers asks for 50 actors of one CPU, but the Ray cluster has 2",
+        match=r"engine\.workers must be at most 2, the CPUs of the Ray cluster, got 50",
     ):
         Ray(50).map(programs.deadly, data(torch.ones(2)), [job(0)])

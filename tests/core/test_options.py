@@ -142,10 +142,10 @@ def test_unknown_options_name_the_nearest_and_what_there_is():
         build(Section, {"cuont": 3}, section="section")
     error = caught.value
     assert error.message.startswith(
-        "unknown option 'section.cuont'; did you mean 'count'? Options of section: rate, "
+        "unknown option 'cuont' of section; did you mean 'count'? Known: rate, "
     )
     assert (error.key, error.got) == ("section.cuont", "cuont") and "count" in error.allowed
-    with pytest.raises(ConfigError, match=r"unknown option 'section.zzz'"):
+    with pytest.raises(ConfigError, match=r"unknown option 'zzz' of section"):
         build(Section, {"zzz": 3}, section="section")
 
 

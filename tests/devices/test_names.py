@@ -30,24 +30,19 @@ def test_auto_takes_the_first_cuda_device_or_the_cpu(monkeypatch, no_accelerator
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert find("auto") == find("cuda") == torch.device("cuda:0")
     assert find("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ConfigError, match="here there is cpu and cuda:0 and cuda:1"):
+    with pytest.raises(ConfigError, match="must be auto, cpu, cuda:0, cuda:1 on this machine"):
         find("cuda:2")
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
 def test_a_device_that_is_not_there_is_refused_by_name(no_accelerator, name):
-    with pytest.raises(
-        ConfigError,
-        match=f"engine.device = '{name}' is not on this machine: here there is cpu only",
-    ) as caught:
+    with pytest.raises(ConfigError, match=f"auto, cpu on this machine, got '{name}'") as caught:
         find(name)
-    assert caught.value.key == "engine.device" and caught.value.allowed == ["auto", "cpu"]
+    assert caught.value.key == "engine.device"
 
 
 def test_mps_is_refused_because_it_has_no_float64(no_accelerator):
-    with pytest.raises(
-        ConfigError, match=r"engine.device = 'mps' cannot be used: Apple's MPS has no float64"
-    ):
+    with pytest.raises(ConfigError, match=r"got 'mps'. Apple's MPS has no float64"):
         find("mps")
 
 
@@ -63,10 +58,7 @@ def test_names_of_other_devices_are_refused(name):
 
 @pytest.mark.parametrize("engine", ["workers", "processes", "ray"])
 def test_engines_of_threads_and_processes_are_for_the_cpu(engine):
-    with pytest.raises(
-        ConfigError,
-        match=f"engine.name = '{engine}' runs on the CPU only.*take engine.name = 'batched'",
-    ):
+    with pytest.raises(ConfigError, match=f"auto, batched or reference .* got '{engine}'"):
         EngineOptions(name=engine, device="cuda")
     assert EngineOptions(name=engine, device="auto").device == "auto"
     assert EngineOptions(name=engine, device="cpu").device == "cpu"
@@ -89,7 +81,5 @@ def test_the_command_says_in_one_sentence_that_a_device_is_not_there(
     assert main(arguments) == 3
     _, err = capsys.readouterr()
     assert len(err.splitlines()) == 1
-    assert err.startswith(
-        "error: engine.device = 'cuda:1' is not on this machine: here there is cpu only"
-    )
+    assert err.startswith("error: engine.device must be auto, cpu on this machine, got 'cuda:1'")
     assert not (tmp_path / "x").exists()

@@ -65,9 +65,9 @@ def test_the_positive_class_has_a_name_of_the_data():
     schedule = Schedule(positive="disease")
     assert schedule.positive_of(["disease", "healthy"]) == 0
     assert Schedule().positive_of(["disease", "healthy"]) == 1
-    with pytest.raises(ConfigError, match="'disease', and there is none; did you mean 'diseased'"):
+    with pytest.raises(ConfigError, match="unknown class 'disease'; did you mean 'diseased'"):
         schedule.check_validation(True, ["diseased", "healthy"])
-    with pytest.raises(ConfigError, match="two classes, these have 3"):
+    with pytest.raises(ConfigError, match="two classes, and these have 3"):
         schedule.check_validation(True, ["disease", "healthy", "unclear"])
 
 

@@ -22,13 +22,12 @@ from fedtailor.cli.options import (
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json
 from fedtailor.core.errors import (
-    ConfigError,
     DataError,
     UsageError,
-    did_you_mean,
     find_name,
     match_name,
 )
+from fedtailor.core.options import wrong_value
 
 if TYPE_CHECKING:
     from fedtailor.data.division import Division
@@ -206,9 +205,7 @@ def partition(
 
     # What can be refused is refused before anything is read.
     if out and Path(out).suffix.lower() != ".json":
-        allowed = "a name that ends in .json"
-        message = f"--out must be {allowed}, got '{out}'."
-        raise ConfigError(message, key="out", allowed=allowed, got=out)
+        raise wrong_value("--out", "a name that ends in .json", out)
 
     _check_is_new(out)
     values = _values(named, seed)
@@ -257,12 +254,7 @@ def plot(
     """
     from fedtailor.cli.show.console import say
 
-    name = match_name(kind, PLOTS)
-    if name is None:
-        hint = did_you_mean(kind, PLOTS) or "."
-        message = f"unknown plot '{kind}'{hint} Known: {', '.join(PLOTS)}."
-        raise UsageError(message, key="kind", allowed=list(PLOTS), got=kind)
-
+    name = find_name("plot", kind, PLOTS, key="kind", kind=UsageError)
     _check_is_new(out)
     picture = _draw(name, _options(_values(named, seed), read_assignments(set_)))
 
@@ -289,13 +281,11 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
 
     for key, _ in assignments:
         if not key.startswith("data."):
-            message = f"--set takes options of data here, such as data.fraction, got '{key}'."
-            raise ConfigError(message, key=key, allowed="data.NAME", got=key)
+            raise wrong_value("--set", "an option of data here, such as data.fraction", key)
 
     options = make_config({}, [*values.items(), *assignments]).data
     if options.runs_all_folds:
-        message = f"data.folds needs data.fold here: which of the {options.folds} folds, from 1."
-        raise ConfigError(message, key="data.fold", allowed=f"1 to {options.folds}", got=0)
+        raise wrong_value("data.fold", f"from 1 to {options.folds} here: one of the folds", 0)
 
     return options
 
@@ -303,10 +293,7 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
 def _check_is_new(out: str) -> None:
     """Check that no file or folder has the name."""
     if out and os.path.lexists(out):
-        message = (
-            f"'{out}' already exists and is never overwritten. Choose another name with --out."
-        )
-        raise ConfigError(message, key="out", allowed="a name that does not exist", got=out)
+        raise wrong_value("--out", "a name that does not exist", out, "Nothing is overwritten.")
 
 
 def _free_name(kind: str) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json
 from fedtailor.cli.shell import print_json
-from fedtailor.core.errors import UsageError, did_you_mean, match_name
+from fedtailor.core.errors import UsageError, find_name
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "engines", "metrics")
 
@@ -41,17 +41,7 @@ def list_(
     debug: Debug = False,
 ) -> None:
     """List the algorithms, data sets, models, partitions, engines or metrics."""
-    table = match_name(kind, KINDS)
-    if table is None:
-        kinds = ", ".join(KINDS)
-        if kind:
-            hint = did_you_mean(kind, KINDS) or "."
-            message = f"unknown list '{kind}'{hint} Known: {kinds}."
-        else:
-            message = f"say what to list: {kinds}. Example: fedtailor list algorithms."
-
-        raise UsageError(message, key="kind", allowed=list(KINDS), got=kind)
-
+    table = find_name("list", kind, KINDS, key="kind", kind=UsageError)
     if name and table != "algorithms":
         message = f"'{name}': only an algorithm can be shown alone, as in list algorithms ditto."
         raise UsageError(message, key="name", got=name)

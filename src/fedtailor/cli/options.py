@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtailor.core.errors import UsageError
-from fedtailor.core.options import plain_type
+from fedtailor.core.options import plain_type, wrong_value
 
 if TYPE_CHECKING:
     from fedtailor.core.options import Flag
@@ -43,9 +43,7 @@ def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str],
             number = None
 
         if number is None or (at_least is not None and number < at_least):
-            raise UsageError(
-                f"{option} must be {allowed}, got '{text}'.", key=option, allowed=allowed, got=text
-            )
+            raise wrong_value(option, allowed, text, kind=UsageError)
 
         return number
 
@@ -63,8 +61,7 @@ def decimal_number(option: str) -> Callable[[str], float]:
         try:
             return float(text)
         except ValueError:
-            message = f"{option} must be a number, got '{text}'."
-            raise UsageError(message, key=option, allowed="a number", got=text) from None
+            raise wrong_value(option, "a number", text, kind=UsageError) from None
 
     return read
 
@@ -279,9 +276,7 @@ def read_seeds(text: str) -> list[int]:
 
     if not seeds or len(set(seeds)) < len(seeds):
         allowed = "different whole numbers, such as 0,1,2"
-        raise UsageError(
-            f"--seeds must be {allowed}, got '{text}'.", key="--seeds", allowed=allowed, got=text
-        )
+        raise wrong_value("--seeds", allowed, text, kind=UsageError)
 
     return seeds
 

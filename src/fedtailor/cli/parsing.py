@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedtailor.core.errors import UsageError, did_you_mean, match_name
+from fedtailor.core.errors import UsageError, did_you_mean, match_name, unknown_name
 
 Help = Annotated[bool, typer.Option("--help", metavar="", help="Show this message.")]
 """In place of typer's own option, which would import pydantic even for the help of a command."""
@@ -69,9 +69,7 @@ class Group(TyperGroup):
         commands = self.list_commands(ctx)
         command = match_name(name, commands)
         if command is None and not name.startswith("-"):
-            hint = did_you_mean(name, commands) or "."
-            message = f"unknown command '{name}'{hint} Known: {', '.join(commands)}."
-            raise UsageError(message, key="command", allowed=commands, got=name)
+            raise unknown_name("command", name, commands, kind=UsageError)
 
         return super().resolve_command(ctx, [command or name, *args[1:]])
 

@@ -10,7 +10,8 @@ import typer
 
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.shell import print_json
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import DataError
+from fedtailor.core.options import wrong_value
 
 ClientName = Annotated[
     str,
@@ -45,8 +46,7 @@ def check_out(out: str, paths: Sequence[str]) -> None:
 
     refuse_inside_run(Path(out))
     if any(Path(out).resolve() == Path(path).resolve() for path in paths):
-        message = f"--out '{out}' is one of the inputs: choose another file."
-        raise ConfigError(message, key="out", got=out)
+        raise wrong_value("--out", "another file than the inputs", out)
 
 
 def predict(

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, 
 from torch import Tensor
 
 from fedtailor.core.adaptation import Adaptation, FineTuned, describe
-from fedtailor.core.errors import ConfigError, find_name
+from fedtailor.core.errors import find_name
 from fedtailor.core.federation import ClientData, ClientInfo, Cohort
 from fedtailor.core.message import Field, Messages, Received, Upload
-from fedtailor.core.options import AtZero, check_options, marks_of
+from fedtailor.core.options import AtZero, check_options, marks_of, wrong_value
 from fedtailor.core.rng import Key
 from fedtailor.core.task import ALL, Params, Task, Training, predict_features, predict_logits
 from fedtailor.core.tree import Tree
@@ -100,13 +100,8 @@ class Algorithm(ABC, Generic[S, C, P]):
 
         # Not a warning: whoever weighs classes would take the result for a weighted one.
         if "class_weights" in self.unused_training and self.training.class_weights != "none":
-            raise ConfigError(
-                f"{type(self).__name__} has no cross-entropy to weigh: leave out "
-                "training.class_weights.",
-                key="training.class_weights",
-                allowed="none",
-                got=self.training.class_weights,
-            )
+            allowed = f"'none': {type(self).__name__} has no cross-entropy to weigh"
+            raise wrong_value("training.class_weights", allowed, self.training.class_weights)
 
     @classmethod
     def from_preset(cls, preset: str = "reference", **options: Any) -> Self:

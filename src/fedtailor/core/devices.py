@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import wrong_value
 
 T = TypeVar("T")
 
@@ -101,24 +101,15 @@ def find(name: str) -> torch.device:
     if name == "auto":
         return torch.device(there[1] if len(there) > 1 else "cpu")
 
-    if name == "mps":
-        message = (
-            "engine.device = 'mps' cannot be used: Apple's MPS has no float64, in which sums over "
-            f"clients and scores are computed; here there is {_listed(there)}."
-        )
-        raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
-
     device = "cuda:0" if name == "cuda" else name
-    if device not in there:
-        message = (
-            f"engine.device = '{name}' is not on this machine: here there is {_listed(there)}."
-        )
-        if torch.version.cuda is None and len(there) == 1:
-            message = (
-                f"{message[:-1]}, and this PyTorch ({torch.__version__}) is built without CUDA."
-            )
+    if device not in there or name == "mps":
+        hint = ""
+        if name == "mps":
+            hint = "Apple's MPS has no float64, in which sums over clients and scores are computed."
+        elif torch.version.cuda is None:
+            hint = f"This PyTorch ({torch.__version__}) is built without CUDA."
 
-        raise ConfigError(message, key="engine.device", allowed=["auto", *there], got=name)
+        raise wrong_value("engine.device", f"auto, {', '.join(there)} on this machine", name, hint)
 
     return torch.device(device)
 
@@ -126,10 +117,6 @@ def find(name: str) -> torch.device:
 def available() -> list[str]:
     """Return the names of the devices on which a run can take place: the CPU, and CUDA devices."""
     return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(names) if len(names) > 1 else f"{names[0]} only"
 
 
 def _tensors(value: object) -> list[Tensor]:

@@ -174,14 +174,22 @@ def match_name(name: str, choices: Iterable[str]) -> str | None:
     return next((choice for choice in choices if _plain(choice) == spelled), None)
 
 
-def find_name(what: str, name: str, choices: Iterable[str], *, key: str | None = None) -> str:
+def find_name(
+    what: str,
+    name: str,
+    choices: Iterable[str],
+    *,
+    key: str = "",
+    kind: type[FedtailorError] = ConfigError,
+) -> str:
     """Return the choice that a name stands for, as :func:`match_name` does.
 
     Args:
         what: what it is the name of, such as ``model``, for the message.
         name: as the user wrote it.
         choices: the names that exist.
-        key: the option that holds the name, for the message.
+        key: the option that holds the name, for the record of the error.
+        kind: of the error.
 
     Raises:
         ConfigError: there is no such choice.
@@ -189,7 +197,7 @@ def find_name(what: str, name: str, choices: Iterable[str], *, key: str | None =
     choices = list(choices)
     choice = match_name(name, choices)
     if choice is None:
-        raise unknown_name(what, name, choices, key=key)
+        raise unknown_name(what, name, sorted(choices), key=key, kind=kind)
     return choice
 
 
@@ -201,16 +209,23 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown_name(
-    what: str, name: str, choices: Iterable[str], *, key: str | None = None
-) -> ConfigError:
+    what: str,
+    name: str,
+    choices: Iterable[str],
+    *,
+    of: str = "",
+    key: str = "",
+    kind: type[FedtailorError] = ConfigError,
+) -> FedtailorError:
     """Return the error for a name that is not in a table.
 
-    It lists the names that are, and the nearest.
+    It lists the names that are, and the nearest. ``of`` says whose names they are.
     """
-    allowed = sorted(choices)
+    allowed = list(choices)
     hint = did_you_mean(name, allowed) or "."
-    message = f"unknown {what} '{name}'{hint} Known: {', '.join(allowed)}."
-    return ConfigError(message, key=key or what, allowed=allowed, got=name)
+    whose = f" of {of}" if of else ""
+    message = f"unknown {what} '{name}'{whose}{hint} Known: {', '.join(allowed) or 'none'}."
+    return kind(message, key=key or what, allowed=allowed, got=name)
 
 
 def _plain(name: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from fedtailor.core.errors import ConfigError, did_you_mean, match_name
+from fedtailor.core.errors import ConfigError, FedtailorError, match_name, unknown_name
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None)
     value = _as_choice(value, kinds)
     kind = next((kind for kind in kinds if _fits(value, kind)), None)
     if kind is None:
-        raise _refuse(key, " or ".join(_describe(kind) for kind in kinds), value)
+        raise wrong_value(key, " or ".join(_describe(kind) for kind in kinds), value)
     if get_origin(kind) is Annotated:
         return check_value(value, kind, key=key, bounds=bounds)
     if isinstance(value, tuple) and get_origin(kind) is tuple:
@@ -197,9 +197,9 @@ def _check_number(value: int | float, kind: Any, key: str, bounds: Range | None)
         as_float = math.inf
 
     if not math.isfinite(as_float):
-        raise _refuse(key, "a finite number", value)
+        raise wrong_value(key, "a finite number", value)
     if bounds is not None and not bounds.holds(value):
-        raise _refuse(key, str(bounds), as_float if kind is float else value)
+        raise wrong_value(key, str(bounds), as_float if kind is float else value)
 
     return as_float if kind is float else value
 
@@ -270,9 +270,23 @@ def _describe(kind: Any) -> str:
     return _KINDS.get(plain, str(getattr(plain, "__name__", plain)))
 
 
-def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
+def wrong_value(
+    key: str,
+    allowed: str,
+    got: object,
+    hint: str = "",
+    *,
+    kind: type[FedtailorError] = ConfigError,
+    path: str | None = None,
+) -> FedtailorError:
+    """Return the error for a wrong value of an option: what is allowed, what it is, and a hint.
+
+    >>> str(wrong_value("training.lr", "above 0", -1, "Try 0.1."))
+    'training.lr must be above 0, got -1. Try 0.1.'
+    """
     text = show(got)
-    return ConfigError(f"{key} must be {allowed}, got {text}.", key=key, allowed=allowed, got=text)
+    message = f"{key} must be {allowed}, got {text}. {hint}".rstrip()
+    return kind(message, key=key, path=path, allowed=allowed, got=text)
 
 
 def show(value: Any) -> str:
@@ -304,15 +318,9 @@ def check_names(names: Iterable[str], allowed: Sequence[str], *, section: str) -
     Raises:
         ConfigError: one is not; the message names the nearest.
     """
-    for name in names:
+    for name in map(str, names):
         if name not in allowed:
-            raise ConfigError(
-                f"unknown option '{section}.{name}'{did_you_mean(name, allowed) or '.'} "
-                f"Options of {section}: {', '.join(allowed)}.",
-                key=f"{section}.{name}",
-                allowed=list(allowed),
-                got=name,
-            )
+            raise unknown_name("option", name, allowed, of=section, key=f"{section}.{name}")
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, section: str) -> T:

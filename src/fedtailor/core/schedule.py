@@ -12,8 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import ConfigError, RunError, did_you_mean, find_name
-from fedtailor.core.options import Flag, NoResult, Range, check_names, check_options, show
+from fedtailor.core.errors import (
+    FedtailorError,
+    RunError,
+    find_name,
+    unknown_name,
+)
+from fedtailor.core.options import (
+    Flag,
+    NoResult,
+    Range,
+    check_names,
+    check_options,
+    wrong_value,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,28 +80,13 @@ class Participation:
         Raises:
             ConfigError: the plan asks for more clients than there are.
         """
-        clients_needed = {
-            "participation": self.count if self.plan == "fixed" else 1,
-            "min_clients": self.min_clients,
-        }
-        for name, number in clients_needed.items():
-            if number > population:
-                raise ConfigError(
-                    f"federation.{name} asks for {number} clients a round, but there are only "
-                    f"{population}.",
-                    key=f"federation.{name}",
-                    allowed=f"at most {population}",
-                    got=number,
-                )
-
-        if self.plan == "fixed" and self.count < self.min_clients:
-            raise ConfigError(
-                f"federation.min_clients is {self.min_clients}, but federation.participation draws "
-                f"{self.count}.",
-                key="federation.min_clients",
-                allowed=f"at most {self.count}",
-                got=self.min_clients,
-            )
+        drawn = self.count if self.plan == "fixed" else population
+        if drawn > population:
+            allowed = f"at most {population}, the number of clients"
+            raise wrong_value("federation.participation", allowed, drawn)
+        if self.min_clients > drawn:
+            allowed = f"at most {drawn}, the clients of a round"
+            raise wrong_value("federation.min_clients", allowed, self.min_clients)
 
     def cohort(
         self, seed: int, round: int, rounds: int, population: int, attempt: int = 0
@@ -177,11 +174,9 @@ def _parse_text(text: str, limits: dict[str, Any]) -> Participation:
     return Participation(plan="bernoulli", probability=probability, **limits)
 
 
-def _refused(got: object) -> ConfigError:
-    text = show(got)
-    message = f"must be {_FORMS}, with a probability in (0, 1], got {text}."
-    key = "federation.participation"
-    return ConfigError(f"{key} {message}", key=key, allowed=_FORMS, got=text)
+def _refused(got: object) -> FedtailorError:
+    allowed = f"{_FORMS}, with a probability in (0, 1]"
+    return wrong_value("federation.participation", allowed, got)
 
 
 BASELINE_NAMES = ("majority", "logistic_regression", "random_forest", "gradient_boosting")
@@ -323,13 +318,9 @@ class Schedule:
         baselines = spell_baselines(self.baselines, "evaluation.baselines")
         object.__setattr__(self, "baselines", baselines)
         if self.watches_validation and self.personalized_every in (0, "auto"):
-            raise ConfigError(
-                f"{self._watching_option} needs evaluations of personalized models during the run: "
-                "set evaluation.personalized_every, such as 10.",
-                key="evaluation.personalized_every",
-                allowed="1 or more",
-                got=self.personalized_every,
-            )
+            key = "evaluation.personalized_every"
+            allowed = f"1 or more with {self._watching_option}"
+            raise wrong_value(key, allowed, self.personalized_every, "Set it, such as 10.")
 
     @property
     def watches_validation(self) -> bool:
@@ -347,19 +338,14 @@ class Schedule:
             ConfigError: there are other than two, or none has the name.
         """
         if len(classes) != 2:
-            message = f"evaluation.positive needs data of two classes, these have {len(classes)}."
-            raise ConfigError(message, key="evaluation.positive", allowed="", got=self.positive)
+            allowed = f"left out unless data have two classes, and these have {len(classes)}"
+            raise wrong_value("evaluation.positive", allowed, self.positive)
         if not self.positive:
             return 1
         if self.positive in classes:
             return list(classes).index(self.positive)
 
-        hint = did_you_mean(self.positive, list(classes)) or "."
-        message = f"evaluation.positive names the class {self.positive!r:.80}, and there is none"
-        message += f"{hint} The classes are {classes[0]} and {classes[1]}."
-        raise ConfigError(
-            message, key="evaluation.positive", allowed=list(classes), got=self.positive
-        )
+        raise unknown_name("class", self.positive, classes, key="evaluation.positive")
 
     def check_validation(self, validates: bool, classes: Sequence[str]) -> None:
         """Check that there are validation examples if they are to decide something.
@@ -373,26 +359,17 @@ class Schedule:
                 two classes, or the positive class is none of them.
         """
         if self.sensitivity and len(classes) != 2:
-            raise ConfigError(
-                f"evaluation.sensitivity needs data of two classes, these have {len(classes)}.",
-                key="evaluation.sensitivity",
-                allowed=0,
-                got=self.sensitivity,
-            )
+            allowed = f"0 unless data have two classes, and these have {len(classes)}"
+            raise wrong_value("evaluation.sensitivity", allowed, self.sensitivity)
 
         if self.positive:
             self.positive_of(classes)
 
         deciding = self._watching_option if self.watches_validation else "evaluation.sensitivity"
         if (self.watches_validation or self.sensitivity) and not validates:
-            raise ConfigError(
-                f"{deciding} needs validation examples, and no client has any: set "
-                "data.val_fraction, such as 0.2, or name a split with validation examples. Test "
-                "examples never decide.",
-                key="data.val_fraction",
-                allowed="more than 0",
-                got=0,
-            )
+            allowed = f"more than 0, such as 0.2, for {deciding}"
+            hint = "No client has validation examples, and test examples never decide."
+            raise wrong_value("data.val_fraction", allowed, 0, hint)
 
     def everybody_trains(self, by_default: Literal["cohort", "all"]) -> bool:
         """Return whether all clients train in every round.
@@ -437,13 +414,8 @@ class Schedule:
             drawn = min(drawn, self.participation.count)
 
         if self.robust != "none" and self.fewest_uploads > drawn:
-            raise ConfigError(
-                f"federation.robust = '{self.robust}' needs {self.fewest_uploads} clients in a "
-                f"round, got {drawn}.",
-                key="federation.robust",
-                allowed=f"{self.fewest_uploads} clients in a round, or robust = 'none'",
-                got=drawn,
-            )
+            fewest = f"fewer than {self.fewest_uploads} clients in a round, and there are {drawn}"
+            raise wrong_value("federation.robust", f"'none' with {fewest}", self.robust)
 
     def evaluation_is_due(self, round: int, every: int | Literal["auto"]) -> bool:
         """Return whether an evaluation is due after a round; ``auto`` counts as 0."""

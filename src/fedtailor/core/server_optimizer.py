@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Messages, Received, Reduced, spread
+from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
 
@@ -138,13 +138,8 @@ def make_server_optimizer(
         reason = "its server averages no model"
 
     if reason:
-        raise ConfigError(
-            f"federation.server_optimizer = '{schedule.server_optimizer}' does not go with "
-            f"{type(algorithm).__name__}: {reason}.",
-            key="federation.server_optimizer",
-            allowed="none",
-            got=schedule.server_optimizer,
-        )
+        allowed = f"'none' for {type(algorithm).__name__}: {reason}"
+        raise wrong_value("federation.server_optimizer", allowed, schedule.server_optimizer)
 
     return ServerOptimizer(schedule, messages, task)
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.options import wrong_value
 
 
 def find_target(target: str, *, what: str, key: str) -> Any:
@@ -27,8 +28,7 @@ def find_target(target: str, *, what: str, key: str) -> Any:
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         form = "package.module:Class" if kind == "class" else "package.module:function"
-        message = f"write your own {what} as {form}, got '{target}'."
-        raise ConfigError(message, key=key, allowed=form, got=target)
+        raise wrong_value(key, f"{form} for your own {what}", target)
 
     # Last on the path, so that a user's file never hides an installed package.
     here = os.getcwd()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError, did_you_mean, one_line
+from fedtailor.core.errors import DataError, one_line, unknown_name
 from fedtailor.core.reading import is_missing, read_object
 
 CONDUCT_FILE = "excluded.json"
@@ -72,10 +72,7 @@ def allow(folder: Path, name: str) -> int:
     """
     offences = read_offences(folder)
     if name not in offences:
-        noted = ", ".join(sorted(offences)) or "none"
-        hint = did_you_mean(name, sorted(offences)) or "."
-        message = f"site '{name}' has sent nothing wrong{hint} Sites that have: {noted}."
-        raise ConfigError(message, key="name", allowed=noted, got=name)
+        raise unknown_name("site with wrong answers", name, sorted(offences), key="name")
 
     removed = offences.pop(name)
     write_offences(folder, offences)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError, did_you_mean
+from fedtailor.core.errors import ConfigError, DataError, unknown_name
 from fedtailor.core.folders import lives, this_process
+from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.deployment.options import FEDERATION_FILE
 from fedtailor.experiment.reader import holds_run
@@ -88,8 +89,7 @@ class FederationFolder:
         check_name(site.name)
         for other in sites:
             if other.name == site.name:
-                message = f"there is a site '{site.name}' already: choose another name."
-                raise ConfigError(message, key="name", allowed="a new name", got=site.name)
+                raise wrong_value("the name of a site", "a new name", site.name)
 
             # The comment of a key does not tell it from another.
             if other.key.split()[:2] == site.key.split()[:2]:
@@ -107,10 +107,7 @@ class FederationFolder:
         sites = self.sites()
         names = [site.name for site in sites]
         if name not in names:
-            registered = ", ".join(names) or "none"
-            hint = did_you_mean(name, names) or "."
-            message = f"there is no site '{name}'{hint} Registered: {registered}."
-            raise ConfigError(message, key="name", allowed=registered, got=name)
+            raise unknown_name("site", name, names, key="name")
 
         self._write_sites([site for site in sites if site.name != name])
 
@@ -140,15 +137,14 @@ def check_name(name: str) -> None:
     if not name.strip() or len(name) > _LONGEST_NAME or safe_name(name) != name:
         characters = "the characters a-z A-Z 0-9 _ - . ~, without a dot at the start"
         allowed = f"1 to {_LONGEST_NAME} of {characters}"
-        message = f"the name of a site must be {allowed}, got {name!r:.120}{_similar_name(name)}"
-        raise ConfigError(message, key="name", allowed=allowed, got=name)
+        raise wrong_value("the name of a site", allowed, name, _similar_name(name))
 
 
 def _similar_name(name: str) -> str:
-    """Return ``"; how about 'x'?"`` with a usable name that looks like this one, or a full stop."""
+    """Return ``"How about 'x'?"`` with a usable name that looks like this one, or nothing."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", errors="ignore").decode()
     usable = re.sub(r"[^A-Za-z0-9_.~-]+", "-", plain).strip("-.")[:_LONGEST_NAME]
-    return f"; how about '{usable}'?" if usable else "."
+    return f"How about '{usable}'?" if usable else ""
 
 
 def check_enough(sites: Sequence[Registered]) -> None:
@@ -158,9 +154,8 @@ def check_enough(sites: Sequence[Registered]) -> None:
         ConfigError: none of them trains.
     """
     if all(site.new for site in sites):
-        hint = "add one with 'fedtailor deploy add'"
-        message = f"no site is registered that takes part in training: {hint}."
-        raise ConfigError(message, key="sites", allowed="1 or more", got=0)
+        hint = "Add one with 'fedtailor deploy add'."
+        raise wrong_value("the number of sites that train", "1 or more", 0, hint)
 
 
 def write_attendance(folder: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tomli_w
 
 from fedtailor.core.atomic import unwritable, write_whole
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import wrong_value
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
 from fedtailor.deployment.keys import (
     PublicKey,
@@ -28,6 +28,7 @@ from fedtailor.deployment.options import (
     load_federation,
 )
 from fedtailor.experiment.config import read_settings
+from fedtailor.experiment.folder import refuse_existing
 
 KEYS = "keys"
 """Folder of the server's keys and certificates."""
@@ -104,7 +105,7 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
         ConfigError: the folder is taken, or the host or the experiment is wrong.
         RunError: a file cannot be written, or ``cryptography`` is not installed.
     """
-    _refuse_taken(folder)
+    refuse_existing(folder)
     if experiment is None:
         text = _FEDERATION.format(host=_quoted(host), port=port)
     else:
@@ -161,7 +162,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
         ConfigError: the folder is taken, or a value is not usable.
         RunError: a file cannot be written, or ``cryptography`` is not installed.
     """
-    _refuse_taken(folder)
+    refuse_existing(folder)
     check_name(name)
     if server:
         check_address(server)
@@ -188,9 +189,7 @@ def check_address(text: str) -> tuple[str, int]:
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
-        allowed = "host:port, such as fl.example.org:8000"
-        message = f"the address of the server must be {allowed}, got '{text}'."
-        raise ConfigError(message, key="server", allowed=allowed, got=text)
+        raise wrong_value("server", "host:port, such as fl.example.org:8000", text)
     return match["host"], int(match["port"])
 
 
@@ -213,13 +212,6 @@ def _from_experiment(experiment: Path, host: str, port: int) -> str:
 def _quoted(text: str) -> str:
     """Return a text as TOML writes it."""
     return tomli_w.dumps({"value": text}).partition("= ")[2].strip()
-
-
-def _refuse_taken(folder: Path) -> None:
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        message = f"'{folder}' exists already, and is never overwritten: choose another folder."
-        allowed = "a new folder"
-        raise ConfigError(message, key="folder", path=str(folder), allowed=allowed, got=str(folder))
 
 
 def _make(folder: Path) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtailor.core.atomic import write_whole
-from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.extras import install_command
+from fedtailor.core.options import wrong_value
 
 try:
     from cryptography import x509
@@ -272,8 +273,7 @@ def _check_host(host: str) -> None:
         label.replace("-", "a").isalnum() and len(label) <= 63 for label in labels
     ):
         allowed = "a name or an address, without a port, such as fl.example.org"
-        message = f"a host must be {allowed}; got '{host[:253]}'."
-        raise ConfigError(message, key="host", allowed=allowed, got=host[:253])
+        raise wrong_value("host", allowed, host)
 
 
 def _private_text(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import Range, build, check_options, show
+from fedtailor.core.options import Range, build, check_options, wrong_value
 from fedtailor.core.schedule import spell_baselines
 from fedtailor.data.columns import Decimal
 from fedtailor.deployment.policy import SitePolicy
@@ -86,9 +86,7 @@ class DeployOptions:
     def __post_init__(self) -> None:
         check_options(self, owner="deploy")
         if len(set(self.classes)) < len(self.classes):
-            message = "deploy.classes must be different names."
-            got = show(list(self.classes))
-            raise ConfigError(message, key="deploy.classes", allowed="different names", got=got)
+            raise wrong_value("deploy.classes", "different names", self.classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +127,7 @@ class SiteOptions:
         check_options(self, owner="site")
         for key in ("name", "data"):
             if not getattr(self, key).strip():
-                message = f"site.{key} must not be empty."
-                raise ConfigError(message, key=f"site.{key}", allowed="text", got="''")
+                raise wrong_value(f"site.{key}", "a text that is not empty", getattr(self, key))
 
         baselines = spell_baselines(self.baselines, "site.baselines")
         object.__setattr__(self, "baselines", baselines)
@@ -163,15 +160,15 @@ def load_federation(path: Path) -> FederationFile:
     data = check_section("data", values.get("data", {}))
     for key, why in _ONE_MACHINE_ONLY.items():
         if key in data:
-            message = f"data.{key} has no place in {path.name}: {why}. Leave it out."
-            raise ConfigError(message, key=f"data.{key}", path=str(path), got=show(data[key]))
+            allowed = f"left out in {path.name}: {why}"
+            raise wrong_value(f"data.{key}", allowed, data[key], path=str(path))
 
     # The data of a site stand for those of one client of a simulation.
     data = {key: value for key, value in data.items() if key not in PER_SITE}
 
     if values.get("serve", {}).get("fallback", "personal") != "personal":
-        message = 'serve.fallback is the decision of every site: fallback = "best" in site.toml.'
-        raise ConfigError(message, key="serve.fallback", path=str(path), allowed="personal")
+        hint = 'It is the decision of every site: fallback = "best" in site.toml.'
+        raise wrong_value("serve.fallback", "personal", "best", hint, path=str(path))
 
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}
@@ -196,26 +193,19 @@ def load_site(folder: Path) -> SiteOptions:
         raise ConfigError(message, key="folder", path=str(folder), allowed=SITE_FILE, got="none")
 
     values = read_settings(path)
-    for key in ("name", "data"):
-        if key not in values:
-            message = f"'{path}' must say {key}."
-            details = {"path": str(path), "allowed": key, "got": "nothing"}
-            raise ConfigError(message, key=f"site.{key}", **details)
-
     # The policy is a table in the file.
     policy = with_tuples(check_section("policy", values.get("policy", {})))
-    values = {**values, "policy": build(SitePolicy, policy, section="policy")}
+    values = {"name": "", "data": "", **values}
+    values["policy"] = build(SitePolicy, policy, section="policy")
     return build(SiteOptions, with_tuples(values), section="site")
 
 
 def _check_one_seed(path: Path, config: Config) -> None:
     """Refuse what a simulation has, and a deployment has not."""
     if len(config.seeds) > 1:
-        seeds = list(config.seeds)
-        message = f"a deployment has one seed, got seeds = {seeds}: set seed."
-        raise ConfigError(message, key="seeds", path=str(path), allowed="one seed", got=seeds)
+        raise wrong_value("seeds", "one seed across sites", config.seeds, path=str(path))
 
     if config.schedule.client_timeout:
-        here = "deploy.deadline limits a round"
-        message = f"federation.client_timeout is for one machine; here, {here}."
-        raise ConfigError(message, key="federation.client_timeout", path=str(path), allowed=0)
+        key = "federation.client_timeout"
+        allowed = "0 across sites, where deploy.deadline limits a round"
+        raise wrong_value(key, allowed, config.schedule.client_timeout, path=str(path))

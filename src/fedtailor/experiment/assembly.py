@@ -13,8 +13,9 @@ from fedtailor.core.adaptation import WithoutTraining
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Engine
-from fedtailor.core.errors import ConfigError, DataError, did_you_mean, match_name
+from fedtailor.core.errors import DataError, match_name, unknown_name
 from fedtailor.core.federation import Federation, Roster
+from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task, Training
 from fedtailor.data.build import DividedData, build, split_record
@@ -57,15 +58,12 @@ def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -
 
     if len(shape) != 3:
         name = "flip" if training.flip else "crop_padding"
-        message = f"training.{name} is for images, but examples have the shape {shape}."
-        raise ConfigError(message, key=f"training.{name}", allowed="images", got=str(shape))
+        allowed = f"left out for examples of shape {shape}, which are no images"
+        raise wrong_value(f"training.{name}", allowed, getattr(training, name))
 
     if training.crop_padding >= min(shape[1:]):
         allowed = f"less than {min(shape[1:])}, the side of an image"
-        message = f"training.crop_padding must be {allowed}, got {training.crop_padding}."
-        raise ConfigError(
-            message, key="training.crop_padding", allowed=allowed, got=training.crop_padding
-        )
+        raise wrong_value("training.crop_padding", allowed, training.crop_padding)
 
 
 def notes_on_device(device: torch.device) -> list[str]:
@@ -322,11 +320,8 @@ def make_algorithm(config: Config) -> Algorithm[Any, Any, Any]:
         elif name in training_options:
             training_values[name] = value
         else:
-            allowed = sorted(["name", "preset", *own_options, *training_options])
-            hint = did_you_mean(name, allowed) or "."
-            message = f"unknown option '{name}' of {section.name}{hint}"
-            message += f" Known: {', '.join(allowed)}."
-            raise ConfigError(message, key=f"algorithm.{name}", allowed=allowed, got=name)
+            known = sorted(["name", "preset", *own_options, *training_options])
+            raise unknown_name("option", name, known, of=section.name, key=f"algorithm.{name}")
 
     checked = as_options(Training, training_values, section="algorithm")
     training = dataclasses.replace(config.training, **checked)

@@ -29,7 +29,7 @@ from fedtailor.core.options import (
     check_value,
     marks_in,
     marks_of,
-    show,
+    wrong_value,
 )
 from fedtailor.core.reading import read_toml
 from fedtailor.core.schedule import (
@@ -293,28 +293,24 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
     """
     argument: object = values
     if not isinstance(argument, Mapping):
-        got = show(argument) if isinstance(argument, str | Path) else type(argument).__name__
-        message = (
-            "make_config needs sections and their options, such as {'training': {'lr': 0.1}}, got "
-            f"{got}. load_config reads a file."
-        )
-        raise ConfigError(message, key="config", got=got)
+        allowed = "sections and their options, such as {'training': {'lr': 0.1}}"
+        raise wrong_value("config", allowed, argument, "load_config reads a file.")
 
     # The caller's own mappings stay as they are.
     values = {
-        name: dict(item) if isinstance(item, Mapping) else item for name, item in values.items()
+        str(name): dict(item) if isinstance(item, Mapping) else item
+        for name, item in values.items()
     }
     for key, value in overrides:
         _put(values, key, value)
 
-    _check_keys_are_text(values)
-    allowed = [*SECTIONS, "seed", "seeds"]
+    names = [*SECTIONS, "seed", "seeds"]
     for name in values:
-        if name not in allowed:
+        if name not in names:
             what = f"section [{name}]" if isinstance(values[name], dict) else f"option '{name}'"
-            hint = _hint_of_section(values, name) or did_you_mean(name, allowed) or "."
-            message = f"unknown {what}{hint} Known: {', '.join(allowed)}."
-            raise ConfigError(message, key=name, allowed=allowed, got=name)
+            hint = _hint_of_section(values, name) or did_you_mean(name, names) or "."
+            message = f"unknown {what}{hint} Known: {', '.join(names)}."
+            raise ConfigError(message, key=name, allowed=names, got=name)
 
     tables = {name: check_section(name, values.get(name, {})) for name in SECTIONS}
     sections = {
@@ -340,12 +336,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     before, equals, after = text.partition("=")
     key = before.strip()
     if not equals or not key:
-        raise ConfigError(
-            f"an assignment must be section.key=value, got '{text}'.",
-            key="set",
-            allowed="section.key=value",
-            got=text,
-        )
+        raise wrong_value("an assignment", "section.key=value", text)
 
     return key, parse_value(after.strip())
 
@@ -424,11 +415,7 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 def check_section(name: str, values: Any) -> dict[str, Any]:
     """Return the keys and values of a section."""
     if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"'{name}' must be a section with keys, such as [{name}], got {show(values)}.",
-            key=name,
-            got=show(values),
-        )
+        raise wrong_value(name, f"a section with keys, such as [{name}]", values)
     return dict(values)
 
 
@@ -466,21 +453,6 @@ def _hint_of_section(values: Mapping[str, Any], name: str) -> str:
     return ""
 
 
-def _check_keys_are_text(values: Mapping[Any, Any]) -> None:
-    """Check that the keys of a configuration made in Python are text.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    for key, value in values.items():
-        if not isinstance(key, str):
-            raise ConfigError(
-                f"the keys of a configuration must be text, got {show(key)}.", got=show(key)
-            )
-        if isinstance(value, Mapping):
-            _check_keys_are_text(value)
-
-
 def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the seeds of ``seed`` or ``seeds``."""
     if "seed" in values and "seeds" in values:
@@ -490,9 +462,7 @@ def _seeds(values: Mapping[str, Any]) -> tuple[int, ...]:
 
     seeds = values["seeds"]
     if not isinstance(seeds, list | tuple) or not seeds or len(set(map(repr, seeds))) < len(seeds):
-        allowed = "a list of different whole numbers"
-        message = f"seeds must be {allowed}, such as [0, 1, 2], got {show(seeds)}."
-        raise ConfigError(message, key="seeds", allowed=allowed, got=show(seeds))
+        raise wrong_value("seeds", "a list of different whole numbers, such as [0, 1, 2]", seeds)
 
     return tuple(check_value(seed, _Seed, key="seeds") for seed in seeds)
 
@@ -511,9 +481,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     for folder in folders:
         inner = place.setdefault(folder, {})
         if not isinstance(inner, dict):
-            raise ConfigError(
-                f"cannot set '{key}': '{folder}' is not a section.", key=key, got=show(inner)
-            )
+            raise wrong_value(folder, f"a section to set '{key}'", inner)
 
         place[folder] = dict(inner)
         place = place[folder]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import wrong_value
 from fedtailor.experiment.config import AlgorithmOptions, Config, parse_value
 
 _FORM = "an algorithm, or an algorithm with options in brackets, such as fedavg_ft(finetune=head)"
@@ -25,9 +26,7 @@ def read_method(text: str) -> AlgorithmOptions:
     """
     name, bracket, inside = text.strip().partition("(")
     if bracket and not inside.endswith(")"):
-        raise ConfigError(
-            f"a method must be {_FORM}, got '{text}'.", key="algorithm", allowed=_FORM, got=text
-        )
+        raise wrong_value("a method", _FORM, text)
 
     options: dict[str, Any] = {}
     for part in inside.removesuffix(")").split(",") if inside.removesuffix(")").strip() else []:
@@ -35,13 +34,8 @@ def read_method(text: str) -> AlgorithmOptions:
         key = before.strip()
         value = after.strip()
         if not (key and value) or key in options:
-            raise ConfigError(
-                "options of a method must be OPTION=VALUE, each once and with commas between "
-                f"them, got '{text}'.",
-                key="algorithm",
-                allowed=_FORM,
-                got=text,
-            )
+            allowed = "OPTION=VALUE, each once and with commas between them"
+            raise wrong_value("options of a method", allowed, text)
 
         options[key] = parse_value(value)
 

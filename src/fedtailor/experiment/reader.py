@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean
 from fedtailor.core.folders import lives
+from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import (
     LARGEST_TOML,
     UnreadableError,
@@ -173,9 +174,7 @@ class RunRecords:
             return self.seeds[seed]
 
         seeds = ", ".join(map(str, self.seeds)) or str(self.config.get("seed"))
-        got = "none" if seed is None else seed
-        message = f"seed must be one of those that '{self.path}' holds ({seeds}), got {got}."
-        raise ConfigError(message, key="seed", allowed=list(self.seeds), got=got)
+        raise wrong_value("seed", f"one of those that '{self.path}' holds ({seeds})", seed)
 
     def model(
         self, client: str | int, *, seed: int | None = None

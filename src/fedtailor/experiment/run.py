@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.errors import ConfigError, all_done
-from fedtailor.core.options import show
+from fedtailor.core.errors import all_done
+from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.dataset import Dataset
@@ -458,10 +458,9 @@ def require_config(config: object, function: str) -> None:
     """
     if not isinstance(config, Config):
         is_plain = isinstance(config, str | Path | Mapping)
-        got = show(config) if is_plain else f"an object of {type(config).__name__}"
-        allowed = "a configuration, made by make_config(...) or load_config(PATH)"
-        message = f"{function} needs {allowed}, got {got}."
-        raise ConfigError(message, key="config", allowed=allowed, got=got)
+        got = config if is_plain else f"an object of {type(config).__name__}"
+        allowed = "made by make_config(...) or load_config(PATH)"
+        raise wrong_value(f"the configuration of {function}", allowed, got)
 
 
 def count_unfinished(path: Path, config: Config) -> int:

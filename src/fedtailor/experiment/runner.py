@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, FedtailorError
+from fedtailor.core.errors import FedtailorError
+from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
 from fedtailor.experiment.config import Config, make_config, to_toml, without_result_free
@@ -112,10 +113,8 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
 
     kind_there = read_object(path, within=folder).get("kind")
     if kind_there != kind:
-        allowed = f"a folder of a {kind}, or a new one"
-        message = f"'{folder}' holds a {kind_there!s:.40}, not a {kind}."
-        message += " Choose another folder with --out."
-        raise ConfigError(message, key="out", allowed=allowed, got=str(folder))
+        got = f"'{folder}', which holds a {kind_there!s:.40}"
+        raise wrong_value("--out", f"a folder of a {kind}, or a new one", got)
 
 
 def refuse_fewer_seeds(jobs: Sequence[RunJob]) -> None:
@@ -130,14 +129,13 @@ def refuse_fewer_seeds(jobs: Sequence[RunJob]) -> None:
             with_first_choices(job.config, begun, job.folder)
 
 
-def begin(folder: Path, kind: str, jobs: Sequence[RunJob], **more: Any) -> None:
+def begin(folder: Path, kind: str, jobs: Sequence[RunJob]) -> None:
     """Write which runs belong to a folder of several runs.
 
     Args:
         folder: it exists; see :func:`refuse_other_kind`.
         kind: what it is for, such as ``comparison``.
         jobs: the runs.
-        more: further values to write, ready for JSON.
 
     Raises:
         RunError: it cannot be written.
@@ -145,7 +143,7 @@ def begin(folder: Path, kind: str, jobs: Sequence[RunJob], **more: Any) -> None:
     # Relative, so that the folder can be moved.
     names = [job.folder.relative_to(folder).as_posix() for job in jobs]
     configs = [to_toml(job.config) for job in jobs]
-    record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs, **more}
+    record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs}
     write_whole(folder / COMPARISON_FILE, to_json(record, indent=2) + "\n")
 
 

@@ -29,10 +29,10 @@ from fedtailor.core.errors import (
     DataError,
     FedtailorError,
     RunError,
-    did_you_mean,
     one_line,
+    unknown_name,
 )
-from fedtailor.core.options import show
+from fedtailor.core.options import show, wrong_value
 from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
@@ -193,39 +193,23 @@ def _refuse_other_sweep(config: Config, options: SweepOptions, folder: Path) -> 
     refuse_other_values(new, fixed_table(begun, begun_options), folder, what="a sweep")
 
     if not set(begun.seeds) <= set(config.seeds):
-        seeds = ", ".join(map(str, begun.seeds))
-        raise ConfigError(
-            f"'{folder}' holds a sweep with the seeds {seeds}; seeds can be added to it, not left "
-            "out.",
-            key="seeds",
-            allowed=list(begun.seeds),
-            got=list(config.seeds),
-        )
+        allowed = f"{list(begun.seeds)} or more, as in '{folder}'"
+        raise wrong_value("seeds", allowed, list(config.seeds), "Seeds can only be added.")
 
 
 def _refuse_without_validation(config: Config) -> None:
     """Refuse folds, and a federation in which no client has validation examples."""
     if config.data.runs_all_folds:
-        raise ConfigError(
-            "a sweep chooses by the validation examples of one split, so it has no folds: leave "
-            "--folds out, and give it to 'fedtailor run' with the chosen configuration.",
-            key="data.folds",
-            allowed=0,
-            got=config.data.folds,
-        )
+        hint = "It chooses by the validation examples of one split; 'fedtailor run' has folds."
+        raise wrong_value("data.folds", "0 in a sweep", config.data.folds, hint)
 
     # The first seed stands for all: they have the same share of validation examples.
     parts = assemble(config, config.seeds[0])
     parts.engine.close()
     if not parts.federation.roster.validates:
-        raise ConfigError(
-            "a sweep chooses by validation examples, and no client has any: set "
-            "data.val_fraction, such as --set data.val_fraction=0.2, or name a split with "
-            "validation examples (--split). Test examples never decide.",
-            key="data.val_fraction",
-            allowed="more than 0",
-            got=config.data.val_fraction,
-        )
+        allowed = "more than 0 in a sweep, which chooses by validation examples"
+        hint = "Try --set data.val_fraction=0.2, or a split with validation examples (--split)."
+        raise wrong_value("data.val_fraction", allowed, config.data.val_fraction, hint)
 
 
 def _notes(config: Config, searches: Sequence[Search]) -> list[str]:
@@ -314,21 +298,13 @@ def _count_trials(method: str, space: Space, options: SweepOptions) -> tuple[boo
     is_whole = combinations > 0 and not 0 < options.trials < combinations
     uses_grid = options.sampler == "grid" or (options.sampler == "auto" and is_whole)
     if uses_grid and combinations == 0:
-        raise ConfigError(
-            f"sweep.sampler = 'grid' needs lists of values, and {method} has a range.",
-            key="sweep.sampler",
-            allowed=["random", "tpe"],
-            got="grid",
-        )
+        raise wrong_value("sweep.sampler", f"random or tpe for a range, as {method} has", "grid")
 
     trials = options.trials
     if uses_grid or not space:
         trials = min(trials or combinations, combinations)
     if not 1 <= trials <= MOST_TRIALS:
-        allowed = f"from 1 to {MOST_TRIALS}"
-        message = f"the number of trials of {method} must be {allowed}, got {trials} trials."
-        message += " Set sweep.trials, or --trials."
-        raise ConfigError(message, key="sweep.trials", allowed=allowed, got=trials)
+        raise wrong_value("sweep.trials", f"from 1 to {MOST_TRIALS} for {method}", trials)
 
     return uses_grid, trials
 
@@ -355,10 +331,8 @@ def _refuse_unused_options(names: Sequence[str], space: Space) -> None:
         owners = names if owner == "algorithm" else [name for name in names if name == owner]
         allowed = sorted(set().union(*map(_options_of, owners)))
         if owners and option not in allowed:
-            hint = did_you_mean(option, allowed) or "."
             whose = " or ".join(dict.fromkeys(owners))
-            message = f"sweep.values.{key}: '{option}' is not an option of {whose}{hint}"
-            raise ConfigError(message, key=f"sweep.values.{key}", allowed=allowed, got=option)
+            raise unknown_name("option", option, allowed, of=whose, key=f"sweep.values.{key}")
 
 
 def _space_of(method: AlgorithmOptions, names: Sequence[str], options: SweepOptions) -> Space:
@@ -392,9 +366,8 @@ def _space_of(method: AlgorithmOptions, names: Sequence[str], options: SweepOpti
     for option, value in fixed_options.items():
         for key in (f"algorithm.{option}", f"training.{option}"):
             if key in space:
-                fixed = f"for {method.name} it is fixed: {option} = {show(value)}"
-                message = f"sweep.values varies {key}, but {fixed}."
-                raise ConfigError(message, key=f"sweep.values.{key}", got=show(value))
+                allowed = f"left out: {method.name} has {option} = {show(value)}"
+                raise wrong_value(f"sweep.values.{key}", allowed, options.values)
 
     # A value of [training] that the method overrides would make equal trials.
     for option in _TRAINING_OPTIONS:

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 
-from fedtailor.core.errors import ConfigError, UsageError, did_you_mean
+from fedtailor.core.errors import (
+    ConfigError,
+    FedtailorError,
+    UsageError,
+    did_you_mean,
+    unknown_name,
+)
 from fedtailor.core.extras import install_command
-from fedtailor.core.options import Range, build, check_options, show
+from fedtailor.core.options import Range, build, check_options, show, wrong_value
 from fedtailor.experiment.config import (
     AlgorithmOptions,
     Config,
+    check_section,
     flatten,
     make_config,
     read_settings,
@@ -67,9 +74,7 @@ class SweepOptions:
     def __post_init__(self) -> None:
         check_options(self, owner=_SECTION)
         if self.halving == 1:
-            allowed = "0 (no pruning), or 2 or more"
-            message = f"sweep.halving must be {allowed}, got 1."
-            raise ConfigError(message, key="sweep.halving", allowed=allowed, got=1)
+            raise wrong_value("sweep.halving", "0 (no pruning), or 2 or more", 1)
 
         # training.lr = [...] needs no quotes, so a key may be there twice in two forms.
         values: dict[str, Any] = {}
@@ -162,9 +167,7 @@ def _read_range(key: str, text: str) -> BaseDistribution:
 
     kind = form.group(1)
     if kind not in _RANGES:
-        hint = did_you_mean(kind, _RANGES) or "."
-        message = f"sweep.values.{key}: unknown range '{kind}'{hint} Known: {', '.join(_RANGES)}."
-        raise ConfigError(message, key=f"sweep.values.{key}", allowed=list(_RANGES), got=kind)
+        raise unknown_name("range", kind, _RANGES, key=f"sweep.values.{key}")
 
     # A half is not a number of epochs.
     number: type[int] | type[float] = int if kind == "integers" else float
@@ -190,10 +193,8 @@ def _read_range(key: str, text: str) -> BaseDistribution:
     return distribution
 
 
-def _refuse(key: str, allowed: str, got: Any) -> ConfigError:
-    where = f"sweep.values.{key}"
-    message = f"{where} must be {allowed}, got {show(got)}."
-    return ConfigError(message, key=where, allowed=allowed, got=show(got))
+def _refuse(key: str, allowed: str, got: Any) -> FedtailorError:
+    return wrong_value(f"sweep.values.{key}", allowed, got)
 
 
 def load_sweep(
@@ -209,14 +210,9 @@ def load_sweep(
         ConfigError: the file is missing or no TOML, or a value is wrong.
     """
     values = read_settings(Path(path)) if path else {}
-    section = values.pop(_SECTION, {})
-    if not isinstance(section, Mapping):
-        allowed = f"a section with keys, such as [{_SECTION}]"
-        message = f"'{_SECTION}' must be {allowed}, got {show(section)}."
-        raise ConfigError(message, key=_SECTION, allowed=allowed, got=show(section))
 
     # Overrides of [sweep] replace single values of the file; all others are those of a run.
-    table = dict(section)
+    table = check_section(_SECTION, values.pop(_SECTION, {}))
     if isinstance(table.get("values", {}), Mapping):
         table["values"] = flatten(table.get("values", {}))
     run_overrides = []
@@ -253,13 +249,8 @@ def methods_of(config: Config, options: SweepOptions) -> list[AlgorithmOptions]:
 
     if config.algorithm.options or config.algorithm.preset != AlgorithmOptions().preset:
         ignored = ", ".join(config.algorithm.options) or "preset"
-        raise ConfigError(
-            f"[algorithm] holds options ({ignored}) that no method of the sweep would use. Write "
-            "them with the method, such as fedavg_ft(finetune=head), or leave them out.",
-            key="algorithm",
-            allowed="no options beside sweep.methods",
-            got=ignored,
-        )
+        hint = "Write them with the method, such as fedavg_ft(finetune=head)."
+        raise wrong_value("[algorithm]", "without options beside sweep.methods", ignored, hint)
 
     return read_methods(options.methods)
 
@@ -272,20 +263,11 @@ def check_keys(config: Config, options: SweepOptions) -> None:
             be compared.
     """
     if not options.values:
-        raise ConfigError(
-            "the sweep has nothing to try: give values, such as training.lr = [0.01, 0.1], in "
-            f"[{_SECTION}.values] or with --values.",
-            key="sweep.values",
-        )
+        raise wrong_value("sweep.values", "what to try, such as training.lr = [0.01, 0.1]", {})
 
     if options.halving and config.schedule.watches_validation:
-        raise ConfigError(
-            "sweep.halving compares trials at equal rounds; evaluation.select = 'best' and "
-            "evaluation.patience choose the round themselves. Leave one of them out.",
-            key="sweep.halving",
-            allowed=0,
-            got=options.halving,
-        )
+        allowed = "0 with evaluation.select = 'best' or evaluation.patience, which choose the round"
+        raise wrong_value("sweep.halving", allowed, options.halving)
 
     # The options of methods are checked later, with torch.
     names = [method.name for method in methods_of(config, options)]

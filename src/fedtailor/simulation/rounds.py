@@ -12,8 +12,8 @@ import torch
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, one_thread
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Roster
+from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
@@ -177,23 +177,14 @@ def _check_tasks(algorithm: Algorithm[Any, Any, Any], roster: Roster) -> None:
     for client, task in enumerate(roster.client_tasks):
         # The shapes of a model's parameters are part of the messages.
         if algorithm.messages(task) != common:
-            raise ConfigError(
-                f"{type(algorithm).__name__} sends parts of the model, so all clients need the "
-                f"same model, but the model of client {roster.name_of(client)} differs from the "
-                "common one. Leave out model.others, or choose a method that shares no parameters.",
-                key="model.others",
-                allowed=[],
-            )
+            allowed = f"empty for {type(algorithm).__name__}, which sends parts of the model"
+            got = f"another model for client {roster.name_of(client)}"
+            raise wrong_value("model.others", allowed, got)
 
 
 def _check_who_trains(algorithm: Algorithm[Any, Any, Any], schedule: Schedule) -> None:
     """Check that no client trains whose upload would be missing."""
     if schedule.everybody_trains(algorithm.trains) and algorithm.requires_upload:
-        raise ConfigError(
-            f"federation.train must be 'cohort' or 'auto' for {type(algorithm).__name__}, got "
-            "'all': the server keeps a mean of what the clients keep, which is wrong unless every "
-            "client that trains uploads.",
-            key="federation.train",
-            allowed=["auto", "cohort"],
-            got="all",
-        )
+        allowed = f"'cohort' or 'auto' for {type(algorithm).__name__}"
+        hint = "Its server keeps a mean of what the clients that train keep, so all must upload."
+        raise wrong_value("federation.train", allowed, "all", hint)

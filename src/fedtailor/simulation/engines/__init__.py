@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import Flag, NoResult, Range, check_options
+from fedtailor.core.options import Flag, NoResult, Range, check_options, wrong_value
 
 ENGINES = {
     "auto": (
@@ -80,21 +79,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         check_options(self, owner="engine")
         if self.ray_address and self.name != "ray":
-            raise ConfigError(
-                f"engine.ray_address is for engine.name = 'ray' only, got '{self.name}'.",
-                key="engine.ray_address",
-                allowed="",
-                got=self.ray_address,
-            )
+            allowed = f"empty with engine.name = '{self.name}'"
+            raise wrong_value("engine.ray_address", allowed, self.ray_address)
 
         if not re.fullmatch(_DEVICES, self.device):
-            allowed = "auto, cpu, cuda, cuda:NUMBER or mps"
-            raise ConfigError(
-                f"engine.device must be {allowed}, got '{self.device}'.",
-                key="engine.device",
-                allowed=allowed,
-                got=self.device,
-            )
+            raise wrong_value("engine.device", "auto, cpu, cuda, cuda:NUMBER or mps", self.device)
 
         # What auto finds is checked when it is found.
         if self.device != "auto":
@@ -108,10 +97,5 @@ def refuse_engine(name: str, device: str) -> None:
         ConfigError: it runs on the CPU only.
     """
     if device != "cpu" and name in CPU_ONLY:
-        raise ConfigError(
-            f"engine.name = '{name}' runs on the CPU only, got engine.device = '{device}': take "
-            "engine.name = 'batched' (or 'reference').",
-            key="engine.name",
-            allowed=["auto", "batched", "reference"],
-            got=name,
-        )
+        allowed = f"auto, batched or reference with engine.device = '{device}'"
+        raise wrong_value("engine.name", allowed, name, f"'{name}' runs on the CPU only.")

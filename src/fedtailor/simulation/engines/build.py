@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from fedtailor.core.devices import HOST, find
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, FedtailorError
+from fedtailor.core.options import wrong_value
 from fedtailor.simulation.engines import CPU_ONLY, EngineOptions
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def choose_engine(
     """
     if options.name != "auto":
         if schedule.client_timeout > 0 and options.name != "processes":
-            raise _cannot_stop_clients(f"'{options.name}' cannot", options.name)
+            raise _cannot_stop_clients(schedule.client_timeout, f"'{options.name}' cannot.")
         return EngineChoice(build_engine(options, schedule.client_timeout))
 
     # Threads cannot be ended, so a limit of time decides.
@@ -89,7 +90,7 @@ def choose_engine(
 
     problem = _obstacle_to_processes(algorithm, federation)
     if problem:
-        raise _cannot_stop_clients(f"here it cannot run: {problem.rstrip('.')}", options.name)
+        raise _cannot_stop_clients(schedule.client_timeout, f"Here it cannot run: {problem}")
 
     processes = dataclasses.replace(options, name="processes")
     reason = "engine processes: federation.client_timeout needs it."
@@ -194,11 +195,6 @@ def choose_device(options: EngineOptions, schedule: Schedule) -> torch.device:
     return find(options.device)
 
 
-def _cannot_stop_clients(why: str, name: str) -> ConfigError:
-    return ConfigError(
-        "federation.client_timeout needs engine.name = 'processes', which can end a client's "
-        f"process; {why}.",
-        key="federation.client_timeout",
-        allowed=[0],
-        got=name,
-    )
+def _cannot_stop_clients(seconds: float, why: str) -> FedtailorError:
+    allowed = "0 unless engine.name = 'processes', which can end a client's process"
+    return wrong_value("federation.client_timeout", allowed, seconds, why)

@@ -360,7 +360,7 @@ def thread_restored() -> Iterator[None]:
     device = torch.get_default_device()
     modes = open_modes()
     try:
-        with _signals_restored():
+        with signals_restored():
             yield
     finally:
         # First the device: its context is one of the modes.
@@ -385,7 +385,7 @@ def process_restored() -> Iterator[Settings]:
     of_python = random.getstate()
     of_numpy = np.random.get_state()
     try:
-        with _signals_restored():
+        with signals_restored():
             yield settings
     finally:
         settings.restore()
@@ -395,7 +395,7 @@ def process_restored() -> Iterator[Settings]:
 
 
 @contextmanager
-def _signals_restored() -> Iterator[None]:
+def signals_restored() -> Iterator[None]:
     """Stop timers that did not run before, and put back handlers and the timers that did."""
     # Only the main thread may set handlers, and their exceptions are raised there.
     if threading.current_thread() is not threading.main_thread():

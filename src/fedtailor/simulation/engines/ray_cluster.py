@@ -5,20 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from fedtailor.core.engine import physical_cores
-from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.core.errors import ConfigError, FedtailorError, RunError, one_line
 from fedtailor.core.extras import install_command
+from fedtailor.core.options import wrong_value
+from fedtailor.simulation.engines.containment import signals_restored
 from fedtailor.simulation.engines.ray_actor import ClientActor, description
 
 _ADDRESS = "engine.ray_address"
@@ -108,7 +107,7 @@ class Cluster:
         import ray
 
         if not ray.is_initialized():
-            with _handlers_kept():
+            with signals_restored():
                 if self.address:
                     self._join(ray)
                 else:
@@ -119,13 +118,8 @@ class Cluster:
         # Every actor takes one CPU.
         available = int(ray.cluster_resources().get("CPU", 0))
         if self.workers > available:
-            raise ConfigError(
-                f"engine.workers asks for {self.workers} actors of one CPU, but the Ray cluster "
-                f"has {available}.",
-                key="engine.workers",
-                allowed=f"at most {available}",
-                got=self.workers,
-            )
+            allowed = f"at most {available}, the CPUs of the Ray cluster"
+            raise wrong_value("engine.workers", allowed, self.workers)
 
         _await_free_cpu(ray, available)
         self.workers = self.workers or available
@@ -139,7 +133,7 @@ class Cluster:
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise _refused(self.address, _one_line(str(error))) from error
+            raise _refused(self.address, one_line(str(error))) from error
 
     def _start(self, ray: Any) -> None:
         """Start a cluster on this machine."""
@@ -154,7 +148,7 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             message = (
-                f"engine 'ray' cannot start a Ray cluster on this machine: {_one_line(str(error))}."
+                f"engine 'ray' cannot start a Ray cluster on this machine: {one_line(str(error))}."
             )
             raise RunError(message, key="engine.name") from error
 
@@ -179,14 +173,10 @@ class Cluster:
         host = actor["host"]
         for what, name in _SOFTWARE.items():
             if actor[what] != here[what]:
-                raise ConfigError(
-                    f"the Ray worker on '{host}' has {name} {actor[what]}, but this process has "
-                    f"{here[what]}: results would not be the same. Install the same versions on "
-                    "every machine.",
-                    key=_ADDRESS,
-                    allowed=here[what],
-                    got=actor[what],
-                )
+                allowed = f"{here[what]}, as here"
+                got = f"{actor[what]} on '{host}'"
+                hint = "Install the same versions on every machine."
+                raise wrong_value(f"{name} of a Ray worker", allowed, got, hint)
 
         # Another processor only changes last bits, so it is a warning.
         if actor["capability"] != here["capability"] and host not in self._warned:
@@ -208,7 +198,7 @@ class Cluster:
             self._must_disconnect = False
             import ray
 
-            with _handlers_kept():
+            with signals_restored():
                 ray.shutdown()
 
 
@@ -251,29 +241,12 @@ def _knock(address: str) -> None:
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired as error:
-        raise _not_let_in(address) from error
+        raise _refused(address, f"it did not let this process in within {_PATIENCE} s") from error
 
     if done.returncode == 0:
         return
 
-    # Ray says in many words what is wrong; two cases have sentences of their own.
-    reason = _one_line(done.stdout.decode(errors="replace"))
-    if "token" in reason.lower():
-        raise _not_let_in(address)
-
-    versions = re.findall(r"Ray: (\S+) Python: (\S+)", reason)
-    if len(versions) == 2:
-        there, here = versions
-        raise ConfigError(
-            f"the Ray cluster at '{address}' runs Ray {there[0]} and Python {there[1]}, but this "
-            f"process has Ray {here[0]} and Python {here[1]}. Install the same versions on every "
-            "machine.",
-            key=_ADDRESS,
-            allowed=list(there),
-            got=list(here),
-        )
-
-    raise _refused(address, reason)
+    raise _refused(address, done.stdout.decode(errors="replace"))
 
 
 def _refuse_unreachable(address: str) -> None:
@@ -283,13 +256,7 @@ def _refuse_unreachable(address: str) -> None:
 
     parts = re.fullmatch(r"(?:ray://)?([^/:]+|\[[^\]]+\]):(\d+)", address)
     if not parts:
-        raise ConfigError(
-            f"{_ADDRESS} must be 'auto' or the address of a Ray cluster, such as '10.0.0.1:6379', "
-            f"got '{address}'.",
-            key=_ADDRESS,
-            allowed=["auto", "HOST:PORT", "ray://HOST:PORT"],
-            got=address,
-        )
+        raise wrong_value(_ADDRESS, "auto, HOST:PORT or ray://HOST:PORT", address)
 
     host = parts.group(1).strip("[]")
     try:
@@ -298,41 +265,11 @@ def _refuse_unreachable(address: str) -> None:
         raise _refused(address, str(error)) from error
 
 
-def _refused(address: str, reason: str) -> ConfigError:
-    where = "was found on this machine" if address == "auto" else f"answers at '{address}'"
-    return ConfigError(
-        f"no Ray cluster {where}: {reason.rstrip('.')}. 'ray start --head' starts one; without "
-        f"{_ADDRESS}, the run starts its own.",
-        key=_ADDRESS,
-        got=address,
+def _refused(address: str, reason: str) -> FedtailorError:
+    """Return the error for a cluster that cannot be used; Ray itself says best why."""
+    hint = (
+        f"Reason: {one_line(reason).rstrip('.')}. 'ray start --head' starts a cluster; without "
+        f"{_ADDRESS}, the run starts its own. If it has a token, set RAY_AUTH_MODE=token, and "
+        "RAY_AUTH_TOKEN_PATH to a file with it."
     )
-
-
-def _not_let_in(address: str) -> ConfigError:
-    return ConfigError(
-        f"the Ray cluster at '{address}' did not let this process in within {_PATIENCE} s: its "
-        "token is missing or wrong. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file "
-        "with the token of the cluster.",
-        key=_ADDRESS,
-        got=address,
-    )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Restore the handlers of signals that Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: not set by Python
-                signal.signal(number, handler)
+    return wrong_value(_ADDRESS, "the address of a Ray cluster", address, hint)
