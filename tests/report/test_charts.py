@@ -203,36 +203,20 @@ def test_a_bar_for_every_client():
     ]
 
 
-def pixels_of(picture):
-    raw = base64.b64decode(picture["url"].split(",")[1])
-    return np.asarray(Image.open(io.BytesIO(raw)))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_sheet_of_corruptions_goes_down_by_kind_and_across_by_severity(tmp_path, channels):
-    y = np.array([0, 0, 0, 1])
     x = np.random.default_rng(0).integers(0, 256, (4, 8, 8, channels), dtype=np.uint8)
-    dataset = Dataset(name="toy", x=x, y=y, num_classes=2)
+    dataset = Dataset(name="toy", x=x, y=np.zeros(4, int), num_classes=1)
     figure = data_plots.corruption_sheet(dataset, seed=3, frost_folder=tmp_path)
-    assert "Frost is approximate" in figure.caption
-    originals = []
+    assert "Frost is approximate" in figure.caption and len(figure.panels) == 2
     for panel in figure.panels:
-        (pictures,) = rows_of(panel.chart)
-        kinds = [kind.replace("_", " ") for kind in CORRUPTIONS]
-        severities = ["original", "1", "2", "3", "4", "5"]
-        assert [(one["kind"], one["severity"]) for one in pictures] == [
-            (kind, severity) for kind in kinds for severity in severities
-        ]
-
-        # Every pixel is a square, and severities are in order.
-        drawn = np.array([pixels_of(picture) for picture in pictures]).reshape(60, 64, 64, -1)
-        pixels = drawn[:, ::8, ::8]
-        assert (drawn == pixels.repeat(8, 1).repeat(8, 2)).all()
-        brightness = pixels.reshape(10, 6, -1)[list(CORRUPTIONS).index("brightness")].mean(axis=1)
+        ((picture,),) = rows_of(panel.chart)
+        raw = base64.b64decode(picture["url"].split(",")[1])
+        drawn = np.asarray(Image.open(io.BytesIO(raw))).reshape(160, 96, -1)[::2, ::2]
+        images = drawn.reshape(10, 8, 6, 8, channels).swapaxes(1, 2)
+        assert (images[:, 0] == images[0, 0]).all() and (images[0, 0] == x).all((1, 2, 3)).any()
+        brightness = images[list(CORRUPTIONS).index("brightness")].mean((1, 2, 3))
         assert (np.diff(brightness) > 0).all()
-        (row,) = [row for row in range(4) if (pixels[0] == x[row]).all()]
-        originals.append(row)
-    assert sorted(y[originals]) == [0, 1]
 
 
 @pytest.mark.parametrize(

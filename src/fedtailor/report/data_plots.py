@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,8 @@ _NARROWEST_BUBBLE = 11
 """Pixels from one bubble to the next, down and at least across."""
 _LARGEST_BUBBLE = 0.55
 """Radius of the largest bubble, as a share of the pixels to the next one."""
-_IMAGE = 64
-"""Least height of an image on a sheet, in pixels; smaller ones are enlarged by a whole factor."""
-_GAP = 4
+_PIXEL = 2
+"""Side of a pixel of an image on a sheet."""
 
 
 def count_classes(parts: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> np.ndarray:
@@ -184,7 +183,7 @@ def size_bars(
 
 
 def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Figure:
-    """Draw two images of different classes under every corruption (down) and severity (across).
+    """Draw two images under every corruption (down) and severity (across).
 
     Args:
         dataset: images that a run could corrupt.
@@ -201,20 +200,22 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Figu
     from fedtailor.data.corruptions.shift import check_images
 
     check_images(dataset)
-    rows = _two_rows(dataset.y, seed)
+    rows = np.random.default_rng(seed).permutation(len(dataset.y))[:2]
     originals = dataset.x[rows]
     frost = load_frost(frost_folder, {})
-    by_kind = {}
+    lines = []
     for kind in CORRUPTIONS:
-        corrupted = [
-            corrupt(originals, kind, severity, rows=rows, seed=seed, frost=frost)
-            for severity in SEVERITIES
-        ]
-        by_kind[kind.replace("_", " ")] = dict(
-            zip(["original", *map(str, SEVERITIES)], [originals, *corrupted], strict=True)
-        )
+        images = [originals]
+        for severity in SEVERITIES:
+            images.append(corrupt(originals, kind, severity, rows=rows, seed=seed, frost=frost))
 
-    caption = "Two images under every corruption, with severities 1 to 5."
+        lines.append(np.concatenate(images, axis=2))
+
+    names = ", ".join(kind.replace("_", " ") for kind in CORRUPTIONS)
+    caption = (
+        "Two images, from left to right as they are and with severities 1 to 5; from top to "
+        f"bottom: {names}."
+    )
     if not frost:
         caption += " Frost is approximate: drawn, not photographs."
 
@@ -222,54 +223,21 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Figu
         name="corruptions",
         title=f"Corruptions of {dataset.name}, severity 1 to 5",
         caption=caption,
-        panels=[_image_panel(by_kind, number) for number in range(len(rows))],
+        panels=[_sheet(image) for image in np.concatenate(lines, axis=1)],
     )
 
 
-def _image_panel(by_kind: Mapping[str, Mapping[str, np.ndarray]], number: int) -> Panel:
-    """Draw one of the images under all corruptions, each pixel as a square.
-
-    Args:
-        by_kind: uint8 images (images, height, width, channels) by corruption and severity.
-        number: of the image.
-    """
-    severities = list(next(iter(by_kind.values())))
-    height, width = next(iter(by_kind.values()))["original"].shape[1:3]
-    factor = math.ceil(_IMAGE / height)
-    rows = [
-        {"kind": kind, "severity": severity, "url": _data_url(images[number], factor)}
-        for kind, by_severity in by_kind.items()
-        for severity, images in by_severity.items()
-    ]
-    across = (factor * width + _GAP) * len(severities)
-    axis = alt.Axis(title="severity", orient="top", domain=False, labelAngle=0)
-    x = alt.X("severity:O", axis=axis, scale=alt.Scale(domain=severities))
-    y = alt.Y("kind:N", title=None, scale=alt.Scale(domain=list(by_kind)))
-    chart = alt.Chart(
-        charts.inline(rows), width=across, height=(factor * height + _GAP) * len(by_kind)
-    ).mark_image(width=factor * width, height=factor * height)
-    chart = chart.encode(x=x, y=y, url="url:N", tooltip=[charts.tooltip("kind", "corruption")])
-
-    return Panel(chart=chart, title=f"Image {number + 1}", min_width=across)
-
-
-def _two_rows(y: np.ndarray, seed: int) -> np.ndarray:
-    """Return the rows of two examples, of different classes if there are any."""
-    order = np.random.default_rng(seed).permutation(len(y))
-    others = order[y[order] != y[order[0]]]
-
-    return np.array([order[0], others[0] if len(others) else order[-1]])
-
-
-def _data_url(image: np.ndarray, factor: int) -> str:
-    """Return a PNG as a URL. The image is enlarged here, since viewers would smooth it."""
+def _sheet(image: np.ndarray) -> Panel:
+    """Draw a picture (height, width, 1 or 3), uint8, each pixel as a square."""
     from PIL import Image
 
-    large = image.repeat(factor, axis=0).repeat(factor, axis=1)
-    if large.shape[-1] == 1:
-        large = large[..., 0]
-
+    # It is enlarged here, since viewers would smooth it.
+    large = image.repeat(_PIXEL, axis=0).repeat(_PIXEL, axis=1)
     stream = io.BytesIO()
-    Image.fromarray(large).save(stream, "PNG", optimize=True)
+    Image.fromarray(large.squeeze()).save(stream, "PNG", optimize=True)
+    url = f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    height, width = large.shape[:2]
+    chart = alt.Chart(charts.inline([{"url": url}]), width=width, height=height)
+    mark = chart.mark_image(width=width, height=height, align="left", baseline="top")
+    return Panel(chart=mark.encode(x=alt.value(0), y=alt.value(0), url="url:N"))
