@@ -51,9 +51,9 @@ def test_figures_and_their_numbers_are_written_to_a_new_folder(tmp_path, capsys)
     ("out", "code", "words"),
     [
         ("run/report.html", 3, "lies in the folder of a run"),
-        ("page.txt", 3, "must end in .html"),
-        ("mine.html", 3, "is not a report, so it is not overwritten"),
-        ("folder.html", 3, "is not a report"),
+        ("page.txt", 3, "ends in .html"),
+        ("mine.html", 3, "an older report"),
+        ("folder.html", 3, "an older report"),
         pytest.param("nowhere/report.html", 5, "cannot write", marks=pytest.mark.slow),
     ],
 )

@@ -242,7 +242,7 @@ def wrong(here, tmp_path):
         (["predict", RUN, *mayo, at("unreadable")], "1"),
         (["predict", RUN, *mayo, at("named.npz")], "x"),
         (["predict", RUN, *mayo, at("objects.npz")], "objects"),
-        (["predict", RUN, *mayo, at("broken.npz")], "damaged"),
+        (["predict", RUN, *mayo, at("broken.npz")], "archive"),
         (["predict", RUN, *mayo, "--seed", "7", pictures], "seed"),
         (["predict", RUN, *mayo, pictures, "--out", f"{RUN}/models/x.csv"], "run"),
         (["predict", RUN, *mayo, "--out", at("no/folder.csv"), pictures], "cannot write"),

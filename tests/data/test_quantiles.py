@@ -186,5 +186,5 @@ def test_arrays_have_no_columns(tmp_path):
         (tmp_path / site).mkdir()
         np.savez(tmp_path / site / "train.npz", x=x.astype(np.float32), y=np.arange(20) % 2)
 
-    with pytest.raises(ConfigError, match="for tables with columns"):
+    with pytest.raises(ConfigError, match="for arrays and pictures"):
         build(DataOptions(path=str(tmp_path), numbers="bins"), run_seed=0)

@@ -131,7 +131,7 @@ def test_other_conditions_than_those_of_a_split_file_are_noted(tmp_path: Path) -
 
 
 def test_new_clients_under_all_corruptions_need_new_clients() -> None:
-    with pytest.raises(ConfigError, match=r"cifar_s\(new='all'\) needs new clients"):
+    with pytest.raises(ConfigError, match=r"with cifar_s\(new='all'\)"):
         options = DataOptions(partition="iid", clients=4, shift="cifar_s(clients=0, new='all')")
         build(options, run_seed=0, dataset=colorful(200))
 

@@ -94,7 +94,7 @@ def test_intervals_of_differences_and_means_cover(true, others):
     assert coverage(balanced, (true + others) / 2) >= 0.925
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.1])
+@pytest.mark.parametrize("shift", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_intervals_of_the_calibration_error_cover(shift):
     def interval(generator):
         confidence = generator.uniform(0.5, 1, 100)

@@ -136,6 +136,7 @@ def test_tables_are_normalized_in_the_graph(shelf):
     assert accuracy == run.clients[0].personalized.accuracy
 
 
+@pytest.mark.slow
 def test_torch_export_needs_no_fedtailor(shelf, tmp_path):
     personal = trained("fedsr", "mlp", shelf)
     path = fedtailor.export_model(personal, tmp_path, "torch-export")

@@ -94,6 +94,8 @@ class ClientError(RunError):
 
 LONGEST_REASON = 500
 """Characters of a reason that a run records."""
+_MOST_NAMES = 50
+"""Names that a message lists."""
 WARNING = "Warning: "
 """The beginning of a note on what makes results mislead."""
 
@@ -224,7 +226,8 @@ def unknown_name(
     allowed = list(choices)
     hint = did_you_mean(name, allowed) or "."
     whose = f" of {of}" if of else ""
-    message = f"unknown {what} '{name}'{whose}{hint} Known: {', '.join(allowed) or 'none'}."
+    names = [*allowed[:_MOST_NAMES], *(["..."] if len(allowed) > _MOST_NAMES else [])]
+    message = f"unknown {what} '{name}'{whose}{hint} Known: {', '.join(names) or 'none'}."
     return kind(message, key=key or what, allowed=allowed, got=name)
 
 

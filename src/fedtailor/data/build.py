@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import wrong_value
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
 from fedtailor.data.files import Report, data_folder, to_nobody
@@ -103,11 +103,7 @@ def refuse_knots_without_columns(numbers: str) -> None:
         ConfigError: it is not.
     """
     if numbers != "standard":
-        message = (
-            f"data.numbers = {numbers!r} is for tables with columns, such as CSV files, and the "
-            "data are arrays or pictures."
-        )
-        raise ConfigError(message, key="data.numbers", allowed="standard", got=numbers)
+        raise wrong_value("data.numbers", "'standard' for arrays and pictures", numbers)
 
 
 def _corrupt(division: Division, report: Report) -> DividedData:
@@ -168,8 +164,7 @@ def conditions_of(division: Division, shift: CifarS) -> tuple[list[int], list[Pa
     from fedtailor.data.corruptions.shift import NEW_PAIRS, pairs
 
     if shift.new == "all" and not division.num_new:
-        message = "cifar_s(new='all') needs new clients: data.new_clients must be > 0, got 0."
-        raise ConfigError(message, key="data.new_clients", allowed="> 0", got=0)
+        raise wrong_value("data.new_clients", "> 0 with cifar_s(new='all')", 0)
 
     # Clients in training come first, each once.
     num_known = len(division.positions) - division.num_new

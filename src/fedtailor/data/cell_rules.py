@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from fedtailor.core.errors import ConfigError
-from fedtailor.core.options import show
+from fedtailor.core.options import wrong_value
 from fedtailor.data.columns import Decimal, is_text, require, require_object
 
 
@@ -42,10 +41,8 @@ class CellRules:
             items = tuple(listed) if isinstance(listed, list | tuple) else (listed,)
             are_values = all(type(item) in (int, float, str) for item in items)
             if not are_values or not items:
-                key = f"data.missing_values.{column}"
                 allowed = "a list of numbers or texts, such as [0]"
-                message = f"{key} must be {allowed}, got {show(listed)}."
-                raise ConfigError(message, key=key, allowed=allowed, got=show(listed))
+                raise wrong_value(f"data.missing_values.{column}", allowed, listed)
 
             values[column] = items
 

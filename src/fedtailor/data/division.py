@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, find_name
+from fedtailor.core.errors import DataError, find_name
+from fedtailor.core.options import wrong_value
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import Report, to_nobody
@@ -130,13 +131,8 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
 
     # New clients are those of the file, or of the options if the file does not say.
     if loaded.num_new and options.num_new not in (0, loaded.num_new):
-        raise ConfigError(
-            f"data.new_clients must be {loaded.num_new}, as in the split file, or left out, "
-            f"got {options.new_clients}.",
-            key="data.new_clients",
-            allowed=loaded.num_new,
-            got=options.new_clients,
-        )
+        allowed = f"{loaded.num_new}, as in the split file, or left out"
+        raise wrong_value("data.new_clients", allowed, options.new_clients)
 
     num_new = loaded.num_new or options.num_new
     refuse_too_many_new(num_new, len(loaded.positions))
@@ -227,10 +223,8 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
 def _order_with_new_last(names: tuple[str, ...], new: tuple[str, ...]) -> list[int]:
     """Return the order of clients in which those with the given names come last."""
     if not names:
-        message = (
-            "data.new_clients must be a number: the clients have no names with this partition."
-        )
-        raise ConfigError(message, key="data.new_clients", allowed=">= 0", got=list(new))
+        allowed = "a number with this partition, which gives clients no names"
+        raise wrong_value("data.new_clients", allowed, new)
 
     last = [names.index(find_name("client", name, names, key="data.new_clients")) for name in new]
     return [*(client for client in range(len(names)) if client not in last), *last]
@@ -243,14 +237,9 @@ def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -
     if options.test == "auto":
         comes_divided = is_divided and (bool(options.path) or partition.name == "natural")
         if comes_divided and options.folds:
-            raise ConfigError(
-                f"the clients of '{dataset.name}' come with test examples, and data.folds would "
-                "train on them too. Set data.test = 'own' to divide all examples into folds, or "
-                "leave --folds out.",
-                key="data.folds",
-                allowed="0, or data.test = 'own'",
-                got=options.folds,
-            )
+            hint = f"The clients of '{dataset.name}' come with test examples, which folds train on."
+            raise wrong_value("data.folds", "0, or data.test = 'own'", options.folds, hint)
+
         return "given" if comes_divided else "own"
 
     absent = ""
@@ -260,12 +249,8 @@ def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -
         absent = "subclasses"
 
     if absent:
-        raise ConfigError(
-            f"data.test = '{options.test}' needs {absent}, which data set '{dataset.name}' "
-            "does not have.",
-            key="data.test",
-            got=options.test,
-        )
+        allowed = f"another one for data set '{dataset.name}', which lacks {absent}"
+        raise wrong_value("data.test", allowed, options.test)
 
     return options.test
 
@@ -287,8 +272,7 @@ def _pool(dataset: Dataset, options: DataOptions, test: TestPolicy, seed: int) -
     if rest or quota > counts.min() or not quota:
         most = counts.min() * len(labels)
         allowed = f"a multiple of {len(labels)}, the number of classes, and at most {most}"
-        message = f"data.subset must be {allowed}, got {options.subset}."
-        raise ConfigError(message, key="data.subset", allowed=allowed, got=options.subset)
+        raise wrong_value("data.subset", allowed, options.subset)
 
     order = np.random.RandomState(seed % 2**32).permutation(pool)
     parts = [order[dataset.y[order] == label][:quota] for label in labels]

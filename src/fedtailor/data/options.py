@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import ConfigError, find_name
-from fedtailor.core.options import Flag, NoResult, Range, check_options
+from fedtailor.core.errors import find_name
+from fedtailor.core.options import Flag, NoResult, Range, check_options, wrong_value
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.partitions import parse_partition
 
@@ -211,8 +211,7 @@ class DataOptions:
 
         for option, other in (("mean", "std"), ("std", "mean")):
             if getattr(self, option) and not getattr(self, other):
-                message = f"data.{option} needs data.{other} as well, got none."
-                raise ConfigError(message, key=f"data.{other}", got="none")
+                raise wrong_value(f"data.{other}", f"given with data.{option}", ())
 
         self._refuse_without_effect()
         self._check_folds()
@@ -229,15 +228,11 @@ class DataOptions:
             parse_shift(self.shift)
 
     def _check_names(self, names: tuple[str, ...]) -> None:
-        message = ""
+        key = "data.new_clients"
         if self.split:
-            message = "a number with data.split: the file says which clients come last"
-        elif len(set(names)) < len(names):
-            message = "different names"
-
-        if message:
-            message = f"data.new_clients must be {message}."
-            raise ConfigError(message, key="data.new_clients", got=list(names))
+            raise wrong_value(key, "a number with data.split", names, "The file has an order.")
+        if len(set(names)) < len(names):
+            raise wrong_value(key, "different names", names)
 
     def _refuse_without_effect(self) -> None:
         """Refuse options that have no effect because another one overrides them."""
@@ -255,26 +250,17 @@ class DataOptions:
             value = getattr(self, option.name)
             default = {} if option.name == "missing_values" else option.default
             if option.name in reasons and value != default:
-                key = f"data.{option.name}"
-                why = f"has no effect, because {reasons[option.name]}"
-                message = f"{key} = {value!r} {why}. Leave one of them out."
-                raise ConfigError(message, key=key, allowed=repr(default), got=repr(value))
+                hint = f"It has no effect, because {reasons[option.name]}."
+                raise wrong_value(f"data.{option.name}", "left out", value, hint)
 
     def _check_folds(self) -> None:
         """Refuse numbers of folds that are none, and test examples that do not come in folds."""
         if self.folds == 1:
-            message = "data.folds must be 0 (none) or from 2 to 20, got 1."
-            raise ConfigError(message, key="data.folds", allowed="0, or 2 to 20", got=1)
+            raise wrong_value("data.folds", "0 (none), or from 2 to 20", 1)
         if self.fold > self.folds:
-            allowed = f"at most data.folds ({self.folds})"
-            message = f"data.fold must be {allowed}, got {self.fold}."
-            raise ConfigError(message, key="data.fold", allowed=allowed, got=self.fold)
+            raise wrong_value("data.fold", f"at most data.folds ({self.folds})", self.fold)
         if self.folds and self.test not in ("auto", "own"):
-            message = (
-                "data.folds divides each client's own examples, so data.test must be 'own', got "
-                f"'{self.test}'."
-            )
-            raise ConfigError(message, key="data.test", allowed="own", got=self.test)
+            raise wrong_value("data.test", "'own' with data.folds", self.test)
 
     def _check_release(self) -> None:
         """Refuse options under which the training examples would not be those of the release."""
@@ -285,15 +271,9 @@ class DataOptions:
         }
         for name, (allowed, is_wrong) in wrong.items():
             if is_wrong:
-                got = getattr(self, name)
-                raise ConfigError(
-                    f"data.subsampling = 'release' needs data.{name} {allowed}, got {got}: it "
-                    "keeps the examples that pFedFDA's released code keeps of a fraction, all of "
-                    "them for training.",
-                    key=f"data.{name}",
-                    allowed=allowed,
-                    got=got,
-                )
+                allowed = f"{allowed} with data.subsampling = 'release'"
+                hint = "It keeps the examples that pFedFDA's released code keeps for training."
+                raise wrong_value(f"data.{name}", allowed, getattr(self, name), hint)
 
 
 DIVIDING = (
@@ -341,5 +321,4 @@ def refuse_too_many_new(new_clients: int, clients: int) -> None:
     """
     if new_clients >= clients:
         allowed = f"less than the number of clients ({clients})"
-        message = f"data.new_clients must be {allowed}, got {new_clients}."
-        raise ConfigError(message, key="data.new_clients", allowed=allowed, got=new_clients)
+        raise wrong_value("data.new_clients", allowed, new_clients)

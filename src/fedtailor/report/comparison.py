@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
-from fedtailor.core.errors import ConfigError, DataError, find_name
+from fedtailor.core.errors import DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.core.options import wrong_value
 from fedtailor.experiment.paired import holm
 from fedtailor.experiment.site_rows import MEASURES, Measure
 from fedtailor.report.cautions import find_notes, find_warnings
@@ -246,8 +247,7 @@ def compare(
         ('local', ['fedavg'])
     """
     if len(methods) < 2:
-        message = f"a comparison needs at least two methods, got {len(methods)}."
-        raise ConfigError(message, key="runs", allowed="at least two methods", got=len(methods))
+        raise wrong_value("what is compared", "at least two methods", len(methods))
 
     metric = find_name("metric", metric, CLIENT_METRICS, key="metric")
     point = find_name("evaluation point", point or _DEFAULT_POINT, POINTS, key="point")

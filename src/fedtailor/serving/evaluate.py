@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.core.metrics import CLIENT_METRICS, per_client
 from fedtailor.core.scores import Scores, confusion, score
 from fedtailor.data.own.names import inert, listed, show
@@ -173,9 +173,8 @@ def _numbers_of(labels: Any, classes: Sequence[str]) -> Tensor:
     names = [str(label) for label in np.asarray(labels).reshape(-1).tolist()]
     unknown = sorted(set(names) - set(places))
     if unknown:
-        hint = did_you_mean(unknown[0], list(places)) or "."
-        message = f"the model does not know the class {unknown[0]!r:.80}{hint}"
-        raise DataError(message, key="labels", allowed=list(places), got=unknown)
+        of = "the model"
+        raise unknown_name("class", unknown[0], places, of=of, key="labels", kind=DataError)
 
     return torch.tensor([places[name] for name in names], dtype=torch.int64)
 

@@ -15,7 +15,8 @@ import torch
 from fedtailor import __version__
 from fedtailor.core import tree
 from fedtailor.core.atomic import safe_name, to_json, unwritable, write_whole
-from fedtailor.core.errors import ConfigError, RunError, describe_error, find_name
+from fedtailor.core.errors import RunError, describe_error, find_name
+from fedtailor.core.options import wrong_value
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.serving.model import PersonalModel
@@ -67,8 +68,7 @@ def export_model(
         '0.safetensors'
     """
     format = find_name("format", format, SUFFIXES, key="format")
-    _refuse_own_models(model)
-    _refuse_examples(model, with_examples=with_examples)
+    _refuse(model, with_examples=with_examples)
     refuse_inside_run(folder)
     if format == "onnx":
         require_onnx()
@@ -99,34 +99,23 @@ def card_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _refuse_own_models(model: PersonalModel) -> None:
-    """Check that a client uses its personal model.
+def _refuse(model: PersonalModel, *, with_examples: bool) -> None:
+    """Check that a client uses its personal model, and that features of examples may leave.
 
     Raises:
-        ConfigError: it uses what it would use alone, which has no graph.
+        ConfigError: it uses what it would use alone, which has no graph; or nobody allowed it.
     """
-    if model.card.get("instead_of"):
-        name = str(model.card["algorithm"]).replace("_", " ")
-        message = (
-            f"client '{model.client}' uses its own {name} (serve.fallback = \"best\"), and only "
-            "personal models can be exported."
+    card = model.card
+    if card.get("instead_of"):
+        hint = f"Client '{model.client}' uses its own model (serve.fallback = \"best\")."
+        raise wrong_value("what is exported", "a personal model", card["algorithm"], hint)
+
+    if card.get("holds_examples") and not with_examples:
+        hint = (
+            f"A model of {card.get('algorithm')} holds features of the client's training examples, "
+            "and labels: whoever has the file has them."
         )
-        raise ConfigError(message, key="client", allowed="a personal model", got=name)
-
-
-def _refuse_examples(model: PersonalModel, *, with_examples: bool) -> None:
-    """Check that features of training examples leave only if that is wanted.
-
-    Raises:
-        ConfigError: the model holds such features.
-    """
-    if model.card.get("holds_examples") and not with_examples:
-        method = model.card.get("algorithm")
-        message = (
-            f"a model of {method} holds features of the client's training examples, and labels: "
-            "whoever has the file has them. Add --with-examples if that is meant."
-        )
-        raise ConfigError(message, key="with_examples", allowed=True, got=False)
+        raise wrong_value("--with-examples", "given, if that is meant", False, hint)
 
 
 def export_card(model: PersonalModel, format: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.baselines import TrainedBaselines
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import names_of_baselines
 from fedtailor.experiment.baselines import InputTables, train_at, write_own_models
 from fedtailor.experiment.folder import refuse_existing
@@ -77,8 +77,7 @@ def onboard_site(
     # Reports and predictions tell clients apart by their names.
     names = records.split.get("client_names")
     if isinstance(names, list) and name in names:
-        message = f"the run has a client '{name}' already: choose another --name."
-        raise ConfigError(message, key="name", allowed="a new name", got=name)
+        raise wrong_value("--name", "new", name, "The run has such a client.")
 
     onboarded = onboard(run, site)
     result: dict[str, Any] = {

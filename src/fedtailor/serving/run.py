@@ -11,16 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.core.errors import ConfigError, did_you_mean
+from fedtailor.core.errors import unknown_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import damaged
 from fedtailor.experiment.reader import RunRecords, read_run
 
 if TYPE_CHECKING:
     from fedtailor.serving.model import PersonalModel
-
-_MOST_NAMES = 10
-"""Names of clients in a message."""
 
 
 class ClientScores(SimpleNamespace):
@@ -82,18 +79,9 @@ class RunClients(Sequence[Client]):
             return self._by_name[which]
         if isinstance(which, int) and -len(self) <= which < len(self):
             return self._clients[which]
-        raise self._unknown(which)
-
-    def _unknown(self, which: Any) -> Exception:
         if isinstance(which, int):
-            return IndexError(f"client {which}: the run has {len(self)} clients")
-
-        names = self.names
-        hint = did_you_mean(str(which), names) or "."
-        more = ", ..." if len(names) > _MOST_NAMES else ""
-        message = f"the run has no client {str(which)!r:.80}{hint}"
-        message += f" It has {', '.join(names[:_MOST_NAMES])}{more}."
-        return ConfigError(message, key="client", allowed=names, got=str(which))
+            raise IndexError(f"client {which}: the run has {len(self)} clients")
+        raise unknown_name("client", str(which), self.names, of="the run")
 
     def _repr_html_(self) -> str:
         return _table_of(self._clients)._repr_html_()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
 from fedtailor.data.cell_rules import CellRules
@@ -26,8 +26,6 @@ from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions
 from fedtailor.data.tensors import tables
 
-_MOST_NAMES = 20
-"""Classes that a message names."""
 OF_COMMAND = {"label_column": "--label-column {value}"}
 """How ``onboard`` and ``evaluate`` write an option of the data."""
 OF_RUN = "data.{key} = {value} in the run"
@@ -153,12 +151,8 @@ def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
     used = sorted({class_names[label] for label in np.unique(dataset.y)})
     unknown = [name for name in used if name not in numbers]
     if unknown:
-        allowed = list(inputs.names)
-        hint = did_you_mean(unknown[0], allowed) or "."
-        message = f"'{path}' has a class {unknown[0]!r:.80} that the model does not know{hint}"
-        more = ", ..." if len(allowed) > _MOST_NAMES else ""
-        message += f" Its classes are {', '.join(allowed[:_MOST_NAMES])}{more}."
-        raise DataError(message, key="data", path=path, allowed=allowed, got=unknown)
+        whose = f"the model in '{path}'"
+        raise unknown_name("class", unknown[0], inputs.names, of=whose, key="data", kind=DataError)
 
     # Names that no example has need no number.
     translated = [numbers.get(name, -1) for name in class_names]

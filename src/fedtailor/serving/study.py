@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import wrong_value
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.run import default_folder
 from fedtailor.experiment.run import run as run_experiment
@@ -86,12 +86,10 @@ def _sections(config: Any) -> dict[str, dict[str, Any]]:
     """
     is_mapping = isinstance(config, Mapping)
     if not is_mapping or not all(isinstance(section, Mapping) for section in config.values()):
-        message = "config must hold sections, such as {'training': {'lr': 0.05}}."
-        allowed = "a mapping of sections"
-        raise ConfigError(message, key="config", allowed=allowed, got=type(config).__name__)
+        raise wrong_value("config", "a mapping of sections: {'training': {'lr': 0.05}}", config)
     if "data" in config:
-        message = "the data was given when the study was made: leave out config['data']."
-        raise ConfigError(message, key="config")
+        hint = "The data was given when the study was made."
+        raise wrong_value("config", "without the section data", config["data"], hint)
     return {name: dict(section) for name, section in config.items()}
 
 

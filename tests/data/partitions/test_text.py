@@ -55,7 +55,7 @@ def test_text_shows_all_options() -> None:
     [
         ("dirichlett(alpha=1)", "'dirichlet'?"),
         ("dirichlet(aplha=1)", "'alpha'?"),
-        ("dirichlet(alpha=1, sizes=2)", "dirichlet.sizes"),
+        ("dirichlet(alpha=1, sizes=2)", "'sizes' of dirichlet"),
         ("dirichlet", "dirichlet.alpha must be given"),
         ("dirichlet(alpha=0)", "dirichlet.alpha"),
         ("dirichlet(alpha=1e999)", "dirichlet.alpha"),

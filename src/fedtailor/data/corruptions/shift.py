@@ -10,8 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import ConfigError, DataError, find_name
-from fedtailor.core.options import Range, build, check_options
+from fedtailor.core.errors import DataError, find_name
+from fedtailor.core.options import Range, build, check_options, wrong_value
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
 from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, load_frost
@@ -85,8 +85,7 @@ def pairs(shift: CifarS, num_known: int) -> list[Pair | None]:
     """
     if shift.clients > num_known:
         allowed = f"at most {num_known}, the number of clients that are not new"
-        message = f"cifar_s.clients must be {allowed}, got {shift.clients}."
-        raise ConfigError(message, key=KEY, allowed=allowed, got=shift.clients)
+        raise wrong_value("cifar_s.clients", allowed, shift.clients)
 
     # Both pairings count severities by client; they differ in how fast corruptions change.
     kinds = list(CORRUPTIONS)

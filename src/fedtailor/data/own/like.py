@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import Cells, Rewrite, Table
@@ -88,12 +88,9 @@ def _cells_to_keep(table: Table, name: str) -> list[str]:
     Raises:
         DataError: there is no such column.
     """
-    where = table.place.path
     if name not in table.columns:
-        hint = did_you_mean(name, table.names) or "."
-        message = f"'{where}' has no column {show(name)} to keep{hint}"
-        message += f" Its columns are {listed(table.names, 20)}."
-        raise DataError(message, key="keep", allowed=list(table.names), got=name)
+        whose = f"'{table.place.path}'"
+        raise unknown_name("column", name, table.names, of=whose, key="keep", kind=DataError)
 
     return [safe_name(text) for text in table.kept[name]]
 

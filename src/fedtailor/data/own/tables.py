@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.core.errors import DataError, did_you_mean, unknown_name
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, RawTable
 from fedtailor.data.dataset import Dataset
@@ -219,10 +219,8 @@ def _refuse_unknown_columns(names: Iterable[str], tables: Sequence[Table]) -> No
     columns = list(dict.fromkeys(name for table in tables for name in table.names))
     for name in names:
         if columns and name not in columns:
-            hint = did_you_mean(name, columns) or "."
             key = "data.missing_values"
-            message = f"{key} names the column {name!r:.80}, which is in no table{hint}"
-            raise DataError(message, key=key, allowed=columns, got=name)
+            raise unknown_name("column", name, columns, of=key, key=key, kind=DataError)
 
 
 def _check_tables(site_tables: Sequence[_SiteTable]) -> list[_SiteTable]:

@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fedtailor.core.errors import ConfigError, find_name
-from fedtailor.core.options import build
+from fedtailor.core.errors import FedtailorError, find_name
+from fedtailor.core.options import build, wrong_value
 
 if TYPE_CHECKING:
     from fedtailor.data.partitions.base import Partition
@@ -102,9 +102,7 @@ def parse_partition(text: str) -> Partition:
     if set(options) <= set(fields):
         for field in fields.values():
             if field.default is dataclasses.MISSING and field.name not in options:
-                key = f"{name}.{field.name}"
-                message = f"{key} must be given, got '{text}'."
-                raise ConfigError(message, key=key, allowed="a value", got=text)
+                raise wrong_value(f"{name}.{field.name}", "given", text)
 
     return build(cls, options, section=name)
 
@@ -152,7 +150,5 @@ def _parse(text: str) -> ast.expr:
         return ast.parse(spelled + parenthesis + options, mode="eval").body
 
 
-def _unreadable(text: str, key: str, example: str) -> ConfigError:
-    allowed = f"a name with named options, such as {example}"
-    message = f"{key} must be {allowed}, got {text!r}."
-    return ConfigError(message, key=key, allowed=allowed, got=text)
+def _unreadable(text: str, key: str, example: str) -> FedtailorError:
+    return wrong_value(key, f"a name with named options, such as {example}", text)

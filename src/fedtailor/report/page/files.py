@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedtailor.core.atomic import write_whole
-from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.folders import write_folder_whole
+from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import read_file
 from fedtailor.experiment.reader import refuse_inside_run
 from fedtailor.report.charts import FORMATS, picture
@@ -26,23 +26,10 @@ def check_page_path(path: Path) -> None:
     """
     refuse_inside_run(path)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(
-            f"--out '{path}' must end in .html.",
-            key="out",
-            path=str(path),
-            allowed=".html",
-            got=path.suffix,
-        )
+        raise wrong_value("--out", "a name that ends in .html", str(path))
 
     if os.path.lexists(path) and not _is_report(path):
-        raise ConfigError(
-            f"'{path}' already exists and is not a report, so it is not overwritten. "
-            "Choose another file with --out.",
-            key="out",
-            path=str(path),
-            allowed="a file that does not exist, or an older report",
-            got=str(path),
-        )
+        raise wrong_value("--out", "a new file, or an older report", str(path))
 
 
 def check_figures_folder(folder: Path) -> None:
@@ -53,13 +40,7 @@ def check_figures_folder(folder: Path) -> None:
     """
     refuse_inside_run(folder)
     if os.path.lexists(folder):
-        raise ConfigError(
-            f"'{folder}' already exists and is never overwritten. "
-            "Choose another folder with --figures.",
-            key="figures",
-            allowed="a name that does not exist",
-            got=str(folder),
-        )
+        raise wrong_value("--figures", "a new folder", str(folder))
 
 
 def write_page(page: Page, path: Path) -> int:
@@ -115,14 +96,7 @@ def write_figure(figure: Figure, path: Path) -> None:
     allowed = ["html", *FORMATS]
     if ending not in allowed:
         endings = ", ".join(f".{name}" for name in allowed)
-        hint = did_you_mean(ending, allowed) or "."
-        raise ConfigError(
-            f"'{path.name}': a picture's ending must be {endings}, got '{path.suffix}'{hint}",
-            key="out",
-            path=str(path),
-            allowed=allowed,
-            got=ending,
-        )
+        raise wrong_value("--out", f"a name that ends in {endings}", path.name)
 
     if ending == "html":
         section = Section(name="figure", title="Figure", figures=[figure])
