@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from fedtailor.baselines import Inputs, LabeledInputs, train_baselines, train_sites
+from fedtailor.baselines import Inputs, LabeledInputs, SiteExamples, train_sites
 from fedtailor.core.schedule import BASELINE_NAMES
 
 
@@ -31,22 +31,21 @@ def main() -> None:
     y = (x @ weight + 5 * random.gumbel(size=(rows, options.classes))).argmax(1)
     inputs = Inputs(x, x)
 
+    parts = np.arange(rows).reshape(options.sites, options.examples)
+    num_test = options.examples // 5
+    labeled = LabeledInputs(inputs, y)
+    pooled = (parts[:, num_test:].ravel(), parts[:, :num_test].ravel(), False)
+    alone = [(part[num_test:], part[:num_test], True) for part in parts]
+
     for names in (*((name,) for name in BASELINE_NAMES), BASELINE_NAMES):
         start = time.perf_counter()
-        parts = np.arange(rows).reshape(options.sites, options.examples)
-        num_test = options.examples // 5
-        labeled = LabeledInputs(inputs, y)
-        sites = ((labeled.take(part[num_test:]), inputs.take(part[:num_test])) for part in parts)
-        facts = {"num_classes": options.classes, "seed": 0}
-        for _ in train_sites(names, sites, num_sites=options.sites, num_values=x.size, **facts):
-            pass
-        alone = time.perf_counter() - start
-
-        training = labeled.take(parts[:, num_test:].ravel())
-        held_out = inputs.take(parts[:, :num_test].ravel())
-        train_baselines(names, training, held_out, choose=False, **facts)
-        pooled = time.perf_counter() - start - alone
-        print(f"{', '.join(names)}: {alone:.1f} s alone, {pooled:.1f} s pooled", flush=True)
+        sites = (
+            SiteExamples(labeled.take(training), inputs.take(test), choose)
+            for training, test, choose in (pooled, *alone)
+        )
+        trained = train_sites(names, sites, num_values=x.size, num_classes=options.classes)
+        assert len(list(trained)) == options.sites + 1
+        print(f"{', '.join(names)}: {time.perf_counter() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

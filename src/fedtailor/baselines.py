@@ -1,8 +1,9 @@
 """What a site would use without a federation: simple models of its own examples, by scikit-learn.
 
-Everything here depends on the examples and the seed only: each model is trained in one thread.
+Everything here depends on the examples only: what is drawn is always the same, and each model is
+trained in one thread.
 
-    models = train_baselines(BASELINE_NAMES, training, test, num_classes=2, seed=0)
+    models = train_baselines(BASELINE_NAMES, training, test, num_classes=2)
     models.probabilities["random_forest"]  # (test examples, classes)
     models.best  # the one to compare a federation with
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import numpy as np
 
 from fedtailor.core.errors import one_line
 
-VERSION = 2
+VERSION = 3
 """Of the models: predictions of another version are made again."""
 FEWEST_EXAMPLES = 10
 """Training examples without which only the majority class is of use."""
@@ -30,8 +32,12 @@ _MOST_CHOSEN_ON = 5_000
 _MOST_OF_TREE = 10_000
 """Examples of one tree of a forest."""
 _FOLDS = 3
+_TREES = 100
+"""Of a forest."""
 _TREES_OF_CHOICE = 25
 """Of a forest in the cross-validation: its log loss is 1 % above that of 50."""
+_SEED = 0
+"""Of all that is drawn: runs with other seeds and the same split have the same baselines."""
 _PARALLEL_FROM = 1_000_000
 _UNIFORM = 0.01
 """Share of equal probabilities that is mixed into predictions before their logarithm is taken."""
@@ -93,7 +99,7 @@ class _Candidate(NamedTuple):
 
     name: str
     strength: float = 1.0
-    trees: int = 100
+    trees: int = _TREES
 
 
 def train_baselines(
@@ -102,7 +108,6 @@ def train_baselines(
     test: Inputs,
     *,
     num_classes: int,
-    seed: int,
     choose: bool = True,
     keep: bool = False,
 ) -> TrainedBaselines:
@@ -112,7 +117,7 @@ def train_baselines(
     * ``logistic_regression``: of standardized inputs; its regularization is chosen by the
       cross-validation below.
     * ``random_forest``: 100 trees (25 in the cross-validation) with at least 3 examples in a leaf.
-    * ``gradient_boosting``: 50 trees of 4 leaves a class, or 100 of 16 from 1,000 examples on.
+    * ``gradient_boosting``: 25 trees of 4 leaves a class, or 50 of 16 from 1,000 examples on.
       Small trees were better on small tables, such as those of single hospitals.
 
     The best one has the lowest log loss in a three-fold cross-validation on the training examples,
@@ -127,25 +132,20 @@ def train_baselines(
         training: training and validation examples of the site.
         test: the inputs of its test examples.
         num_classes: of the labels.
-        seed: of what is drawn.
         choose: whether the best one is wanted; without it, only settings are compared.
         keep: whether to return the best model.
     """
-    from threadpoolctl import threadpool_limits
-
-    seed %= 2**32  # all that scikit-learn takes
     reasons = _reasons_against(names, training)
     usable = [name for name in names if name not in reasons]
     if not usable:
         return TrainedBaselines({}, None, reasons)
 
-    # Sums of several threads depend on their number.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
+    with _one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rare classes in folds, and fits that stop early
 
-        random = np.random.default_rng([seed, len(training.labels)])
+        random = np.random.default_rng([_SEED, len(training.labels)])
         losses = _cross_validate(
-            usable, _drawn(training, _MOST_CHOSEN_ON, random), num_classes, seed, choose=choose
+            usable, _drawn(training, _MOST_CHOSEN_ON, random), num_classes, choose=choose
         )
         probabilities: dict[str, np.ndarray] = {}
         models: dict[str, _Fitted] = {}
@@ -153,7 +153,7 @@ def train_baselines(
         for name in usable:
             candidate = _best_of(_candidates(name), losses)
             try:
-                fitted = _fit(candidate._replace(trees=100), examples, seed)
+                fitted = _fit(candidate._replace(trees=_TREES), examples)
                 predicted = _predict(fitted, test, num_classes)
             except ValueError as reason:  # of scikit-learn
                 reasons[name] = one_line(str(reason))
@@ -166,35 +166,46 @@ def train_baselines(
     return TrainedBaselines(probabilities, best, reasons, model)
 
 
+class SiteExamples(NamedTuple):
+    """Whose baselines are to be trained."""
+
+    training: LabeledInputs
+    test: Inputs
+    choose: bool = True
+    keep: bool = False
+
+
 def train_sites(
-    names: Sequence[str],
-    sites: Iterable[tuple[LabeledInputs, Inputs]],
-    *,
-    num_sites: int,
-    num_values: int,
-    num_classes: int,
-    seed: int,
-    keep: bool = False,
+    names: Sequence[str], sites: Iterable[SiteExamples], *, num_values: int, num_classes: int
 ) -> Iterator[TrainedBaselines]:
     """Train the baselines of sites, each alone; yield them in the order of the sites.
 
     Args:
         names: of the baselines.
-        sites: training examples, and the inputs of test examples.
-        num_sites: how many there are.
+        sites: what :func:`train_baselines` gets.
         num_values: numbers in the training examples of all sites; with many, sites are shared among
             processes, which take seconds to start and change no result.
         num_classes: of the labels.
-        seed: of what is drawn.
-        keep: whether to return the best model of each.
     """
     from joblib import Parallel, delayed
 
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    processes = min(processors, num_sites) if num_values >= _PARALLEL_FROM else 1
-    train = partial(train_baselines, names, num_classes=num_classes, seed=seed, keep=keep)
-    jobs = (delayed(train)(training, test) for training, test in sites)
-    yield from Parallel(max(processes, 1), return_as="generator")(jobs)
+    processes = processors if num_values >= _PARALLEL_FROM else 1
+    train = delayed(partial(train_baselines, names, num_classes=num_classes))
+    jobs = (train(site.training, site.test, choose=site.choose, keep=site.keep) for site in sites)
+    yield from Parallel(processes, return_as="generator")(jobs)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let scikit-learn use one thread: sums of several depend on their number."""
+    # Limits hold for libraries that are loaded, and this one brings threads of its own.
+    import sklearn.ensemble
+    from threadpoolctl import threadpool_limits
+
+    assert sklearn.ensemble
+    with threadpool_limits(limits=1):
+        yield
 
 
 def _reasons_against(names: Sequence[str], training: LabeledInputs) -> dict[str, str]:
@@ -236,7 +247,6 @@ def _cross_validate(
     names: Sequence[str],
     training: LabeledInputs,
     num_classes: int,
-    seed: int,
     *,
     choose: bool,
 ) -> dict[_Candidate, float]:
@@ -248,7 +258,7 @@ def _cross_validate(
             candidates += of_name
 
     # Nothing has to be compared with a single candidate.
-    folds = _folds(training, seed) if len(candidates) > 1 else []
+    folds = _folds(training) if len(candidates) > 1 else []
     if not folds:
         return {}
 
@@ -258,7 +268,7 @@ def _cross_validate(
         inputs = training.inputs.take(held_out)
         for candidate in candidates:
             try:
-                predicted = _predict(_fit(candidate, part, seed), inputs, num_classes)
+                predicted = _predict(_fit(candidate, part), inputs, num_classes)
             except ValueError:  # of scikit-learn: what cannot be trained here is not the best one
                 sums[candidate] = np.inf
                 continue
@@ -270,7 +280,7 @@ def _cross_validate(
     return sums
 
 
-def _folds(training: LabeledInputs, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _folds(training: LabeledInputs) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return training and held-out rows of every fold; none if the examples are too few."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
@@ -283,7 +293,7 @@ def _folds(training: LabeledInputs, seed: int) -> list[tuple[np.ndarray, np.ndar
         return []
 
     divide = StratifiedKFold if training.groups is None else StratifiedGroupKFold
-    folds = divide(number, shuffle=True, random_state=seed)
+    folds = divide(number, shuffle=True, random_state=_SEED)
     return list(folds.split(training.labels, training.labels, training.groups))
 
 
@@ -303,7 +313,7 @@ def _best_name(names: Sequence[str], losses: Mapping[_Candidate, float]) -> str 
     return min(names, key=lambda name: by_name.get(name, 0.0))
 
 
-def _fit(candidate: _Candidate, training: LabeledInputs, seed: int) -> _Fitted:
+def _fit(candidate: _Candidate, training: LabeledInputs) -> _Fitted:
     """Train a baseline."""
     present, counts = np.unique(training.labels, return_counts=True)
     shares = counts / counts.sum()
@@ -315,7 +325,7 @@ def _fit(candidate: _Candidate, training: LabeledInputs, seed: int) -> _Fitted:
     labels = training.labels
     if candidate.name == "random_forest":
         labels = (labels[:, None] == present).astype(float)
-    classifier = _build(candidate, len(labels), seed).fit(values, labels)
+    classifier = _build(candidate, len(labels)).fit(values, labels)
     return _Fitted(candidate.name, classifier, present, shares)
 
 
@@ -447,14 +457,14 @@ def _depth(left: np.ndarray, right: np.ndarray) -> int:
         depth += 1
 
 
-def _build(candidate: _Candidate, num_examples: int, seed: int) -> Any:
+def _build(candidate: _Candidate, num_examples: int) -> Any:
     """Return an untrained classifier of scikit-learn."""
     if candidate.name == "logistic_regression":
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        regression = LogisticRegression(C=candidate.strength, max_iter=500, random_state=seed)
+        regression = LogisticRegression(C=candidate.strength, max_iter=500, random_state=_SEED)
         return make_pipeline(StandardScaler(), regression)
 
     if candidate.name == "random_forest":
@@ -468,17 +478,18 @@ def _build(candidate: _Candidate, num_examples: int, seed: int) -> Any:
             max_features="sqrt",
             max_samples=None if num_examples <= _MOST_OF_TREE else _MOST_OF_TREE,
             n_jobs=1,
-            random_state=seed,
+            random_state=_SEED,
         )
 
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     is_small = num_examples < 1_000
     return HistGradientBoostingClassifier(
-        max_iter=50 if is_small else 100,
+        learning_rate=0.2,
+        max_iter=25 if is_small else 50,
         max_leaf_nodes=4 if is_small else 16,
         min_samples_leaf=5 if is_small else 20,
-        max_bins=64,
+        max_bins=16 if is_small else 64,
         early_stopping=False,
-        random_state=seed,
+        random_state=_SEED,
     )

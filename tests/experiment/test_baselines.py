@@ -121,9 +121,9 @@ def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path
     (tmp_path / "comparison.json").write_text("{}")
     add(assemble(of(table), 0), tmp_path / "runs" / "one")
     trainings = []
-    train = baselines.train_baselines
+    train = baselines.train_sites
     monkeypatch.setattr(
-        baselines, "train_baselines", lambda *args, **kw: trainings.append(1) or train(*args, **kw)
+        baselines, "train_sites", lambda *args, **kw: trainings.append(1) or train(*args, **kw)
     )
 
     add(assemble(of(table, algorithm__name="ditto"), 0), tmp_path / "runs" / "two")
@@ -133,14 +133,16 @@ def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path
         assert (tmp_path / "runs" / "two" / name).read_bytes() == of_one
 
     others = [
-        ("split", of(table, data__seed=1), 0),
-        ("seed", of(table), 1),
-        ("features", of(table, data__numbers="bins"), 0),
-        ("names", of(table, evaluation__baselines="majority"), 0),
+        ("split", of(table, data__seed=1)),
+        ("features", of(table, data__numbers="bins")),
+        ("names", of(table, evaluation__baselines="majority")),
     ]
-    for number, (name, config, seed) in enumerate(others, 1):
-        add(assemble(config, seed), tmp_path / "runs" / name)
+    for number, (name, config) in enumerate(others, 1):
+        add(assemble(config, 0), tmp_path / "runs" / name)
         assert len(trainings) == number, name
+
+    add(assemble(of(table, data__seed=1), 1), tmp_path / "runs" / "other seed")
+    assert len(trainings) == len(others), "the seed of a run does not matter"
 
     # A damaged file is made again, in its own folder too.
     (tmp_path / "runs" / "one" / BASELINES_FILE).write_bytes(b"nothing")
@@ -191,7 +193,7 @@ def examples(labels, values=None):
     ],
 )
 def test_what_cannot_be_trained_is_missing_with_its_reason(training, reason):
-    trained = train_baselines(BASELINE_NAMES, training, training.inputs, num_classes=3, seed=0)
+    trained = train_baselines(BASELINE_NAMES, training, training.inputs, num_classes=3)
     assert list(trained.probabilities) == ["majority"]
     assert trained.best == "majority"
     assert set(trained.missing) == set(BASELINE_NAMES[1:])
@@ -204,7 +206,7 @@ def test_an_empty_column_and_a_class_with_one_example_stop_nothing():
     labels = (values[:, 0] > 0).astype(int)
     labels[0] = 2
     trained = train_baselines(
-        BASELINE_NAMES, examples(labels, values), Inputs(values, values), num_classes=4, seed=0
+        BASELINE_NAMES, examples(labels, values), Inputs(values, values), num_classes=4
     )
     assert trained.missing == {}
     for probabilities in trained.probabilities.values():
@@ -246,7 +248,7 @@ def test_a_model_that_is_kept_predicts_as_scikit_learn(name, num_present):
     labels = np.minimum(labels, num_present - 1)
     inputs = Inputs(scaled, stored)
     trained = train_baselines(
-        (name,), LabeledInputs(inputs, labels), inputs, num_classes=3, seed=0, keep=True
+        (name,), LabeledInputs(inputs, labels), inputs, num_classes=3, keep=True
     )
     if trained.model is None:  # a single class, and not the majority
         assert num_present == 1 and name in trained.missing
@@ -266,7 +268,7 @@ def test_trees_of_two_equally_large_classes_are_those_of_their_kind(name):
     labels = (np.argsort(np.argsort(values.sum(1))) >= 60).astype(int)
     inputs = Inputs(values, values)
     trained = train_baselines(
-        (name,), LabeledInputs(inputs, labels), inputs, num_classes=2, seed=0, keep=True
+        (name,), LabeledInputs(inputs, labels), inputs, num_classes=2, keep=True
     )
     specification = SimpleNamespace(kind="table", num_classes=2)
     predicted = OwnModule(name, trained.model, specification)(torch.from_numpy(values)).exp()
@@ -280,7 +282,7 @@ def test_the_own_model_of_series_gets_them_as_it_was_trained():
     inputs = Inputs(flat, flat)
     names = ("logistic_regression",)
     trained = train_baselines(
-        names, LabeledInputs(inputs, labels), inputs, num_classes=2, seed=0, keep=True
+        names, LabeledInputs(inputs, labels), inputs, num_classes=2, keep=True
     )
     module = OwnModule(names[0], trained.model, SimpleNamespace(kind="series", num_classes=2))
 

@@ -12,7 +12,7 @@ import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folds import FinishedFold, operating_points
-from fedtailor.experiment.predictions import PREDICTIONS_FILE, read_predictions
+from fedtailor.experiment.predictions import BASELINES_FILE, PREDICTIONS_FILE, read_predictions
 from fedtailor.experiment.reader import fold_folder, read_run
 from fedtailor.experiment.run import count_unfinished, run
 from fedtailor.experiment.tracking import RunProgress
@@ -137,6 +137,17 @@ def test_scores_are_those_of_all_predictions_together(whole):
     mean = result["metrics"]["personalized"]["accuracy"]["mean"]
     assert mean == pytest.approx(np.mean(accuracies))
     assert [site["num_test"] for site in result["sites"].values()] == [60, 60, 60]
+
+
+def test_the_majority_class_is_that_of_each_fold(whole):
+    right = {client: [] for client in range(3)}
+    for fold in range(1, FOLDS + 1):
+        for client, content in read_predictions(fold_folder(whole, fold) / BASELINES_FILE).items():
+            right[client] += list(content.probabilities["majority"].argmax(1) == content.labels)
+
+    result = json.loads((whole / "result.json").read_text())
+    means = [np.mean(of_client) for of_client in right.values()]
+    assert result["majority_accuracy"] == pytest.approx(np.mean(means), abs=1e-5)
 
 
 class StopInFold(RunProgress):

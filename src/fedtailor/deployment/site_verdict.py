@@ -164,7 +164,6 @@ def _write_baselines(
         InputTables.of(site.x, site.y, site.groups, federation.x),
         prepared.positions,
         num_classes=method.inputs.num_classes,
-        seed=method.config.seeds[0],
         keep=options.fallback == "best",
     )
 

@@ -1,6 +1,6 @@
 """The baselines of a run: what its clients would use without a federation, in the run's folder.
 
-They depend on data, split and seed, and not on the method, so the runs of a comparison share them.
+They depend on data and split, and not on method and seed, so the runs of a comparison share them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedtailor import baselines
 from fedtailor.baselines import (
     Inputs,
     LabeledInputs,
+    SiteExamples,
     TrainedBaselines,
     train_baselines,
     train_sites,
@@ -50,7 +51,7 @@ _DEPTH = 3
 def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None:
     """Train the baselines of a run and write their files, unless its folder holds them.
 
-    In a comparison, they are copied from a run with the same data, split, inputs and seed.
+    In a comparison, they are copied from a run with the same data, split and inputs.
 
     Args:
         parts: the run of one seed.
@@ -70,8 +71,7 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
 
     dataset = parts.divided.dataset
     tables = InputTables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
-    sites = dict(_train_alone(parts, tables, names, observer))
-    pooled = _train_pooled(parts, tables, names)
+    pooled, sites = _train_all(parts, tables, names, observer)
     tests = {client: parts.divided.positions[client].test for client in sites}
     _write(path, names, tables, tests, sites, pooled, key=key)
 
@@ -83,7 +83,6 @@ def add_baselines_of_one(
     positions: ClientPositions,
     *,
     num_classes: int,
-    seed: int,
     keep: bool,
 ) -> dict[str, str]:
     """Train the baselines of the only client of a run folder, and write their files.
@@ -94,7 +93,6 @@ def add_baselines_of_one(
         tables: the inputs of the client.
         positions: the division of its examples.
         num_classes: of the labels.
-        seed: of the run.
         keep: whether to write the best model, too.
 
     Returns:
@@ -109,7 +107,6 @@ def add_baselines_of_one(
         np.concatenate([positions.train, positions.val]),
         positions.test,
         num_classes=num_classes,
-        seed=seed,
         keep=keep,
     )
     tests = {0: positions.test}
@@ -125,7 +122,6 @@ def train_at(
     test: np.ndarray,
     *,
     num_classes: int,
-    seed: int,
     keep: bool,
 ) -> TrainedBaselines:
     """Train the baselines that suit the inputs; see :func:`fedtailor.baselines.train_baselines`.
@@ -136,7 +132,6 @@ def train_at(
         training: the rows to train on.
         test: the rows to predict.
         num_classes: of the labels.
-        seed: of the run.
         keep: whether to return the best model.
     """
     return train_baselines(
@@ -144,7 +139,6 @@ def train_at(
         tables.examples(training),
         tables.inputs(test),
         num_classes=num_classes,
-        seed=seed,
         keep=keep,
     )
 
@@ -193,54 +187,40 @@ class InputTables(NamedTuple):
         return tuple(name for name in names if name not in self.missing)
 
 
-def _train_alone(
+def _train_all(
     parts: PreparedRun, tables: InputTables, names: tuple[str, ...], observer: RunProgress
-) -> Iterator[tuple[int, TrainedBaselines]]:
-    """Yield every client with test examples, and its own baselines."""
-    clients = []
-    num_values = 0
-    for client, positions in enumerate(parts.divided.positions):
-        if len(positions.test):
-            clients.append(client)
-            num_values += tables.stored.shape[1] * (len(positions.train) + len(positions.val))
+) -> tuple[TrainedBaselines, dict[int, TrainedBaselines]]:
+    """Return the baselines of all data in one place, and of every client with test examples.
 
-    def sites() -> Iterator[tuple[LabeledInputs, Inputs]]:
+    Reality does not allow the former. New clients give it no examples, as in the run.
+    """
+    positions = parts.divided.positions
+    clients = [client for client, part in enumerate(positions) if len(part.test)]
+    keep = parts.config.serve.fallback == "best"
+    training = [np.concatenate([part.train, part.val]) for part in positions]
+    in_one_place = np.concatenate(training[: len(positions) - parts.divided.num_new])
+    tests = np.concatenate([part.test for part in positions])
+
+    # What takes longest comes first.
+    def sites() -> Iterator[SiteExamples]:
+        yield SiteExamples(tables.examples(in_one_place), tables.inputs(tests), choose=False)
         for client in clients:
-            train, val, test = parts.divided.positions[client]
-            yield tables.examples(np.concatenate([train, val])), tables.inputs(test)
+            inputs = tables.inputs(positions[client].test)
+            yield SiteExamples(tables.examples(training[client]), inputs, keep=keep)
 
     trained = train_sites(
         tables.trainable(names),
         sites(),
-        num_sites=len(clients),
-        num_values=num_values,
+        num_values=tables.stored.shape[1] * sum(map(len, training)),
         num_classes=parts.divided.dataset.num_classes,
-        seed=parts.config.seeds[0],
-        keep=parts.config.serve.fallback == "best",
     )
+    pooled = next(trained)
+    by_client = {}
     for done, (client, site) in enumerate(zip(clients, trained, strict=True), 1):
         observer.prepare("training baselines at sites", done, len(clients))
-        yield client, site
+        by_client[client] = site
 
-
-def _train_pooled(
-    parts: PreparedRun, tables: InputTables, names: tuple[str, ...]
-) -> TrainedBaselines:
-    """Train on the examples of all clients in one place, which reality does not allow.
-
-    New clients give no examples, as in the run.
-    """
-    positions = parts.divided.positions
-    known = positions[: len(positions) - parts.divided.num_new]
-    rows = np.concatenate([np.concatenate([client.train, client.val]) for client in known])
-    return train_baselines(
-        tables.trainable(names),
-        tables.examples(rows),
-        tables.inputs(np.concatenate([client.test for client in positions])),
-        num_classes=parts.divided.dataset.num_classes,
-        seed=parts.config.seeds[0],
-        choose=False,
-    )
+    return pooled, by_client
 
 
 def _write(
@@ -316,12 +296,11 @@ def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
     for array in (dataset.x, parts.federation.x.numpy() if dataset.kind == "table" else dataset.y):
         digest.update(np.ascontiguousarray(array).data)
 
-    facts = {
+    facts: dict[str, Any] = {
         "data": parts.split["data_sha256"],
         "split": parts.split["split_sha256"],
         "features": digest.hexdigest(),
         "names": list(names),
-        "seed": parts.config.seeds[0],
         "versions": [baselines.VERSION, sklearn.__version__, np.__version__],
     }
     # Where models are to be kept, those of a run without them do not do.

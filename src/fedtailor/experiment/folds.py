@@ -104,6 +104,8 @@ def join_folds(
     facts |= {"split_sha256": split["split_sha256"], "folds": len(folds)}
     joint = summary.result(report, roster, schedule)
     result = {"run": str(folder.path), **facts, **joint, **_totals(folds)}
+    if "majority_accuracy" in result:
+        result["majority_accuracy"] = _majority_accuracy(folds)
     points = operating_points(folds)
     if points:
         result["operating_points"] = points
@@ -173,6 +175,23 @@ def operating_points(folds: Sequence[FinishedFold]) -> dict[str, Any]:
                 record["test"] = {key: sums[key] + count for key, count in point["test"].items()}
 
     return joint
+
+
+def _majority_accuracy(folds: Sequence[FinishedFold]) -> float:
+    """Return the mean accuracy of always predicting the most frequent training class of the fold.
+
+    It is over the known clients with test examples.
+    """
+    accuracies = []
+    for client in folds[0].roster.known:
+        right = []
+        for fold in folds:
+            if client in fold.predictions:
+                right.append(fold.predictions[client].labels == fold.roster.majority[client])
+        if right:
+            accuracies.append(float(np.concatenate(right).mean()))
+
+    return float(np.mean(accuracies))
 
 
 def _totals(folds: Sequence[FinishedFold]) -> dict[str, Any]:

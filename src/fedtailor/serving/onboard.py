@@ -144,7 +144,6 @@ def _train_own(run: FinishedRun, site: SiteData, tables: InputTables) -> Trained
         positions.train,
         positions.test,
         num_classes=run.method.inputs.num_classes,
-        seed=config.seeds[0],
         keep=True,
     )
 

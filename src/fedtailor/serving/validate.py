@@ -171,7 +171,6 @@ def _compared(
         train,
         held_out,
         num_classes=run.method.inputs.num_classes,
-        seed=config.seeds[0],
         keep=False,
     )
 

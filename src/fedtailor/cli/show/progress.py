@@ -42,6 +42,7 @@ class CountLine:
         self._started = 0.0
         self._last_line = 0.0
         self._tenths = 0
+        self._finished: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -68,8 +69,10 @@ class CountLine:
             if is_done:
                 self.close()
         elif is_done:
-            if now - self._started >= _SHORT:
+            # Folds and seeds do the same work again, and one line says so.
+            if now - self._started >= _SHORT and text not in self._finished:
                 say(text)
+                self._finished.add(text)
         elif (is_new and self.says_the_start) or self._is_due(now, done, total):
             say(text)
 
